@@ -19,7 +19,7 @@ SEED ?= 1
 CUTS ?= 60
 ARGS ?=
 
-.PHONY: help demo test check house format sim sim-planted reached conformance conformance-clients conformance-cqlsh bench corrupt mutants proof package reference lock clean setup setup-spark
+.PHONY: help demo test test-fast check house format sim sim-planted reached conformance conformance-clients conformance-cqlsh bench corrupt mutants proof package reference lock clean setup setup-spark
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -29,6 +29,9 @@ demo: $(VENV)/.stamp-spark ## the whole tour: a cluster, load, topology changes 
 
 test: $(VENV)/.stamp-spark ## the whole test suite
 	$(BIN)/pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+test-fast: $(VENV)/.stamp-dev ## under a minute: tests of pure code, which need nothing of the machine, without slow ones
+	$(BIN)/pytest --pure -m "not slow" -n $(JOBS) --dist worksteal -q $(ARGS)
 
 check: $(VENV)/.stamp-spark ## formatting, lint, types, import contract, house rules
 	$(BIN)/ruff format --check .
@@ -51,7 +54,7 @@ sim: $(VENV)/.stamp-dev ## SEEDS=n deterministic simulations, from SEED=s on, th
 	$(BIN)/lockstep sim placements --seed $(SEED) --nodes 50 --operations 90
 	$(BIN)/lockstep sim placements --seed $(SEED) --nodes 300 --operations 320 --dcs 3 --factor 3 --tokens 1 --concurrency 5
 
-reached: $(VENV)/.stamp-dev ## which branches of the pure rooms, replication and storage the nightly set does not reach
+reached: $(VENV)/.stamp-dev ## which branches of the pure rooms, requests and storage the nightly set does not reach
 	$(BIN)/lockstep sim reached $(ARGS)
 
 sim-planted: $(VENV)/.stamp-dev ## SEEDS=n look for each planted bug in up to n seeds

@@ -127,10 +127,10 @@ def serve() -> None:
 
 async def opened(directory: str) -> dict[str, Any]:
     from lockstep.node.configuration import parse
+    from lockstep.node.log.raft_journal import RaftJournal
+    from lockstep.node.log.raft_transport import MANAGEMENT_GROUP, METADATA_GROUP
     from lockstep.node.node import Node
     from lockstep.node.processors.raft import logged_entries
-    from lockstep.node.raft_journal import RaftJournal
-    from lockstep.node.raft_transport import MANAGEMENT_GROUP, METADATA_GROUP
     from lockstep.runtime.real import CHECK_HANDLER, CHECK_PACKAGES, HelperProcesses, real_runtime
     from lockstep.server.main import _open_store
     from lockstep.values.errors import LockstepError, TableFileDamaged
@@ -147,27 +147,27 @@ async def opened(directory: str) -> dict[str, Any]:
     )
     try:
         await node.load()
-        node._start_consensus()
+        node.membership.voting.take_part()
         groups = [RaftJournal(runtime.disk, group).load() for group in (METADATA_GROUP, MANAGEMENT_GROUP)]
         read = {
-            "host": node.identity.value.host_id,
-            "cluster": node.identity.value.cluster_id,
-            "generation": node.identity.value.generation,
+            "host": node.context.identity.value.host_id,
+            "cluster": node.context.identity.value.cluster_id,
+            "generation": node.context.identity.value.generation,
             # Meaningless once there is a first entry.
-            "founders": "" if node.state.epoch else str(node.founders_file.value),
+            "founders": "" if node.log.state.epoch else str(node.log.founders_file.value),
             # What is in the log of the group is applied again, or fetched from any peer.
-            "epoch": max([node.state.epoch, *(one.epoch for one in logged_entries(groups[0].entries))]),
+            "epoch": max([node.log.state.epoch, *(one.epoch for one in logged_entries(groups[0].entries))]),
             "raft": [
                 (str(one.hard_state), len(one.entries), str(one.entries[-1:])[:300], str(one.snapshot)[:300])
                 for one in groups
             ],
-            **content(node.store),
+            **content(node.data.store),
         }
         if faults:
             return {"fault": faults[0][:600]}
         return {"read": read}
     except TableFileDamaged as error:
-        return {"damaged": error.render()} if node._request_path_built else {"refused": error.render()}
+        return {"damaged": error.render()} if node.is_loaded else {"refused": error.render()}
     except LockstepError as error:
         return {"refused": error.render()}
     finally:
@@ -193,8 +193,8 @@ def content(store: Any) -> dict[str, Any]:
 async def closed(node: Any) -> None:
     """Give the files back, without leaving a good order behind."""
     await node.runtime.tasks.cancel_all()
-    if node._engine_open:
-        node.store.close()
+    if node.is_loaded:
+        node.data.store.close()
     node.runtime.disk.close()
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from lockstep.cql.catalog import Catalog
-from lockstep.cql.context import Context
-from lockstep.cql.modify import plan_modification
-from lockstep.cql.parser import parse
-from lockstep.cql.prepare import prepare
-from lockstep.cql.results import PageBuilder
-from lockstep.cql.select import plan_select
+from lockstep.cql.bind.modify import plan_modification
+from lockstep.cql.bind.results import PageBuilder
+from lockstep.cql.compile.catalog import Catalog
+from lockstep.cql.compile.context import Context
+from lockstep.cql.compile.prepare import prepare
+from lockstep.cql.compile.select import plan_select
+from lockstep.cql.parse.parser import parse
 from lockstep.schema.changes import CreateKeyspace, CreateTable, NewColumn, apply_change
 from lockstep.schema.model import ColumnKind, Schema
 from lockstep.values.rows import Partition, ReadResult, Row

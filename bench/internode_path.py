@@ -18,18 +18,18 @@ from typing import Any
 
 import msgspec
 
+from lockstep.coordination.coordinator import Coordinator
+from lockstep.internode import verbs
+from lockstep.internode.handshake import Hello, PeerInfo
+from lockstep.internode.internode import Internode
+from lockstep.internode.responding import Respond
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
 from lockstep.metadata.directory import DIRECTORY, Directory, NodeInfo, NodeState
 from lockstep.metadata.placements_part import PLACEMENTS
 from lockstep.metadata.schema_part import SCHEMA
 from lockstep.placement.placements import PlacedRange, Placements, ReplicaGroup, ring_of_ranges
-from lockstep.replication import verbs
-from lockstep.replication.coordinator import Coordinator
-from lockstep.replication.handshake import Hello, PeerInfo
-from lockstep.replication.internode import Internode
-from lockstep.replication.messages import WriteReply, WriteRequest
-from lockstep.replication.replica import ReplicaService
-from lockstep.replication.responding import Respond
+from lockstep.replica.messages import WriteReply, WriteRequest
+from lockstep.replica.replica import ReplicaService
 from lockstep.runtime.real import real_runtime, run
 from lockstep.schema.model import Column, ColumnKind, KeyspaceHead, Replication, Table, keyspace_of, schema_of
 from lockstep.values.codec import encode

@@ -20,22 +20,22 @@ from typing import Any
 from internode_path import metadata
 from measuring import SCRATCH, save, table
 
+from lockstep.coordination.coordinator import Coordinator
 from lockstep.cql.wire import client, responses
 from lockstep.cql.wire.constants import VERSION_4, Opcode
 from lockstep.cql.wire.frames import EnvelopeReader, encode_envelope, encode_request
 from lockstep.cql.wire.messages import Execute, QueryParameters, decode_request
+from lockstep.internode import verbs
+from lockstep.internode.frames import REPLY, REQUEST, SHARED, FrameReader, SharedReply, encode_frame
+from lockstep.internode.handshake import PeerInfo
 from lockstep.node.configuration import Configuration
-from lockstep.replication import verbs
-from lockstep.replication.coordinator import Coordinator
-from lockstep.replication.frames import REPLY, REQUEST, SHARED, FrameReader, SharedReply, encode_frame
-from lockstep.replication.handshake import PeerInfo
-from lockstep.replication.messages import WriteReply, WriteRequest
-from lockstep.replication.replica import ReplicaService
+from lockstep.replica.messages import WriteReply, WriteRequest
+from lockstep.replica.replica import ReplicaService
 from lockstep.runtime.real import real_runtime, run
-from lockstep.server.execution import Executor
-from lockstep.server.permits import Session
+from lockstep.server.auth.permits import Session
+from lockstep.server.statements.execution import Executor
 from lockstep.storage.engine import StorageEngine
-from lockstep.storage.rocks import open_rocks_store
+from lockstep.storage.rocks.rocks import open_rocks_store
 from lockstep.values.codec import decoder, encode
 from lockstep.values.ids import Consistency, mutation_id
 from lockstep.values.rows import Mutation

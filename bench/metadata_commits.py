@@ -354,7 +354,7 @@ def rows_of(figures: dict[str, Any]) -> list[list[object]]:
     return rows
 
 
-NOTES = """\
+REQUEST_TRACE = """\
 Each row is the round with the median rate; lockstep and etcd take turns. The last column is our rate in units
 of theirs. CPU and syncs are those of the three members together. PySyncObj by itself never waits for a disk:
 its row "pysyncobj" is with a patch that syncs its journal, when it changed, before a member sends or
@@ -365,7 +365,7 @@ the leader and are in its CPU. The rates of etcd and lockstep hold for this mach
 def report(figures: dict[str, Any]) -> None:
     title = f"Commits of {figures['value_bytes']} bytes, three members"
     print(table(title, rows_of(figures)))
-    print(NOTES)
+    print(REQUEST_TRACE)
     for name, why in figures["missing"].items():
         print(f"{name} was left out: {why}")
     for name, target in TARGET_RATIOS.items():

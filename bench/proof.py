@@ -28,7 +28,7 @@ from quorum_path import driver_python
 from lockstep.local.clusters import LocalCluster
 from lockstep.sim.checkers.decisions import Decided, check_decisions
 from lockstep.sim.checkers.violation import Violation
-from lockstep.sim.history import Outcome
+from lockstep.sim.load.history import Outcome
 from lockstep.testing import Cluster, Node
 
 HOME = ROOT / "build" / "proof"

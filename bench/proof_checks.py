@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Sequence
 import msgspec
 
 from lockstep.sim.checkers.violation import Violation
-from lockstep.sim.history import Outcome
+from lockstep.sim.load.history import Outcome
 
 #: Quorum reads are monotonic; of clocks that agree, that makes a register atomic.
 _RULE = "REP-2a"

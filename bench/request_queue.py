@@ -16,11 +16,11 @@ from measuring import save, table
 
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
 from lockstep.metadata.directory import DIRECTORY, Directory
-from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.requests import REQUESTS, Request
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.metadata.transformations import Founder, Initialize
 from lockstep.schema.changes import CreateKeyspace
+from lockstep.topology.kinds.decommission import Decommission
 from lockstep.topology.step import Reports, step
 from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.ids import NodeId
@@ -47,7 +47,7 @@ def cluster_of(nodes: int) -> ClusterMetadata:
     cluster = msgspec.structs.replace(cluster, epoch=1)
     cluster = ChangeSchema(CreateKeyspace("ks", options)).apply(cluster, 2)
     cluster = msgspec.structs.replace(cluster, epoch=2)
-    return PrepareOperation(OperationKind.DECOMMISSION, NodeId(500)).apply(cluster, 3)
+    return PrepareOperation(Decommission(NodeId(500))).apply(cluster, 3)
 
 
 def with_requests(cluster: ClusterMetadata, count: int) -> ClusterMetadata:
@@ -55,9 +55,7 @@ def with_requests(cluster: ClusterMetadata, count: int) -> ClusterMetadata:
     requests = cluster.requests
     near = sorted(range(1, NODES), key=lambda node: abs(node - 500))
     for node in [node for node in near if node != 500][:count]:
-        requests = requests.with_new(
-            Request(requests.next_id, OperationKind.DECOMMISSION, NodeId(node), requested_epoch=3)
-        )
+        requests = requests.with_new(Request(requests.next_id, Decommission(NodeId(node)), requested_epoch=3))
     return cluster.changed(REQUESTS.set(requests))
 
 

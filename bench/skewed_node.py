@@ -10,7 +10,7 @@ import random
 import sys
 import time
 
-from lockstep.runtime.real.clock import RealClock
+from lockstep.runtime.real.family import RealClock
 from lockstep.server.main import main
 
 

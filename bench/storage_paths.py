@@ -19,7 +19,7 @@ from lockstep.runtime.ports import Runtime
 from lockstep.runtime.real.probes import NoProbes
 from lockstep.runtime.real.tasks import RealTasks
 from lockstep.storage.engine import StorageEngine
-from lockstep.storage.rocks import open_rocks_store
+from lockstep.storage.rocks.rocks import open_rocks_store
 from lockstep.values.ids import mutation_id
 from lockstep.values.rows import ALL_ROWS, Cell, Liveness, Mutation, ReadCommand, Row, Slice
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, token_of

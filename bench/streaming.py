@@ -29,20 +29,20 @@ from typing import Any
 import msgspec
 from measuring import SCRATCH
 
+from lockstep.internode.handshake import Hello, PeerInfo
+from lockstep.internode.internode import Internode
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
 from lockstep.metadata.operations import OPERATIONS, Session, Stage
-from lockstep.replication.handshake import Hello, PeerInfo
-from lockstep.replication.internode import Internode
-from lockstep.replication.replica import ReplicaService
-from lockstep.replication.session_guards import SessionGuards
-from lockstep.replication.stream_helped import HelpedStretches
-from lockstep.replication.stream_source import StreamService
-from lockstep.replication.stream_target import StreamClient
+from lockstep.replica.replica import ReplicaService
+from lockstep.replica.session_guards import SessionGuards
 from lockstep.runtime.real import HelperProcesses, real_runtime, run
-from lockstep.storage import keys
 from lockstep.storage.engine import StorageEngine
-from lockstep.storage.rocks import open_rocks_store
-from lockstep.storage.rocks_building import BUILD_HANDLER, BUILD_PACKAGES
+from lockstep.storage.rocks.rocks import open_rocks_store
+from lockstep.storage.rocks.rocks_building import BUILD_HANDLER, BUILD_PACKAGES
+from lockstep.storage.rows import keys
+from lockstep.streaming.stream_helped import HelpedStretches
+from lockstep.streaming.stream_source import StreamService
+from lockstep.streaming.stream_target import StreamClient
 from lockstep.values.limits import STREAM_FILE_BYTES
 from lockstep.values.tokens import FULL_RING, TOKEN_MAX, TOKEN_MIN
 
@@ -235,9 +235,9 @@ def _mb(report: Any, seconds: float) -> dict[str, float]:
 
 async def _transfer(node: BenchNode, source: tuple[str, int], pipe: Connection, size: int) -> dict[str, Any]:
     """Fetch finished files only: what comes after their arrival is left out."""
-    from lockstep.replication.stream_files import Position, StreamKey
-    from lockstep.replication.stream_progress import StreamProgress
-    from lockstep.replication.stream_target import _Copy
+    from lockstep.streaming.stream_files import Position, StreamKey
+    from lockstep.streaming.stream_progress import StreamProgress
+    from lockstep.streaming.stream_target import _Copy
 
     await node.start()
     key = StreamKey(SESSION, TABLE, TOKEN_MIN, TOKEN_MAX, source)

@@ -23,13 +23,13 @@ from measuring import resident_mb, save, table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
-from lockstep.metadata.digest import state_digest
-from lockstep.metadata.operations import OperationKind
+from lockstep.metadata.log.digest import state_digest
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.metadata.transformations import Founder, Initialize, Register
 from lockstep.placement.deltas import computed_ring
 from lockstep.placement.placements import RingPlacement
 from lockstep.schema.changes import CreateKeyspace
+from lockstep.topology.kinds.bootstrap import Bootstrap
 from lockstep.topology.transformations import AdvanceOperation, PrepareOperation
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
@@ -88,7 +88,7 @@ def join(cluster: ClusterMetadata, tokens: int, rounds: int) -> tuple[dict[str, 
     draw = random.Random(2)
     wanted = tuple(sorted(TOKEN_MIN + 1 + draw.randrange(TOKEN_MAX - TOKEN_MIN - 1) for _ in range(tokens)))
     node = cluster.directory.nodes[-1].id
-    body: Any = PrepareOperation(OperationKind.BOOTSTRAP, node, wanted)
+    body: Any = PrepareOperation(Bootstrap(node, wanted))
     found: dict[str, float] = {}
     digest_ms = 0.0
     state_digest(cluster)

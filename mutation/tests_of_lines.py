@@ -30,7 +30,10 @@ ALSO: Mapping[str, tuple[str, ...]] = {
     "placement": ("topology",),
     "topology": ("metadata",),
     "metadata": ("topology", "schema_changes"),
-    "replication": ("storage", *_OF_REQUESTS),
+    **dict.fromkeys(
+        ("internode", "quorum", "replica", "coordination", "handoff", "streaming"),
+        ("replication", "storage", *_OF_REQUESTS),
+    ),
     "storage": ("replication",),
 }
 #: A test module that takes longer is not run for each mutant.
@@ -48,10 +51,16 @@ class TestModule(NamedTuple):
         return not self.lines.get(mutant.path, frozenset()).isdisjoint(mutant.lines)
 
 
+def folders_of(root: Path, room: str) -> tuple[str, ...]:
+    """Folders and modules whose tests try a room: its own, if there is one, and others that use it most."""
+    own = (room,) if (root / "tests" / room).is_dir() else ()
+    return (*own, *ALSO.get(room, ()))
+
+
 def measure(root: Path, room: str, work: Path) -> list[TestModule]:
     """Every test module for a room, the quickest first. RuntimeError when one fails on the sound code."""
     found = []
-    for folder in (room, *ALSO.get(room, ())):
+    for folder in folders_of(root, room):
         for path in modules_of(root, folder):
             module = _measured(root, room, path.relative_to(root).as_posix(), work)
             if module.cpu_s <= MODULE_CPU_S_MAX:

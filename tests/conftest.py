@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from xdist.scheduler import LoadFileScheduling
+
+from tests import needs
 
 #: Rooms whose modules take long: they come first, and no process is left alone with one at the end.
 LONG = ("spark", "docs", "sim", "acceptance", "node", "server", "local")
@@ -30,7 +33,33 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling |
     return Scheduling(config, log)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--pure", action="store_true", help="only modules whose tests need nothing of the machine"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name, meaning in needs.MARKERS.items():
+        config.addinivalue_line("markers", f"{name}: {meaning}")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Others are not even imported, for PySpark and drivers take longer to import than many a test runs."""
+    if config.getoption("pure") and collection_path.match("test_*.py"):
+        return not needs.is_pure(collection_path) or None
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    needs.demand(tuple(mark.name for mark in item.iter_markers()))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for marker in needs.markers_of(item.path):
+            item.add_marker(marker)
     places = {f"tests/{room}": place for place, room in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.nodeid.rpartition("/test_")[0], len(LONG)))
 

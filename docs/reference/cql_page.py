@@ -10,15 +10,15 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lockstep.cql.aggregates import NAMES as AGGREGATES
-from lockstep.cql.arithmetic import NUMBERS, result_type
-from lockstep.cql.catalog import Catalog
-from lockstep.cql.context import Context
-from lockstep.cql.ddl import schema_change
-from lockstep.cql.functions import function_names, signatures
-from lockstep.cql.grammar import GRAMMAR, RESERVED
-from lockstep.cql.literals import FITTING
-from lockstep.cql.prepare import prepare
+from lockstep.cql.compile.catalog import Catalog
+from lockstep.cql.compile.context import Context
+from lockstep.cql.compile.literals import FITTING
+from lockstep.cql.compile.prepare import prepare
+from lockstep.cql.ddl.changes import schema_change
+from lockstep.cql.functions.aggregates import NAMES as AGGREGATES
+from lockstep.cql.functions.arithmetic import NUMBERS, result_type
+from lockstep.cql.functions.native import function_names, signatures
+from lockstep.cql.parse.grammar import GRAMMAR, RESERVED
 from lockstep.schema.changes import apply_change
 from lockstep.schema.model import Schema
 from lockstep.schema.table_options import DEFAULTS, MAP_OPTIONS

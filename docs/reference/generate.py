@@ -22,22 +22,21 @@ from lockstep.cli.main import COMMANDS, root
 from lockstep.local.admin_client import error_classes
 from lockstep.metadata.conflicts import TABLE as CONFLICTS
 from lockstep.metadata.conflicts import Held, Scope, Wanted
-from lockstep.metadata.operations import OperationKind
 from lockstep.node.configuration import Configuration
 from lockstep.schema.types import uuid_text
-from lockstep.server.admin import Admin
-from lockstep.server.admin_access import Access
-from lockstep.server.auth_views import AuthTables
-from lockstep.server.distributed_views import distributed_tables
-from lockstep.server.latencies import BOUNDS_S, OPERATIONS
-from lockstep.server.metric_table import METRICS
-from lockstep.server.system_local import SystemTables
-from lockstep.server.system_schema import SchemaTables
-from lockstep.server.system_views import ViewTables
-from lockstep.server.topology_view import NOT_APPLICABLE, request_uuid
+from lockstep.server.admin.admin_access import Access
+from lockstep.server.admin.api import Admin
+from lockstep.server.metrics.latencies import BOUNDS_S, OPERATIONS
+from lockstep.server.metrics.metric_table import METRICS
+from lockstep.server.views.auth_views import AuthTables
+from lockstep.server.views.distributed_views import distributed_tables
+from lockstep.server.views.system_local import SystemTables
+from lockstep.server.views.system_schema import SchemaTables
+from lockstep.server.views.system_views import ViewTables
+from lockstep.server.views.topology_view import NOT_APPLICABLE, request_uuid
 from lockstep.topology import joining
-from lockstep.topology.precedence import TABLE as PRECEDENCE
-from lockstep.topology.stages import TABLES, mermaid
+from lockstep.topology.kinds.registry import BY_NAME, KINDS
+from lockstep.topology.stages import mermaid
 from lockstep.values.conditions import CONDITIONS
 from lockstep.values.errors import RequestError
 from lockstep.values.limits import REQUESTS_PASSED_MAX
@@ -396,7 +395,7 @@ def _beside(name: str) -> ModuleType:
 
 def metrics() -> str:
     rows = [
-        (f"`{one.name}`", one.kind, ", ".join(f"`{label}`" for label in one.labels), one.meaning)
+        (f"`{one.name}`", one.kind, one.unit, ", ".join(f"`{label}`" for label in one.labels), one.meaning)
         for one in METRICS.values()
     ]
     bounds = ", ".join(f"{bound:g}" for bound in BOUNDS_S)
@@ -408,7 +407,7 @@ def metrics() -> str:
             "`GET /metrics` at `network.admin_port` of every node, in Prometheus text format. Each node "
             "tells of itself; counters begin anew when it starts. A Grafana dashboard and alert rules that "
             "are made from this table lie in [docs/monitoring](../monitoring/README.md).",
-            table(["name", "type", "labels", "means"], rows),
+            table(["name", "type", "unit", "labels", "means"], rows),
             f"`lockstep_server_request_duration_seconds`: `operation` is one of {operations}; `read` is of "
             "partitions and `range` over ranges of tokens, `cas_read` is a serial read and `cas_write` a "
             "conditional write, `schema` has TRUNCATE, and `other` is of roles, USE, DESCRIBE and what could "
@@ -481,9 +480,9 @@ def stages() -> str:
         "Each row of a stage table says who reads and writes, and what must be done before the next entry. "
         "[Transitions](../concepts/transitions.md) explains it.",
     ]
-    shared: dict[str, list[OperationKind]] = {}
-    for kind in TABLES:
-        shared.setdefault(mermaid(kind), []).append(kind)
+    shared: dict[str, list[str]] = {}
+    for kind in KINDS:
+        shared.setdefault(mermaid(kind.stages), []).append(kind.name)
     for diagram, kinds in shared.items():
         parts += [f"## {' and '.join(kinds)}", f"```mermaid\n{diagram}```"]
     return _joined(parts)
@@ -516,8 +515,13 @@ def exclusions() -> str:
             table(
                 ["kind", "scope", "is held back for those passed over", "why it stands there"],
                 [
-                    [row.kind.value, row.scope, "yes" if row.is_held_back else "no", row.why]
-                    for row in PRECEDENCE
+                    [
+                        kind.name,
+                        "global" if kind.is_global else "node",
+                        "yes" if kind.is_held_back else "no",
+                        kind.why,
+                    ]
+                    for kind in sorted(KINDS, key=lambda kind: kind.precedence)
                 ],
             ),
         ]
@@ -533,7 +537,7 @@ def with_stages(text: str) -> str:
     begin, end = "<!-- stages: begin -->\n", "<!-- stages: end -->"
     before, _, rest = text.partition(begin)
     _, _, after = rest.partition(end)
-    return f"{before}{begin}```mermaid\n{mermaid(OperationKind.BOOTSTRAP)}```\n{end}{after}"
+    return f"{before}{begin}```mermaid\n{mermaid(BY_NAME['bootstrap'].stages)}```\n{end}{after}"
 
 
 def with_kinds(text: str) -> str:
@@ -544,7 +548,7 @@ def with_kinds(text: str) -> str:
     for part in parts:
         name, _, rest = part.partition(": begin -->\n")
         _, _, after = rest.partition(end)
-        picture = mermaid(OperationKind(name))
+        picture = mermaid(BY_NAME[name].stages)
         made.append(f"{mark}{name}: begin -->\n```mermaid\n{picture}```\n{end}{after}")
     return "".join(made)
 

@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any, Final, NamedTuple
 
-from lockstep.server.metric_table import HISTOGRAM, METRICS
+from lockstep.server.metrics.metric_table import HISTOGRAM, METRICS
 
 _SELECTOR: Final = re.compile(r"\b(lockstep_\w+|(?:cmg|metastorage)_available\w*)(?:\{([^}]*)\})?")
 _GROUPING: Final = re.compile(r"\b(?:by|without) \(([^)]*)\)")

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from lockstep.cli import client, options, render, runs
-from lockstep.cli.client import ClusterClient
-from lockstep.cli.runs import Found
+from lockstep.cli.shared import client, options, render, runs
+from lockstep.cli.shared.client import ClusterClient
+from lockstep.cli.shared.runs import Found
+from lockstep.documents import read
+from lockstep.documents.backups import BackupPlan, BackupRun, Backups, Removed, RestorePlan
 from lockstep.values.errors import ConfigurationError, LockstepError, PreconditionError
 
 if TYPE_CHECKING:
@@ -78,7 +80,8 @@ def create(
         found = _followed(cluster, cluster.begin_backup(body), wait, timeout_s)
         code = _ended(found, output)
         if target is not None and not code:
-            _copy_out(cluster, name, str((found.get("progress") or {}).get("backup_id")), *target)
+            made = read(BackupRun, found).progress
+            _copy_out(cluster, name, made.backup_id if made is not None else "", *target)
     return code
 
 
@@ -90,18 +93,19 @@ def list_(host: str, call_timeout_s: float, output: str) -> None:
     if output == "json":
         render.json_out(found, "backups/1")
         return
+    told = read(Backups, found)
     rows = []
-    for one in found.get("backups", []):
-        state = "complete" if one["complete"] else "not complete"
-        rows.append([one["name"], state, _when(one["began_us"]), len(one["parts"]), _size(one["bytes"])])
+    for one in told.backups:
+        state = "complete" if one.complete else "not complete"
+        rows.append([one.name, state, _when(one.began_us), len(one.parts), _size(one.bytes)])
     render.table(["backup", "state", "began", "parts", "size"], rows)
-    for one in found.get("backups", []):
-        for part in one["parts"]:
-            if part["problem"]:
-                click.echo(f"{one['name']}, part {part['host_id']} on node {part['node']}: {part['problem']}")
-        for host_id in one["missing"]:
-            click.echo(f"{one['name']}: part {host_id} is missing")
-    _tell_silent(found)
+    for one in told.backups:
+        for part in one.parts:
+            if part.problem:
+                click.echo(f"{one.name}, part {part.host_id} on node {part.node}: {part.problem}")
+        for host_id in one.missing:
+            click.echo(f"{one.name}: part {host_id} is missing")
+    _tell_silent(told.silent)
 
 
 @backup.command("remove")
@@ -109,14 +113,15 @@ def list_(host: str, call_timeout_s: float, output: str) -> None:
 @options.of_call
 def remove(name: str, host: str, call_timeout_s: float, output: str) -> int:
     """Remove all parts of the backup NAME that nodes keep. There is no way back."""
-    removed = client.connect(host, call_timeout_s).remove_backup(name)
+    answer = client.connect(host, call_timeout_s).remove_backup(name)
+    removed = read(Removed, answer)
     if output == "json":
-        render.json_out(removed, "backup-removed/1")
+        render.json_out(answer, "backup-removed/1")
     else:
-        parts = render.counted(removed["parts"], "part")
-        click.echo(f"removed {parts} of backup {name} ({_size(removed['bytes'])})")
-        _tell_silent(removed)
-    return 6 if removed["silent"] else 0
+        parts = render.counted(removed.parts, "part")
+        click.echo(f"removed {parts} of backup {name} ({_size(removed.bytes)})")
+        _tell_silent(removed.silent)
+    return 6 if removed.silent else 0
 
 
 @backup.command("restore")
@@ -223,52 +228,51 @@ def _followed(cluster: ClusterClient, begun: Found, wait: bool, timeout_s: float
 
 def _ended(found: Found, output: str) -> int:
     runs.show(found, _headline, output, "backup-run/1")
-    return 0 if found.get("state") in ("done", "running") else 1
+    return 0 if found["state"] in ("done", "running") else 1
 
 
 def _headline(found: Mapping[str, Any]) -> str:
-    facts = [f"{found.get('purpose')} {found.get('id')} {found.get('state')}"]
-    progress = found.get("progress")
-    if progress:
-        facts.append(f"{progress['parts_done']} of {render.counted(progress['parts'], 'part')}")
-        facts.append(f"{_size(progress['bytes'])} in {render.counted(progress['files'], 'file')}")
+    told = read(BackupRun, found)
+    facts = [f"{told.purpose} {told.id} {told.state}"]
+    if told.progress is not None:
+        facts.append(f"{told.progress.parts_done} of {render.counted(told.progress.parts, 'part')}")
+        facts.append(f"{_size(told.progress.bytes)} in {render.counted(told.progress.files, 'file')}")
     return ", ".join(facts)
 
 
-def _show_backup_plan(plan: Mapping[str, Any], output: str) -> None:
+def _show_backup_plan(answer: Mapping[str, Any], output: str) -> None:
     if output == "json":
-        render.json_out(plan, "backup-plan/1")
+        render.json_out(answer, "backup-plan/1")
         return
-    if plan.get("refused"):
-        click.echo(f"would be refused: {plan['refused']}")
-    click.echo(f"tables: {', '.join(plan.get('tables', []))}")
-    rows = [[f"node {one['node']}", _size(one["bytes_at_most"])] for one in plan.get("nodes", [])]
+    plan = read(BackupPlan, answer)
+    if plan.refused:
+        click.echo(f"would be refused: {plan.refused}")
+    click.echo(f"tables: {', '.join(plan.tables)}")
+    rows = [[f"node {one.node}", _size(one.bytes_at_most)] for one in plan.nodes]
     render.table(["writes a part", "of at most"], rows)
-    for node in plan.get("absent", []):
+    for node in plan.absent:
         click.echo(f"without node {node}")
-    _show_steps(plan)
+    runs.show_steps(plan.steps)
+    click.echo(f"way back: {plan.way_back}")
 
 
-def _show_restore_plan(plan: Mapping[str, Any], output: str) -> None:
+def _show_restore_plan(answer: Mapping[str, Any], output: str) -> None:
     if output == "json":
-        render.json_out(plan, "restore-plan/1")
+        render.json_out(answer, "restore-plan/1")
         return
-    made = f"made of cluster {plan.get('cluster')} at epoch {plan.get('epoch')}"
-    click.echo(f"backup {plan.get('name')}, {made}, {_when(plan.get('began_us'))}")
-    rows = [[one["table"], one["action"], _size(one["bytes"])] for one in plan.get("tables", [])]
+    plan = read(RestorePlan, answer)
+    made = f"made of cluster {plan.cluster} at epoch {plan.epoch}"
+    click.echo(f"backup {plan.name}, {made}, {_when(plan.began_us)}")
+    rows = [[one.table, one.action, _size(one.bytes)] for one in plan.tables]
     render.table(["table", "is to", "size of all parts"], rows)
-    for one in plan.get("sources", []):
-        click.echo(f"node {one['node']} serves {render.counted(len(one['host_ids']), 'part')}")
-    _show_steps(plan)
+    for one in plan.sources:
+        click.echo(f"node {one.node} serves {render.counted(len(one.host_ids), 'part')}")
+    runs.show_steps(plan.steps)
+    click.echo(f"way back: {plan.way_back}")
 
 
-def _show_steps(plan: Mapping[str, Any]) -> None:
-    runs.show_steps(plan)
-    click.echo(f"way back: {plan.get('way_back')}")
-
-
-def _tell_silent(found: Mapping[str, Any]) -> None:
-    for node in found.get("silent", []):
+def _tell_silent(silent: Sequence[int]) -> None:
+    for node in silent:
         click.echo(f"node {node} cannot be asked", err=True)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lockstep.cli import options, plans, render
+from lockstep.cli.shared import options, plans, render
 from lockstep.values.errors import ConfigurationError, PreconditionError
 from lockstep.values.limits import TOKENS_PER_NODE_MAX
 

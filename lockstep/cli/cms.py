@@ -8,7 +8,10 @@ from typing import Any
 
 import click
 
-from lockstep.cli import client, options, render, service_text, snapshots, voters
+from lockstep.cli import snapshots, voters
+from lockstep.cli.shared import client, options, render, service_text
+from lockstep.documents import read
+from lockstep.documents.service import Service
 from lockstep.local.private_files import owner_only
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.limits import SNAPSHOT_PIECE_BYTES_MAX
@@ -41,7 +44,7 @@ def describe(host: str, call_timeout_s: float, output: str) -> None:
     if output == "json":
         render.json_out(answer, "cms/1")
         return
-    service_text.show(answer)
+    service_text.show(read(Service, answer))
 
 
 @cms.command("log")
@@ -133,7 +136,7 @@ def load(file: str, check: bool, data_directory: str | None, dry_run: bool, outp
     if dry_run and data_directory is not None and _holds_something(Path(data_directory)):
         raise ConfigurationError("the data directory is not empty", hint="name a new one")
     # Only these commands need the whole metadata; the others start faster without it.
-    from lockstep.metadata.dump import load_file
+    from lockstep.metadata.log.dump import load_file
     from lockstep.node.kinds import every_kind
 
     loaded = load_file(_parts(Path(file)), every_kind(), file)
@@ -152,7 +155,7 @@ def load(file: str, check: bool, data_directory: str | None, dry_run: bool, outp
         "seeded": data_directory if not dry_run else None,
     }
     if data_directory is not None and not dry_run:
-        from lockstep.node.metadata_seed import seed_directory
+        from lockstep.node.log.metadata_seed import seed_directory
         from lockstep.runtime.real import real_runtime, run
 
         directory = data_directory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from lockstep.cli import client, options, render
+from lockstep.cli.shared import client, options, render
 
 
 @click.command()

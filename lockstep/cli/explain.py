@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import click
 
-from lockstep.cli import options, render
+from lockstep.cli.shared import options, render
 from lockstep.local.admin_client import class_by_code, error_classes
 from lockstep.values.errors import ConfigurationError, LockstepError, RequestError
 

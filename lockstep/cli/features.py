@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from lockstep.cli import client, options, render
+from lockstep.cli.shared import client, options, render
 
 
 @click.command()

@@ -5,12 +5,14 @@ Invariant: nothing shown here decides anything; who owns what is in the metadata
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import click
+from msgspec import UNSET, UnsetType
 
-from lockstep.cli import client, options, render
+from lockstep.cli.shared import client, options, render
+from lockstep.documents import read
+from lockstep.documents.gossip import Gossip, GossipNode
 
 SCHEMA = "gossip/1"
 
@@ -33,37 +35,40 @@ def info(node: str | None, host: str, call_timeout_s: float, output: str) -> Non
         for key, value in answer["nodes"][0].items():
             click.echo(f"{key}: {_plain(value)}")
         return
+    told = read(Gossip, answer)
     render.table(
         ["node", "address", "state", "alive", "phi", "silent", "ready", "load", "release", "epoch", "streams",
          "up", "age"],
-        [_row(found) for found in answer.get("nodes", [])],
+        [_row(found) for found in told.nodes],
     )  # fmt: skip
-    click.echo(f"seen from node {answer.get('asked')}; suspected from phi {answer.get('phi_threshold'):g} on")
+    click.echo(f"seen from node {told.asked}; suspected from phi {told.phi_threshold:g} on")
 
 
-def _row(node: Mapping[str, Any]) -> list[str]:
-    heard = bool(node.get("heard"))
-    alive = "up" if node.get("alive") else "down"
-    if alive == "up" and not node.get("preferred"):
-        alive = "slow" if node.get("ready", True) else "not ready"
-    if node.get("excluded"):
+def _row(node: GossipNode) -> list[str]:
+    alive = "up" if node.alive else "down"
+    if alive == "up" and not node.preferred:
+        alive = "not ready" if node.ready is False else "slow"
+    if node.excluded:
         alive = "excluded"
-    silent_s, load = node.get("silent_s"), node.get("load_bytes")
     return [
-        str(node.get("node")),
-        str(node.get("address")),
-        str(node.get("state")),
+        str(node.node),
+        node.address,
+        node.state,
         alive,
-        f"{float(node.get('phi', 0)):.1f}",
-        f"{silent_s:.1f} s" if silent_s is not None else "never heard",
-        _plain(node.get("ready")) if heard else "",
-        render.bytes_text(int(load)) if load is not None else "",
-        str(node.get("release", "")),
-        str(node.get("epoch", "")),
-        str(node.get("streams", "")),
-        f"{node['uptime_s']} s" if heard else "",
-        f"{node['age_s']:.1f} s" if heard else "",
+        f"{node.phi:.1f}",
+        f"{node.silent_s:.1f} s" if node.silent_s is not None else "never heard",
+        _plain(node.ready) if node.heard else "",
+        render.bytes_text(node.load_bytes) if isinstance(node.load_bytes, int) else "",
+        _told(node.release),
+        _told(node.epoch),
+        _told(node.streams),
+        f"{node.uptime_s} s" if node.heard else "",
+        f"{node.age_s:.1f} s" if node.heard else "",
     ]
+
+
+def _told(value: int | str | UnsetType) -> str:
+    return "" if value is UNSET else str(value)
 
 
 def _plain(value: Any) -> str:

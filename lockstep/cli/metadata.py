@@ -5,8 +5,10 @@ from __future__ import annotations
 import click
 import msgspec
 
-from lockstep.cli import client, options, render
-from lockstep.cli.verify import Comparison, compare
+from lockstep.cli.shared import client, options, render
+from lockstep.cli.shared.verify import Comparison, compare
+from lockstep.documents import read
+from lockstep.documents.plans import MetadataDiff
 from lockstep.values.errors import ConfigurationError
 
 #: Characters of a value that `diff` shows to people: some lines of a terminal.
@@ -40,14 +42,14 @@ def diff(one: int, other: int, host: str, call_timeout_s: float, output: str) ->
     if output == "json":
         render.json_out(answer, "metadata-diff/1")
         return
-    changes = answer.get("changes", [])
+    changes = read(MetadataDiff, answer).changes
     if not changes:
         click.echo(f"epochs {one} and {other} do not differ")
     for change in changes:
-        click.echo(str(change.get("path", "")))
-        for sign, key, colour in (("-", "before", "red"), ("+", "after", "green")):
-            if change.get(key) is not None:
-                click.echo(render.styled(f"  {sign} {_shortened(render.cell_text(change[key]))}", colour))
+        click.echo(change.path)
+        for sign, value, colour in (("-", change.before, "red"), ("+", change.after, "green")):
+            if value is not None:
+                click.echo(render.styled(f"  {sign} {_shortened(render.cell_text(value))}", colour))
 
 
 def _shortened(text: str) -> str:
@@ -72,7 +74,7 @@ def verify(first: int, host: str, call_timeout_s: float, output: str) -> int:
     newest = int(cluster.status().get("epoch", 0))
     if not 1 <= first <= max(newest, 1):
         raise ConfigurationError(f"epochs {first} to {newest} are no range", hint="the first epoch is 1")
-    found = compare(cluster, cluster.nodes().get("nodes", []), first)
+    found = compare(cluster, cluster.node_list(), first)
     rows = [asked.row() for asked in found.nodes]
     if output == "json":
         report = {
@@ -99,11 +101,11 @@ def verify(first: int, host: str, call_timeout_s: float, output: str) -> int:
 def _sentences(found: Comparison) -> list[str]:
     if found.wrong:
         return [f"nodes differ: {found.first.text()}" if found.first is not None else "nodes differ"]
-    oldest = [int(asked.proof["oldest"]) for asked in found.nodes if asked.proof is not None]
+    oldest = [int(asked.proof.oldest) for asked in found.nodes if asked.proof is not None]
     if not oldest:
         return ["no node could be asked"]
     lines = [f"all logs read agree from epoch {min(oldest)} to {found.epoch}"]
-    digests = [str(asked.digest["digest"]) for asked in found.nodes if asked.digest is not None]
+    digests = [str(asked.digest.digest) for asked in found.nodes if asked.digest is not None]
     if digests:
         lines.append(f"the metadata at epoch {found.epoch} is the same: digest {digests[0][:12]}")
     missing = [str(asked.node) for asked in found.unread]

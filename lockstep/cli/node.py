@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from lockstep.cli import client, options, render
-from lockstep.cli.stopped_node import recover_stopped
+from lockstep.cli.shared import client, options, render
+from lockstep.cli.shared.stopped_node import recover_stopped
 from lockstep.values.errors import OutcomeUnknown
 
 #: How often a wait asks again.

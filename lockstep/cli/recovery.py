@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
-from lockstep.cli import client, options, render
+from lockstep.cli.shared import client, options, render
+from lockstep.documents import read
+from lockstep.documents.groups import GlobalState, LocalStates
 
 
 @click.group()
@@ -42,29 +42,31 @@ def states(
         render.json_out(answer, "group-local-states/1" if scope == "local" else "group-global-state/1")
         return
     if scope == "local":
-        _show_local(answer)
+        _show_local(read(LocalStates, answer))
     else:
-        _show_global(answer)
+        _show_global(read(GlobalState, answer))
 
 
-def _show_local(answer: dict[str, Any]) -> None:
-    names = ["node", "address", "state", "role", "term", "index", "epoch", "hash", "reason"]
-    rows = [
-        [str(row.get(name) or "")[:12] if name == "hash" else row.get(name) for name in names]
-        for row in answer.get("states", [])
-    ]
-    if not rows:
-        click.echo(f"no node takes part in {answer.get('group')}")
-    render.table(names, rows)
+def _show_local(told: LocalStates) -> None:
+    if not told.states:
+        click.echo(f"no node takes part in {told.group}")
+    render.table(
+        ["node", "address", "state", "role", "term", "index", "epoch", "hash", "reason"],
+        [
+            [one.node, one.address, one.state, one.role, one.term, one.index, one.epoch,
+             (one.hash or "")[:12], one.reason]
+            for one in told.states
+        ],
+    )  # fmt: skip
 
 
-def _show_global(answer: dict[str, Any]) -> None:
-    state = str(answer.get("state"))
-    colour = {"Available": "green", "Degraded": "yellow"}.get(state, "red")
-    count, voters = answer.get("available_peers"), answer.get("voters", [])
+def _show_global(told: GlobalState) -> None:
+    colour = {"Available": "green", "Degraded": "yellow"}.get(told.state, "red")
     click.echo(
-        f"{answer.get('group')}: {render.styled(state, colour, bold=True)}, "
-        f"{count} of {len(voters)} voting members available"
+        f"{told.group}: {render.styled(told.state, colour, bold=True)}, "
+        f"{told.available_peers} of {len(told.voters)} voting members available"
     )
-    names = ["node", "available", "state", "reason"]
-    render.table(names, [[row.get(name) for name in names] for row in answer.get("members", [])])
+    render.table(
+        ["node", "available", "state", "reason"],
+        [[one.node, one.available, one.state, one.reason] for one in told.members],
+    )

@@ -10,8 +10,10 @@ from typing import Any
 
 import click
 
-from lockstep.cli import client, options, render, runs
-from lockstep.cli.plans import show_changes
+from lockstep.cli.shared import client, options, render, runs
+from lockstep.cli.shared.plans import show_changes
+from lockstep.documents import read
+from lockstep.documents.repairs import Repair, RepairPlan
 
 
 @click.command()
@@ -56,7 +58,7 @@ def repair(
         "ranges": [_range(text) for text in ranges],
     }
     if hosts:
-        nodes = cluster.nodes().get("nodes", [])
+        nodes = cluster.node_list()
         body["hosts"] = [client.node_id(nodes, name) for text in hosts for name in text.split(",")]
     if dry_run or preview:
         _show_plan(cluster.begin_repair({**body, "dry_run": True}), output)
@@ -68,7 +70,7 @@ def repair(
 
 def _show(found: Mapping[str, Any], output: str) -> int:
     runs.show(found, _headline, output, "repair/1")
-    return 1 if found.get("state") == "failed" else 0
+    return 1 if found["state"] == "failed" else 0
 
 
 def _range(text: str) -> list[int]:
@@ -82,36 +84,37 @@ def _range(text: str) -> list[int]:
 
 
 def _headline(found: Mapping[str, Any]) -> str:
-    progress = found.get("progress") or {}
-    facts = [f"repair {found.get('id')} {found.get('state')}"]
-    if progress:
-        facts.append(f"{progress.get('ranges_done')} of {render.counted(progress.get('ranges', 0), 'range')}")
-        facts.append(f"{progress.get('leaves_different')} of {progress.get('leaves')} leaves differed")
-        sent = render.bytes_text(progress.get("bytes_sent", 0))
-        facts.append(f"{render.counted(progress.get('changes_sent', 0), 'change')} sent ({sent})")
+    told = read(Repair, found)
+    progress, facts = told.progress, [f"repair {told.id} {told.state}"]
+    if progress is not None:
+        facts.append(f"{progress.ranges_done} of {render.counted(progress.ranges, 'range')}")
+        facts.append(f"{progress.leaves_different} of {progress.leaves} leaves differed")
+        sent = render.bytes_text(progress.bytes_sent)
+        facts.append(f"{render.counted(progress.changes_sent, 'change')} sent ({sent})")
     return ", ".join(facts)
 
 
-def _show_plan(plan: Mapping[str, Any], output: str) -> None:
+def _show_plan(answer: Mapping[str, Any], output: str) -> None:
     if output == "json":
-        render.json_out(plan, "repair-plan/1")
+        render.json_out(answer, "repair-plan/1")
         return
-    if plan.get("refused"):
-        click.echo(f"would be refused: {plan['refused']}")
-    kind = "incremental" if plan.get("incremental") else "full"
-    click.echo(f"{kind} repair, driven by node {plan.get('driver')}")
+    plan = read(RepairPlan, answer)
+    if plan.refused:
+        click.echo(f"would be refused: {plan.refused}")
+    kind = "incremental" if plan.incremental else "full"
+    click.echo(f"{kind} repair, driven by node {plan.driver}")
     render.table(
         ["keyspace", "tables", "ranges"],
-        [[one["keyspace"], ", ".join(one["tables"]), one["ranges"]] for one in plan.get("keyspaces", [])],
+        [[one.keyspace, ", ".join(one.tables), one.ranges] for one in plan.keyspaces],
     )
     render.table(
         ["participant", "compares"],
         [
-            [f"node {one['node']}", "unknown" if one["bytes"] is None else render.bytes_text(one["bytes"])]
-            for one in plan.get("participants", [])
+            [f"node {one.node}", "unknown" if one.bytes is None else render.bytes_text(one.bytes)]
+            for one in plan.participants
         ],
     )
-    runs.show_steps(plan)
-    click.echo(f"records: {plan.get('records')}")
-    click.echo(f"way back: {plan.get('way_back')}")
-    show_changes("the first entry would change", plan.get("changes") or [])
+    runs.show_steps(plan.steps)
+    click.echo(f"records: {plan.records}")
+    click.echo(f"way back: {plan.way_back}")
+    show_changes("the first entry would change", plan.changes)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import click
 
-from lockstep.cli import client, options, render
+from lockstep.cli.shared import client, options, render
+from lockstep.documents import read
+from lockstep.documents.placements import Placements
+from lockstep.documents.status import Nodes
 
 
 @click.command()
@@ -20,27 +23,23 @@ def ring(keyspace: str | None, host: str, call_timeout_s: float, output: str) ->
         if output == "json":
             render.json_out(answer, "nodes/1")
             return
-        columns = ("id", "address", "dc", "rack", "state", "tokens")
         rows = [
-            [*(node.get(name) for name in columns), f"{float(node.get('owns') or 0) * 100:.1f}%"]
-            for node in answer.get("nodes", [])
+            [one.id, one.address, one.dc, one.rack, one.state, one.tokens, f"{(one.owns or 0) * 100:.1f}%"]
+            for one in read(Nodes, answer).nodes
         ]
-        render.table(["node", *columns[1:], "owns"], rows)
+        render.table(["node", "address", "dc", "rack", "state", "tokens", "owns"], rows)
         return
     answer = cluster.placements(keyspace)
     if output == "json":
         render.json_out(answer, "placements/1")
         return
-    ranges = answer.get("ranges", [])
-    click.echo(f"keyspace {keyspace}, epoch {answer.get('epoch', '?')}, {len(ranges)} ranges")
+    placed = read(Placements, answer)
+    click.echo(f"keyspace {keyspace}, epoch {placed.epoch}, {len(placed.ranges)} ranges")
     render.table(
         ["from (exclusive)", "to (inclusive)", "read replicas", "write replicas"],
-        [
-            [r.get("start"), r.get("end"), _replicas(r.get("reads")), _replicas(r.get("writes"))]
-            for r in ranges
-        ],
+        [[one.start, one.end, _replicas(one.reads), _replicas(one.writes)] for one in placed.ranges],
     )
 
 
-def _replicas(nodes: Any) -> str:
-    return " ".join(str(node) for node in nodes or [])
+def _replicas(nodes: Sequence[int]) -> str:
+    return " ".join(map(str, nodes))

@@ -48,7 +48,7 @@ def planted(seeds: int, only: str) -> int:
 @click.option("--plant", default="sound", show_default=True, help="Plant this flaw; it must be found.")
 def quorums(seed: int, seeds: int, plant: str) -> int:
     """Compare every read quorum with every write quorum over the placements of whole runs."""
-    from lockstep.sim import quorum_report
+    from lockstep.sim.drills import quorum_report
 
     began = time.monotonic()
     verdict = quorum_report.check(seed, seeds, plant)
@@ -78,7 +78,7 @@ def placements(
     plant: str,
 ) -> int:
     """Compare every step of random topology operations with an obvious model of who owns what."""
-    from lockstep.sim import placement_report
+    from lockstep.sim.drills import placement_report
 
     began = time.monotonic()
     chosen = placement_report.settings(nodes, operations, factor, dcs, tokens, concurrency)
@@ -94,7 +94,7 @@ def placements(
 @click.option("--seed", default=1, show_default=True)
 def dissemination(nodes: int, commits: int, loss: float, seed: int) -> int:
     """Let many nodes follow the metadata log, and count what that costs the leader."""
-    from lockstep.sim.dissemination import Dissemination, Setting
+    from lockstep.sim.drills.dissemination import Dissemination, Setting
 
     outcome = Dissemination(Setting(nodes=nodes, commits=commits, loss=loss, seed=seed)).run()
     click.echo(outcome.text())

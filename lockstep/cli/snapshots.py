@@ -10,8 +10,10 @@ from typing import Any
 
 import click
 
-from lockstep.cli import client, options, render
-from lockstep.cli.node_waits import Unfinished, wait_for_nodes
+from lockstep.cli.shared import client, options, render
+from lockstep.cli.shared.node_waits import Unfinished, wait_for_nodes
+from lockstep.documents import read
+from lockstep.documents.service import ServicePlan
 
 
 @click.command("snapshots")
@@ -88,19 +90,20 @@ def show_plan(plan: dict[str, Any], output: str) -> None:
     if output == "json":
         render.json_out(plan, "cms-plan/1")
         return
-    click.echo(f"at epoch {plan.get('epoch')} this would be done:")
-    for number, step in enumerate(plan.get("steps") or [], 1):
+    told = read(ServicePlan, plan)
+    click.echo(f"at epoch {told.epoch} this would be done:")
+    for number, step in enumerate(told.steps, 1):
         click.echo(f"  {number}. {step}")
-    if not plan.get("steps"):
+    if not told.steps:
         click.echo("  nothing")
-    for name, key in (("waits for", "waits_for"), ("way back", "way_back")):
-        if plan.get(key):
-            click.echo(f"{name}: {plan[key]}")
-    if plan.get("changes"):
+    for name, what in (("waits for", told.waits_for), ("way back", told.way_back)):
+        if what:
+            click.echo(f"{name}: {what}")
+    if told.changes:
         click.echo("the entry would change")
-    for change in plan.get("changes") or []:
-        before, after = (render.cell_text(change.get(name)) for name in ("before", "after"))
-        click.echo(f"  {change.get('path')}: {before or '(empty)'} -> {after or '(empty)'}")
+    for change in told.changes or ():
+        before, after = (render.cell_text(value) for value in (change.before, change.after))
+        click.echo(f"  {change.path}: {before or '(empty)'} -> {after or '(empty)'}")
 
 
 def _finished(

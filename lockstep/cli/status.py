@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import click
+from msgspec import UNSET
 
-from lockstep.cli import client, options, render
-from lockstep.cli.plans import title
+from lockstep.cli.shared import client, options, render
+from lockstep.cli.shared.plans import title
+from lockstep.documents import read
+from lockstep.documents.requests import Counts, Request, Waiting
+from lockstep.documents.status import Condition, ListedNode, Status
 
 SCHEMA = "status/1"
 #: With --exit-code. Above the codes that every command has, so that neither is taken for the other.
@@ -25,138 +29,127 @@ def status(exit_code: bool, host: str, call_timeout_s: float, output: str) -> in
     Exits with 0 whatever the verdict is, unless --exit-code asks for it; 4 when the node does not answer.
     """
     answer = client.connect(host, call_timeout_s).status()
+    told = read(Status, answer)
     if output == "json":
         render.json_out(answer, SCHEMA)
     else:
-        show(answer)
-    return EXIT_CODES.get(str(answer.get("level")), EXIT_CODES["unavailable"]) if exit_code else 0
+        show(told)
+    return EXIT_CODES.get(told.level, EXIT_CODES["unavailable"]) if exit_code else 0
 
 
-def show(answer: Mapping[str, Any]) -> None:
+def show(told: Status) -> None:
     """Print a `status/1` document."""
-    verdict = str(answer.get("verdict", "unknown"))
-    click.echo(render.styled(verdict, _COLOURS.get(str(answer.get("level")), "red"), bold=True))
-    click.echo(_summary(answer))
-    for line in (*_service_lines(answer), *condition_lines(answer)):
+    click.echo(render.styled(told.verdict, _COLOURS.get(told.level, "red"), bold=True))
+    click.echo(_summary(told))
+    for line in (*_service_lines(told), *condition_lines(told.conditions)):
         click.echo(line)
     click.echo()
-    nodes, epoch, leader = answer.get("nodes", []), int(answer.get("epoch", 0)), answer.get("leader")
     render.table(
         ["node", "address", "dc", "rack", "alive", "state", "tokens", "owns", "epoch", "metadata"],
-        [_node_row(node, epoch, leader) for node in nodes],
+        [_node_row(node, told.epoch, told.leader) for node in told.nodes],
     )
-    for operation in answer.get("operations", []):
+    for operation in told.operations:
         click.echo()
         show_operation(operation)
 
 
-def condition_lines(answer: Mapping[str, Any]) -> list[str]:
+def condition_lines(conditions: Sequence[Condition]) -> list[str]:
     """Each condition with its detail, what can still be lost, and what to do."""
     lines = []
-    for one in answer.get("conditions") or []:
-        since = f" since {render.time_text(one['since_us'])}" if one.get("since_us") else ""
-        detail = f": {one['detail']}" if one.get("detail") and one["detail"] not in one["summary"] else ""
-        lines.append(f"{one['level']}: {one['summary']}{since}{detail} [{one['code']}]")
-        lines.append(f"  at risk: {one['at_risk']}")
-        lines.append(f"  hint: {one['hint']} ({one['page']})")
+    for one in conditions:
+        since = f" since {render.time_text(one.since_us)}" if one.since_us else ""
+        detail = f": {one.detail}" if one.detail and one.detail not in one.summary else ""
+        lines.append(f"{one.level}: {one.summary}{since}{detail} [{one.code}]")
+        lines.append(f"  at risk: {one.at_risk}")
+        lines.append(f"  hint: {one.hint} ({one.page})")
     return lines
 
 
-def show_operation(operation: Mapping[str, Any]) -> None:
+def show_operation(operation: Request) -> None:
     """Print one live request: what it does, how far it is, and what it waits for."""
-    parts = [f"request {operation.get('id')}: {title(operation)}"]
-    if operation.get("state") == "queued":
+    parts = [f"request {operation.id}: {title(operation)}"]
+    if operation.state == "queued":
         parts.append("queued")
-    if operation.get("stage"):
-        stage_epoch = operation.get("stage_epoch")
-        since = f" since epoch {stage_epoch}" if stage_epoch else ""
-        parts.append(f"stage {operation['stage']}{since}")
-    progress = progress_text(operation.get("progress") or {})
+    if operation.stage:
+        parts.append(stage_text(operation))
+    progress = progress_text(operation.progress)
     click.echo(", ".join([*parts, *([progress] if progress else [])]))
-    for line in waiting_lines(operation):
+    for line in waiting_lines(operation.waiting):
         click.echo(f"  {line}")
 
 
-def waiting_lines(operation: Mapping[str, Any]) -> list[str]:
+def stage_text(operation: Request) -> str:
+    since = f" since epoch {operation.stage_epoch}" if operation.stage_epoch else ""
+    return f"stage {operation.stage}{since}"
+
+
+def waiting_lines(waiting: Sequence[Waiting]) -> list[str]:
     """`waits for node 3: reason (12.0 s)` for each thing that a request waits for."""
     lines = []
-    for blocker in operation.get("waiting") or []:
-        since = blocker.get("since_s")
-        age = f" ({float(since):.1f} s)" if since is not None else ""
-        whom = f"for node {blocker['node']}: " if blocker.get("node") else "in the queue: "
-        lines.append(f"waits {whom}{blocker.get('reason')}{age}")
+    for one in waiting:
+        age = f" ({one.since_s:.1f} s)" if one.since_s is not UNSET else ""
+        whom = f"for node {one.node}: " if one.node else "in the queue: "
+        lines.append(f"waits {whom}{one.reason}{age}")
     return lines
 
 
-def progress_text(progress: Mapping[str, Any], *, ages: bool = True) -> str:
+def progress_text(progress: Counts, *, ages: bool = True) -> str:
     """What was moved and what is done of all; `ages` False leaves out what changes by itself with time."""
     parts = []
-    if progress.get("bytes"):
-        parts.append(f"{render.bytes_text(int(progress['bytes']))} streamed")
-    if progress.get("fragments"):
-        parts.append(f"{int(progress['fragments']):,} fragments")
-    parts += done_of_all(progress)
-    if ages and int(progress.get("left_s", -1)) > 0:
-        parts.append(f"about {int(progress['left_s'])} s left")
+    if progress.bytes:
+        parts.append(f"{render.bytes_text(progress.bytes)} streamed")
+    if progress.fragments:
+        parts.append(f"{progress.fragments:,} fragments")
+    parts += progress.done_of_all()
+    if ages and progress.left_s > 0:
+        parts.append(f"about {progress.left_s} s left")
     return ", ".join(parts)
 
 
-def done_of_all(progress: Mapping[str, Any]) -> list[str]:
-    """`12 of 49 ranges` and `2 of 5 tables`, where they are counted."""
-    return [
-        f"{int(progress.get(f'{what}_done', 0))} of {int(progress[f'{what}_total'])} {what}"
-        for what in ("ranges", "tables")
-        if progress.get(f"{what}_total")
-    ]
-
-
-def _summary(answer: Mapping[str, Any]) -> str:
-    cluster, asked = answer.get("cluster") or {}, answer.get("node") or {}
-    nodes = answer.get("nodes", [])
-    alive = sum(1 for node in nodes if node.get("alive"))
-    leader = answer.get("leader")
+def _summary(told: Status) -> str:
+    alive = sum(1 for node in told.nodes if node.alive)
     return ", ".join(
         [
-            f"cluster {cluster.get('name', '?')}",
-            f"{alive} of {len(nodes)} nodes alive",
-            f"epoch {answer.get('epoch', 0)} hash {str(answer.get('hash', ''))[:12]}",
-            f"metadata leader: {'none' if leader is None else f'node {leader}'}",
-            f"asked: {asked.get('address', '?')}",
+            f"cluster {told.cluster.name}",
+            f"{alive} of {len(told.nodes)} nodes alive",
+            f"epoch {told.epoch} hash {told.hash[:12]}",
+            f"metadata leader: {'none' if told.leader is None else f'node {told.leader}'}",
+            f"asked: {told.node.address}",
         ]
     )
 
 
-def _service_lines(answer: Mapping[str, Any]) -> list[str]:
+def _service_lines(told: Status) -> list[str]:
     """How both groups fare, and what keeps the metadata from being changed."""
     groups = [
-        f"{name} {str(group.get('state')).lower()} ({group.get('available_peers')} voters up)"
-        for name, group in (answer.get("groups") or {}).items()
+        f"{name} {group.state.lower()} ({group.available_peers} voters up)"
+        for name, group in told.groups.items()
     ]
     lines = [f"groups: {', '.join(groups)}"] if groups else []
-    for name in ("frozen", "broken"):
-        if answer.get(name):
-            lines.append(f"metadata {'is frozen' if name == 'frozen' else 'stopped here'}: {answer[name]}")
-    for one in answer.get("excluded", []):
-        lines.append(f"node {one['node']} is excluded since epoch {one['since_epoch']}: {one['reason']}")
+    if told.frozen:
+        lines.append(f"metadata is frozen: {told.frozen}")
+    if told.broken:
+        lines.append(f"metadata stopped here: {told.broken}")
+    for one in told.excluded:
+        lines.append(f"node {one.node} is excluded since epoch {one.since_epoch}: {one.reason}")
     return lines
 
 
-def _node_row(node: Mapping[str, Any], epoch: int, leader: Any) -> list[Any]:
-    role = "voter" if node.get("voter") else ""
-    if node.get("id") == leader:
+def _node_row(node: ListedNode, epoch: int, leader: int | None) -> list[Any]:
+    role = "voter" if node.voter else ""
+    if node.id == leader:
         role = "leader"
-    seen = node.get("epoch")
-    behind = f" (-{epoch - seen})" if isinstance(seen, int) and seen < epoch else ""
-    owns = node.get("owns")
+    seen = node.epoch
+    behind = f" (-{epoch - seen})" if seen is not None and seen < epoch else ""
     return [
-        node.get("id"),
-        node.get("address"),
-        node.get("dc"),
-        node.get("rack"),
-        "excluded" if node.get("excluded") else "up" if node.get("alive") else "down",
-        node.get("state"),
-        node.get("tokens"),
-        f"{float(owns) * 100:.1f}%" if owns is not None else None,
+        node.id,
+        node.address,
+        node.dc,
+        node.rack,
+        "excluded" if node.excluded else "up" if node.alive else "down",
+        node.state,
+        node.tokens,
+        f"{node.owns * 100:.1f}%" if node.owns is not None else None,
         f"{seen}{behind}" if seen is not None else None,
         role,
     ]

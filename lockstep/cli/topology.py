@@ -12,12 +12,22 @@ from typing import Any, Final
 import click
 import msgspec
 
-from lockstep.cli import client, options, plans, render
-from lockstep.cli.client import ClusterClient
-from lockstep.cli.operations import epochs_text, progress_lines, show_excluded, show_forced, show_request
-from lockstep.cli.plans import title
+from lockstep.cli.shared import client, options, plans, render
+from lockstep.cli.shared.client import ClusterClient
+from lockstep.cli.shared.operations import (
+    epochs_text,
+    progress_lines,
+    show_excluded,
+    show_forced,
+    show_request,
+)
+from lockstep.cli.shared.plans import title
+from lockstep.cli.shared.watch import ENDED, NUMBERS_EVERY_S, watch
 from lockstep.cli.status import progress_text, waiting_lines
-from lockstep.cli.watch import ENDED, NUMBERS_EVERY_S, watch
+from lockstep.documents import read
+from lockstep.documents.plans import ForceRemove
+from lockstep.documents.requests import Request, Requests
+from lockstep.documents.status import ExcludedNodes
 from lockstep.values.errors import OutcomeUnknown, PeerError
 
 #: How often a wait asks again; a person sees no delay, a node no load.
@@ -60,7 +70,7 @@ _asking_of_node: Final = options.together(_asking, click.argument("node", metava
 def _ask(kind: str, node: str, asked: Asked, **more: Any) -> int:
     """Ask for an operation about a node, and follow it."""
     cluster = client.connect(asked.host, asked.call_timeout_s)
-    target = client.node_id(cluster.nodes().get("nodes", []), node)
+    target = client.node_id(cluster.node_list(), node)
     return _asked(cluster, {"kind": kind, "node": target, **more}, asked)
 
 
@@ -150,14 +160,14 @@ def replace(
     The new node asks for it by itself: start it with an empty data directory and `replaces` set.
     """
     cluster = client.connect(host, call_timeout_s)
-    nodes = cluster.nodes().get("nodes", [])
+    nodes = cluster.node_list()
     target = client.node_id(nodes, node)
     request = {"kind": "replace", "node": target, "new": {"address": address}}
     answer = cluster.submit({**request, "dry_run": True})
     if dry_run or plan:
         _show_planned("request", request, answer, plan, output)
         return
-    seeds = [f"{one['address']}:{one['internode_port']}" for one in nodes if one.get("alive")]
+    seeds = [f"{one.address}:{one.internode_port}" for one in nodes if one.alive]
     wanted = {"replaces": target, "seeds": seeds}
     if output == "json":
         render.json_out({"node": target, "cluster": wanted}, "replacement/1")
@@ -248,7 +258,7 @@ def exclude(
 ) -> None:
     """Shut NODEs out: no step counts them as having seen it, and no node takes their requests for data."""
     cluster = client.connect(host, call_timeout_s)
-    known = cluster.nodes().get("nodes", [])
+    known = cluster.node_list()
     wanted = [client.node_id(known, node) for node in nodes]
     body = {"nodes": wanted, "undo": undo, "reason": reason}
     if dry_run or plan:
@@ -265,18 +275,18 @@ def requests(host: str, call_timeout_s: float, output: str) -> None:
     if output == "json":
         render.json_out(answer, "requests/1")
         return
-    rows = answer.get("requests", [])
+    rows = read(Requests, answer).requests
     if not rows:
         click.echo("no requests")
     table = [
         [
-            row.get("id"),
+            row.id,
             title(row),
-            row.get("state"),
-            row.get("stage"),
+            row.state,
+            row.stage,
             epochs_text(row),
-            progress_text(row.get("progress") or {}),
-            "; ".join(waiting_lines(row)),
+            progress_text(row.progress),
+            "; ".join(waiting_lines(row.waiting)),
         ]
         for row in rows
     ]
@@ -296,8 +306,9 @@ def follow(
     while True:
         try:
             request = cluster.request(request_id)
-            line = "\n".join(progress_lines(request))
-            now_shape = "\n".join(progress_lines({**request, "progress": {}}))
+            seen = read(Request, request)
+            line = "\n".join(progress_lines(seen))
+            now_shape = "\n".join(progress_lines(seen, counts=False))
         except PeerError as error:
             request, line = {}, f"no answer: {error.message}"
             now_shape = line
@@ -321,11 +332,11 @@ def _show(answer: Mapping[str, Any], output: str, schema: str) -> None:
     elif schema == "request-plan/1":
         plans.show(answer)
     elif schema == "excluded/1":
-        show_excluded(answer)
+        show_excluded(read(ExcludedNodes, answer))
     elif schema == "force-remove/1":
-        show_forced(answer)
+        show_forced(read(ForceRemove, answer))
     else:
-        show_request(answer)
+        show_request(read(Request, answer))
 
 
 def _exit_code(request: Mapping[str, Any]) -> int:

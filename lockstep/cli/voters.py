@@ -6,14 +6,16 @@ Invariant: a wait that ends early never says the change failed; it says that it 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import click
 
-from lockstep.cli import client, options, render
-from lockstep.cli.node_waits import wait_for_nodes
+from lockstep.cli.shared import client, options, render
+from lockstep.cli.shared.node_waits import wait_for_nodes
 from lockstep.cli.snapshots import show_plan
+from lockstep.documents import read
+from lockstep.documents.service import ServicePlan, Voters
 from lockstep.values.errors import ConfigurationError, OutcomeUnknown, PeerError
 
 #: How often a wait asks again; a person sees no delay, a node no load.
@@ -120,10 +122,10 @@ def follow(admin: Any, answer: dict[str, Any], timeout_s: float, poll_s: float =
     Raises OutcomeUnknown when a change still runs after `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
-    least = int(answer.get("epoch", 0))
-    told = ""
-    while answer.get("state") not in _ENDED or int(answer.get("epoch", 0)) < least:
-        line = _line(answer)
+    seen = read(Voters, answer)
+    least, told = seen.epoch, ""
+    while seen.state not in _ENDED or seen.epoch < least:
+        line = _line(seen)
         if line != told:
             click.echo(line, err=True)
             told = line
@@ -136,6 +138,7 @@ def follow(admin: Any, answer: dict[str, Any], timeout_s: float, poll_s: float =
             answer = admin.get(STATUS_PATH)
         except PeerError as error:
             answer = {"state": f"no answer: {error.message}"}
+        seen = read(Voters, answer)
     return answer
 
 
@@ -152,20 +155,19 @@ def _wanted(size: str | None, nodes: str | None) -> dict[str, Any]:
     return {"size": int(size)}
 
 
-def _line(answer: Mapping[str, Any]) -> str:
+def _line(told: Voters) -> str:
     """The voters and the position in a change, in one line without ages."""
-    change = answer.get("change")
-    text = f"{answer.get('state')}: voters {_ids(answer.get('voters'))}"
-    if change:
+    change = told.change
+    text = f"{told.state}: voters {_ids(told.voters)}"
+    if change is not None:
         parts = [
-            f"{word} {_ids(change.get(key))}"
-            for word, key in (("adds", "additions"), ("removes", "removals"))
-            if change.get(key)
+            f"{word} {_ids(nodes)}"
+            for word, nodes in (("adds", change.additions), ("removes", change.removals))
+            if nodes
         ]
-        text += f"; change {change['id']} {', '.join(parts)}: {change['done']} of {change['steps']} steps"
-    for one in answer.get("waiting") or []:
-        whom = f"node {one['node']} " if one.get("node") else ""
-        text += f"; waits: {whom}{one['reason']}"
+        text += f"; change {change.id} {', '.join(parts)}: {change.done} of {change.steps} steps"
+    for one in told.waiting:
+        text += f"; waits: {f'node {one.node} ' if one.node else ''}{one.reason}"
     return text
 
 
@@ -173,32 +175,32 @@ def _show(answer: Mapping[str, Any], output: str) -> None:
     if output == "json":
         render.json_out(answer, "cms-reconfiguration/1")
         return
-    click.echo(_line(answer))
-    size = answer.get("size")
-    wanted = f"{size}, set by an operator" if size else f"{answer.get('target')}, as the cluster's size asks"
+    told = read(Voters, answer)
+    click.echo(_line(told))
+    size = told.size
+    wanted = f"{size}, set by an operator" if size else f"{told.target}, as the cluster's size asks"
     click.echo(f"  wanted voters: {wanted}")
-    for name in ("paused", "frozen"):
-        if answer.get(name):
-            click.echo(f"  {name}: {answer[name]}")
-    if answer.get("leaving"):
-        click.echo(f"  leaving: {_ids(answer['leaving'])}")
+    for name, why in (("paused", told.paused), ("frozen", told.frozen)):
+        if why:
+            click.echo(f"  {name}: {why}")
+    if told.leaving:
+        click.echo(f"  leaving: {_ids(told.leaving)}")
 
 
-def _show_plan(plan: Mapping[str, Any], output: str) -> None:
+def _show_plan(answer: Mapping[str, Any], output: str) -> None:
     if output == "json":
-        render.json_out(plan, "cms-plan/1")
+        render.json_out(answer, "cms-plan/1")
         return
-    click.echo(
-        f"at epoch {plan.get('epoch')}: voters {_ids(plan.get('voters'))} -> {_ids(plan.get('voters_after'))}"
-    )
-    for number, step in enumerate(plan.get("steps") or [], 1):
+    plan = read(ServicePlan, answer)
+    click.echo(f"at epoch {plan.epoch}: voters {_ids(plan.voters or ())} -> {_ids(plan.voters_after or ())}")
+    for number, step in enumerate(plan.steps, 1):
         click.echo(f"  {number}. {step}")
-    if not plan.get("steps"):
+    if not plan.steps:
         click.echo("  nothing to do")
-    for name, key in (("waits for", "waits_for"), ("way back", "way_back")):
-        if plan.get(key):
-            click.echo(f"{name}: {plan[key]}")
+    for name, what in (("waits for", plan.waits_for), ("way back", plan.way_back)):
+        if what:
+            click.echo(f"{name}: {what}")
 
 
-def _ids(nodes: Any) -> str:
-    return ", ".join(str(node) for node in nodes or []) or "none"
+def _ids(nodes: Sequence[int]) -> str:
+    return ", ".join(map(str, nodes)) or "none"

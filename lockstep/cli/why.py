@@ -11,9 +11,17 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import click
+import msgspec
 
-from lockstep.cli import client, explain, options, render
-from lockstep.cli.client import ClusterClient
+from lockstep.cli import explain
+from lockstep.cli.shared import client, options, render
+from lockstep.cli.shared.client import ClusterClient
+from lockstep.documents import read
+from lockstep.documents.groups import GlobalState, LocalStates
+from lockstep.documents.requests import Request
+from lockstep.documents.service import Service
+from lockstep.documents.status import ListedNode, Status
+from lockstep.documents.stories import Story
 from lockstep.local.admin_client import class_by_code
 from lockstep.values.errors import ConfigurationError
 
@@ -57,16 +65,24 @@ def _told(cluster: ClusterClient, thing: tuple[str, ...]) -> dict[str, Any]:
     """A `why/1` document: the story, and reasons where it is not as it should be."""
     kind, name, keyspace, table = _parsed(thing)
     if kind == "service":
-        return {"thing": "the metadata service", "reasons": _service(cluster.cms()), "story": []}
+        return {
+            "thing": "the metadata service",
+            "reasons": _service(read(Service, cluster.cms())),
+            "story": [],
+        }
     if kind == "group":
-        return {"thing": "the management group", "reasons": _group(cluster.group_global("cmg")), "story": []}
+        return {
+            "thing": "the management group",
+            "reasons": _group(read(GlobalState, cluster.group_global("cmg"))),
+            "story": [],
+        }
     if kind == "node":
         return _node(cluster, name)
     found = cluster.story(kind, name, keyspace=keyspace or None, table=table or None)
     if kind == "request":
-        reasons = _request(cluster.request(name))
+        reasons = _request(read(Request, cluster.request(name)))
     else:
-        reasons = _degraded(cluster.status(), keyspace) if kind == "token" else []
+        reasons = _degraded(read(Status, cluster.status()), keyspace) if kind == "token" else []
     return {**_of(found), "reasons": reasons}
 
 
@@ -91,12 +107,13 @@ def _parsed(thing: tuple[str, ...]) -> tuple[str, str, str, str]:
     return "node", text, "", ""
 
 
-def _of(story: Mapping[str, Any]) -> dict[str, Any]:
+def _of(answer: Mapping[str, Any]) -> dict[str, Any]:
+    story = read(Story, answer)
     return {
-        "thing": story["thing"],
-        "from_epoch": story.get("from_epoch"),
-        "left_out": story.get("left_out", 0),
-        "story": story.get("events", []),
+        "thing": story.thing,
+        "from_epoch": story.from_epoch,
+        "left_out": story.left_out,
+        "story": msgspec.to_builtins(story.events),
     }
 
 
@@ -132,54 +149,54 @@ def _reason(sentence: str, hint: str = "") -> dict[str, str]:
     return {"sentence": sentence, "hint": hint}
 
 
-def _service(answer: Mapping[str, Any]) -> Reasons:
+def _service(told: Service) -> Reasons:
     found = []
-    if answer.get("frozen"):
-        found.append(_reason(f"it is frozen: {answer['frozen']}", "lockstep cms thaw"))
-    if answer.get("leader") is None:
+    if told.frozen:
+        found.append(_reason(f"it is frozen: {told.frozen}", "lockstep cms thaw"))
+    if told.leader is None:
         found.append(_reason("no leader is known: nothing can be changed", "start voters that are down"))
-    for member in answer.get("members", []):
-        if member.get("state") != "Healthy":
-            state = member.get("state") or "does not answer"
-            found.append(_reason(f"node {member['node']} {state}: {member.get('reason') or 'no reason told'}",
-                                 f"lockstep why {member['node']}"))  # fmt: skip
-    for one in answer.get("waiting") or []:
-        whom = f"node {one['node']}: " if one.get("node") else ""
-        hint = "lockstep cms reconfigure --cancel ends the change" if answer.get("change") else ""
-        found.append(_reason(f"its voters wait for {whom}{one['reason']}, {one['since_s']:.0f} s", hint))
-    if answer.get("paused"):
+    for member in told.members:
+        if member.state != "Healthy":
+            state = member.state or "does not answer"
+            found.append(_reason(f"node {member.node} {state}: {member.reason or 'no reason told'}",
+                                 f"lockstep why {member.node}"))  # fmt: skip
+    for one in told.waiting:
+        whom = f"node {one.node}: " if one.node else ""
+        hint = "lockstep cms reconfigure --cancel ends the change" if told.change is not None else ""
+        found.append(_reason(f"its voters wait for {whom}{one.reason}, {one.since_s or 0:.0f} s", hint))
+    if told.paused:
         hint = "lockstep cms reconfigure --resume"
-        found.append(_reason(f"voters are not changed automatically: {answer['paused']}", hint))
+        found.append(_reason(f"voters are not changed automatically: {told.paused}", hint))
     return found
 
 
-def _degraded(status: Mapping[str, Any], keyspace: str) -> Reasons:
+def _degraded(status: Status, keyspace: str) -> Reasons:
     """What is known to be lacking in ranges of the keyspace; of all keyspaces when none is named."""
     return [
-        _reason(f"{one['summary']}; at risk: {one['at_risk']}", one["hint"])
-        for one in status.get("conditions") or []
-        if one["code"] == "RANGES_DEGRADED" and keyspace in ("", one["subject"])
+        _reason(f"{one.summary}; at risk: {one.at_risk}", one.hint)
+        for one in status.conditions
+        if one.code == "RANGES_DEGRADED" and keyspace in ("", one.subject)
     ]
 
 
-def _group(answer: Mapping[str, Any]) -> Reasons:
+def _group(told: GlobalState) -> Reasons:
     return [
-        _reason(f"node {member['node']} is not available: {member.get('reason') or member.get('state')}",
-                f"lockstep why {member['node']}")
-        for member in answer.get("members", [])
-        if not member.get("available")
+        _reason(f"node {member.node} is not available: {member.reason or member.state}",
+                f"lockstep why {member.node}")
+        for member in told.members
+        if not member.available
     ]  # fmt: skip
 
 
-def _request(answer: Mapping[str, Any]) -> Reasons:
+def _request(told: Request) -> Reasons:
     found = [
-        _reason(f"it waits for node {one['node']}: {one.get('reason')}", f"lockstep why {one['node']}")
-        if one.get("node")
-        else _reason(f"it waits in the queue: {one.get('reason')}", "lockstep topology requests")
-        for one in answer.get("waiting") or []
+        _reason(f"it waits for node {one.node}: {one.reason}", f"lockstep why {one.node}")
+        if one.node
+        else _reason(f"it waits in the queue: {one.reason}", "lockstep topology requests")
+        for one in told.waiting
     ]
-    if answer.get("error") or answer.get("reason"):
-        found.append(_reason(str(answer.get("error") or answer.get("reason"))))
+    if told.reason:
+        found.append(_reason(told.reason))
     return found
 
 
@@ -190,54 +207,51 @@ def _node(cluster: ClusterClient, name: str) -> dict[str, Any]:
     except ConfigurationError as error:
         raise ConfigurationError(f"{name} is no thing that has a story: {error.message}",
                                  hint=f"{error.hint}; else say {_USAGE}") from None  # fmt: skip
-    wanted = int(str(story["thing"]).rpartition(" ")[2])
-    status = cluster.status()
-    node = next((one for one in status.get("nodes", []) if one["id"] == wanted), None)
+    wanted = int(story["thing"].rpartition(" ")[2])
+    status = read(Status, cluster.status())
+    node = next((one for one in status.nodes if one.id == wanted), None)
     if node is None:
         return {**story, "thing": f"node {wanted}", "reasons": [], "fine": "it has left the cluster"}
-    title = f"node {wanted} ({node.get('address')})"
     return {
         **story,
-        "thing": title,
+        "thing": f"node {wanted} ({node.address})",
         "reasons": _node_reasons(cluster, status, node),
         "fine": "nothing is wrong",
     }
 
 
-def _node_reasons(cluster: ClusterClient, status: Mapping[str, Any], node: Mapping[str, Any]) -> Reasons:
-    wanted = node["id"]
+def _node_reasons(cluster: ClusterClient, status: Status, node: ListedNode) -> Reasons:
+    wanted = node.id
     found: Reasons = []
-    if not node.get("alive"):
-        excluded = next((one for one in status.get("excluded") or [] if one.get("node") == wanted), None)
+    if not node.alive:
+        excluded = next((one for one in status.excluded if one.node == wanted), None)
         found.append(
             _reason(
-                f"it is excluded since epoch {excluded['since_epoch']}: {excluded['reason']}",
+                f"it is excluded since epoch {excluded.since_epoch}: {excluded.reason}",
                 f"lockstep topology exclude {wanted} --undo, once it has caught up",
             )
             if excluded is not None
             else _reason("it seems down: no sign of life", "start it; its own log says why it ended")
         )
-    behind = int(status.get("epoch", 0)) - int(node.get("epoch") or 0)
+    behind = status.epoch - (node.epoch or 0)
     if behind > 0:
         found.append(
             _reason(f"it is {render.counted(behind, 'epoch')} behind as far as the asked node knows")
         )
-    if node.get("state") != "normal":
-        found.append(_reason(f"it is {node.get('state')}", "lockstep topology requests"))
-    for one in status.get("conditions") or []:
-        if one.get("node") == wanted and one["code"] not in ("NODE_DOWN", "NODE_EXCLUDED"):
-            found.append(
-                _reason(f"{one['summary']}: {one['detail']}; at risk: {one['at_risk']}", one["hint"])
-            )
+    if node.state != "normal":
+        found.append(_reason(f"it is {node.state}", "lockstep topology requests"))
+    for one in status.conditions:
+        if one.node == wanted and one.code not in ("NODE_DOWN", "NODE_EXCLUDED"):
+            found.append(_reason(f"{one.summary}: {one.detail}; at risk: {one.at_risk}", one.hint))
     for group in ("metastorage", "cmg"):
-        for row in cluster.group_local(group, str(wanted)).get("states", []):
-            if row.get("reason") and (row.get("state") or not row.get("answered")):
-                hint = "lockstep explain CANNOT_APPLY" if row.get("state") == "Broken" else ""
-                found.append(_reason(f"{group}: {row.get('state') or 'no answer'}: {row['reason']}", hint))
-            elif row.get("state") not in (None, "Healthy"):
-                found.append(_reason(f"{group}: {row.get('state')}"))
-    for operation in status.get("operations", []):
-        for one in operation.get("waiting") or []:
-            if one.get("node") == wanted:
-                found.append(_reason(f"request {operation.get('id')} waits for it: {one.get('reason')}"))
+        for row in read(LocalStates, cluster.group_local(group, str(wanted))).states:
+            if row.reason and (row.state or not row.answered):
+                hint = "lockstep explain CANNOT_APPLY" if row.state == "Broken" else ""
+                found.append(_reason(f"{group}: {row.state or 'no answer'}: {row.reason}", hint))
+            elif row.state not in (None, "Healthy"):
+                found.append(_reason(f"{group}: {row.state}"))
+    for operation in status.operations:
+        for waits in operation.waiting:
+            if waits.node == wanted:
+                found.append(_reason(f"request {operation.id} waits for it: {waits.reason}"))
     return found

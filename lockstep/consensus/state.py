@@ -3,10 +3,24 @@
 Owns: role, term, vote, leader, timers, votes, progress of the members, and the effects that the current step
 has gathered. Invariant: the term never falls, the vote of a term never changes, there is at most one leader
 in a term. The rules of elections, replication, reads and membership are functions over this in their modules.
+
+Reads that wait for proof that this member still leads.
+
+Owns: the rounds. A round is a number that travels with heartbeats; when a quorum echoed it, every read that
+was asked before the round began is linearizable at the commit index noted then. Invariant: a read never joins
+a round that has already begun; rounds are confirmed in order.
+
+Writes handed out to the disk and what of them is durable.
+
+Owns: the queue of outstanding writes, the durable part of the log and the durable hard state. Invariant:
+durable_index names entries that are on disk *and* still in the log: truncation lowers it, and takes the
+truncated entries out of every outstanding write, so a late completion can never vouch for an index whose
+entry was replaced meanwhile, not even by one of the same term.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from lockstep.consensus.configuration import ConfigurationHistory, decode_configuration
@@ -21,12 +35,116 @@ from lockstep.consensus.effects import (
     Role,
     SoftState,
 )
+from lockstep.consensus.events import Persisted
 from lockstep.consensus.log import Log
 from lockstep.consensus.messages import AppendReply, Entry, EntryKind, Message, Snapshot
 from lockstep.consensus.progress import Progress
-from lockstep.consensus.read_queue import ReadQueue
 from lockstep.consensus.settings import RaftSettings
-from lockstep.consensus.writes import Writes
+
+
+class _Write:
+    __slots__ = ("hard_state", "last_index", "sequence")
+
+    def __init__(self, sequence: int, hard_state: HardState | None, last_index: int) -> None:
+        self.sequence = sequence
+        self.hard_state = hard_state
+        self.last_index = last_index
+
+
+class Writes:
+    __slots__ = ("_outstanding", "_sequence", "durable_hard_state", "durable_index")
+
+    def __init__(self, hard_state: HardState, durable_index: int) -> None:
+        self._outstanding: deque[_Write] = deque()
+        self._sequence = 0
+        self.durable_index = durable_index
+        self.durable_hard_state = hard_state
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._outstanding
+
+    def issue(self, hard_state: HardState | None, last_index: int) -> Persisted:
+        """A write that makes the log durable up to last_index, after all earlier ones."""
+        self._sequence += 1
+        self._outstanding.append(_Write(self._sequence, hard_state, last_index))
+        return Persisted(self._sequence)
+
+    def truncate(self, last_index: int) -> None:
+        self.durable_index = min(self.durable_index, last_index)
+        for write in self._outstanding:
+            write.last_index = min(write.last_index, last_index)
+
+    def complete(self, sequence: int) -> bool:
+        """Count every write up to `sequence` as durable; False when all of them already were."""
+        assert sequence <= self._sequence, "a write completed that was never handed out"
+        outstanding = self._outstanding
+        if not outstanding or outstanding[0].sequence > sequence:
+            return False
+        while outstanding and outstanding[0].sequence <= sequence:
+            write = outstanding.popleft()
+            self.durable_index = max(self.durable_index, write.last_index)
+            if write.hard_state is not None:
+                self.durable_hard_state = write.hard_state
+        return True
+
+    def validate(self, last_index: int) -> None:
+        assert self.durable_index <= last_index, "an index beyond the log counts as durable"
+        assert all(write.last_index <= last_index for write in self._outstanding), (
+            "a write outlived its entries"
+        )
+
+
+class ReadQueue:
+    __slots__ = ("_in_round", "_pending_max", "_waiting", "round")
+
+    def __init__(self, pending_max: int) -> None:
+        self._pending_max = pending_max
+        self._waiting: list[ReadState] = []
+        self._in_round: deque[tuple[int, ReadState]] = deque()
+        #: The newest round begun.
+        self.round = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._waiting and not self._in_round
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._waiting) + len(self._in_round) >= self._pending_max
+
+    @property
+    def is_round_open(self) -> bool:
+        return bool(self._in_round)
+
+    @property
+    def has_waiting(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, context: int, index: int) -> None:
+        self._waiting.append(ReadState(context, index))
+
+    def begin_round(self) -> int:
+        """Move all waiting reads into a new round, to be sent now."""
+        self.round += 1
+        self._in_round.extend((self.round, read) for read in self._waiting)
+        self._waiting = []
+        return self.round
+
+    def confirm(self, confirmed: int) -> list[ReadState]:
+        """Reads of all rounds up to `confirmed`."""
+        done: list[ReadState] = []
+        while self._in_round and self._in_round[0][0] <= confirmed:
+            done.append(self._in_round.popleft()[1])
+        return done
+
+    def clear(self) -> list[int]:
+        """Forget all reads and rounds; returns the contexts."""
+        contexts = [read.context for _, read in self._in_round] + [read.context for read in self._waiting]
+        self._in_round.clear()
+        self._waiting = []
+        self.round = 0
+        return contexts
 
 
 class Incoming:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.registry import EntryKind
+from lockstep.metadata.log.registry import EntryKind
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 
@@ -151,7 +151,7 @@ def holders(cluster: ClusterMetadata, held: Held) -> tuple[str, ...]:
     service = cluster.service
     if held in (Held.RING, Held.REPLICATION):
         wanted = held is Held.REPLICATION
-        return tuple(o.title() for o in cluster.operations if bool(o.keyspace) is wanted)
+        return tuple(o.title() for o in cluster.operations if o.about.is_global is wanted)
     if held is Held.VOTERS:
         return (service.change.title(),) if service.change is not None else ()
     if held is Held.VOTE:
@@ -178,7 +178,7 @@ def excluded_by(
 
 def _nodes_of(cluster: ClusterMetadata, held: Held) -> tuple[NodeId, ...]:
     if held is Held.RING:
-        return tuple(node for operation in cluster.operations for node in operation.subjects)
+        return tuple(node for operation in cluster.operations for node in operation.about.nodes)
     if held is Held.EXCLUSION:
         return tuple(cluster.excluded_by_node)
     return cluster.service.members
@@ -191,6 +191,6 @@ def refuse_during(cluster: ClusterMetadata, wanted: Wanted, held: Held, what: st
     if not names:
         return
     if held is Held.RING:
-        ids = ", ".join(f"operation {o.id}" for o in cluster.operations if not o.keyspace)
+        ids = ", ".join(f"operation {o.id}" for o in cluster.operations if not o.about.is_global)
         raise Rejected(f"{what} while {ids} holds ranges", hint=hint)
     raise Rejected(f"{what} while {', '.join(names)} is running", hint=hint)

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 from rpds import HashTrieMap, List
 
-from lockstep.metadata.comparison import ABSENT, Difference, text_of
+from lockstep.metadata.log.comparison import ABSENT, Difference, text_of
 from lockstep.metadata.part import Part, collected
 from lockstep.values import codec
 from lockstep.values.hash_tree import EMPTY_TREE, HashTree, blake, key_of_text, tree_of

@@ -13,7 +13,7 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import Directory
 from lockstep.metadata.feature_names import FEATURE_STATE, FeatureState, lacking
-from lockstep.metadata.registry import EntryKind
+from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.values.errors import PreconditionError, Rejected
 from lockstep.values.ids import NodeId

@@ -9,25 +9,58 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Protocol, runtime_checkable
 
 import msgspec
 
-from lockstep.metadata.comparison import Difference, compare
+from lockstep.metadata.log.comparison import Difference, compare
 from lockstep.metadata.part import Item, Part, collected, digest_of, digest_of_each
 from lockstep.schema.model import Replication
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
 
 
-class OperationKind(enum.StrEnum):
-    BOOTSTRAP = "bootstrap"
-    DECOMMISSION = "decommission"
-    MOVE = "move"
-    REPLACE = "replace"
-    REMOVE = "remove"
-    REBUILD = "rebuild"
-    REPLICATION = "replication_change"
+class About(msgspec.Struct, frozen=True):
+    """What the log must know of an operation, or of a request for one, whatever its kind.
+
+    `kind` is its kind's name. `precedence`: of what waits, the lower goes first. `nodes`: whose place in the
+    ring it changes, its own node first; another operation leaves them alone. `tokens`: those asked for.
+    `departing`: who is gone when it succeeds. `presumed_dead`: who it was told is dead: never a source, never
+    counted as having seen a step. `keyspace`: whose replication it changes. `is_global`: beside it no
+    operation on the ring runs.
+    """
+
+    kind: str
+    precedence: int
+    nodes: tuple[NodeId, ...] = ()
+    tokens: tuple[int, ...] = ()
+    departing: NodeId = NodeId(0)
+    presumed_dead: NodeId = NodeId(0)
+    keyspace: str = ""
+    is_global: bool = False
+
+    @property
+    def node(self) -> NodeId:
+        """Its own node; 0 when none."""
+        return self.nodes[0] if self.nodes else NodeId(0)
+
+    @property
+    def replaced(self) -> NodeId:
+        """The node whose place its own takes; 0 when none."""
+        return NodeId(0) if self.departing == self.node else self.departing
+
+
+@runtime_checkable
+class Body(Protocol):
+    """What is a kind's own in an operation, or in a request for one: a struct with a tag."""
+
+    @property
+    def about(self) -> About: ...
+
+    @property
+    def kind(self) -> object:
+        """All that makes the kind, for the rooms that know it."""
+        ...
 
 
 class Stage(enum.StrEnum):
@@ -85,21 +118,14 @@ class Transition(msgspec.Struct, frozen=True, array_like=True):
 class Operation(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """A topology operation in progress.
 
-    `tokens` are those the node will own (bootstrap, move, replace), gives up (decommission, remove) or
-    keeps (rebuild). `stage_epoch` is the epoch of the entry that entered `stage`; `history` lists (stage,
-    epoch) of every stage so far, the present one last. `session_id` is the open session of this stage's
-    work, or empty. `replaced` is the dead node whose place a replace takes, `source_dc` the data centre a
-    rebuild reads from; both are empty elsewhere.
-
-    A change of replication is about `keyspace` and no node (0). It goes along `path`, from the original
-    replication to the target, or back when `is_returning`; it is between path[at] and the next one. One that
-    `is_cancelled` returns once its present step has ended, one that `is_stopped` ends right there.
-    `step` counts the steps that it began, from 1 on.
+    `tokens` are those the node will own, gives up or keeps. `stage_epoch` is the epoch of the entry that
+    entered `stage`; `history` lists (stage, epoch) of every stage so far, the present one last. `session_id`
+    is the open session of this stage's work, or empty. `step` counts how often it began with its first stage,
+    for a kind that does so more than once.
     """
 
     id: int
-    kind: OperationKind
-    node: NodeId
+    body: Body
     tokens: tuple[int, ...]
     stage: Stage
     stage_epoch: int
@@ -107,57 +133,28 @@ class Operation(msgspec.Struct, frozen=True, array_like=True, dict=True):
     session_id: str = ""
     history: tuple[tuple[Stage, int], ...] = ()
     cancel_reason: str = ""
-    replaced: NodeId = NodeId(0)
-    source_dc: str = ""
-    keyspace: str = ""
-    path: tuple[Replication, ...] = ()
-    at: int = 0
     step: int = 0
-    is_returning: bool = False
-    is_cancelled: bool = False
-    is_stopped: bool = False
+
+    @cached_property
+    def about(self) -> About:
+        return self.body.about
+
+    @property
+    def kind(self) -> str:
+        return self.about.kind
+
+    @property
+    def node(self) -> NodeId:
+        return self.about.node
 
     def title(self) -> str:
         """How people refer to it: `operation 7 (bootstrap of node 4)`."""
-        if self.keyspace:
-            return f"operation {self.id} ({self.kind} of keyspace {self.keyspace})"
-        if self.replaced:
-            return f"operation {self.id} ({self.kind} of node {self.replaced} by node {self.node})"
-        return f"operation {self.id} ({self.kind} of node {self.node})"
-
-    @property
-    def original(self) -> Replication | None:
-        """The replication that the keyspace had; None where none changes."""
-        return self.path[0] if self.path else None
-
-    @property
-    def target(self) -> Replication | None:
-        """The replication that the keyspace is to have; None where none changes."""
-        return self.path[-1] if self.path else None
-
-    @property
-    def subjects(self) -> tuple[NodeId, ...]:
-        """Nodes whose place in the ring it changes; another operation leaves them alone."""
-        nodes = (self.node, self.replaced) if self.replaced else (self.node,)
-        return () if self.keyspace else nodes
-
-    @property
-    def departing(self) -> NodeId:
-        """The node that is gone when it succeeds; 0 when none."""
-        if self.kind in (OperationKind.DECOMMISSION, OperationKind.REMOVE):
-            return self.node
-        return self.replaced
-
-    @property
-    def moves_nothing(self) -> bool:
-        """A node without tokens comes or goes: it ends with its first stage, as no later one has a range."""
-        comes_or_goes = self.kind is OperationKind.BOOTSTRAP or bool(self.departing)
-        return comes_or_goes and not self.tokens
-
-    @property
-    def presumed_dead(self) -> NodeId:
-        """The node it was told is dead: never a source, never counted as having seen a step; 0 when none."""
-        return self.node if self.kind is OperationKind.REMOVE else self.replaced
+        about = self.about
+        if about.keyspace:
+            return f"operation {self.id} ({about.kind} of keyspace {about.keyspace})"
+        if about.replaced:
+            return f"operation {self.id} ({about.kind} of node {about.replaced} by node {about.node})"
+        return f"operation {self.id} ({about.kind} of node {about.node})"
 
 
 class Lock(msgspec.Struct, frozen=True, array_like=True, dict=True):

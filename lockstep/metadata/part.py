@@ -11,14 +11,15 @@ items and equal digests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 from rpds import HashTrieMap
 
-from lockstep.metadata.comparison import Difference, compare
+from lockstep.metadata.log.comparison import Difference, compare
 from lockstep.values import codec
 from lockstep.values.hash_tree import blake
 from lockstep.values.memo import memo
@@ -132,9 +133,14 @@ class Parts(msgspec.Struct, frozen=True, dict=True):
 
 
 class Registered:
-    """The parts that a version knows, from the tables of its rooms. Numbers and names are unique."""
+    """The parts that a version knows, from the tables of its rooms. Numbers and names are unique.
 
-    def __init__(self, *tables: Sequence[Part[Any]]) -> None:
+    `unions`: the structs that stand where items name a protocol as the type of a field."""
+
+    def __init__(
+        self, *tables: Sequence[Part[Any]], unions: Mapping[Any, Any] = MappingProxyType({})
+    ) -> None:
+        self.unions = unions
         parts = sorted((part for table in tables for part in table), key=lambda part: part.number)
         self.by_number: dict[int, Part[Any]] = {part.number: part for part in parts}
         assert len(self.by_number) == len(parts), "a part's number is registered twice"

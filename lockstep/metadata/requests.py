@@ -14,23 +14,12 @@ from typing import Final
 
 import msgspec
 
-from lockstep.metadata.operations import OPERATIONS, OperationKind
+from lockstep.metadata.operations import OPERATIONS, About, Body
 from lockstep.metadata.part import Item, Part, collected, digest_of, digest_of_each
 from lockstep.schema.model import Replication
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import REQUESTS_ENDED_KEPT_MAX
-
-#: Which kind goes first when several could run. Within a kind the request that came first does.
-PRIORITY: tuple[str, ...] = (
-    "replace",
-    "bootstrap",
-    "remove",
-    "decommission",
-    "move",
-    "rebuild",
-    "replication_change",
-)
 
 
 class RequestState(enum.StrEnum):
@@ -53,18 +42,13 @@ class Policy(enum.StrEnum):
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
-    """`tokens` of a node that is to own them; `replaced` 0: nobody. `actor` says who asked. A change of
-    replication is about `keyspace`, which is to have `target`, and about no node (0).
+    """`body` says what is asked for, and never changes. `actor` says who asked.
 
     `operation_id` is set once it runs. `outcome` says in words why it failed or was cancelled.
     """
 
     id: int
-    kind: OperationKind
-    node: NodeId
-    tokens: tuple[int, ...] = ()
-    replaced: NodeId = NodeId(0)
-    source_dc: str = ""
+    body: Body
     policy: Policy = Policy.WAIT
     actor: str = ""
     requested_epoch: int = 0
@@ -75,27 +59,23 @@ class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
     outcome: str = ""
     #: Its operation is taken back because its work failed.
     is_failing: bool = False
-    keyspace: str = ""
-    target: Replication | None = None
-    #: Whoever asked says that the node counts as dead, whatever is heard of it.
-    presumed_dead: bool = False
-    #: What the keyspace had before, where an earlier part of the walk to `target` has ended; None elsewhere.
+    #: What its keyspace had before, where an earlier part of the walk has ended; None elsewhere.
     original: Replication | None = None
     #: What its operations have moved, as far as it is counted: when a stage ends.
     moved_bytes: int = 0
     moved_fragments: int = 0
 
-    @property
-    def nodes(self) -> tuple[NodeId, ...]:
-        """The nodes that may have no other request meanwhile."""
-        if self.keyspace:
-            return ()
-        return (self.node, self.replaced) if self.replaced else (self.node,)
+    @cached_property
+    def about(self) -> About:
+        return self.body.about
 
     @property
-    def wish(self) -> tuple[object, ...]:
-        """What it asks for, which never changes."""
-        return (self.kind, self.nodes, self.tokens, self.keyspace, self.target)
+    def kind(self) -> str:
+        return self.about.kind
+
+    @property
+    def node(self) -> NodeId:
+        return self.about.node
 
     @property
     def is_live(self) -> bool:
@@ -103,15 +83,14 @@ class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     def title(self) -> str:
         """How people refer to it: `request 7 (decommission of node 4)`."""
-        if self.keyspace:
-            return f"request {self.id} ({self.kind} of keyspace {self.keyspace})"
-        return f"request {self.id} ({self.kind} of node {self.node})"
+        about = self.about
+        whom = f"keyspace {about.keyspace}" if about.keyspace else f"node {about.node}"
+        return f"request {self.id} ({about.kind} of {whom})"
 
 
 def rank(request: Request) -> tuple[int, int]:
     """Its place in the queue: requests run in ascending order of this."""
-    kind = str(request.kind)
-    return (PRIORITY.index(kind) if kind in PRIORITY else len(PRIORITY), request.id)
+    return request.about.precedence, request.id
 
 
 class Requests(msgspec.Struct, frozen=True, dict=True):
@@ -129,12 +108,12 @@ class Requests(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def by_node(self) -> dict[NodeId, Request]:
         """The live request of each node."""
-        return {node: request for request in self.live for node in request.nodes}
+        return {node: request for request in self.live for node in request.about.nodes}
 
     @cached_property
     def by_keyspace(self) -> dict[str, Request]:
         """The live request of each keyspace."""
-        return {request.keyspace: request for request in self.live if request.keyspace}
+        return {request.about.keyspace: request for request in self.live if request.about.keyspace}
 
     @cached_property
     def by_operation(self) -> dict[int, Request]:
@@ -144,7 +123,7 @@ class Requests(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def by_token(self) -> dict[int, Request]:
         """The live request that wants each token."""
-        return {token: request for request in self.live for token in request.tokens}
+        return {token: request for request in self.live for token in request.about.tokens}
 
     @cached_property
     def queue(self) -> tuple[Request, ...]:
@@ -178,9 +157,9 @@ class Requests(msgspec.Struct, frozen=True, dict=True):
         assert len(set(known)) == len(known), "a request is live or ended"
         assert not known or max(known) < self.next_id, "request ids are never reused"
         assert len(self.ended) <= REQUESTS_ENDED_KEPT_MAX, "the history is bounded"
-        nodes = [node for request in self.live for node in request.nodes]
+        nodes = [node for request in self.live for node in request.about.nodes]
         assert len(set(nodes)) == len(nodes), "a node has one live request"
-        keyspaces = [request.keyspace for request in self.live if request.keyspace]
+        keyspaces = [request.about.keyspace for request in self.live if request.about.keyspace]
         assert len(set(keyspaces)) == len(keyspaces), "a keyspace has one live request"
         running = sorted(r.operation_id for r in self.live if r.state is RequestState.RUNNING)
         assert tuple(running) == tuple(sorted(operation_ids)), "operations and running requests match"
@@ -196,10 +175,10 @@ def begun(requests: Requests, wanted: Request, epoch: int) -> Requests:
     `wanted.id` 0: it was asked for just now, and waited for nothing. Raises Rejected when the request is
     not queued, is for something else, or when one of the nodes, or the keyspace, has another one.
     """
-    busy = requests.by_keyspace.get(wanted.keyspace) if wanted.keyspace else None
+    busy = requests.by_keyspace.get(wanted.about.keyspace)
     if busy is not None and busy.id != wanted.id:
         raise keyspace_busy(busy)
-    for node in wanted.nodes:
+    for node in wanted.about.nodes:
         other = requests.by_node.get(node)
         if other is not None and other.id != wanted.id:
             raise Rejected(
@@ -214,18 +193,18 @@ def begun(requests: Requests, wanted: Request, epoch: int) -> Requests:
     known = requests.by_id.get(wanted.id)
     if known is None or known.state is not RequestState.QUEUED:
         raise Rejected(f"request {wanted.id} is {known.state if known is not None else 'not known'}")
-    if known.wish != wanted.wish:
+    if known.body != wanted.body:
         raise Rejected(f"{known.title()} asks for something else")
     return requests.with_changed(_running(known, wanted.operation_id, epoch))
 
 
 def keyspace_busy(request: Request) -> Rejected:
     """The refusal of what would change the replication, or the existence, of the keyspace of `request`."""
+    name = request.about.keyspace
     return Rejected(
-        f"the replication of keyspace {request.keyspace} is being changed by {request.title()}, "
-        f"which is {request.state}",
+        f"the replication of keyspace {name} is being changed by {request.title()}, which is {request.state}",
         cql_code=0x2300,
-        keyspace=request.keyspace,
+        keyspace=name,
         hint=f"`lockstep topology watch {request.id}` follows it, `lockstep topology cancel {request.id}` "
         "takes it back",
     )

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import msgspec
 
-from lockstep.metadata import permissions
+from lockstep.metadata.access import permissions
+from lockstep.metadata.access.roles import ACCESS, Access
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.degraded import DEGRADED, Degraded, carried, of_replications
+from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.placements_part import PLACEMENTS
 from lockstep.metadata.placing import moves_data, placements_for, refuse_while_locked
-from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.requests import keyspace_busy
-from lockstep.metadata.roles import ACCESS, Access
 from lockstep.metadata.schema_part import SCHEMA
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.schema.changes import AlterKeyspace, DropKeyspace, SchemaChange, apply_change

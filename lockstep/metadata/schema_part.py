@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from lockstep.metadata.comparison import Difference, compare, compare_things, sides
+from lockstep.metadata.log.comparison import Difference, compare, compare_things, sides
 from lockstep.metadata.part import Item, Part
 from lockstep.schema.model import Schema, SchemaBuilder, SchemaImage, Table
 from lockstep.values.hash_tree import changed

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from lockstep.node.conditions import Conditions
+from lockstep.node.work.conditions import Conditions
 from lockstep.runtime.ports import Clock
 
 #: Long enough for whoever has to sign a new one.

@@ -9,23 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from lockstep.metadata import (
-    excluded,
-    features,
-    membership,
-    permissions,
-    role_changes,
-    schema_change,
-    snapshot_entries,
-    transformations,
-)
+from lockstep.metadata import excluded, features, schema_change, transformations
+from lockstep.metadata.access import permissions, role_changes
+from lockstep.metadata.groups import membership
+from lockstep.metadata.log import snapshot_entries
+from lockstep.metadata.log.registry import EntryKind, Registry
+from lockstep.metadata.log.versions import SINCE
 from lockstep.metadata.part import Part
-from lockstep.metadata.registry import EntryKind, Registry
-from lockstep.metadata.versions import SINCE
 from lockstep.node.configuration import TestingSection
 from lockstep.topology import force_remove, repairs, undelivered
 from lockstep.topology import requests as topology_requests
 from lockstep.topology import transformations as topology_transformations
+from lockstep.topology.kinds.registry import UNIONS
 from lockstep.values.errors import ConfigurationError
 
 _TABLES: Final[tuple[Mapping[int, type[Any]], ...]] = (
@@ -50,7 +45,7 @@ _PARTS: Final[tuple[Part[Any], ...]] = ()
 
 
 def every_kind() -> Registry:
-    return Registry(*_TABLES, since=SINCE, parts=_PARTS)
+    return Registry(*_TABLES, since=SINCE, parts=_PARTS, unions=UNIONS)
 
 
 def kinds_of(testing: TestingSection) -> Registry:
@@ -64,4 +59,4 @@ def kinds_of(testing: TestingSection) -> Registry:
     hidden = {known[name].value for name in testing.hide_kinds}
     kept = [{kind: of for kind, of in table.items() if kind not in hidden} for table in _TABLES]
     version = None if testing.log_version < 0 else testing.log_version
-    return Registry(*kept, since=SINCE, version=version, parts=_PARTS)
+    return Registry(*kept, since=SINCE, version=version, parts=_PARTS, unions=UNIONS)

@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.node.identity import IdentityFile
-from lockstep.node.journal import Journal
 from lockstep.node.kinds import every_kind
-from lockstep.node.metadata_state import MetadataState
+from lockstep.node.log.journal import Journal
+from lockstep.node.log.metadata_state import MetadataState
+from lockstep.node.membership.identity import IdentityFile
 from lockstep.node.rewriting import Readable, rewrite
 from lockstep.runtime.ports import Disk, Runtime
 from lockstep.storage.counter_generation import generation_record

@@ -127,6 +127,10 @@ class Disk(Protocol):
 
     async def sync_names(self, directory: str) -> None: ...
 
+    def close(self) -> None:
+        """Give back whatever is held open; the disk stays usable."""
+        ...
+
 
 class Tls(msgspec.Struct, frozen=True):
     """Paths of PEM files for encrypted connections. `ca`: who signs the certificates of the other side. A

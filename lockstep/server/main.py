@@ -47,12 +47,12 @@ from lockstep.runtime.real import (
     route_diagnostics,
     run,
 )
-from lockstep.server.admin_door import serve_admin
-from lockstep.server.admin_token import checked
-from lockstep.server.cql_server import CqlServer
+from lockstep.server.admin.admin_door import serve_admin
+from lockstep.server.admin.admin_token import checked
+from lockstep.server.cql.cql_server import CqlServer
 from lockstep.server.log import LineLog
-from lockstep.server.user_functions import WORKERS_HANDLER
-from lockstep.storage.rocks_building import BUILD_HANDLER, BUILD_PACKAGES
+from lockstep.server.statements.user_functions import WORKERS_HANDLER
+from lockstep.storage.rocks.rocks_building import BUILD_HANDLER, BUILD_PACKAGES
 from lockstep.storage.store import STORE_DIRECTORY, Store
 from lockstep.values.errors import CannotApply, ConfigurationError, LockstepError
 from lockstep.values.limits import DRAIN_BY_SIGNAL_MS
@@ -220,7 +220,7 @@ async def _serve(
     path = os.path.join(configuration.node.data_directory, STORE_DIRECTORY)
     processors = _installed_processors(configuration.cms.processor)
     node = Node(runtime, configuration, lambda _: _open_store(path, runtime, checkers), log, processors)
-    node.conditions.watch(watch_certificates(node.conditions, runtime.clock, certificates))
+    node.context.conditions.watch(watch_certificates(node.context.conditions, runtime.clock, certificates))
     life = asyncio.current_task()
     assert life is not None, "the process runs as one task"
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -237,7 +237,7 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _set, stop)
     try:
-        server = CqlServer(node, runtime, audit.write if audit is not None else None)
+        server = CqlServer(node.services, runtime, audit.write if audit is not None else None)
         return await _serve_clients(node, server, said, token, stop)
     finally:
         if workers is not None:
@@ -263,9 +263,9 @@ def _installed_processors(kind: str) -> dict[str, Factory]:
 
 async def _open_store(path: str, runtime: Runtime, checkers: Helpers) -> Store:
     # The store's library takes some time to load: only a node that gets this far pays for it.
-    from lockstep.storage.rocks import open_rocks_store
-    from lockstep.storage.rocks_checker import TableChecker
-    from lockstep.storage.rocks_keeping import KeptFiles
+    from lockstep.storage.rocks.rocks import open_rocks_store
+    from lockstep.storage.rocks.rocks_checker import TableChecker
+    from lockstep.storage.rocks.rocks_keeping import KeptFiles
 
     kept = KeptFiles(runtime.disk, STORE_DIRECTORY)
     return await open_rocks_store(path, runtime.tasks, kept=kept, checker=TableChecker(checkers))
@@ -276,7 +276,7 @@ async def _serve_clients(
 ) -> int:
     """Open the doors, wait for the end, close them; the exit code."""
     # The clients' door is the last to open: whoever finds it open finds the others open too.
-    admin = await serve_admin(node, server, token)
+    admin = await serve_admin(node.services, server, token)
     try:
         await server.start()
         _spare_the_collector()
@@ -300,12 +300,12 @@ def _say_ready(node: Node) -> None:
 
     network = node.configuration.network
     facts = {
-        "node": node.node_id,
-        "host_id": node.identity.value.host_id,
+        "node": node.context.own_id(),
+        "host_id": node.context.identity.value.host_id,
         "address": network.address,
         "cql_port": network.cql_port,
         "admin_port": network.admin_port,
-        "epoch": node.cluster.epoch,
+        "epoch": node.log.cluster.epoch,
         "pid": os.getpid(),
     }
     print(f"ready {json.dumps(facts)}", flush=True)
@@ -327,7 +327,7 @@ async def _until_the_end(node: Node, server: CqlServer, said: Said, stop: asynci
     if isinstance(error, CannotApply):
         await server.draining.drain(DRAIN_BY_SIGNAL_MS)
         await stop
-    return 0 if node.has_left else error.exit_code
+    return 0 if node.context.has_left else error.exit_code
 
 
 def _described(context: dict[str, object]) -> dict[str, object]:

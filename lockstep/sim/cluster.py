@@ -7,12 +7,10 @@ it back on the same disk. A node that left is parked with an empty disk, and joi
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import msgspec
 
-from lockstep.consensus.messages import Entry
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
 from lockstep.metadata.directory import NodeState
 from lockstep.node.configuration import (
@@ -29,17 +27,18 @@ from lockstep.node.configuration import (
     TestingSection,
     TimeoutsSection,
 )
+from lockstep.node.group_bounds import GroupBounds
 from lockstep.node.node import Node
 from lockstep.runtime.ports import Runtime
-from lockstep.server.cql_server import serve
+from lockstep.server.cql.cql_server import serve
 from lockstep.sim.checkers.violation import Violation
-from lockstep.sim.disk import DiskSettings
 from lockstep.sim.door import open_door
-from lockstep.sim.history import History
-from lockstep.sim.lost_stores import LostStores
-from lockstep.sim.process import Main, Process
-from lockstep.sim.streams import Stream
-from lockstep.sim.world import World
+from lockstep.sim.faults.lost_stores import LostStores
+from lockstep.sim.load.history import History
+from lockstep.sim.runtime.disk import DiskSettings
+from lockstep.sim.runtime.process import Main, Process
+from lockstep.sim.runtime.streams import Stream
+from lockstep.sim.runtime.world import World
 from lockstep.storage.model import open_model_store
 from lockstep.storage.store import STORE_DIRECTORY, Store
 from lockstep.values.errors import LockstepError
@@ -112,26 +111,6 @@ def draw_shape(
     )
 
 
-class SmallAppends(Node):
-    """A node whose consensus sends at most `append_bytes_max` bytes of entries at once, and which tells what
-    its metadata group hands it as committed."""
-
-    append_bytes_max = 1 << 20
-    #: Called when it has read its disk, and nobody hears of it yet.
-    when_loaded: Callable[[], None] = staticmethod(lambda: None)
-
-    def _committed(self, entries: tuple[Entry, ...]) -> None:
-        self.runtime.probes.observe("raft.committed", entries=entries)
-        super()._committed(entries)
-
-    def _start_consensus(self) -> None:
-        self.when_loaded()
-        super()._start_consensus()
-        if self.driver is not None:
-            state = self.driver.raft.state
-            state.settings = msgspec.structs.replace(state.settings, append_bytes_max=self.append_bytes_max)
-
-
 class SimCluster:
     """`cluster` is the newest value that any node has applied, as the monitors saw it."""
 
@@ -173,7 +152,7 @@ class SimCluster:
         self._draw = world.stream("cluster")
         self._duplicates = world.stream("duplicates")
         #: With one entry at a time followers stop at every point between a leader's entries.
-        self.append_bytes_max = SmallAppends.append_bytes_max
+        self.append_bytes_max = GroupBounds().append_bytes_max
         names = [f"n{number}" for number in range(1, shape.founders + shape.spares + 1)]
         self.processes: dict[str, Process] = {
             name: world.process(name, f"127.0.0.{name[1:]}") for name in names
@@ -224,7 +203,7 @@ class SimCluster:
         node = self._serving.get(name)
         if node is None or node is not self.nodes.get(name) or not node.ready:
             return False
-        info = node.info
+        info = node.context.info
         return self.processes[name].alive and info is not None and info.state is NodeState.NORMAL
 
     def node_id(self, name: str) -> int:
@@ -319,25 +298,25 @@ class SimCluster:
             except LockstepError as error:
                 self._refused(name, error)
                 return
-            node = SmallAppends(runtime, self.configuration(name), self.open_store, self._log(name))
-            node.append_bytes_max = self.append_bytes_max
-            node.when_loaded = partial(self.on_load, name, node)
-            node.management.snapshot_entries = self.shape.management_entries
+            bounds = GroupBounds(self.append_bytes_max, self.shape.management_entries)
+            node = Node(runtime, self.configuration(name), self.open_store, self._log(name), bounds=bounds)
             if self.shape.duplicate:
-                node.internode.duplicate = self._duplicate
+                node.context.internode.duplicate = self._duplicate
             self.nodes[name] = node
             try:
+                await node.load()
+                self.on_load(name, node)
                 await node.start()
             except LockstepError as error:
                 self._refused(name, error)
                 return
             if int(name[1:]) % 2:
-                node.coordinator.ask_digests_over(1)
+                node.data.coordinator.ask_digests_over(1)
             self.on_serve(node)
             await open_door(node, runtime)
-            await serve(node, runtime)
+            await serve(node.services, runtime)
             self._serving[name] = node
-            self.tell(name, f"is ready at epoch {node.state.epoch}")
+            self.tell(name, f"is ready at epoch {node.log.state.epoch}")
             assert node.broken is not None
             self.tell(name, f"is broken: {await node.broken}")
             self.restart_later(name)

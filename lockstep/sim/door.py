@@ -17,7 +17,7 @@ from lockstep.runtime.ports import Runtime
 from lockstep.schema.clustering import after_prefix, decode, encode_prefix
 from lockstep.schema.model import Table
 from lockstep.schema.types import parse_type
-from lockstep.sim.history import Change, Look, SeenRow
+from lockstep.sim.load.history import Change, Look, SeenRow
 from lockstep.values.codec import decoder, encode
 from lockstep.values.errors import InvalidRequest, LockstepError, Rejected
 from lockstep.values.rows import (
@@ -128,16 +128,16 @@ class DoorServer(_Framed):
     async def _answer(self, number: int, body: Change | Look | Submission) -> Answer:
         node = self._node
         if isinstance(body, Submission):
-            transformation = node.registry.decode(body.kind, body.body)
+            transformation = node.log.registry.decode(body.kind, body.body)
             base_epoch = body.base_epoch if body.base_epoch >= 0 else None
-            epoch = await node.submit(transformation, entry_id=body.entry_id, base_epoch=base_epoch)
+            epoch = await node.log.submit(transformation, entry_id=body.entry_id, base_epoch=base_epoch)
             return Answer(number, epoch=epoch)
-        table = node.cluster.schema.table(KEYSPACE, body.table)
+        table = node.log.cluster.schema.table(KEYSPACE, body.table)
         if table is None:
             raise InvalidRequest(f"table {body.table} is not known here")
         if isinstance(body, Change):
-            mutation = mutation_for(body, table, node.new_mutation_id(), self._deleted_at_s())
-            await node.coordinator.write(mutation, body.consistency, body.timeout_ms)
+            mutation = mutation_for(body, table, node.data.new_mutation_id(), self._deleted_at_s())
+            await node.data.coordinator.write(mutation, body.consistency, body.timeout_ms)
             return Answer(number)
         return Answer(number, rows=await self._rows(body, table))
 
@@ -148,7 +148,7 @@ class DoorServer(_Framed):
         value = table.by_name["v"].id
         while True:
             command = command_for(look, table, self._now_s(), after)
-            result = await self._node.coordinator.read(command, look.consistency, look.timeout_ms)
+            result = await self._node.data.coordinator.read(command, look.consistency, look.timeout_ms)
             for partition in result.partitions:
                 for row in partition.rows:
                     rows.extend(
@@ -161,7 +161,7 @@ class DoorServer(_Framed):
             after = result.end
 
     def _deleted_at_s(self) -> int:
-        return max(self._now_s(), self._node.stamps.next_us() // 1_000_000)
+        return max(self._now_s(), self._node.log.stamps.next_us() // 1_000_000)
 
     def _now_s(self) -> int:
         return self._runtime.clock.wall_us() // 1_000_000

@@ -52,7 +52,7 @@ def _coordinator() -> str:
 
 
 def _placements(seed: int) -> str:
-    from lockstep.sim import placement_report
+    from lockstep.sim.drills import placement_report
 
     chosen = placement_report.settings(12, 60, (2, 3), (0, 2), (4,), (3,))
     verdict = placement_report.check(seed, 1, chosen)
@@ -60,7 +60,7 @@ def _placements(seed: int) -> str:
 
 
 def _dissemination(seed: int) -> str:
-    from lockstep.sim.dissemination import Dissemination, Setting
+    from lockstep.sim.drills.dissemination import Dissemination, Setting
 
     outcome = Dissemination(Setting(nodes=_FOLLOWERS, commits=_COMMITS, loss=0.05, seed=seed)).run()
     return "" if outcome.holds else outcome.text()

@@ -28,7 +28,10 @@ from lockstep.sim.workers import spread, timed
 from lockstep.values.errors import ConfigurationError
 
 #: Rooms without I/O, and the one that replicates.
-ROOMS: Final = ("consensus", "metadata", "placement", "topology", "gossip", "replication", "storage")
+ROOMS: Final = (
+    *("consensus", "metadata", "placement", "topology", "gossip"),
+    *("storage", "internode", "quorum", "replica", "streaming", "coordination", "handoff"),
+)
 _PACKAGE = Path(lockstep.__file__).parent
 LISTED = Path(__file__).parent / "unreached.txt"
 _END = "(end)"

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.digest import state_digest
-from lockstep.metadata.entries import LogEntry
-from lockstep.metadata.snapshot import pieces
+from lockstep.metadata.log.digest import state_digest
+from lockstep.metadata.log.entries import LogEntry
+from lockstep.metadata.log.snapshot import pieces
 from lockstep.node.configuration import (
     ClusterSection,
     Configuration,
@@ -29,7 +29,7 @@ from lockstep.node.configuration import (
 from lockstep.node.node import Node
 from lockstep.runtime.ports import Runtime
 from lockstep.sim.checkers.violation import Violation
-from lockstep.sim.world import World
+from lockstep.sim.runtime.world import World
 from lockstep.storage.store import Store
 
 #: Every so many epochs the bytes are compared, not only their digest.
@@ -81,12 +81,12 @@ def _replaying(
     async def main(runtime: Runtime) -> None:
         node = Node(runtime, configuration, open_store, lambda *_, **__: None)
         # Only its metadata lives: nobody else is heard of, so its failure detector convicts everybody.
-        await node.state.store.settle()
-        node.state.load()
-        node.state.start()
-        node.state.listen(applied)
-        node.state.offer(entries)
-        await node.state.wait_for(len(entries))
+        await node.log.state.store.settle()
+        node.log.state.load()
+        node.log.state.start()
+        node.log.state.listen(applied)
+        node.log.state.offer(entries)
+        await node.log.state.wait_for(len(entries))
 
     return main
 

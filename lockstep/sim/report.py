@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from lockstep.sim.faults import LEAVER_FAULTS, STAGE_FAULTS, TIMED
-from lockstep.sim.nemesis import KIND_ON
+from lockstep.sim.faults.kinds import LEAVER_FAULTS, STAGE_FAULTS, TIMED
+from lockstep.sim.faults.nemesis import KIND_ON
 from lockstep.sim.scenario import SeedResult
 from lockstep.sim.scenarios import SCENARIOS
 

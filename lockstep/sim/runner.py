@@ -12,11 +12,11 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from lockstep.sim.planted import REGISTRY
+from lockstep.sim.plant import Planted
 from lockstep.sim.report import Batch, failure_text, noticed_by, story_text, summary
 from lockstep.sim.scenario import Run, SeedResult
 from lockstep.sim.scenarios import SCENARIOS
@@ -145,14 +145,26 @@ def replay(what: str | int, scenario: str = "swarm", *, trace: bool = True, last
     return 1 if result.violation else 0
 
 
+def planted_bugs() -> Mapping[str, Planted]:
+    """All of them by name; ConfigurationError where the package is installed without its tests."""
+    try:
+        from lockstep.sim.mutants import REGISTRY
+    except ImportError as error:
+        raise ConfigurationError(
+            "planted bugs are not installed with the package", hint="run it in a checkout of the sources"
+        ) from error
+    return REGISTRY
+
+
 def hunt(names: Sequence[str], seeds: int, first: int = 1) -> dict[str, SeedResult | None]:
     """For each planted bug, the first failing seed of `first` .. `first + seeds - 1` of its scenario."""
+    registry = planted_bugs()
     found: dict[str, SeedResult | None] = {}
     for name in names:
         found[name] = None
         for seed in range(first, first + seeds):
-            with REGISTRY[name].plant():
-                result = work((REGISTRY[name].scenario, seed))
+            with registry[name].plant():
+                result = work((registry[name].scenario, seed))
             if result.violation:
                 found[name] = result
                 break
@@ -161,15 +173,16 @@ def hunt(names: Sequence[str], seeds: int, first: int = 1) -> dict[str, SeedResu
 
 def planted(seeds: int, only: str = "") -> int:
     """Look for every planted bug and print the seed that finds it; 1 when one is not found."""
-    if only and only not in REGISTRY:
-        raise ConfigurationError(f"there is no planted bug {only!r}", hint=f"one of: {', '.join(REGISTRY)}")
+    registry = planted_bugs()
+    if only and only not in registry:
+        raise ConfigurationError(f"there is no planted bug {only!r}", hint=f"one of: {', '.join(registry)}")
     missed = 0
-    for name in [only] if only else REGISTRY:
+    for name in [only] if only else registry:
         began = time.process_time()
         result = hunt([name], seeds)[name]
         cpu_s = time.process_time() - began
         missed += result is None
         what = "NOT FOUND" if result is None else f"seed {result.seed}, {noticed_by(result)}"
-        print(f"{name:<26} {REGISTRY[name].scenario:<6} {what} ({cpu_s:.1f} CPU s)", flush=True)
+        print(f"{name:<26} {registry[name].scenario:<6} {what} ({cpu_s:.1f} CPU s)", flush=True)
     print(f"{missed} planted bugs were not found in {seeds} seeds each")
     return 1 if missed else 0

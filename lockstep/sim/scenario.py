@@ -15,15 +15,13 @@ from typing import Any
 
 import msgspec
 
-from lockstep.metadata import recent_ids
-from lockstep.metadata.operations import Operation, OperationKind, Stage
-from lockstep.node import farewell, purging, view_builds
+from lockstep.metadata.log import recent_ids
+from lockstep.metadata.operations import Operation, Stage
 from lockstep.node.kinds import every_kind
+from lockstep.node.membership import decommission_handoff as farewell
+from lockstep.node.work import purging, view_builds
 from lockstep.placement.quorums import dc_factors
 from lockstep.runtime.ports import Runtime
-from lockstep.sim.access_operators import AccessOperators
-from lockstep.sim.batching import BatchingLoad
-from lockstep.sim.cancelling import CancellingOperators
 from lockstep.sim.checkers.log import check_refusals, check_submissions
 from lockstep.sim.checkers.machines import self_checking
 from lockstep.sim.checkers.progress import watch_progress
@@ -31,35 +29,39 @@ from lockstep.sim.checkers.registers import check_registers
 from lockstep.sim.checkers.service import unsettled_voters
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.cluster import Shape, SimCluster, draw_shape
-from lockstep.sim.columns import TABLE as COLUMNED
-from lockstep.sim.columns import ColumnsLoad
-from lockstep.sim.counting import CountingLoad
-from lockstep.sim.data_centres import DataCentreWatch
-from lockstep.sim.deciding import DecidingLoad
 from lockstep.sim.door import KEYSPACE, DoorClient
-from lockstep.sim.history import Change, Event, Look, Outcome
-from lockstep.sim.indexing import IndexingLoad
-from lockstep.sim.kind_operators import KindOperators
-from lockstep.sim.leavers import FAREWELL_MS
-from lockstep.sim.lone_holders import LoneHolders
-from lockstep.sim.metadata_operators import MetadataOperators
-from lockstep.sim.nemesis import Nemesis, draw_swarm
-from lockstep.sim.operators import Operators
-from lockstep.sim.overloading import OverloadingLoad
-from lockstep.sim.repair_operators import RepairOperators
+from lockstep.sim.faults.data_centres import DataCentreWatch
+from lockstep.sim.faults.leavers import FAREWELL_MS
+from lockstep.sim.faults.lone_holders import LoneHolders
+from lockstep.sim.faults.nemesis import Nemesis, draw_swarm
+from lockstep.sim.load.access_operators import AccessOperators
+from lockstep.sim.load.batch_workload import BatchWorkload
+from lockstep.sim.load.cancelling import CancellingOperators
+from lockstep.sim.load.column_workload import TABLE as COLUMNED
+from lockstep.sim.load.column_workload import ColumnWorkload
+from lockstep.sim.load.conditional_workload import ConditionalWorkload
+from lockstep.sim.load.counter_workload import CounterWorkload
+from lockstep.sim.load.history import Change, Event, Look, Outcome
+from lockstep.sim.load.index_workload import IndexWorkload
+from lockstep.sim.load.kind_operators import KindOperators
+from lockstep.sim.load.metadata_operators import MetadataOperators
+from lockstep.sim.load.operators import Operators
+from lockstep.sim.load.overload_workload import OverloadWorkload
+from lockstep.sim.load.repair_operators import RepairOperators
+from lockstep.sim.load.replication_operators import ReplicationOperators
+from lockstep.sim.load.schema_operators import SchemaOperators
+from lockstep.sim.load.side_load import Side
+from lockstep.sim.load.timestamp_workload import TimestampWorkload
+from lockstep.sim.load.view_workload import ViewWorkload
+from lockstep.sim.load.workload import Client, Load, Workload, draw_load
 from lockstep.sim.replaced import replaced
 from lockstep.sim.replay import check_replays
-from lockstep.sim.replication_operators import ReplicationOperators
-from lockstep.sim.schema_operators import SchemaOperators
-from lockstep.sim.side_load import Side
-from lockstep.sim.stamped import StampedLoad
-from lockstep.sim.streams import Stream
+from lockstep.sim.runtime.streams import Stream
+from lockstep.sim.runtime.world import World, WorldSettings
 from lockstep.sim.tight import tight_limits
-from lockstep.sim.viewing import ViewingLoad
 from lockstep.sim.watch import StageListener, Watch
 from lockstep.sim.working_nodes import slow_limits
-from lockstep.sim.workload import Client, Load, Workload, draw_load
-from lockstep.sim.world import World, WorldSettings
+from lockstep.topology.kinds.decommission import Decommission
 from lockstep.values import limits
 from lockstep.values.ids import Consistency
 
@@ -190,20 +192,20 @@ def _metadata_submitters(scenario: Scenario, operators: Operators) -> AccessOper
 def _sides(scenario: Scenario, operators: Operators, watch: Watch) -> list[Side]:
     """Clients beside the workload."""
     loads: tuple[tuple[Callable[[Operators, int], Side], int], ...] = (
-        (StampedLoad, scenario.stamped),
-        (CountingLoad, scenario.counting),
-        (BatchingLoad, scenario.batching),
-        (DecidingLoad, scenario.deciding),
-        (ViewingLoad, scenario.viewing),
-        (IndexingLoad, scenario.indexing),
-        (ColumnsLoad, scenario.columns),
-        (OverloadingLoad, scenario.overload),
+        (TimestampWorkload, scenario.stamped),
+        (CounterWorkload, scenario.counting),
+        (BatchWorkload, scenario.batching),
+        (ConditionalWorkload, scenario.deciding),
+        (ViewWorkload, scenario.viewing),
+        (IndexWorkload, scenario.indexing),
+        (ColumnWorkload, scenario.columns),
+        (OverloadWorkload, scenario.overload),
     )
     sides = [load(operators, clients) for load, clients in loads if clients]
     for side in sides:
-        if isinstance(side, ColumnsLoad):
+        if isinstance(side, ColumnWorkload):
             side.when_read = partial(watch.check_equal, COLUMNED)
-        if isinstance(side, BatchingLoad):
+        if isinstance(side, BatchWorkload):
             side.is_recorded = watch.keeping.left.is_recorded
     return sides
 
@@ -251,6 +253,12 @@ class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
     facts: dict[str, int] = {}
     probes: dict[str, int] = {}
     faults: tuple[str, ...] = ()
+
+
+def _renewed(change: Change, timestamp: int) -> Change:
+    """The same puts as a new write: every write has a timestamp of its own."""
+    puts = tuple((at, f"{timestamp}/again".encode()) for at, _ in change.puts)
+    return msgspec.structs.replace(change, timestamp_us=timestamp, puts=puts)
 
 
 class Run:
@@ -305,7 +313,7 @@ class Run:
         self.sides = _sides(scenario, self.operators, self.watch)
         self.nemesis = Nemesis(self.cluster, self.watch, draw_swarm(draw, scenario.faults, scenario.always))
         for side in self.sides:
-            if isinstance(side, ColumnsLoad):
+            if isinstance(side, ColumnWorkload):
                 side.expires = not self.nemesis.clocks_step
         self.watch.listeners.append(self._operation_ended)
         self.watch.listeners += _listeners(scenario, self.cluster, self.watch, load.rows)
@@ -417,7 +425,7 @@ class Run:
             return False
         for name in cluster.in_service():
             node = cluster.nodes.get(name)
-            if not cluster.ready(name) or node is None or node.state.epoch != newest.epoch:
+            if not cluster.ready(name) or node is None or node.log.state.epoch != newest.epoch:
                 return False
         return not self._management_blockers()
 
@@ -425,7 +433,8 @@ class Run:
         """Members of the management group that do not yet hold what it must hold in the end."""
         monitor, newest, found = self.watch.management, self.cluster.newest, []
         for name in self.cluster.in_service():
-            group = self.cluster.nodes[name].management.group if name in self.cluster.nodes else None
+            node = self.cluster.nodes.get(name)
+            group = node.membership.management.group if node is not None else None
             if group is not None and group.driver.raft.configuration.has_vote(group.driver.raft.identity):
                 lacking = monitor.lacking(group.state, newest)
                 if lacking:
@@ -434,7 +443,7 @@ class Run:
 
     def _voters(self) -> str:
         """Why the voters of the metadata group are not settled."""
-        leading = (node for node in self.cluster.nodes.values() if node.ready and node.is_leader)
+        leading = (node for node in self.cluster.nodes.values() if node.ready and node.log.is_leader)
         return unsettled_voters(self.cluster.newest, next(leading, None))
 
     def _blockers(self) -> str:
@@ -445,10 +454,10 @@ class Run:
         for name in cluster.in_service():
             if not cluster.ready(name):
                 parts.append(f"{name} is not ready (running: {cluster.processes[name].alive})")
-            elif cluster.nodes[name].state.epoch != cluster.newest.epoch:
-                parts.append(f"{name} is at epoch {cluster.nodes[name].state.epoch}")
-        for node in cluster.nodes.values():
-            parts.extend(f"waits for node {b.node}: {b.reason}" for b in node.topology.blocking)
+            elif cluster.nodes[name].log.state.epoch != cluster.newest.epoch:
+                parts.append(f"{name} is at epoch {cluster.nodes[name].log.state.epoch}")
+        for node in [node for node in cluster.nodes.values() if node.is_loaded]:
+            parts.extend(f"waits for node {b.node}: {b.reason}" for b in node.work.topology.blocking)
         parts.extend(self._management_blockers())
         parts += [f"{name} has lost its store and is not filled" for name in cluster.stores.unfilled]
         if not self.workload.idle:
@@ -483,26 +492,26 @@ class Run:
         ]
 
     def _perform(self, name: str, requests: list[Change | Look]) -> None:
-        host = self.cluster.processes[name].host
         dc = self.cluster.dc_of(name)
         client = Client(self.workload, f"final-{name}", self.world.stream(f"final/{name}"), dc)
 
-        async def main(runtime: Runtime) -> Event:
+        async def main(runtime: Runtime) -> Event | None:
             for request in requests:
-                event = await self._insist(runtime, client, host, request)
-                if event.outcome is not Outcome.OK:
-                    break
-            return event
+                event = await self._insist(runtime, client, name, request)
+                if event.outcome is not Outcome.OK and not self._is_moot(request, name):
+                    return event
+            return None
 
         event = self.world.call(main, name=f"final-{name}", limit_s=1000.0)
-        if event.outcome is not Outcome.OK:
+        if event is not None:
             text = event.request.text()
             raise Violation(
                 "LIVENESS", f"{_INSIST_S:.0f} s after healing, {text} through {name} is {event.error}"
             )
 
-    async def _insist(self, runtime: Runtime, client: Client, host: str, request: Change | Look) -> Event:
+    async def _insist(self, runtime: Runtime, client: Client, name: str, request: Change | Look) -> Event:
         """Ask until it succeeds: nodes may need a moment to notice who is back."""
+        host = self.cluster.processes[name].host
         deadline_s = self.world.now_s() + _INSIST_S
         while True:
             try:
@@ -514,17 +523,19 @@ class Run:
                 continue
             event = await client.perform(door, request)
             door.close()
-            if event.outcome is Outcome.OK or self.world.now_s() > deadline_s:
+            if event.outcome is Outcome.OK or self._is_moot(request, name):
+                return event
+            if self.world.now_s() > deadline_s:
                 return event
             await asyncio.sleep(0.5)
             if isinstance(request, Change):
-                request = self._renewed(request)
+                request = _renewed(request, self.workload.next_timestamp())
 
-    def _renewed(self, change: Change) -> Change:
-        """The same puts as a new write: every write has a timestamp of its own."""
-        timestamp = self.workload.next_timestamp()
-        puts = tuple((at, f"{timestamp}/again".encode()) for at, _ in change.puts)
-        return msgspec.structs.replace(change, timestamp_us=timestamp, puts=puts)
+    def _is_moot(self, request: Change | Look, name: str) -> bool:
+        """Whether an operator's change that came in late took the replicas of the asked data centre away."""
+        return request.consistency is Consistency.LOCAL_QUORUM and not self._has_replicas(
+            self.cluster.scope_of(name)
+        )
 
     def _judge(self) -> None:
         events, rows = self.cluster.history.events, self.workload.load.rows
@@ -548,5 +559,5 @@ class Run:
 
     def _operation_ended(self, operation: Operation, stage: Stage | None) -> None:
         completed = stage is None and operation.stage is not Stage.ROLLBACK_TO_NORMAL
-        if completed and operation.kind is OperationKind.DECOMMISSION:
+        if completed and isinstance(operation.body, Decommission):
             self.operators.left(operation.node)

@@ -8,22 +8,17 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from lockstep.coordination import conditional, counter_leader, reads, writes
 from lockstep.gossip import pulling, soft_state
-from lockstep.metadata import management, snapshot, snapshot_file
-from lockstep.replication import (
-    batch_store,
-    conditional,
-    connection,
-    counter_leader,
-    hint_store,
-    merging,
-    reads,
-    speculation,
-    view_log,
-    writes,
-)
-from lockstep.sim.streams import Stream
-from lockstep.storage import leaf_digests, purging, reading
+from lockstep.handoff import batch_store, hint_store, view_log
+from lockstep.internode import connection
+from lockstep.metadata.groups import management
+from lockstep.metadata.log import snapshot, snapshot_file
+from lockstep.quorum import speculation
+from lockstep.replica import merging
+from lockstep.sim.runtime.streams import Stream
+from lockstep.storage import purging, reading
+from lockstep.storage.rows import leaf_digests
 from lockstep.values import limits
 
 #: (where it is looked up, name, one of these); 0 leaves it as it is.

@@ -9,20 +9,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from lockstep.consensus.raft import Raft
-from lockstep.metadata.apply import apply_entry
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.entries import LogEntry
-from lockstep.metadata.operations import Operation, OperationKind, Stage
-from lockstep.node.raft_transport import METADATA_GROUP
+from lockstep.metadata.log.apply import apply_entry
+from lockstep.metadata.log.entries import LogEntry
+from lockstep.metadata.operations import Operation, Stage
+from lockstep.node.log.raft_transport import METADATA_GROUP
 from lockstep.schema.model import Replication
 from lockstep.sim.checkers.consensus import CommittedMonitor
 from lockstep.sim.checkers.contents import RepairBegun, check_equal, check_unchanged
 from lockstep.sim.checkers.degraded import check_marked
 from lockstep.sim.checkers.emptied import Emptied
 from lockstep.sim.checkers.keeping import Keeping
-from lockstep.sim.checkers.log import LogMonitor
+from lockstep.sim.checkers.log import LogMonitor, check_metadata_files
 from lockstep.sim.checkers.management import ManagementMonitor
-from lockstep.sim.checkers.metadata_files import check_metadata_files
 from lockstep.sim.checkers.ownership import check_epoch, check_stale
 from lockstep.sim.checkers.replicas import (
     AcknowledgedWrites,
@@ -35,10 +34,12 @@ from lockstep.sim.checkers.service import check_entry, check_voters
 from lockstep.sim.checkers.shut_out import Apart, Exclusions, check_released
 from lockstep.sim.checkers.stamps import GivenStamps
 from lockstep.sim.checkers.violation import Violation
-from lockstep.sim.clock import WALL_START_US
 from lockstep.sim.cluster import SimCluster
 from lockstep.sim.door import KEYSPACE
-from lockstep.sim.history import Event
+from lockstep.sim.load.history import Event
+from lockstep.sim.runtime.clock import WALL_START_US
+from lockstep.topology.kind import kind_of
+from lockstep.topology.kinds.bootstrap import Bootstrap
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
 
@@ -74,12 +75,12 @@ class Watch:
 
     def __call__(self, now_ns: int, label: str, kind: str, facts: dict[str, Any]) -> None:
         if kind == "raft.committed":
-            driver = self.cluster.nodes[label.rpartition(".")[0]].driver
+            driver = self.cluster.nodes[label.rpartition(".")[0]].log.driver
             self.consensus.committed(label, facts["entries"], driver.raft if driver else None)
             return
         if kind == "stamp.given":
             name = label.rpartition(".")[0]
-            self.stamps.given(name, self.cluster.nodes[name].identity.value.host_id, facts["stamp_us"])
+            self.stamps.given(name, self.cluster.nodes[name].context.host_id(), facts["stamp_us"])
             return
         if kind == "metadata.applied" and facts["installed"] and label in self.log.incarnations:
             self.cluster.fact("gap crossed by a snapshot")
@@ -101,7 +102,7 @@ class Watch:
 
     def _from_snapshot(self, name: str, value: ClusterMetadata) -> None:
         node = self.cluster.nodes.get(name)
-        taken = max(node.state.store.infos, default=0) if node is not None and value.degraded else 0
+        taken = max(node.log.state.store.infos, default=0) if node is not None and value.degraded else 0
         if 0 < taken < len(self.log.values) and self.log.values[taken].degraded:
             self.cluster.fact("a snapshot with degraded ranges")
 
@@ -190,25 +191,25 @@ class Watch:
 
     def _replayed(self, name: str, value: ClusterMetadata, epoch: int) -> Iterator[ClusterMetadata]:
         node = self.cluster.nodes[name]
-        for entry in node.state.retained(value.epoch + 1, epoch):
+        for entry in node.log.state.retained(value.epoch + 1, epoch):
             self.entries[entry.epoch] = entry
-            value = apply_entry(value, entry, node.registry)
+            value = apply_entry(value, entry, node.log.registry)
             yield value
 
     def _entry(self, epoch: int, label: str) -> LogEntry:
         """The entry of an epoch that this process has just applied as the first."""
         if epoch not in self.entries:
             node = self.cluster.nodes[label.rpartition(".")[0]]
-            self.entries[epoch] = node.state.retained(epoch, epoch)[0]
+            self.entries[epoch] = node.log.state.retained(epoch, epoch)[0]
         return self.entries[epoch]
 
     def _member(self, member: int) -> Raft | None:
         """A member's consensus, as it was when its process ended if that is down; None when it has none."""
         name = self.cluster.name_of(member)
         node = self.cluster.nodes.get(name)
-        if node is None or node.driver is None:
+        if node is None or node.log.driver is None:
             return None
-        return node.driver.raft
+        return node.log.driver.raft
 
     def _seen_by_id(self, after: ClusterMetadata) -> dict[NodeId, int]:
         seen = {}
@@ -267,9 +268,9 @@ class Watch:
         check_released(before, operation, running, coordinator)
 
     def _ended(self, operation: Operation) -> None:
-        if operation.stage is Stage.ROLLBACK_TO_NORMAL or operation.is_cancelled:
+        if kind_of(operation).is_taken_back(operation):
             self.cluster.fact("operation cancelled")
-        elif operation.kind is OperationKind.BOOTSTRAP:
+        elif isinstance(operation.body, Bootstrap):
             self.cluster.fact("join completed")
         else:
             self.cluster.fact(f"{operation.kind} completed")

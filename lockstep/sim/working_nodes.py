@@ -13,17 +13,18 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, cast
 
+from lockstep.coordination.writes import Told
+from lockstep.internode import verbs
+from lockstep.internode.handshake import Address
+from lockstep.internode.responding import Respond
 from lockstep.node.node import Node
-from lockstep.replication import verbs
-from lockstep.replication.handshake import Address
-from lockstep.replication.messages import WriteRequest
-from lockstep.replication.responding import Respond
-from lockstep.replication.writes import Told
-from lockstep.server import admission, turns
+from lockstep.replica.messages import WriteRequest
+from lockstep.server.cql import admission
+from lockstep.server.cql import loop_budget as turns
 from lockstep.sim.checkers.overload import Deadlines, Given
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.cluster import SimCluster
-from lockstep.sim.loop import SimLoop
+from lockstep.sim.runtime.loop import SimLoop
 from lockstep.values.errors import LockstepError
 from lockstep.values.ids import Consistency
 from lockstep.values.rows import Mutation, ReadCommand, ReadResult
@@ -124,8 +125,8 @@ class WorkingNodes:
             self._fail(name, found)
 
     def _coordinate(self, node: Node, name: str) -> None:
-        writes, coordinator = node.coordinator.writes, node.coordinator
-        begin_told, read = writes.begin_told, coordinator.read
+        writes, coordinator = node.data.coordinator.writes, node.data.coordinator
+        submit, read = writes.submit, coordinator.read
 
         def begun(
             mutation: Mutation,
@@ -144,7 +145,7 @@ class WorkingNodes:
                     self._succeeded(name, f"a write of {mark!r}", given)
                 told(error)
 
-            begin_told(mutation, consistency, timeout_ms, judged, write_type)
+            submit(mutation, consistency, timeout_ms, judged, write_type)
 
         async def judged_read(
             command: ReadCommand, consistency: Consistency, timeout_ms: float
@@ -155,13 +156,13 @@ class WorkingNodes:
             self._succeeded(name, "a read", given)
             return result
 
-        writes.begin_told = begun  # type: ignore[method-assign]
+        writes.submit = begun  # type: ignore[method-assign]
         coordinator.read = judged_read  # type: ignore[method-assign]
 
     # ---- replicas
 
     def _replicate(self, node: Node, name: str) -> None:
-        replica = node.replica
+        replica = node.data.replica
         write, take, read, read_now = replica.write, replica.take, replica.read, replica.read_now
         #: Writes that waited here until a change was known: no deadline bounds how long that takes.
         caught_up: dict[bytes, None] = {}
@@ -175,7 +176,7 @@ class WorkingNodes:
                 self._took(node, name, request.mutation, answer)
 
         def taken(source: Address, request: WriteRequest, respond: Callable[[Any], None]) -> None:
-            if request.needs_epoch > node.cluster.epoch:
+            if request.needs_epoch > node.log.cluster.epoch:
                 caught_up[request.mutation.mutation_id] = None
             take(source, request, respond)
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from lockstep.storage import keys
-from lockstep.storage.fragments import decode_row, encode_row
+from lockstep.storage.rows import keys
+from lockstep.storage.rows.fragments import decode_row, encode_row
 from lockstep.storage.store import Pair
 from lockstep.values.rows import MARKER_COLUMN, Cell, Row
 

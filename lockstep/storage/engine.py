@@ -2,40 +2,137 @@
 
 Invariants. A mutation is one atomic batch. Nothing is acknowledged (`synced`) and nothing is answered
 (`read`, `digest`, `fragments`) that a power loss could take back. Redelivery changes nothing.
+
+Fixing the store's content on disk, for processes that build files of it.
+
+Invariant: what is fixed of the range it was asked for is durable in the store, as what is read is.
+
+How much a range holds as it is streamed, told from its first pairs.
+
+Streams are table files: blocks of pairs, compressed one by one where that saves something, with a filter of
+keys and an index. Invariant: the pairs are counted exactly for a range of at most `pairs_max`. Beyond that
+what was seen is scaled by how far through the range's tokens it reaches, which partitions spread evenly;
+nothing is read to its end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
+
+import lz4.block
 
 from lockstep.runtime.ports import Runtime
-from lockstep.storage import keys
-from lockstep.storage.companions import with_ballots
+from lockstep.storage.cooperative_yield import CooperativeYield
 from lockstep.storage.counter_generation import begin_generation
-from lockstep.storage.fixing import Fixing
-from lockstep.storage.fragments import fragments_of
 from lockstep.storage.group_commit import GroupCommit
-from lockstep.storage.index_reading import IndexReading, reading_of
-from lockstep.storage.indexes import Indexes
-from lockstep.storage.leaf_digests import leaf_digests
+from lockstep.storage.index.index_reading import IndexReading, reading_of
+from lockstep.storage.index.indexes import Indexes
 from lockstep.storage.merging import BackgroundMerge
-from lockstep.storage.pace import Pace
 from lockstep.storage.purging import Purge, PurgeBefore
 from lockstep.storage.reading import Reading, partitions_between
-from lockstep.storage.reconcile import is_empty
-from lockstep.storage.sizes import estimated_bytes
+from lockstep.storage.rocks.rocks_runs import shrinks
+from lockstep.storage.rows import keys
+from lockstep.storage.rows.fragments import fragments_of
+from lockstep.storage.rows.leaf_digests import leaf_digests
+from lockstep.storage.rows.paxos_table import with_ballots
+from lockstep.storage.rows.reconcile import is_empty
 from lockstep.storage.space import Space
-from lockstep.storage.store import Batch, Family, Pair, RangeCursor, Run, Store
+from lockstep.storage.store import Batch, Family, FixedContent, Pair, RangeCursor, Run, Store
 from lockstep.storage.unchanged import Unchanged
 from lockstep.values import codec
 from lockstep.values.errors import DiskRefused, StorageError
 from lockstep.values.rows import Mutation, ReadCommand, ReadResult
 from lockstep.values.tokens import Range
+
+#: Of the library's table files.
+_BLOCK_BYTES: Final = 4096
+#: A block that saves less is kept as it is.
+_WORTH_SAVING: Final = 1 / 8
+#: Properties, footer and the first entries of index and filter.
+_FILE_BYTES: Final = 1100
+#: Ten bits of the filter, and the beginning of an index entry.
+_PAIR_BYTES: Final = 1.5
+#: Blocks that are compressed to see what that saves; so many pairs say it of the rest.
+_SAMPLE_BLOCKS: Final = 8
+
+
+def estimated_bytes(store: Store, table_id: int, tokens: Range, pairs_max: int) -> tuple[int, int]:
+    """(bytes, pairs looked at) of a table's range as one file; nothing for one without pairs."""
+    lower, upper = keys.token_bounds(table_id, tokens)
+    seen = size = 0
+    sample: list[Pair] = []
+    last = b""
+    for key, value in store.scan(lower, upper):
+        if seen >= pairs_max:
+            reached = keys.split_partition(last)[0]
+            return _FILE_BYTES + _scaled(_packed(size, seen, sample), reached, tokens), seen
+        seen += 1
+        if size < _SAMPLE_BLOCKS * _BLOCK_BYTES:
+            sample.append((key, value))
+        size += len(key) + len(value)
+        last = key
+    return (_FILE_BYTES + _packed(size, seen, sample) if seen else 0), seen
+
+
+def _packed(size: int, pairs: int, sample: Sequence[Pair]) -> int:
+    """Bytes in a file of pairs of `size` in all, of which `sample` are the first."""
+    raw = packed = 0
+    for block in _blocks(sample) if shrinks(sample) else ():
+        shrunk = len(lz4.block.compress(block, store_size=False))
+        raw += len(block)
+        packed += shrunk if shrunk <= len(block) * (1 - _WORTH_SAVING) else len(block)
+    return int(size * (packed / raw if raw else 1) + pairs * _PAIR_BYTES)
+
+
+def _blocks(sample: Sequence[Pair]) -> Iterator[bytes]:
+    """As a file has them: one ends with the pair that fills it."""
+    pairs: list[bytes] = []
+    size = 0
+    for key, value in sample:
+        pairs += (key, value)
+        size += len(key) + len(value)
+        if size >= _BLOCK_BYTES:
+            yield b"".join(pairs)
+            pairs, size = [], 0
+    if pairs:
+        yield b"".join(pairs)
+
+
+def _scaled(size: int, reached: int, tokens: Range) -> int:
+    """`size` bytes end at token `reached`; at least what was seen."""
+    return size * (tokens.right - tokens.left) // max(1, reached - tokens.left)
+
+
+class Checkpoint:
+    def __init__(self, store: Store, commit: GroupCommit) -> None:
+        self._store = store
+        self._commit = commit
+
+    async def fixed(self, table_id: int, tokens: Range, path: str) -> FixedContent | None:
+        """The store's content, that of a range being durable; None: see `Store.fixed`."""
+        found = await self._store.fixed(path)
+        if found is not None:
+            try:
+                # Written later, maybe, but nothing of the range that was fixed is missed.
+                await self._commit.synced(self._commit.unsynced_between(*keys.token_bounds(table_id, tokens)))
+            except BaseException as reason:
+                try:
+                    await found.close()
+                except DiskRefused as error:
+                    # What goes on is why it is closed: a cancellation above all must not become an error.
+                    raise reason from error
+                raise
+        return found
+
+    def remove(self, path: str) -> None:
+        """See `Store.remove_fixed`."""
+        self._store.remove_fixed(path)
+
 
 DIGEST_BYTES = 16
 
@@ -118,7 +215,7 @@ class StorageEngine:
         self._commit = GroupCommit(store, runtime, on_failure, sync_period_ms)
         self._merge = BackgroundMerge(store, runtime, self._commit.fail)
         self._ask_merge = self._merge.ask if background_merge else None
-        self.fixing = Fixing(store, self._commit)
+        self.fixing = Checkpoint(store, self._commit)
         self.unchanged = Unchanged(store)
         self.purge = Purge(store, runtime.probes)
         self.indexes = Indexes(store, runtime, partial(self.write_records, Family.INDEX), self._commit.fail)
@@ -160,8 +257,8 @@ class StorageEngine:
         """One pass over a table, in the background: see `storage.purging`. One at a time."""
         self.purge.before = before
         try:
-            await self.purge.run(table_id, Pace(self._runtime.clock))
-            await self.indexes.sweep(table_id, Pace(self._runtime.clock))
+            await self.purge.run(table_id, CooperativeYield(self._runtime.clock))
+            await self.indexes.sweep(table_id, CooperativeYield(self._runtime.clock))
         except DiskRefused as error:
             self._commit.fail(error)
             raise
@@ -246,7 +343,7 @@ class StorageEngine:
         sequence = self._commit.unsynced_between(bounds[0][0], bounds[-1][1])
         snapshot = self._store.snapshot()
         try:
-            pace = Pace(self._runtime.clock)
+            pace = CooperativeYield(self._runtime.clock)
             digests = await leaf_digests(snapshot, table_id, leaves, before_s, pace)
         finally:
             snapshot.close()

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lockstep.storage import keys
-from lockstep.storage.companions import with_ballots
+from lockstep.storage.rows import keys
+from lockstep.storage.rows.paxos_table import with_ballots
 from lockstep.storage.store import Family, Put
 from lockstep.values.codec import decoder, encode
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range

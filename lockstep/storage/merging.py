@@ -12,9 +12,9 @@ import itertools
 from collections.abc import Callable
 
 from lockstep.runtime.ports import Runtime
-from lockstep.storage import keys
-from lockstep.storage.deletions import normal_ranges, stronger
-from lockstep.storage.fragments import (
+from lockstep.storage.rows import keys
+from lockstep.storage.rows.deletions import normal_ranges, stronger
+from lockstep.storage.rows.fragments import (
     decode_header,
     decode_row,
     encode_header,
@@ -22,7 +22,7 @@ from lockstep.storage.fragments import (
     merge_id,
     newest_timestamp,
 )
-from lockstep.storage.reconcile import merge_rows
+from lockstep.storage.rows.reconcile import merge_rows
 from lockstep.storage.store import Operation, Pair, Store
 from lockstep.values import limits
 from lockstep.values.errors import CorruptFile, DiskRefused, StorageError

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from lockstep.runtime.ports import Probes
-from lockstep.storage import keys
-from lockstep.storage.deletions import Shadow, normal_ranges, stronger
-from lockstep.storage.fragments import (
+from lockstep.storage.cooperative_yield import CooperativeYield
+from lockstep.storage.rows import keys
+from lockstep.storage.rows.deletions import Shadow, normal_ranges, stronger
+from lockstep.storage.rows.fragments import (
     HeaderFragment,
     decode_header,
     decode_row,
@@ -24,9 +25,8 @@ from lockstep.storage.fragments import (
     merge_id,
     newest_timestamp,
 )
-from lockstep.storage.pace import Pace
-from lockstep.storage.purgeable import deletion_left, ranges_left, row_left
-from lockstep.storage.reconcile import merge_rows
+from lockstep.storage.rows.purgeable import deletion_left, ranges_left, row_left
+from lockstep.storage.rows.reconcile import merge_rows
 from lockstep.storage.store import Operation, Pair, Store
 from lockstep.values.limits import (
     BACKGROUND_FRAGMENTS_PER_TURN,
@@ -89,7 +89,7 @@ class Purge:
         if partition is not None and lower < partition.end and partition.prefix < upper:
             partition.whole = False
 
-    async def run(self, table_id: int, pace: Pace) -> None:
+    async def run(self, table_id: int, pace: CooperativeYield) -> None:
         """One pass over a table. DiskRefused and CorruptFile as the store has them."""
         counts = self.counts.setdefault(table_id, PurgeCounts())
         lower, upper = keys.token_bounds(table_id, FULL_RING)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 
-from lockstep.storage import keys
-from lockstep.storage.folding import AskMerge, PartitionFold, Work
-from lockstep.storage.reconcile import is_empty
+from lockstep.storage.rows import keys
+from lockstep.storage.rows.folding import AskMerge, PartitionFold, Work
+from lockstep.storage.rows.reconcile import is_empty
+from lockstep.storage.rows.visible import counts_static, row_is_live
 from lockstep.storage.store import Pair, StoreSnapshot
-from lockstep.storage.visible import counts_static, row_is_live
 from lockstep.values import limits
 from lockstep.values.request_limits import MERGED_BYTES_INLINE
 from lockstep.values.rows import ALL_ROWS, Partition, Position, ReadCommand, ReadResult, Row, Slice

@@ -14,8 +14,8 @@ from collections.abc import Generator, Iterator, Sequence
 import msgspec
 
 from lockstep.runtime.ports import Clock
-from lockstep.storage import keys
-from lockstep.storage.pace import Pace
+from lockstep.storage.cooperative_yield import CooperativeYield
+from lockstep.storage.rows import keys
 from lockstep.storage.store import Pair, Store
 from lockstep.values.limits import SAMPLE_PAIRS_PER_RANGE_MAX, SAMPLE_SEEKS_MAX, SAMPLE_STEP_PAIRS
 from lockstep.values.tokens import Range
@@ -43,7 +43,7 @@ async def sample(
     store: Store, clock: Clock, table_id: int, ranges: Sequence[Range], pairs_max: int
 ) -> Sample:
     """Taken beside requests; what is written meanwhile may count or not. CorruptFile."""
-    pace = Pace(clock, rest=1.0)  # Somebody waits for it.
+    pace = CooperativeYield(clock, rest=1.0)  # Somebody waits for it.
     steps = Sampling(store, table_id, ranges, pairs_max).steps()
     while True:
         try:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from lockstep.storage import keys
+from lockstep.storage.rows import keys
 from lockstep.storage.store import Pair
 from lockstep.values.limits import (
     STREAM_BLOCK_BYTES,

@@ -14,10 +14,10 @@ from types import TracebackType
 from typing import Any, Final
 
 from lockstep.runtime.ports import Runtime
-from lockstep.sim.clock import WALL_START_US
 from lockstep.sim.cluster import Shape, SimCluster
-from lockstep.sim.process import POWER
-from lockstep.sim.world import World
+from lockstep.sim.runtime.clock import WALL_START_US
+from lockstep.sim.runtime.process import POWER
+from lockstep.sim.runtime.world import World
 from lockstep.testing.conversation import Values
 from lockstep.testing.simulated_session import SimulatedSession
 from lockstep.values.errors import ConfigurationError, LockstepError, PeerTimeout, PreconditionError
@@ -225,7 +225,7 @@ class SimulatedCluster:
         return all(self._sees(one, other) for one in self._names for other in self._names if one != other)
 
     def _sees(self, observer: str, node: str) -> bool:
-        return self._sim.nodes[observer].liveness.alive(self._sim.nodes[node].node_id)
+        return self._sim.nodes[observer].membership.liveness.alive(self._sim.nodes[node].context.own_id())
 
     def _until(self, condition: Callable[[], bool], limit_s: float, complaint: str) -> None:
         self._run(limit_s, condition)

@@ -12,8 +12,8 @@ from typing import Any
 from lockstep.cql.wire import client as wire
 from lockstep.runtime.ports import Runtime
 from lockstep.sim.cluster import SimCluster
-from lockstep.sim.cql_client import CqlClient
-from lockstep.sim.cql_client import CqlError as SimulatorsError
+from lockstep.sim.load.cql_client import CqlClient
+from lockstep.sim.load.cql_client import CqlError as SimulatorsError
 from lockstep.testing.conversation import Values, conversation
 from lockstep.values.errors import PeerTimeout, PeerUnreachable
 from lockstep.values.ids import Consistency

@@ -20,8 +20,9 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.operations import Operation, Stage, Transition
 from lockstep.placement.quorums import DcOf, dc_factors, majority
 from lockstep.schema.model import Replication
-from lockstep.topology.stages import Drain, Side, StageRow, Work, side_of, stage_row
-from lockstep.topology.streams import StreamTask, filled_nodes
+from lockstep.topology.kind import stage_row
+from lockstep.topology.stages import Drain, Side, StageRow, StreamTask, Work, side_of
+from lockstep.topology.streams import filled_nodes
 from lockstep.values.ids import NodeId
 
 
@@ -99,7 +100,7 @@ def barrier_need(
     `tasks` are the streams still to run, `workers` the nodes that still have a part of the stage's work,
     `dead` those that seem so: nobody waits for their guards.
     """
-    row = stage_row(operation.kind, operation.stage)
+    row, gone = stage_row(operation), operation.about.presumed_dead
     dc_of = cluster.directory.dc_by_id.__getitem__
     groups: dict[GroupNeed, None] = {}
     for transition in operation.transitions:
@@ -112,7 +113,7 @@ def barrier_need(
         tuple(groups),
         _must_see(row, operation),
         _must_drain(row, operation, tasks, workers),
-        (operation.presumed_dead,) if operation.presumed_dead else (),
+        (gone,) if gone else (),
         tuple(node for node in _may_hold_guards(operation, cluster) if node not in dead),
     )
 
@@ -125,7 +126,7 @@ def _may_hold_guards(operation: Operation, cluster: ClusterMetadata) -> tuple[No
         earlier.pop()
     if not earlier:
         return ()
-    former = stage_row(operation.kind, earlier[-1])
+    former = stage_row(operation, earlier[-1])
     if former.work in (Work.WIPE, Work.STREAM):
         return filled_nodes(operation, cluster)
     return (operation.node,) if former.work is Work.REBUILD else ()

@@ -12,7 +12,8 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.operations import Operation, Stage
 from lockstep.topology.barriers import barrier_need
-from lockstep.topology.stages import TABLES, Work, stage_row
+from lockstep.topology.kind import kind_of, stage_row
+from lockstep.topology.stages import Work
 from lockstep.topology.step import (
     Propose,
     Reports,
@@ -34,7 +35,7 @@ def explain(operation: Operation, cluster: ClusterMetadata, reports: Reports) ->
 
 def headline(operation: Operation) -> str:
     """`operation 7 (bootstrap of node 4): write_both_read_old since epoch 15, step 2 of 4`."""
-    path = [row.stage for row in TABLES[operation.kind] if row.stage is not Stage.ROLLBACK_TO_NORMAL]
+    path = [row.stage for row in kind_of(operation).stages if row.stage is not Stage.ROLLBACK_TO_NORMAL]
     if operation.stage in path:
         where = f"step {path.index(operation.stage) + 1} of {len(path)}"
     else:
@@ -54,10 +55,10 @@ def path(operation: Operation) -> tuple[PathStage, ...]:
     """Stages that it went through, the present one, and those to come if nothing fails."""
     found = [PathStage(stage, "done", epoch) for stage, epoch in operation.history[:-1]]
     found.append(PathStage(operation.stage, "current", operation.stage_epoch))
-    ahead = stage_row(operation.kind, operation.stage).next
+    ahead = stage_row(operation).next
     while ahead is not None:
         found.append(PathStage(ahead, "to come"))
-        ahead = stage_row(operation.kind, ahead).next
+        ahead = stage_row(operation, ahead).next
     return tuple(found)
 
 
@@ -101,5 +102,5 @@ def _lines(operation: Operation, cluster: ClusterMetadata, reports: Reports) -> 
     if isinstance(decision, RunWorkOrders):
         return tuple(f"next: {order.kind} on node {order.node}" for order in decision.orders)
     assert isinstance(decision, Propose), "a running operation is never idle"
-    target = stage_row(operation.kind, operation.stage).next
+    target = stage_row(operation).next
     return (f"next: {f'enter {target}' if target is not None else 'finish'}",)

@@ -12,13 +12,13 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.degraded import DEGRADED, Degraded, without_node, without_range
 from lockstep.metadata.directory import DIRECTORY, NodeState
 from lockstep.metadata.exclusions import EXCLUDED
-from lockstep.metadata.membership import without_leaving
+from lockstep.metadata.groups.membership import without_leaving
+from lockstep.metadata.groups.service import SERVICE, Service
+from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.operations import Transition
 from lockstep.metadata.placements_part import PLACEMENTS
-from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.requests import REQUESTS
 from lockstep.metadata.requests import without_node as without_node_requests
-from lockstep.metadata.service import SERVICE, Service
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.placement.deltas import Delta, GroupChange, changes, merged, with_groups
 from lockstep.schema.model import Replication
@@ -79,7 +79,7 @@ def _service_without(cluster: ClusterMetadata, node: NodeId) -> Service:
     """Nobody waits to leave for the request that fails with the node: one it was to replace stays."""
     service = without_leaving(cluster.service, node)
     request = cluster.requests.by_node.get(node)
-    return service if request is None else without_leaving(service, request.replaced)
+    return service if request is None else without_leaving(service, request.about.replaced)
 
 
 def _refuse_start(cluster: ClusterMetadata, wanted: ForceRemove) -> None:

@@ -10,7 +10,8 @@ import msgspec
 
 from lockstep.metadata.cdc import GENERATIONS, Generation, generation_id, packed
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.operations import Operation, OperationKind, Stage
+from lockstep.metadata.operations import Operation, Stage
+from lockstep.topology.kind import commits_generation
 from lockstep.topology.planning import change_of, circle_with
 from lockstep.values.limits import CDC_GENERATIONS_KEPT_MAX, CDC_LEEWAY_MS, CDC_RING_DELAY_MS
 
@@ -31,7 +32,7 @@ def committed(cluster: ClusterMetadata, operation: Operation, at_ms: int, epoch:
         change_of(other)
         for other in cluster.operations
         if other.id != operation.id
-        and other.kind is OperationKind.BOOTSTRAP
+        and commits_generation(other)
         and other.stage not in (Stage.JOIN_GROUP0, Stage.ROLLBACK_TO_NORMAL)
     ]
     circle = circle_with(cluster.directory, [*others, change_of(operation)])

@@ -4,22 +4,96 @@ Ids are those of the design: PLC-1 replicas and coverage, PLC-2 adjacent quorums
 readers were writers, PLC-4 stale coordinators, OP-1 locks and operations, REQ-1 and REQ-2 requests (see
 topology.request_invariants). Used by checkers and tests, never by production decisions; counts are made
 independently of the code that computed the placements.
+
+What must hold of requests at every epoch and between neighbours, as a function that lists violations.
+
+REQ-1: a request goes from queued to running to one end, or from queued to an end, never back (but for a
+change of replication that rests between two steps), and what ended never changes. REQ-2: no operation without
+its request, none for two, and one live request a node.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import Directory, NodeState
-from lockstep.metadata.operations import Operation, OperationKind, Stage, Transition
+from lockstep.metadata.operations import Operation, Stage, Transition
+from lockstep.metadata.requests import Request, RequestState
 from lockstep.placement.placements import PlacedRange, ReplicaGroup, RingPlacement
 from lockstep.placement.quorums import adjacent_safe, dc_factors, intersects, majority
 from lockstep.schema.model import Replication
-from lockstep.topology.request_invariants import check_requests
-from lockstep.topology.stages import Side, replication_at, stage_row
+from lockstep.topology.kind import kind_of, moves_nothing, stage_row
+from lockstep.topology.stages import Side, replication_at
 from lockstep.values.ids import NodeId
-from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range
+from lockstep.values.tokens import Range
+
+_NEXT = {
+    RequestState.QUEUED: (
+        RequestState.QUEUED,
+        RequestState.RUNNING,
+        RequestState.FAILED,
+        RequestState.CANCELLED,
+    ),
+    RequestState.RUNNING: (
+        RequestState.RUNNING,
+        RequestState.DONE,
+        RequestState.FAILED,
+        RequestState.CANCELLED,
+    ),
+}
+
+
+def check_requests(before: ClusterMetadata, after: ClusterMetadata) -> tuple[str, ...]:
+    """REQ-1 and REQ-2 for `after` and the step from `before` to it."""
+    if before.requests is after.requests and before.operations is after.operations:
+        return ()
+    return (*_steps(before, after), *_holders(after))
+
+
+def _steps(before: ClusterMetadata, after: ClusterMetadata) -> Iterator[str]:
+    now = after.requests.by_id
+    for old in before.requests.live:
+        new = now.get(old.id)
+        if new is None:
+            yield f"REQ-1: {old.title()} was {old.state} and is forgotten"
+        elif new.state not in _NEXT[old.state] and not _rests(old, new):
+            yield f"REQ-1: {old.title()} went from {old.state} to {new.state}"
+        elif old.body != new.body:
+            yield f"REQ-1: {old.title()} asks for something else now"
+        elif not new.is_live and new.ended_epoch != after.epoch:
+            yield f"REQ-1: {old.title()} ended at {after.epoch} and says {new.ended_epoch}"
+    for ended in before.requests.ended:
+        if ended.id in now and now[ended.id] != ended:
+            yield f"REQ-1: {ended.title()} changed after its end"
+    known = before.requests.by_id
+    for request in now.values():
+        if request.id not in known and request.id < before.requests.next_id:
+            yield f"REQ-1: {request.title()} came back"
+
+
+def _rests(old: Request, new: Request) -> bool:
+    return old.about.is_global and new.state is RequestState.QUEUED and new.original is not None
+
+
+def _holders(cluster: ClusterMetadata) -> Iterator[str]:
+    running = [r for r in cluster.requests.live if r.state is RequestState.RUNNING]
+    held = Counter(request.operation_id for request in running)
+    for operation in cluster.operations:
+        if held.pop(operation.id, 0) != 1:
+            yield f"REQ-2: {operation.title()} has not exactly one request"
+    yield from (f"REQ-2: operation {number} has ended, its request has not" for number in held)
+    yield from _crowded(cluster.requests.live)
+
+
+def _crowded(live: tuple[Request, ...]) -> Iterator[str]:
+    keyspaces = Counter(request.about.keyspace for request in live if request.about.keyspace)
+    yield from (
+        f"REQ-2: keyspace {name} has {count} requests" for name, count in keyspaces.items() if count > 1
+    )
+    nodes = Counter(node for request in live for node in request.about.nodes)
+    yield from (f"REQ-2: node {node} has {count} requests" for node, count in nodes.items() if count > 1)
 
 
 def violations(before: ClusterMetadata, after: ClusterMetadata) -> tuple[str, ...]:
@@ -70,7 +144,7 @@ def _writer_problems(
         if group.reads != group.writes:
             yield f"{where}: readers {group.reads} and writers {group.writes} differ outside an operation"
         return
-    row = stage_row(operation.kind, operation.stage)
+    row = stage_row(operation)
     readers = transition.new if row.reads is Side.NEW else transition.old
     both = set(transition.old) | set(transition.new)
     writers = {Side.OLD: set(transition.old), Side.NEW: set(transition.new), Side.UNION: both}[row.writes]
@@ -81,16 +155,11 @@ def _writer_problems(
 def _eligible(directory: Directory, operation: Operation | None) -> dict[NodeId, str]:
     """Node -> data centre of those that can be readers at the operation's stage."""
     eligible = {node.id: node.dc for node in directory.nodes if node.owns_tokens}
-    if (
-        operation is not None
-        and not operation.keyspace
-        and stage_row(operation.kind, operation.stage).reads is Side.NEW
-    ):
-        if operation.kind in (OperationKind.DECOMMISSION, OperationKind.REMOVE):
-            eligible.pop(operation.node, None)
-        else:
-            eligible.pop(operation.replaced, None)
-            eligible[operation.node] = directory.by_id[operation.node].dc
+    about = operation.about if operation is not None else None
+    if operation is not None and about is not None and about.nodes and stage_row(operation).reads is Side.NEW:
+        eligible.pop(about.departing, None)
+        if about.departing != about.node:
+            eligible[about.node] = directory.by_id[about.node].dc
     return eligible
 
 
@@ -99,7 +168,7 @@ def _transitions(
 ) -> Iterator[tuple[Operation, Transition]]:
     for operation in cluster.operations:
         for transition in operation.transitions:
-            if replication_at(stage_row(operation.kind, operation.stage), transition) == replication:
+            if replication_at(stage_row(operation), transition) == replication:
                 yield operation, transition
 
 
@@ -110,8 +179,7 @@ def check_locks(cluster: ClusterMetadata) -> tuple[str, ...]:
     if sorted(locks) != [operation.id for operation in cluster.operations]:
         found.append(f"OP-1: locks of {sorted(locks)}, operations {[o.id for o in cluster.operations]}")
     for operation in cluster.operations:
-        if operation.keyspace:
-            found.extend(_apart_problems(cluster, operation))
+        found.extend(kind_of(operation).running_problems(cluster, operation))
         lock = locks.get(operation.id)
         wanted = tuple((t.replication, t.range) for t in operation.transitions)
         if lock is not None and lock.ranges != wanted:
@@ -121,26 +189,6 @@ def check_locks(cluster: ClusterMetadata) -> tuple[str, ...]:
             if any(other.conflict(replication, range_) for replication, range_ in lock.ranges):
                 found.append(f"OP-1: operations {lock.operation_id} and {other.operation_id} lock one range")
     return tuple(found)
-
-
-def _apart_problems(cluster: ClusterMetadata, operation: Operation) -> Iterator[str]:
-    """A keyspace in change has a ring of its own, as its step has reached it, all locked."""
-    users = [k.name for k in cluster.schema.keyspaces if k.replication.apart == operation.id]
-    if users != [operation.keyspace]:
-        yield f"OP-1: the ring of {operation.title()} belongs to {users}"
-        return
-    row = stage_row(operation.kind, operation.stage)
-    ends = operation.path[operation.at], operation.path[operation.at + (-1 if operation.is_returning else 1)]
-    if operation.stage is Stage.ROLLBACK_TO_NORMAL:
-        ends = ends[0], ends[0]
-    reached = ends[1] if row.reads is Side.NEW else ends[0]
-    held = cluster.schema.by_name[operation.keyspace].replication
-    if held.settled != reached:
-        yield f"OP-1: {operation.title()} has reached {reached.text()}, its keyspace has {held.text()}"
-    locked = sorted(t.range for t in operation.transitions)
-    bounds = [range_.left for range_ in locked] + [TOKEN_MAX]
-    if bounds[0] != TOKEN_MIN or any(r.right != bounds[at + 1] for at, r in enumerate(locked)):
-        yield f"OP-1: {operation.title()} does not lock the whole ring of its keyspace"
 
 
 def _followed(before: ClusterMetadata, after: ClusterMetadata) -> list[tuple[Replication, Replication]]:
@@ -210,51 +258,26 @@ def check_endings(before: ClusterMetadata, after: ClusterMetadata) -> tuple[str,
     for operation in before.operations:
         if operation.id in after.operations_by_id:
             continue
-        if operation.keyspace:
-            found.extend(_walk_problems(after, operation))
+        kind, about = kind_of(operation), operation.about
+        found.extend(kind.end_problems(after, operation))
+        if kind.ring is None:
             continue
-        node = after.directory.by_id[operation.node]
+        node = after.directory.by_id[about.node]
         if operation.stage is Stage.ROLLBACK_TO_NORMAL:
-            newcomer = operation.kind in (OperationKind.BOOTSTRAP, OperationKind.REPLACE)
-            side, states = Side.OLD, (NodeState.NONE if newcomer else NodeState.NORMAL,)
+            side, state = Side.OLD, kind.ring.needs
         else:
-            gone = operation.kind in (OperationKind.DECOMMISSION, OperationKind.REMOVE)
-            side, states = Side.NEW, (NodeState.LEFT if gone else NodeState.NORMAL,)
-            if operation.replaced and after.directory.by_id[operation.replaced].state is not NodeState.LEFT:
+            gone = about.departing == about.node
+            side, state = Side.NEW, NodeState.LEFT if gone else NodeState.NORMAL
+            if about.replaced and after.directory.by_id[about.replaced].state is not NodeState.LEFT:
                 found.append(f"OP-1: {operation.title()} left the replaced node in the ring")
             if not gone and node.tokens != operation.tokens:
                 found.append(f"OP-1: {operation.title()} left its node without its tokens")
-        if stage_row(operation.kind, operation.stage).next is not None and not operation.moves_nothing:
+        if stage_row(operation).next is not None and not moves_nothing(operation):
             found.append(f"OP-1: {operation.title()} ended in stage {operation.stage}")
-        if node.state not in states:
+        if node.state is not state:
             found.append(f"OP-1: {operation.title()} left its node {node.state}")
         found.extend(_restored(after, operation, side))
     return tuple(found)
-
-
-def _walk_problems(after: ClusterMetadata, operation: Operation) -> Iterator[str]:
-    """A change of replication ends at its target, or its original when taken back, or rests one step on."""
-    rolled_back = operation.stage is Stage.ROLLBACK_TO_NORMAL
-    back = operation.is_cancelled or rolled_back
-    wanted = operation.path[0] if back else operation.path[-1]
-    request = after.requests.by_keyspace.get(operation.keyspace)
-    if request is not None and request.original is not None:
-        wanted = operation.path[operation.at + 1]
-    elif operation.is_stopped and not rolled_back:
-        wanted = operation.path[operation.at - 1]
-    elif operation.is_stopped:
-        wanted = operation.path[operation.at]
-    keyspace = after.schema.by_name.get(operation.keyspace)
-    if keyspace is None or keyspace.replication != wanted:
-        yield f"OP-1: {operation.title()} did not leave its keyspace with {wanted.text()}"
-        return
-    if stage_row(operation.kind, operation.stage).next is not None:
-        yield f"OP-1: {operation.title()} ended in stage {operation.stage}"
-    for transition in operation.transitions:
-        replicas = transition.old if rolled_back else transition.new
-        for placed in after.placements.ring(wanted).overlapping(transition.range):
-            if placed.group.reads != replicas or placed.group.writes != replicas:
-                yield f"OP-1: {operation.title()} left {placed}, not {replicas}"
 
 
 def _restored(after: ClusterMetadata, operation: Operation, side: Side) -> Iterator[str]:

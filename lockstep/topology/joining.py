@@ -20,9 +20,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.digest import part_digests
 from lockstep.metadata.directory import NodeState
-from lockstep.metadata.entries import ENTRY_ID_BYTES
 from lockstep.metadata.joining import (
     JoinCode,
     JoinRefusal,
@@ -30,6 +28,8 @@ from lockstep.metadata.joining import (
     refusal_by_identity,
     refusal_of,
 )
+from lockstep.metadata.log.digest import part_digests
+from lockstep.metadata.log.entries import ENTRY_ID_BYTES
 from lockstep.metadata.transformations import Register
 from lockstep.values import codec
 from lockstep.values.ids import NodeId

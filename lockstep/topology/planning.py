@@ -14,151 +14,66 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.conflicts import TABLE, Held, Wanted, refuse_during
-from lockstep.metadata.directory import Directory, NodeInfo, NodeState
-from lockstep.metadata.operations import Operation, OperationKind, Stage, Transition
-from lockstep.metadata.transformations import refuse_bad_tokens, refuse_before_initialize
+from lockstep.metadata.directory import Directory, NodeInfo
+from lockstep.metadata.operations import Body, Operation, Stage, Transition
+from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.placement.circle import Circle, Owner
 from lockstep.placement.deltas import Delta, changes, plan_of
 from lockstep.placement.placements import ReplicaGroup
-from lockstep.placement.quorums import adjacent_safe, dc_factors
+from lockstep.placement.quorums import adjacent_safe
 from lockstep.placement.shapes import shape_of
 from lockstep.schema.model import Replication
-from lockstep.topology.stages import TABLES, StageRow, group_at, replication_at
+from lockstep.topology.kind import kind_of, ring_of
+from lockstep.topology.stages import StageRow, group_at, replication_at
 from lockstep.topology.streams import lost_copies
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import PARALLEL_OPERATIONS_MAX
 from lockstep.values.tokens import any_within, first_shared
 
-#: The state a node must have for each kind, and the state it then has. A move shows in its tokens alone.
-STATES: dict[OperationKind, tuple[NodeState, NodeState]] = {
-    OperationKind.BOOTSTRAP: (NodeState.NONE, NodeState.BOOTSTRAPPING),
-    OperationKind.DECOMMISSION: (NodeState.NORMAL, NodeState.DECOMMISSIONING),
-    OperationKind.MOVE: (NodeState.NORMAL, NodeState.NORMAL),
-    OperationKind.REPLACE: (NodeState.NONE, NodeState.REPLACING),
-    OperationKind.REMOVE: (NodeState.NORMAL, NodeState.REMOVING),
-    OperationKind.REBUILD: (NodeState.NORMAL, NodeState.REBUILDING),
-}
-#: Kinds that end with fewer nodes than they began with.
-_SHRINKING = (OperationKind.DECOMMISSION, OperationKind.REMOVE)
-#: Kinds whose request names tokens.
-TOKENS_GIVEN = (OperationKind.BOOTSTRAP, OperationKind.MOVE)
-#: States of nodes that will own tokens whatever becomes of the running operations.
-_STAYING = (NodeState.NORMAL, NodeState.REBUILDING)
-
-
+_NOBODY = NodeId(0)
 #: How a plan says that an excluded node is in its way; whoever reads refusals looks for it.
 EXCLUDED = "node {node} is excluded"
 #: The way out for a person whom a running operation is in the way; it may wait for a node that is dead.
-_WAIT_OR_CANCEL = "wait for its end (`lockstep topology watch`) or cancel it"
+WAIT_OR_CANCEL = "wait for its end (`lockstep topology watch`) or cancel it"
 
 
-class Change(msgspec.Struct, frozen=True, array_like=True):
-    """What an operation, asked for or running, does to the ring when it succeeds.
+class Change(msgspec.Struct, frozen=True):
+    """What an operation on the ring, asked for or running, does when it succeeds: `tokens` are those that its
+    node will own, gives up or keeps."""
 
-    `tokens` are those asked for; `full_change` fills in those that follow from the nodes.
-    """
-
-    kind: OperationKind
-    node: NodeId
-    tokens: tuple[int, ...] = ()
-    replaced: NodeId = NodeId(0)
-    source_dc: str = ""
+    body: Body
+    tokens: tuple[int, ...]
 
 
 def change_of(operation: Operation) -> Change:
-    return Change(operation.kind, operation.node, operation.tokens, operation.replaced, operation.source_dc)
+    return Change(operation.body, operation.tokens)
 
 
-def full_change(cluster: ClusterMetadata, asked: Change) -> Change:
+def full_change(cluster: ClusterMetadata, body: Body) -> Change:
     """The change with its tokens, when it may start as far as nodes and tokens tell; raises Rejected."""
     refuse_before_initialize(cluster)
-    node = cluster.node(asked.node)
+    about, ring = body.about, ring_of(body)
+    node = cluster.node(about.node)
     if node is None:
-        raise Rejected(f"there is no node {asked.node}")
+        raise Rejected(f"there is no node {about.node}")
     refuse_during(
         cluster,
         Wanted.RING,
         Held.REPLICATION,
-        f"a {asked.kind} cannot begin",
-        _WAIT_OR_CANCEL,
+        f"a {about.kind} cannot begin",
+        WAIT_OR_CANCEL,
     )
     if len(cluster.operations) >= PARALLEL_OPERATIONS_MAX:
         holders = ", ".join(operation.title() for operation in cluster.operations)
         raise Rejected(f"at most {PARALLEL_OPERATIONS_MAX} operations run at once: {holders}")
-    needed = STATES[asked.kind][0]
-    running = next((o for o in cluster.operations if asked.node in o.subjects), None)
-    if node.state is not needed:
+    running = next((o for o in cluster.operations if about.node in o.about.nodes), None)
+    if node.state is not ring.needs:
         by = f", by {running.title()}" if running is not None else ""
-        raise Rejected(f"{asked.kind} needs a node in state {needed}; node {node.id} is {node.state}{by}")
+        raise Rejected(f"{about.kind} needs a node in state {ring.needs}; node {node.id} is {node.state}{by}")
     if running is not None:
-        raise Rejected(f"node {node.id} takes part in {running.title()}", hint=_WAIT_OR_CANCEL)
-    wanted = msgspec.structs.replace(asked, tokens=tuple(sorted(asked.tokens)))
-    _refuse_stray_fields(wanted)
-    if asked.kind in TOKENS_GIVEN:
-        _check_new_tokens(cluster, node, wanted)
-        return wanted
-    if asked.kind is OperationKind.REPLACE:
-        return msgspec.structs.replace(wanted, tokens=_replaced_node(cluster, node, asked.replaced).tokens)
-    if asked.kind in _SHRINKING:
-        _check_leave(cluster, node)
-    elif asked.source_dc and asked.source_dc not in cluster.directory.data_centers:
-        raise Rejected(f"there is no data centre {asked.source_dc!r}")
-    return msgspec.structs.replace(wanted, tokens=node.tokens)
-
-
-def _refuse_stray_fields(asked: Change) -> None:
-    if asked.tokens and asked.kind not in TOKENS_GIVEN:
-        raise Rejected(f"a {asked.kind} is told no tokens")
-    if asked.replaced and asked.kind is not OperationKind.REPLACE:
-        raise Rejected(f"a {asked.kind} replaces no node")
-    if asked.source_dc and asked.kind is not OperationKind.REBUILD:
-        raise Rejected(f"a {asked.kind} is told no data centre")
-
-
-def _check_new_tokens(cluster: ClusterMetadata, node: NodeInfo, asked: Change) -> None:
-    if node.replaces and asked.kind is OperationKind.BOOTSTRAP:
-        raise Rejected(f"node {node.id} was admitted to replace node {node.replaces}, not to join beside it")
-    directory = cluster.directory
-    if asked.kind is OperationKind.MOVE:
-        if asked.tokens == node.tokens:
-            raise Rejected(f"node {node.id} owns exactly these tokens")
-        # It may keep some of its own.
-        directory = directory.with_node(msgspec.structs.replace(node, tokens=()))
-    if node.is_zero_token:
-        if asked.kind is OperationKind.MOVE:
-            raise Rejected(f"node {node.id} owns no tokens, so there is nothing to move")
-        if asked.tokens:
-            raise Rejected(f"node {node.id} joined to own no tokens")
-        return
-    refuse_bad_tokens(directory, asked.tokens)
-    for operation in cluster.operations:
-        taken = sorted(set(operation.tokens) & set(asked.tokens))
-        if taken:
-            raise Rejected(f"token {taken[0]} is wanted by {operation.title()}")
-
-
-def _replaced_node(cluster: ClusterMetadata, node: NodeInfo, replaced: NodeId) -> NodeInfo:
-    dead = cluster.node(replaced)
-    if dead is None:
-        raise Rejected(f"there is no node {replaced} to replace")
-    running = next((o for o in cluster.operations if replaced in o.subjects), None)
-    if running is not None:
-        raise Rejected(f"node {replaced} takes part in {running.title()}", hint=_WAIT_OR_CANCEL)
-    if dead.state is not NodeState.NORMAL:
-        raise Rejected(f"only a normal node is replaced; node {replaced} is {dead.state}")
-    if node.replaces not in (0, replaced):
-        raise Rejected(f"node {node.id} was admitted to replace node {node.replaces}, not node {replaced}")
-    if (dead.dc, dead.rack) != (node.dc, node.rack):
-        raise Rejected(
-            f"node {replaced} stands in {dead.dc}/{dead.rack}, its replacement in {node.dc}/{node.rack}",
-            hint="a replacement takes over the place; remove the node and let the other join instead",
-        )
-    if node.is_zero_token == bool(dead.tokens):
-        which = "owns tokens" if dead.tokens else "owns no tokens"
-        raise Rejected(f"node {replaced} {which}, and node {node.id} joined otherwise")
-    refuse_voter(cluster, dead)
-    return dead
+        raise Rejected(f"node {node.id} takes part in {running.title()}", hint=WAIT_OR_CANCEL)
+    return Change(body, ring.tokens(cluster, node, body))
 
 
 def refuse_voter(cluster: ClusterMetadata, node: NodeInfo) -> None:
@@ -171,39 +86,18 @@ def refuse_voter(cluster: ClusterMetadata, node: NodeInfo) -> None:
         )
 
 
-def _check_leave(cluster: ClusterMetadata, node: NodeInfo) -> None:
-    """Nodes that leave in other running operations are taken as gone, those that join as not there."""
-    refuse_voter(cluster, node)
-    if not node.tokens:
-        return
-    remaining = [n for n in cluster.directory.nodes if n.state in _STAYING and n.tokens and n.id != node.id]
-    if not remaining:
-        raise Rejected(f"node {node.id} is the last normal node that owns tokens")
-    for replication in cluster.replications:
-        for dc, factor in dc_factors(replication) or (("", replication.total),):
-            if dc not in ("", node.dc):
-                continue
-            left = sum(1 for other in remaining if dc in ("", other.dc))
-            if left < factor:
-                where = f" in data centre {dc}" if dc else ""
-                names = ", ".join(k.name for k in cluster.schema.keyspaces if k.replication == replication)
-                raise Rejected(
-                    f"{left} normal nodes would be left{where}, but {names} has replication factor {factor}",
-                    hint="let another node join first (`lockstep cluster add`), or drop the keyspace",
-                )
-
-
 def circle_with(directory: Directory, changes: Sequence[Change]) -> Circle:
     """The token owners once these operations have finished."""
     owners: dict[NodeId, Owner | None] = {}
     for change in changes:
-        if change.kind is OperationKind.REBUILD:
+        if ring_of(change.body).is_refill:
             continue
-        if change.replaced:
-            owners[change.replaced] = None
-        node = directory.by_id[change.node]
-        leaves = change.kind in _SHRINKING
-        owners[node.id] = None if leaves else Owner(node.id, node.dc, node.rack, change.tokens)
+        about = change.body.about
+        if about.departing:
+            owners[about.departing] = None
+        if about.departing != about.node:
+            node = directory.by_id[about.node]
+            owners[node.id] = Owner(node.id, node.dc, node.rack, change.tokens)
     return directory.circle.changed(owners)
 
 
@@ -224,12 +118,13 @@ def plan(cluster: ClusterMetadata, mine: Change) -> tuple[Transition, ...]:
             if others != deltas:
                 holders = ", ".join(operation.title() for operation in cluster.operations)
                 raise Rejected(
-                    f"the ranges of this {mine.kind} depend on how {holders} ends", hint="wait for its end"
+                    f"the ranges of this {mine.body.about.kind} depend on how {holders} ends",
+                    hint="wait for its end",
                 )
         transitions.extend(Transition(replication, d.range, d.old, d.new) for d in deltas)
     refuse_excluded_targets(cluster, transitions)
     for transition in differently_shaped(cluster, transitions):
-        refuse_unsafe(cluster, mine.kind, transition)
+        refuse_unsafe(cluster, kind_of(mine.body).stages, transition)
     _refuse_lost_copies(cluster, mine, transitions)
     return tuple(transitions)
 
@@ -250,7 +145,7 @@ def refuse_excluded_targets(cluster: ClusterMetadata, transitions: Sequence[Tran
 
 
 def _refuse_lost_copies(cluster: ClusterMetadata, mine: Change, transitions: Sequence[Transition]) -> None:
-    dead = mine.node if mine.kind is OperationKind.REMOVE else mine.replaced
+    dead = mine.body.about.presumed_dead
     dc_of = cluster.directory.dc_by_id.__getitem__
     for transition in transitions:
         if dead and lost_copies(transition, dc_of, dead, cluster.degraded):
@@ -274,16 +169,17 @@ def _touching(
     directory = cluster.directory
     if not cluster.operations:
         return []
+    refilled_node = mine.body.about.node if ring_of(mine.body).is_refill else _NOBODY
     moved = directory.circle.changed_tokens(circle_with(directory, [mine]))
     mine_closed = [delta.range for delta in deltas]
     found = []
     for operation in cluster.operations:
-        if operation.stage is Stage.ROLLBACK_TO_NORMAL or operation.kind is OperationKind.REBUILD:
+        if operation.stage is Stage.ROLLBACK_TO_NORMAL or ring_of(operation).is_refill:
             continue
         theirs = directory.circle.changed_tokens(circle_with(directory, [change_of(operation)]))
         held = [t.range for t in operation.transitions if t.replication == replication]
-        refilled = mine.kind is OperationKind.REBUILD and any(
-            mine.node in t.new for t in operation.transitions if t.replication == replication
+        refilled = refilled_node and any(
+            refilled_node in t.new for t in operation.transitions if t.replication == replication
         )
         if refilled or any_within(theirs, mine_closed) or any_within(moved, held):
             found.append(operation)
@@ -301,8 +197,9 @@ def _deltas(
     directory: Directory, replication: Replication, done: list[Change], mine: Change
 ) -> tuple[Delta, ...]:
     before = circle_with(directory, done)
-    if mine.kind is OperationKind.REBUILD:
-        own = ((range_, nodes) for range_, nodes in plan_of(replication, before) if mine.node in nodes)
+    if ring_of(mine.body).is_refill:
+        node = mine.body.about.node
+        own = ((range_, nodes) for range_, nodes in plan_of(replication, before) if node in nodes)
         return tuple(Delta(range_, replicas, replicas) for range_, replicas in own)
     return changes(replication, before, circle_with(directory, [*done, mine]))
 
@@ -329,11 +226,11 @@ def differently_shaped(cluster: ClusterMetadata, transitions: Sequence[Transitio
     return list(found.values())
 
 
-def refuse_unsafe(cluster: ClusterMetadata, kind: OperationKind, transition: Transition) -> None:
+def refuse_unsafe(cluster: ClusterMetadata, stages: Sequence[StageRow], transition: Transition) -> None:
     """Prove every pair of stages this transition can go through before it begins."""
     dc_of = cluster.directory.dc_by_id.__getitem__
-    rows = {row.stage: row for row in TABLES[kind]}
-    for row in TABLES[kind]:
+    rows = {row.stage: row for row in stages}
+    for row in stages:
         for target in (row.next, row.on_failure):
             if target is not None:
                 _refuse_step(transition, row, rows[target], dc_of)

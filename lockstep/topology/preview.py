@@ -17,9 +17,10 @@ from lockstep.metadata.operations import Operation, Stage
 from lockstep.placement.placements import RingPlacement
 from lockstep.schema.model import Replication
 from lockstep.topology.barriers import barrier_need
-from lockstep.topology.stages import STREAMING, StageRow, stage_row
+from lockstep.topology.kind import kind_of, stage_row
+from lockstep.topology.stages import STREAMING, StageRow, StreamTask
 from lockstep.topology.step import work_orders
-from lockstep.topology.streams import StreamTask, stream_plan
+from lockstep.topology.streams import stream_plan
 from lockstep.topology.transformations import AdvanceOperation, PrepareOperation
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
@@ -90,7 +91,7 @@ def preview(cluster: ClusterMetadata, wanted: PrepareOperation, dead: tuple[Node
     tasks: list[StreamTask] = []
     while begun.id in value.operations_by_id:
         operation = value.operations_by_id[begun.id]
-        row = stage_row(operation.kind, operation.stage)
+        row = stage_row(operation)
         orders = work_orders(operation, value, dead)
         if row.work in STREAMING:
             tasks.extend(stream_plan(operation, value, dead))
@@ -101,8 +102,8 @@ def preview(cluster: ClusterMetadata, wanted: PrepareOperation, dead: tuple[Node
         value = AdvanceOperation(operation.id, operation.stage, operation.step).apply(
             value, operation.stage_epoch + 1
         )
-    # A change of replication can go back from everywhere.
-    forward = [step.row.stage for step in steps if step.row.on_failure is None and not begun.keyspace]
+    walks = kind_of(begun).walks
+    forward = [step.row.stage for step in steps if step.row.on_failure is None and not walks]
     return Preview(
         begun,
         tuple(steps),
@@ -116,9 +117,9 @@ def preview(cluster: ClusterMetadata, wanted: PrepareOperation, dead: tuple[Node
 
 def present_ring(cluster: ClusterMetadata, operation: Operation) -> RingPlacement | None:
     """The ring of the keyspace whose replication the operation changes; None where it changes none."""
-    if not operation.keyspace:
+    if not operation.about.keyspace:
         return None
-    return cluster.placements.ring(cluster.schema.by_name[operation.keyspace].replication)
+    return cluster.placements.ring(cluster.schema.by_name[operation.about.keyspace].replication)
 
 
 #: Bytes that a source holds of a range, all tables together.
@@ -190,7 +191,7 @@ def estimate(found: Preview, held: Held, rate_bytes_s: int, stream_s: float, bar
 
 def _tables(found: Preview, task: StreamTask) -> int:
     """How many tables a task copies: each is a stream of its own."""
-    changing = found.operation.keyspace
+    changing = found.operation.about.keyspace
     return sum(
         len(keyspace.by_name)
         for keyspace in found.first.schema.keyspaces

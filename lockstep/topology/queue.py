@@ -3,22 +3,31 @@
 Invariant: a pure function of the metadata and of what the group that follows the voters says. A request is
 judged by the very transformation that would begin it. The first in the order of the queue that may begin
 does; one that is refused although nothing runs that could change that can never run, and fails.
+
+Finding without a plan that a request wants ranges that a running operation holds.
+
+Invariant: sound, not complete. The owner of a token is a replica of the range that ends there, wherever its
+data centre has replicas at all; so who joins with it, leaves, replaces or rebuilds it changes that range.
+What is not found here, a plan finds.
 """
 
 from __future__ import annotations
 
 import enum
+from bisect import bisect_left
 from collections.abc import Callable
 
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.conflicts import TABLE, Held, Wanted, excluded_by
-from lockstep.metadata.operations import OperationKind, Stage
+from lockstep.metadata.operations import Operation, Stage
 from lockstep.metadata.requests import Request
-from lockstep.topology.held_ranges import HeldRanges
-from lockstep.topology.planning import EXCLUDED, Change, full_change
-from lockstep.topology.precedence import BY_KIND, is_passed_over
+from lockstep.placement.quorums import dc_factors
+from lockstep.schema.model import Replication
+from lockstep.topology.kind import kind_of
+from lockstep.topology.planning import EXCLUDED
+from lockstep.topology.precedence import is_passed_over
 from lockstep.topology.transformations import preparation
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
@@ -29,6 +38,42 @@ from lockstep.values.limits import (
     REQUESTS_PLANNED_MAX,
 )
 from lockstep.values.memo import keep, kept
+from lockstep.values.tokens import Range
+
+
+class HeldRanges:
+    """The locked ranges of one metadata value, to be asked about many requests."""
+
+    def __init__(self, cluster: ClusterMetadata) -> None:
+        self._cluster = cluster
+        held: dict[tuple[int, Replication], list[Range]] = {}
+        for lock in cluster.locks:
+            for replication, range_ in lock.ranges:
+                held.setdefault((lock.operation_id, replication), []).append(range_)
+        self._held = [
+            (operation_id, replication, [range_.right for range_ in ranges], ranges)
+            for (operation_id, replication), ranges in held.items()
+        ]
+
+    def holder(self, request: Request) -> tuple[Operation, str] | None:
+        """An operation that holds a range the request wants, and the refusal a plan would end with."""
+        ring = kind_of(request).ring
+        node, tokens = ring.surely(self._cluster.directory, request.body) if ring is not None else (0, ())
+        if not tokens:
+            return None
+        dc = self._cluster.directory.dc_by_id.get(NodeId(node), "")
+        for operation_id, replication, rights, ranges in self._held:
+            factors = dict(dc_factors(replication))
+            if factors and not factors.get(dc):
+                continue
+            for token in tokens:
+                at = bisect_left(rights, token)
+                if at < len(ranges) and ranges[at].left < token:
+                    operation, found = self._cluster.operations_by_id[operation_id], ranges[at]
+                    where = f"range ({found.left}, {found.right}] of {replication.strategy}"
+                    return operation, f"{operation.title()} holds {where}"
+        return None
+
 
 _KEPT = "_choice"
 _REFUSALS = "_refusals"
@@ -69,13 +114,6 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 NOTHING = Choice()
-
-
-def departing(request: Request) -> NodeId:
-    """The node that is gone once the request is done, and may not vote by then; 0 when none."""
-    if request.kind in (OperationKind.DECOMMISSION, OperationKind.REMOVE):
-        return request.node
-    return request.replaced
 
 
 def choose(cluster: ClusterMetadata, follows: str = "") -> Choice:
@@ -140,7 +178,7 @@ def _choose(cluster: ClusterMetadata, follows: str, judge: Judge) -> Choice:
             waiting.append(held)
             may_change = True
             continue
-        if passed_over is not None and BY_KIND[request.kind].is_held_back:
+        if passed_over is not None and kind_of(request).is_held_back:
             waiting.append(_held_back(request, passed_over))
             continue
         holder = ranges.holder(request)
@@ -187,7 +225,7 @@ def _held(cluster: ClusterMetadata, request: Request, follows: str) -> Waiting |
         if node in cluster.excluded_by_node:
             why = TABLE[Wanted.RING, Held.EXCLUSION].why
             return Waiting(request.id, Rule.EXCLUSION, f"node {node} is excluded: {why}", 0, node)
-    leaving = departing(request)
+    leaving = request.about.departing
     if not leaving:
         return None
     if any(held is Held.VOTE for held, _ in excluded_by(cluster, Wanted.RING, (leaving,))):
@@ -200,7 +238,7 @@ def _held(cluster: ClusterMetadata, request: Request, follows: str) -> Waiting |
 
 def taking_part(request: Request) -> tuple[NodeId, ...]:
     """Its nodes without the one that is said to be dead."""
-    return () if request.kind is OperationKind.REMOVE or request.keyspace else (request.node,)
+    return tuple(node for node in request.about.nodes if node != request.about.presumed_dead)
 
 
 def _running(cluster: ClusterMetadata) -> tuple[tuple[int, bool], ...]:
@@ -232,11 +270,9 @@ def _refusal(cluster: ClusterMetadata, request: Request) -> Verdict | None:
 def _judged(cluster: ClusterMetadata, request: Request) -> Verdict | None:
     """By the entry that would begin it; nodes and tokens are looked at first, for that costs no plan."""
     entry = preparation(request, request.id)
-    is_planned = bool(request.keyspace)
+    is_planned = False
     try:
-        if not request.keyspace:
-            asked = Change(entry.kind, entry.node, entry.tokens, entry.replaced, entry.source_dc)
-            full_change(cluster, asked)
+        kind_of(request).refuse_early(cluster, request.body)
         is_planned = True
         entry.apply(cluster, cluster.epoch + 1)
     except Rejected as refusal:

@@ -16,7 +16,7 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.conflicts import Held, Wanted, refuse_during
 from lockstep.metadata.degraded import Degraded
 from lockstep.metadata.directory import NodeState
-from lockstep.metadata.registry import EntryKind
+from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.repairs import (
     REPAIRS,
     Repair,
@@ -155,7 +155,7 @@ def _refuse_part(cluster: ClusterMetadata, repairs: Repairs, part: RepairPart) -
     if keyspace is None or keyspace.replication != part.replication:
         raise Rejected(f"keyspace {part.keyspace} is replicated otherwise by now")
     for operation in cluster.operations:
-        if operation.keyspace and operation.keyspace == part.keyspace:
+        if operation.about.keyspace == part.keyspace:
             raise Rejected(f"keyspace {part.keyspace} is not repaired during {operation.title()}", hint=_WAIT)
     for lock in cluster.locks:
         for range_ in part.ranges:

@@ -3,35 +3,105 @@
 Invariant: a keyspace in change has a ring of its own, named by its replication and the operation; every
 range of that ring is locked, each step is proved for all of them before the first one begins, and another
 keyspace's ring is never touched.
+
+The walk from one replication to another in single steps.
+
+Invariant: a step changes the factor of one data centre by one, or the strategy with the total kept, or
+factors that stay above the number of nodes; counts of neighbouring settings then always meet.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.conflicts import Held, holders
 from lockstep.metadata.degraded import DEGRADED, Degraded, carried
-from lockstep.metadata.operations import Operation, OperationKind, Transition
+from lockstep.metadata.operations import Transition
 from lockstep.metadata.placements_part import PLACEMENTS
-from lockstep.metadata.placing import moves_data
-from lockstep.metadata.requests import Request, keyspace_busy
+from lockstep.metadata.requests import keyspace_busy
 from lockstep.metadata.schema_part import SCHEMA
 from lockstep.metadata.transformations import refuse_before_initialize
-from lockstep.placement.deltas import merged, paired, plan_of, same_placement
+from lockstep.placement.deltas import paired, plan_of, same_placement
 from lockstep.placement.placements import PlacedRange, Placements, ring_of_ranges
 from lockstep.placement.quorums import dc_factors
 from lockstep.placement.strategies import NETWORK_TOPOLOGY, SIMPLE
-from lockstep.schema.changes import SYSTEM_KEYSPACES, AlterKeyspace
+from lockstep.schema.changes import SYSTEM_KEYSPACES
 from lockstep.schema.model import Keyspace, Replication
-from lockstep.schema.replication_options import parse_replication
 from lockstep.topology.planning import differently_shaped, refuse_unsafe
-from lockstep.topology.replication_steps import replication_steps
+from lockstep.topology.stages import RANGE_MOVEMENT
 from lockstep.values.errors import Rejected
 from lockstep.values.limits import PARALLEL_OPERATIONS_MAX, REPLICATION_STEPS_MAX
+
+#: Says whether a change of strategy from the first to the second is safe for every range.
+Proved = Callable[[Replication, Replication], bool]
+
+
+def replication_steps(
+    before: Replication, after: Replication, eligible: Mapping[str, int], proved: Proved
+) -> tuple[Replication, ...]:
+    """The settings from `before` to `after`, both included; empty when no change of strategy is safe.
+
+    `eligible`: how many nodes own tokens in each data centre. More replicas first, fewer last.
+    """
+    before, after = before.settled, after.settled
+    if before.strategy == after.strategy:
+        return tuple(_walk(before, after, eligible))
+    if before.strategy == NETWORK_TOPOLOGY:
+        turned = replication_steps(after, before, eligible, lambda one, other: proved(other, one))
+        return turned[::-1]
+    total = min(before.total, after.total)
+    for factors in _parts(after, total):
+        at, network = Replication(SIMPLE, (("", total),)), Replication(NETWORK_TOPOLOGY, factors)
+        if proved(at, network):
+            return (*_walk(before, at, eligible), *_walk(network, after, eligible))
+    return ()
+
+
+def _parts(whole: Replication, total: int) -> Iterator[tuple[tuple[str, int], ...]]:
+    """Ways to give `total` replicas to the data centres of `whole`, none more than it is to have: one after
+    the other, the largest or the smallest first, or in turns."""
+    by_size = sorted(whole.factors, key=lambda named: (-named[1], named[0]))
+    for named in (by_size, by_size[::-1]):
+        left, given = total, {}
+        for dc, factor in named:
+            given[dc] = min(left, factor)
+            left -= given[dc]
+        yield _factors(given)
+    wanted, given = dict(whole.factors), dict.fromkeys(dict(whole.factors), 0)
+    for _ in range(total):
+        least = min((dc for dc in sorted(given) if given[dc] < wanted[dc]), key=lambda dc: given[dc])
+        given[least] += 1
+    yield _factors(given)
+
+
+def _factors(given: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    return tuple((dc, factor) for dc, factor in sorted(given.items()) if factor > 0)
+
+
+def _walk(before: Replication, after: Replication, eligible: Mapping[str, int]) -> Iterator[Replication]:
+    """Settings of one strategy, the first and the last included."""
+    yield before
+    at, wanted = dict(before.factors), dict(after.factors)
+    dcs = sorted({**at, **wanted})
+    for growing in (True, False):
+        for dc in dcs:
+            nodes = eligible.get(dc, 0) if dc else sum(eligible.values())
+            while (at.get(dc, 0) < wanted.get(dc, 0)) if growing else (at.get(dc, 0) > wanted.get(dc, 0)):
+                at[dc] = _next_factor(at.get(dc, 0), wanted.get(dc, 0), nodes)
+                factors = (("", at[""]),) if not dc else _factors(at)
+                yield Replication(before.strategy, factors)
+
+
+def _next_factor(now: int, wanted: int, nodes: int) -> int:
+    """One more or less, or in one leap where all nodes are replicas before and after."""
+    if wanted > now:
+        return wanted if now >= nodes else now + 1
+    return max(wanted, nodes) if now > nodes and max(wanted, nodes) < now else now - 1
+
 
 _CONFIGURATION = 0x2300
 
@@ -63,33 +133,6 @@ def wanted_keyspace(cluster: ClusterMetadata, name: str, target: Replication | N
     if keyspace.replication.settled == target and not keyspace.replication.apart:
         raise refused(f"keyspace {name} is replicated this way already", name)
     return keyspace
-
-
-def target_of(cluster: ClusterMetadata, change: AlterKeyspace) -> Replication | None:
-    """The replication for which an ALTER KEYSPACE needs an operation; None when one entry does it, or when it
-    is refused. A change that is under way to the same replication is meant too."""
-    keyspace = cluster.schema.by_name.get(change.keyspace)
-    if keyspace is None or change.replication is None or change.keyspace in SYSTEM_KEYSPACES:
-        return None
-    present = keyspace.replication.settled
-    known = cluster.directory.data_centers
-    target = parse_replication(keyspace.name, change.replication, known, present)
-    running = under_way(cluster, keyspace.name, target)
-    if running is not None:
-        return target
-    if keyspace.replication.apart or not keyspace.by_name or target == present:
-        return None
-    # Nobody's replicas are a request too: its refusal says why.
-    return target if not target.total or moves_data(cluster, present, target) else None
-
-
-def under_way(cluster: ClusterMetadata, keyspace: str, target: Replication) -> Request | None:
-    """The live request that gives the keyspace this replication, and is not on its way back."""
-    request = cluster.requests.by_keyspace.get(keyspace)
-    if request is None or request.target != target:
-        return None
-    operation = cluster.operations_by_id.get(request.operation_id)
-    return request if operation is None or not operation.is_cancelled else None
 
 
 def refuse_start(cluster: ClusterMetadata, keyspace: Keyspace, request_id: int) -> None:
@@ -144,7 +187,7 @@ def path_to(cluster: ClusterMetadata, keyspace: Keyspace, target: Replication) -
 def _prove(cluster: ClusterMetadata, before: Replication, after: Replication) -> None:
     """Raises Rejected unless the step is safe for every range; operations set rings apart."""
     for transition in differently_shaped(cluster, transitions_between(cluster, before, after, apart=1)):
-        refuse_unsafe(cluster, OperationKind.REPLICATION, transition)
+        refuse_unsafe(cluster, RANGE_MOVEMENT, transition)
 
 
 def transitions_between(
@@ -206,11 +249,3 @@ def _degraded(
         if line.replication == keyspace.replication:
             lines.update(dict.fromkeys(carried((line,), keyspace.name, to)))
     return tuple(lines)
-
-
-def at_rest(cluster: ClusterMetadata, operation: Operation, to: Replication) -> ClusterMetadata:
-    """The value once the walk has ended at `to`: the ring merged, and shared where others have it."""
-    held = cluster.schema.by_name[operation.keyspace].replication
-    ring = merged(cluster.placements.ring(held))
-    joined = cluster.changed(PLACEMENTS.set(cluster.placements.with_rings((ring,))))
-    return with_replication(joined, operation.keyspace, to)

@@ -10,71 +10,47 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.conflicts import TABLE, Held, Wanted
-from lockstep.metadata.directory import NodeState
 from lockstep.metadata.exclusions import EXCLUDED
-from lockstep.metadata.feature_names import REPLICATION_CHANGE
-from lockstep.metadata.membership import with_leaving, without_leaving, without_vote
-from lockstep.metadata.operations import OperationKind
-from lockstep.metadata.registry import EntryKind
-from lockstep.metadata.requests import PRIORITY, REQUESTS, Policy, Request, RequestState, keyspace_busy
-from lockstep.metadata.service import SERVICE
+from lockstep.metadata.groups.membership import with_leaving, without_leaving, without_vote
+from lockstep.metadata.groups.service import SERVICE
+from lockstep.metadata.log.registry import EntryKind
+from lockstep.metadata.operations import Body
+from lockstep.metadata.requests import REQUESTS, Policy, Request, RequestState
 from lockstep.metadata.transformations import refuse_before_initialize
-from lockstep.schema.model import Replication
-from lockstep.topology.planning import STATES
-from lockstep.topology.queue import departing, judged_anew, taking_part
-from lockstep.topology.replication_change import wanted_keyspace
+from lockstep.topology.kind import kind_of
+from lockstep.topology.queue import judged_anew, taking_part
 from lockstep.topology.transformations import CancelOperation, preparation
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
-from lockstep.values.limits import REQUESTS_LIVE_MAX, SERVICE_TEXT_CHARACTERS_MAX, TOKENS_PER_NODE_MAX
+from lockstep.values.limits import REQUESTS_LIVE_MAX, SERVICE_TEXT_CHARACTERS_MAX
 
 
 class EnqueueRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Ask for an operation. With policy `wait` it is queued; with `refuse` it begins in this entry or not
-    at all. `actor` says who asks. The fields between are those of the operation.
+    """Ask for the operation that `body` says. With policy `wait` it is queued; with `refuse` it begins in
+    this entry or not at all. `actor` says who asks.
     """
 
-    kind: OperationKind
-    node: NodeId
-    tokens: tuple[int, ...] = ()
-    replaced: NodeId = NodeId(0)
-    source_dc: str = ""
+    body: Body
     policy: Policy = Policy.WAIT
     actor: str = ""
-    keyspace: str = ""
-    target: Replication | None = None
-    presumed_dead: bool = False
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
         refuse_before_initialize(cluster)
-        request = Request(
-            cluster.requests.next_id,
-            self.kind,
-            self.node,
-            tuple(sorted(self.tokens)),
-            self.replaced,
-            self.source_dc,
-            self.policy,
-            self.actor,
-            epoch,
-            keyspace=self.keyspace,
-            target=self.target,
-            presumed_dead=self.presumed_dead,
-        )
+        request = Request(cluster.requests.next_id, self.body, self.policy, self.actor, epoch)
         _refuse_unfit(cluster, request)
         if self.policy is Policy.REFUSE:
             return _begun_at_once(cluster, request, epoch)
         if not cluster.operations and not cluster.requests.queue:
             # Nothing that is under way could change the answer.
-            judged = cluster
-            if departing(request):
-                judged = without_vote(cluster, departing(request))
+            judged, leaving = cluster, request.about.departing
+            if leaving:
+                judged = without_vote(cluster, leaving)
             if judged.excluded:
                 # It waits until they are taken back.
                 judged = judged.changed(EXCLUDED.set(()))
             preparation(request, 0).apply(judged, epoch)
         queued = cluster.changed(REQUESTS.set(cluster.requests.with_new(request)))
-        return _with_wish(queued, departing(request))
+        return _with_wish(queued, request.about.departing)
 
 
 class CancelRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -119,56 +95,9 @@ def _refuse_unfit(cluster: ClusterMetadata, request: Request) -> None:
     requests = cluster.requests
     if len(requests.live) >= REQUESTS_LIVE_MAX:
         raise Rejected(f"{REQUESTS_LIVE_MAX} requests wait or run already", hint="cancel some, or wait")
-    if request.kind.value not in PRIORITY:
-        raise Rejected(f"a {request.kind} is not queued")
     if len(request.actor) > SERVICE_TEXT_CHARACTERS_MAX:
         raise Rejected(f"an actor has at most {SERVICE_TEXT_CHARACTERS_MAX} characters")
-    if request.kind is OperationKind.REPLICATION:
-        if REPLICATION_CHANGE not in cluster.features_enabled:
-            raise Rejected(
-                f"the feature {REPLICATION_CHANGE} is not enabled yet",
-                hint="upgrade all nodes: `lockstep features` shows who lacks it",
-            )
-        _refuse_unfit_keyspace(cluster, request)
-        return
-    if request.keyspace or request.target is not None:
-        raise Rejected(f"a {request.kind} is told no keyspace")
-    if request.node == request.replaced:
-        raise Rejected(f"node {request.node} cannot replace itself")
-    if len(request.tokens) > TOKENS_PER_NODE_MAX:
-        raise Rejected(f"a node owns 1 to {TOKENS_PER_NODE_MAX} tokens, not {len(request.tokens)}")
-    for node in request.nodes:
-        _refuse_node(cluster, request, node)
-    taken = next((token for token in request.tokens if token in requests.by_token), None)
-    if taken is not None:
-        raise Rejected(f"token {taken} is wanted by {requests.by_token[taken].title()}")
-    needed, info = STATES[request.kind][0], cluster.directory.by_id[request.node]
-    if info.state is not needed:
-        raise Rejected(f"{request.kind} needs a node in state {needed}; node {info.id} is {info.state}")
-
-
-def _refuse_unfit_keyspace(cluster: ClusterMetadata, request: Request) -> None:
-    stray = (request.node, request.replaced, request.tokens, request.source_dc)
-    if any(stray):
-        raise Rejected(f"a {request.kind} is about a keyspace, not about a node")
-    busy = cluster.requests.by_keyspace.get(request.keyspace)
-    if busy is not None:
-        raise keyspace_busy(busy)
-    wanted_keyspace(cluster, request.keyspace, request.target)
-
-
-def _refuse_node(cluster: ClusterMetadata, request: Request, node: NodeId) -> None:
-    info = cluster.node(node)
-    if info is None:
-        raise Rejected(f"there is no node {node}")
-    other = cluster.requests.by_node.get(node)
-    if other is not None:
-        raise Rejected(
-            f"node {node} has {other.title()} already, which is {other.state}",
-            hint=f"`lockstep topology cancel {other.id}` takes it back",
-        )
-    if info.state is NodeState.LEFT:
-        raise Rejected(f"node {node} has left the cluster")
+    kind_of(request).refuse_unfit(cluster, request)
 
 
 def _begun_at_once(cluster: ClusterMetadata, request: Request, epoch: int) -> ClusterMetadata:
@@ -197,10 +126,12 @@ def _ended(
     cluster: ClusterMetadata, request: Request, state: RequestState, outcome: str, epoch: int
 ) -> ClusterMetadata:
     if request.original is not None:
-        outcome = f"{outcome}; it stopped at {cluster.schema.by_name[request.keyspace].replication.text()}"
+        outcome = (
+            f"{outcome}; it stopped at {cluster.schema.by_name[request.about.keyspace].replication.text()}"
+        )
     return cluster.changed(
         REQUESTS.set(cluster.requests.with_ended(request.id, state, outcome, epoch)),
-        SERVICE.set(without_leaving(cluster.service, departing(request))),
+        SERVICE.set(without_leaving(cluster.service, request.about.departing)),
     )
 
 

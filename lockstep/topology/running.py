@@ -17,7 +17,8 @@ from lockstep.placement.deltas import cut, merged
 from lockstep.placement.placements import Placements, RingPlacement
 from lockstep.placement.quorums import Passing
 from lockstep.schema.model import Replication
-from lockstep.topology.stages import STREAMING, Work, stage_row
+from lockstep.topology.kind import stage_row
+from lockstep.topology.stages import STREAMING, Work
 from lockstep.values.tokens import Range
 
 
@@ -68,7 +69,7 @@ def lock_of(operation: Operation) -> Lock:
 def session_id_of(operation: Operation) -> str:
     """Of the operation's stage: deterministic, so that every node names the same session; empty when the
     stage has no work."""
-    if stage_row(operation.kind, operation.stage).work is Work.NONE:
+    if stage_row(operation).work is Work.NONE:
         return ""
     step = f"-step-{operation.step}" if operation.step else ""
     return f"operation-{operation.id}{step}-{operation.stage}"
@@ -80,7 +81,7 @@ def streaming_session(operation: Operation) -> str:
     stage = operation.stage
     if stage is Stage.ROLLBACK_TO_NORMAL and len(operation.history) > 1:
         stage = operation.history[-2][0]
-    if stage_row(operation.kind, stage).work not in STREAMING:
+    if stage_row(operation, stage).work not in STREAMING:
         return ""
     return session_id_of(msgspec.structs.replace(operation, stage=stage))
 
@@ -100,7 +101,7 @@ def passing(cluster: ClusterMetadata, replication: Replication, range_: Range) -
     epochs say.
     """
     operation = cluster.operations_by_id.get(replication.apart) if replication.apart else None
-    if operation is None or stage_row(operation.kind, operation.stage).work is not Work.STREAM:
+    if operation is None or stage_row(operation).work is not Work.STREAM:
         return None
     found = bisect_left(operation.transitions, range_.right, key=lambda t: t.range.right)
     transition = operation.transitions[found]

@@ -1,4 +1,4 @@
-"""The stages of every operation, as tables.
+"""The stages of an operation, as tables: what a row says, the tables that kinds share, and their soundness.
 
 A row says who reads and writes while the stage lasts, what must be drained before the work to do, and where
 success and failure lead; every stage has a barrier. Invariant (checked by `problems`): every path ends, a
@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from lockstep.metadata.operations import OperationKind, Stage, Transition
+from lockstep.metadata.operations import Stage, Transition
 from lockstep.schema.model import Replication
 from lockstep.values.ids import NodeId
+from lockstep.values.tokens import Range
 
 
 class Side(enum.StrEnum):
@@ -92,21 +93,7 @@ _ROLLBACK = StageRow(
 )
 
 
-#: Of a kind that makes a generation of change data capture, between its first stage and the next: its
-#: replicas learn of the generation before it is published. Nothing is sent elsewhere yet.
-_COMMIT_CDC_GENERATION = StageRow(
-    stage=Stage.COMMIT_CDC_GENERATION,
-    writes=Side.OLD,
-    reads=Side.OLD,
-    in_use=(Side.OLD, Side.UNION),
-    drain=Drain.NONE,
-    work=Work.NONE,
-    next=Stage.WRITE_BOTH_READ_OLD,
-    on_failure=Stage.ROLLBACK_TO_NORMAL,
-)
-
-
-def _range_movement(first: Stage, last: Stage, *before_writes: StageRow) -> tuple[StageRow, ...]:
+def range_movement(first: Stage, last: Stage, *before_writes: StageRow) -> tuple[StageRow, ...]:
     """The rows of a kind that moves ranges; `first` and `last` name the stages before and after both sides
     are written. `before_writes` come after the first."""
     return (
@@ -165,50 +152,21 @@ def _range_movement(first: Stage, last: Stage, *before_writes: StageRow) -> tupl
     )
 
 
-#: Both sides are the same replicas: ranges are locked, and only their contents change.
-_REFILL = (
-    StageRow(
-        stage=Stage.REBUILDING,
-        writes=Side.OLD,
-        reads=Side.OLD,
-        in_use=(Side.OLD,),
-        drain=Drain.SOURCES,
-        work=Work.REBUILD,
-        next=None,
-        on_failure=Stage.ROLLBACK_TO_NORMAL,
-    ),
-    StageRow(
-        stage=Stage.ROLLBACK_TO_NORMAL,
-        writes=Side.OLD,
-        reads=Side.OLD,
-        in_use=(Side.OLD,),
-        drain=Drain.NONE,
-        work=Work.NONE,
-        next=None,
-        on_failure=None,
-    ),
-)
-
-#: Stage rows of each kind, the first stage first. A node that comes in begins with join_group0; where a node
-#: departs, left_token_ring is the stage from which nobody counts it any more.
-TABLES: Mapping[OperationKind, tuple[StageRow, ...]] = {
-    OperationKind.BOOTSTRAP: _range_movement(Stage.JOIN_GROUP0, Stage.NEW_ONLY, _COMMIT_CDC_GENERATION),
-    OperationKind.DECOMMISSION: _range_movement(Stage.PREPARED, Stage.LEFT_TOKEN_RING),
-    OperationKind.MOVE: _range_movement(Stage.PREPARED, Stage.NEW_ONLY),
-    OperationKind.REPLACE: _range_movement(Stage.JOIN_GROUP0, Stage.LEFT_TOKEN_RING),
-    OperationKind.REMOVE: _range_movement(Stage.PREPARED, Stage.LEFT_TOKEN_RING),
-    OperationKind.REBUILD: _REFILL,
-    # Each step of the walk goes through this table once.
-    OperationKind.REPLICATION: _range_movement(Stage.PREPARED, Stage.NEW_ONLY),
-}
+#: Of a kind where nobody comes or goes.
+RANGE_MOVEMENT = range_movement(Stage.PREPARED, Stage.NEW_ONLY)
 
 
-def stage_row(kind: OperationKind, stage: Stage) -> StageRow:
-    """The row of a stage; KeyError when the kind has no such stage."""
-    for row in TABLES[kind]:
-        if row.stage is stage:
-            return row
-    raise KeyError(stage)
+class StreamTask(msgspec.Struct, frozen=True, array_like=True):
+    """`target` copies the range from all `sources` when `needs_all`, else from any one of them.
+
+    No sources means that too few old replicas are alive to be sure of every acknowledged write.
+    """
+
+    target: NodeId
+    replication: Replication
+    range: Range
+    sources: tuple[NodeId, ...]
+    needs_all: bool
 
 
 def side_of(transition: Transition, side: Side) -> tuple[NodeId, ...]:
@@ -312,9 +270,8 @@ def _adjacent(row: StageRow, target: StageRow) -> bool:
     return row.writes is target.writes is Side.UNION
 
 
-def mermaid(kind: OperationKind) -> str:
+def mermaid(rows: Sequence[StageRow]) -> str:
     """The table as a Mermaid state diagram."""
-    rows = TABLES[kind]
     lines = ["stateDiagram-v2", f"  [*] --> {rows[0].stage}"]
     for row in rows:
         note = f"reads {row.reads}, writes {row.writes}, drain {row.drain}, work {row.work}"

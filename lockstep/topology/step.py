@@ -15,13 +15,14 @@ import msgspec
 from lockstep.metadata import features
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.features import EnableFeatures
-from lockstep.metadata.operations import Operation, OperationKind, Stage
+from lockstep.metadata.operations import Operation, Stage
 from lockstep.schema.model import Replication
 from lockstep.topology import queue
 from lockstep.topology.barriers import BarrierState, GuardReport, Missing, barrier_need, evaluate
+from lockstep.topology.kind import kind_of, row_can_go_back, stage_row
 from lockstep.topology.requests import FailRequest
-from lockstep.topology.stages import DELETING, STREAMING, Work, replication_at, stage_row
-from lockstep.topology.streams import StreamTask, stream_plan
+from lockstep.topology.stages import DELETING, STREAMING, StreamTask, Work, replication_at
+from lockstep.topology.streams import stream_plan
 from lockstep.topology.transformations import (
     AdvanceOperation,
     CancelOperation,
@@ -179,10 +180,10 @@ def _queue_step(cluster: ClusterMetadata, reports: Reports) -> Propose | None:
 
 def decide(operation: Operation, cluster: ClusterMetadata, reports: Reports) -> Decision:
     """The next thing to do for one operation; never Idle."""
-    row = stage_row(operation.kind, operation.stage)
+    row = stage_row(operation)
     orders = work_orders(operation, cluster, _unheard(cluster, reports))
     failed = [order for order in orders if _report(reports, order) is WorkReport.FAILED]
-    if failed and row.on_failure is not None and not operation.is_cancelled:
+    if failed and row.on_failure is not None and not kind_of(operation).is_taken_back(operation):
         return Propose(
             CancelOperation(operation.id, _failure_text(reports, failed), failed=True), operation.id
         )
@@ -264,7 +265,7 @@ def work_orders(
     A node that is dead or departing cleans nothing up, and drops nothing that it was to gain: whatever it
     keeps is wiped before it may own it again. One that leaves alive gives away what it keeps for others.
     """
-    row = stage_row(operation.kind, operation.stage)
+    row, about = stage_row(operation), operation.about
     ranges: dict[NodeId, list[tuple[Replication, Range]]] = {}
     tasks: dict[NodeId, list[StreamTask]] = {}
     if row.work is Work.WIPE:
@@ -274,9 +275,9 @@ def work_orders(
     elif row.work in DELETING:
         for transition in operation.transitions:
             for node in transition.lost if row.work is Work.CLEANUP else transition.gained:
-                if node != operation.departing and node not in dead:
+                if node != about.departing and node not in dead:
                     ranges.setdefault(node, []).append((replication_at(row, transition), transition.range))
-        leaver = operation.departing if operation.kind is OperationKind.DECOMMISSION else NodeId(0)
+        leaver = NodeId(0) if about.presumed_dead else about.departing
         if row.work is Work.CLEANUP and leaver and leaver not in dead:
             ranges.setdefault(leaver, [])
     elif row.work in STREAMING:
@@ -337,12 +338,11 @@ def _advice(operation: Operation, cluster: ClusterMetadata) -> str:
 
     It and the removal or replacement of that node would else wait for each other.
     """
-    row = stage_row(operation.kind, operation.stage)
-    if not operation.keyspace or row.on_failure is None or not can_go_back(operation):
+    does = kind_of(operation).way_out(operation)
+    if not does or not row_can_go_back(operation) or not can_go_back(operation):
         return ""
     request = cluster.requests.by_operation[operation.id]
-    where = " and stops there" if operation.is_returning else ""
-    return f"; if nodes stay away, `lockstep topology cancel {request.id}` takes this step back{where}"
+    return f"; if nodes stay away, `lockstep topology cancel {request.id}` {does}"
 
 
 def _running_text(reports: Reports, order: WorkOrder) -> str:

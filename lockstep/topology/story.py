@@ -13,8 +13,8 @@ from lockstep.metadata.directory import NodeInfo, NodeState
 from lockstep.metadata.operations import Operation
 from lockstep.metadata.requests import Request, RequestState
 from lockstep.placement.placements import ReplicaGroup
+from lockstep.topology.kind import stage_row
 from lockstep.topology.queue import why
-from lockstep.topology.stages import stage_row
 from lockstep.values.ids import NodeId
 
 #: Sentences that tell of a state of a node.
@@ -39,7 +39,7 @@ def of_node(before: ClusterMetadata, after: ClusterMetadata, node_id: NodeId) ->
     if shut is not (node_id in before.excluded_by_node):
         yield f"is shut out: {after.excluded_by_node[node_id].reason}" if shut else "is taken back"
     for request in _touched_requests(before, after):
-        if node_id in request.nodes:
+        if node_id in request.about.nodes:
             for text in of_request(before, after, request.id):
                 # Each stage is the request's own story.
                 if not text.startswith(("enters ", "leaves ")):
@@ -50,7 +50,7 @@ def of_node(before: ClusterMetadata, after: ClusterMetadata, node_id: NodeId) ->
         if gained or lost:
             yield f"{operation.title()} is to give it {gained} ranges and take {lost} from it"
     for operation in _ended(before, after):
-        if node_id not in operation.subjects and any(
+        if node_id not in operation.about.nodes and any(
             node_id in (*t.gained, *t.lost) for t in operation.transitions
         ):
             yield f"{operation.title()} has ended"
@@ -116,7 +116,7 @@ def of_operation(before: ClusterMetadata, after: ClusterMetadata, operation_id: 
         return
     if was is not None and (was.stage, was.stage_epoch) == (now.stage, now.stage_epoch):
         return
-    row = stage_row(now.kind, now.stage)
+    row = stage_row(now)
     doing = f"reads {row.reads}, writes {row.writes}, work {row.work}"
     count = f", {len(now.transitions)} ranges" if was is None else ""
     reason = (

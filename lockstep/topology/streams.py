@@ -17,28 +17,17 @@ from collections.abc import Sequence
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.degraded import Degraded
-from lockstep.metadata.operations import Operation, OperationKind, Transition
+from lockstep.metadata.degraded import Degraded, handed_on
+from lockstep.metadata.operations import Operation, Stage, Transition
 from lockstep.placement.quorums import DcOf, dc_factors, majority
 from lockstep.placement.refills import Passage, refilled
 from lockstep.schema.model import Replication
+from lockstep.topology.kind import kind_of
+from lockstep.topology.stages import StreamTask
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
 
 _NOBODY = NodeId(0)
-
-
-class StreamTask(msgspec.Struct, frozen=True, array_like=True):
-    """`target` copies the range from all `sources` when `needs_all`, else from any one of them.
-
-    No sources means that too few old replicas are alive to be sure of every acknowledged write.
-    """
-
-    target: NodeId
-    replication: Replication
-    range: Range
-    sources: tuple[NodeId, ...]
-    needs_all: bool
 
 
 def stream_plan(
@@ -46,21 +35,17 @@ def stream_plan(
 ) -> tuple[StreamTask, ...]:
     """One task for each pending replica of each transition, in the order of the transitions.
 
-    A rebuild has one for each range of its node instead. A range without (other) old replicas has nothing
+    A kind may have others instead. A range without (other) old replicas has nothing
     to copy and needs no task.
     """
     dc_of = cluster.directory.dc_by_id.__getitem__
-    gone = (operation.presumed_dead,) if operation.presumed_dead else ()
+    kind, dead_one = kind_of(operation), operation.about.presumed_dead
+    gone = (dead_one,) if dead_one else ()
     tasks: list[StreamTask] = []
     for transition in operation.transitions:
         for piece, lacking in pieces(transition, transition.replication, cluster.degraded):
             absent = (*dead, *gone, *shunned(operation, piece, lacking, dc_of))
-            if operation.kind is OperationKind.REBUILD:
-                tasks.extend(_refill(operation, piece, dc_of, absent))
-            elif operation.keyspace:
-                tasks.extend(_replication_tasks(piece, dc_of, absent, lacking))
-            else:
-                tasks.extend(_tasks(piece, dc_of, absent, lacking))
+            tasks.extend(kind.tasks(operation, piece, dc_of, absent, lacking))
     return tuple(tasks)
 
 
@@ -98,16 +83,16 @@ def shunned(
     """
     if not lacking:
         return ()
-    absent = (*lacking, operation.presumed_dead) if operation.presumed_dead else lacking
-    rebuilds = operation.kind is OperationKind.REBUILD
-    doubted = operation.node if rebuilds else _NOBODY
-    return lacking if _read_quorum(piece, dc_of, absent, operation.source_dc, doubted) else ()
+    gone = operation.about.presumed_dead
+    absent = (*lacking, gone) if gone else lacking
+    return lacking if kind_of(operation).sources(operation, piece, dc_of, absent) else ()
 
 
-def _tasks(
+def tasks_of_givers(
     transition: Transition, dc_of: DcOf, dead: Sequence[NodeId], lacking: Sequence[NodeId]
 ) -> list[StreamTask]:
-    """A giver that lacks writes is never the only source, also where it is needed as one of several."""
+    """Who gives a range up fills who gets it. A giver that lacks writes is never the only source, also where
+    it is needed as one of several."""
     per_dc = bool(dc_factors(transition.replication))
     if not transition.old:
         return []
@@ -121,12 +106,12 @@ def _tasks(
         if giver is not None and giver not in dead and giver not in lacking:
             sources: tuple[NodeId, ...] = (giver,)
         else:
-            sources = _read_quorum(transition, dc_of, dead)
+            sources = read_quorum(transition, dc_of, dead)
         tasks.append(StreamTask(target, transition.replication, transition.range, sources, needs_all=True))
     return tasks
 
 
-def _replication_tasks(
+def tasks_of_quorum(
     transition: Transition, dc_of: DcOf, dead: Sequence[NodeId], lacking: Sequence[NodeId]
 ) -> list[StreamTask]:
     """A read quorum of the old group fills the gained replicas. Where one replica only gives up, it alone
@@ -140,7 +125,7 @@ def _replication_tasks(
     kept = refills(transition, dc_of)
     if lacking and transition.lost:
         kept = tuple(node for node in transition.new if node in transition.old)
-    sources = _read_quorum(transition, dc_of, dead) if transition.gained or kept else ()
+    sources = read_quorum(transition, dc_of, dead) if transition.gained or kept else ()
     if sources and any(node not in dead for node in lacking):
         sources = tuple(node for node in transition.old if node not in dead)
     giver = transition.lost[0] if len(transition.lost) == 1 and not transition.gained else _NOBODY
@@ -160,9 +145,7 @@ def filled_nodes(operation: Operation, cluster: ClusterMetadata) -> tuple[NodeId
     found: dict[NodeId, None] = {}
     for transition in operation.transitions:
         found.update(dict.fromkeys((*transition.gained, *refills(transition, dc_of))))
-        rings = (transition.replication, transition.replication_after)
-        if operation.keyspace and any(line.replication in rings for line in cluster.degraded):
-            found.update(dict.fromkeys(transition.new))
+    found.update(dict.fromkeys(kind_of(operation).also_filled(operation, cluster)))
     return tuple(sorted(found))
 
 
@@ -174,20 +157,7 @@ def refills(transition: Transition, dc_of: DcOf) -> tuple[NodeId, ...]:
     return refilled(Passage(transition.old, transition.new, before, after), dc_of)
 
 
-def _refill(
-    operation: Operation, transition: Transition, dc_of: DcOf, dead: Sequence[NodeId]
-) -> tuple[StreamTask, ...]:
-    """The node's own copy counts for nothing: it is what a rebuild doubts."""
-    others = [node for node in transition.old if node != operation.node]
-    if operation.source_dc:
-        others = [node for node in others if dc_of(node) == operation.source_dc]
-    if not others:
-        return ()
-    sources = _read_quorum(transition, dc_of, dead, operation.source_dc, operation.node)
-    return (StreamTask(operation.node, transition.replication, transition.range, sources, needs_all=True),)
-
-
-def _read_quorum(
+def read_quorum(
     transition: Transition,
     dc_of: DcOf,
     dead: Sequence[NodeId],
@@ -214,6 +184,13 @@ def _read_quorum(
     return tuple(node for node in transition.old if node in chosen)
 
 
+def sources_of(
+    operation: Operation, transition: Transition, dc_of: DcOf, absent: Sequence[NodeId]
+) -> tuple[NodeId, ...]:
+    """`read_quorum`, for a kind that asks every old replica alike."""
+    return read_quorum(transition, dc_of, absent)
+
+
 def sources_min(members: int, factor: int) -> int:
     """How many of a group's members are sure to meet every write quorum of it."""
     quorum = majority(factor)
@@ -222,7 +199,7 @@ def sources_min(members: int, factor: int) -> int:
 
 def enough(transition: Transition, dc_of: DcOf, absent: Sequence[NodeId]) -> bool:
     """Whether every acknowledged write of the range is on an old replica that is not absent."""
-    return bool(_read_quorum(transition, dc_of, absent))
+    return bool(read_quorum(transition, dc_of, absent))
 
 
 def lost_copies(transition: Transition, dc_of: DcOf, dead: NodeId, degraded: Sequence[Degraded] = ()) -> bool:
@@ -234,3 +211,17 @@ def lost_copies(transition: Transition, dc_of: DcOf, dead: NodeId, degraded: Seq
         enough(piece, dc_of, lacking) and not enough(piece, dc_of, (dead, *lacking))
         for piece, lacking in pieces(transition, transition.replication, degraded)
     )
+
+
+def still_degraded(cluster: ClusterMetadata, operation: Operation) -> tuple[Degraded, ...]:
+    """Who was filled from replicas that lack writes may lack them too."""
+    before = degraded = cluster.degraded
+    if not before or operation.stage is Stage.ROLLBACK_TO_NORMAL:
+        return before
+    dc_of = cluster.directory.dc_by_id.__getitem__
+    for transition in operation.transitions:
+        replication = transition.replication_after
+        for piece, lacking in pieces(transition, replication, before):
+            if lacking and not shunned(operation, piece, lacking, dc_of):
+                degraded = handed_on(degraded, replication, piece.range, piece.old, piece.gained)
+    return degraded

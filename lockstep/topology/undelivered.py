@@ -15,7 +15,7 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.degraded import DEGRADED, with_missing
 from lockstep.metadata.directory import NodeState
-from lockstep.metadata.registry import EntryKind
+from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId

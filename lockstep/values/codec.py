@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
@@ -36,12 +37,19 @@ encode: Callable[[Any], bytes] = _ENCODER.encode
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
 
 
-def decoder(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
+def decoder(kind: type[T], unions: Mapping[Any, Any] = MappingProxyType({})) -> msgspec.msgpack.Decoder[T]:
     """A reusable decoder for `kind`; build once at module level (it holds no mutable state).
 
+    `unions` says of protocols, which rooms below name as types of fields, the structs that there are.
     `decode` raises one of UNREADABLE for foreign bytes.
     """
-    return msgspec.msgpack.Decoder(kind)
+
+    def of_union(protocol: Any, told: Any) -> Any:
+        if protocol not in unions:
+            raise ValueError(f"no {protocol.__name__} is known here")
+        return msgspec.convert(told, unions[protocol])
+
+    return msgspec.msgpack.Decoder(kind, dec_hook=of_union)
 
 
 def frame_record(body: bytes) -> bytes:

@@ -462,7 +462,7 @@ class ReplicaRefusal(LockstepError):
 class StaleEpoch(ReplicaRefusal):
     """The sender planned at an epoch older than `epoch`, and the change in between matters.
 
-    `reason` says what changed, as replication.refusals names it.
+    `reason` says what changed, as quorum.refusals names it.
     """
 
     code: ClassVar[str] = "STALE_EPOCH"

@@ -100,7 +100,7 @@ class Slice(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 ALL_ROWS = (Slice(),)
 
-#: No column has this id. In views it is the cell that says whether a row exists (replication.view_updates).
+#: No column has this id. In views it is the cell that says whether a row exists (handoff.view_updates).
 #: Once it is dead for as long as tombstones are kept, nothing of its row is needed any more.
 MARKER_COLUMN = 0
 

@@ -14,7 +14,7 @@ from cassandra.query import SimpleStatement
 from lockstep.local.clusters import LocalCluster
 from tests.acceptance.parts import ADMIN_PORT, PORTS, connect, lockstep
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 FIRST = "127.0.116.1"
 POINTS = [f"127.0.116.{number}" for number in (1, 2, 3)]

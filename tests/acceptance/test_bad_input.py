@@ -35,8 +35,6 @@ from tests.acceptance.parts import (
     write_settings,
 )
 
-pytestmark = pytest.mark.cluster
-
 FIRST = "127.0.0.31"
 #: Addresses for nodes outside the cluster.
 OTHER, ANOTHER, UNUSED = "127.0.0.41", "127.0.0.42", "127.0.0.49"

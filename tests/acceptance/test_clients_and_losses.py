@@ -26,7 +26,7 @@ from tests.acceptance.parts import (
     until,
 )
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 POINTS = [f"127.0.104.{number}" for number in (11, 12, 13)]
 FIRST, FOURTH = POINTS[0], "127.0.104.14"

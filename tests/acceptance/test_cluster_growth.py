@@ -21,7 +21,7 @@ from lockstep.values.tokens import token_of
 from tests.acceptance import parts
 from tests.acceptance.parts import ADMIN_PORT, CQL_PORT, lockstep, until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 FIRST, LAST = "127.0.0.51", "127.0.0.54"
 FOUNDERS = ["127.0.0.51", "127.0.0.52", "127.0.0.53"]

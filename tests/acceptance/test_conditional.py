@@ -17,10 +17,10 @@ from cassandra.query import PreparedStatement
 from bench.proof_checks import Access, check_atomic
 from lockstep.local.clusters import LocalCluster
 from lockstep.sim.checkers.decisions import Decided, check_decisions
-from lockstep.sim.history import Outcome
+from lockstep.sim.load.history import Outcome
 from tests.acceptance.parts import PORTS, connect
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 FIRST = "127.0.103.1"
 POINTS = ["127.0.103.1", "127.0.103.2", "127.0.103.3"]

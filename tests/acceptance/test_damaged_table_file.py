@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from lockstep.cli.stopped_node import recover_stopped
+from lockstep.cli.shared.stopped_node import recover_stopped
 from lockstep.local.admin_client import AdminClient
 from lockstep.testing.clusters import Cluster
 from lockstep.testing.conversation import CqlError
 from lockstep.testing.nodes import Node
 from lockstep.testing.session import Session
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 ROWS = 200
 COUNTED = 60

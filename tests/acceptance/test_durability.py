@@ -16,7 +16,7 @@ from cassandra import ConsistencyLevel
 from lockstep.local.clusters import LocalCluster
 from tests.acceptance.parts import PORTS, connect
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 FIRST = "127.0.0.71"
 POINTS = ["127.0.0.71", "127.0.0.72", "127.0.0.73"]

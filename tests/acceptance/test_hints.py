@@ -13,7 +13,7 @@ from cassandra.policies import WhiteListRoundRobinPolicy
 from lockstep.local.clusters import LocalCluster
 from tests.acceptance.parts import PORTS, connect
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 FIRST = "127.0.105.1"
 POINTS = ["127.0.105.1", "127.0.105.2", "127.0.105.3"]

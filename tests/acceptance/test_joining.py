@@ -25,7 +25,7 @@ from tests.acceptance.parts import (
     write_settings,
 )
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 FIRST, ZERO, LATE, REFUSED = "127.0.23.1", "127.0.23.4", "127.0.23.9", "127.0.23.10"
 HOST = f"{FIRST}:{ADMIN_PORT}"

@@ -16,7 +16,7 @@ from lockstep.testing.nodes import Node
 from lockstep.testing.session import Session
 from lockstep.values.errors import LockstepError
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 ROWS = 300
 COUNTED = 20

@@ -22,7 +22,7 @@ from lockstep.values.errors import LockstepError
 from tests.acceptance import parts
 from tests.acceptance.parts import ADMIN_PORT, lockstep, until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 FIRST, MOVED, DCS_FIRST = "127.0.1.191", "127.0.1.201", "127.0.1.211"
 #: Rounds in which all nodes are killed at once, and in which one is while the voters change.

@@ -20,7 +20,7 @@ from lockstep.local.layout import LocalNode
 from tests.acceptance import parts
 from tests.acceptance.parts import ADMIN_PORT, lockstep, until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 FIRST = "127.0.1.161"
 HOST = f"{FIRST}:{ADMIN_PORT}"

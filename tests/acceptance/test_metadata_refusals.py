@@ -21,7 +21,7 @@ from lockstep.values.errors import CannotApply, PreconditionError
 from tests.acceptance import parts
 from tests.acceptance.parts import ADMIN_PORT, Load, lockstep, until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 FIRST = "127.0.1.141"
 HOST = f"{FIRST}:{ADMIN_PORT}"

@@ -24,7 +24,7 @@ from lockstep.values.errors import LockstepError
 from tests.acceptance import parts
 from tests.acceptance.parts import ADMIN_PORT, Load, lockstep, until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 FIRST = "127.0.1.101"
 FOUNDERS = ["127.0.1.101", "127.0.1.102", "127.0.1.103"]

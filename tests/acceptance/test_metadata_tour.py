@@ -14,7 +14,7 @@ import pytest
 
 from tests.acceptance.parts import lockstep, until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 FIRST = "127.0.78.1"
 NODES = [f"127.0.78.{number}" for number in (1, 2, 3)]

@@ -20,7 +20,7 @@ from lockstep.values.errors import LockstepError
 from tests.acceptance import parts
 from tests.acceptance.parts import ADMIN_PORT, lockstep, until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 NAME, FIRST = "moved", "127.0.33.1"
 HOST = f"{FIRST}:{ADMIN_PORT}"

@@ -13,7 +13,7 @@ from cassandra.query import SimpleStatement
 from lockstep.local.clusters import LocalCluster
 from tests.acceptance.parts import ADMIN_PORT, PORTS, connect, lockstep
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 FIRST = "127.0.106.1"
 POINTS = ["127.0.106.1", "127.0.106.2", "127.0.106.3"]

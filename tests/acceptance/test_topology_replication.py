@@ -18,7 +18,7 @@ from lockstep.local.clusters import LocalCluster
 from tests.acceptance import parts
 from tests.acceptance.parts import ADMIN_PORT, Load, lockstep, until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 FIRST = "127.0.31.1"
 HOST = f"{FIRST}:{ADMIN_PORT}"

@@ -19,7 +19,7 @@ from tests.acceptance import parts
 from tests.acceptance.parts import ADMIN_PORT, lockstep, until
 from tests.acceptance.test_cluster_growth import ClientProcess
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 FIRST = "127.0.28.1"
 HOST = f"{FIRST}:{ADMIN_PORT}"

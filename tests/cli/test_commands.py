@@ -10,11 +10,14 @@ from typing import Any, cast
 import pytest
 from click.testing import CliRunner, Result
 
-from lockstep.cli import render, topology
-from lockstep.cli.client import ClusterClient
+from lockstep.cli import topology
 from lockstep.cli.cluster import _refuse_member
 from lockstep.cli.main import root
+from lockstep.cli.shared import render
+from lockstep.cli.shared.client import ClusterClient
 from lockstep.cli.why import _node_reasons
+from lockstep.documents import read
+from lockstep.documents.status import Status
 from lockstep.local.clusters import LocalCluster
 from lockstep.values.errors import ConfigurationError, PreconditionError
 from tests.cli.fake_admin import FakeAdmin, node, status
@@ -305,7 +308,7 @@ def test_a_wait_that_ends_early_prints_the_id_and_exits_5() -> None:
 
 
 def test_a_failed_request_fails_the_command() -> None:
-    answers = {"GET /v1/requests/9": {"id": "9", "state": "failed", "error": "node 2 died"}}
+    answers = {"GET /v1/requests/9": {"id": "9", "state": "failed", "reason": "node 2 died"}}
     result, _ = ask(answers, "topology", "watch", "9")
     assert result.exit_code == 1
     assert "node 2 died" in result.stdout
@@ -467,6 +470,7 @@ def test_a_node_that_is_shut_out_is_not_told_to_be_down() -> None:
         def group_local(self, group: str, one: str) -> dict[str, Any]:
             return {}
 
-    reasons = _node_reasons(cast(ClusterClient, Asked()), answer, answer["nodes"][0])
+    told = read(Status, answer)
+    reasons = _node_reasons(cast(ClusterClient, Asked()), told, told.nodes[0])
     assert [one["sentence"] for one in reasons] == ["it is excluded since epoch 10: looks odd"]
     assert reasons[0]["hint"].startswith("lockstep topology exclude 2 --undo")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cli.client import ClusterClient
+from lockstep.cli.shared.client import ClusterClient
 from lockstep.local.admin_client import AdminClient
 from lockstep.local.credentials import Credential, of_node, of_role
 

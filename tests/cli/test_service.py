@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from lockstep.cli import node_waits
 from lockstep.cli.main import root
+from lockstep.cli.shared import node_waits
 from tests.cli.fake_admin import FakeAdmin, node, status
 
 PLAN = {

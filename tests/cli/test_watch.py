@@ -9,7 +9,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lockstep.cli.main import root
-from lockstep.cli.watch import Screen, tree_lines
+from lockstep.cli.shared.watch import Screen
+from lockstep.cli.shared.watch import tree_lines as lines_of
+from lockstep.documents import read
+from lockstep.documents.requests import Request
 from tests.cli.fake_admin import FakeAdmin
 
 RUNNING: dict[str, Any] = {
@@ -47,6 +50,10 @@ def ask(answers: dict[str, Any], *arguments: str) -> tuple[Result, FakeAdmin]:
     with FakeAdmin(answers) as fake:
         made = CliRunner().invoke(root, ["topology", "watch", *arguments, "--host", fake.host])
     return made, fake
+
+
+def tree_lines(answer: dict[str, Any], *, ages: bool = True) -> list[str]:
+    return lines_of(read(Request, answer), ages=ages)
 
 
 def test_the_tree_shows_stages_barrier_work_and_what_is_waited_for() -> None:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from lockstep.consensus.effects import ReadState
 from lockstep.consensus.log import Log
 from lockstep.consensus.messages import Entry, EntryKind
-from lockstep.consensus.read_queue import ReadQueue
 from lockstep.consensus.settings import ENTRY_OVERHEAD_BYTES
+from lockstep.consensus.state import ReadQueue
 
 
 def entry(index: int, term: int, size: int = 1) -> Entry:
@@ -56,6 +56,7 @@ def _weight(entries: list[Entry]) -> int:
 STEPS = ("extend", "extend", "truncate", "commit", "hand", "compact", "save")
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_a_log_equals_a_list(data: st.DataObject) -> None:

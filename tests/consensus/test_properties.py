@@ -38,7 +38,7 @@ from lockstep.consensus.messages import (
 from lockstep.consensus.progress import Mode, Progress
 from lockstep.consensus.raft import Raft
 from lockstep.consensus.settings import VOTERS_MAX, RaftSettings
-from lockstep.consensus.writes import Writes
+from lockstep.consensus.state import Writes
 
 
 def entry(index: int, term: int, data: bytes = b"x") -> Entry:

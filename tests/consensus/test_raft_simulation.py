@@ -11,8 +11,7 @@ from lockstep.consensus import elections, membership, quorum, reads, replication
 from lockstep.consensus.configuration import Configuration, ConfigurationHistory
 from lockstep.consensus.events import Campaign, Propose, Tick
 from lockstep.consensus.log import Log
-from lockstep.consensus.state import RaftState
-from lockstep.consensus.writes import Writes
+from lockstep.consensus.state import RaftState, Writes
 from tests.consensus.raft_history import Violation
 from tests.consensus.raft_simulator import Group, Weather, simulate
 
@@ -60,6 +59,7 @@ SOMETIMES = (
 )
 
 
+@pytest.mark.slow
 def test_every_seed_keeps_all_promises_and_settles_after_healing() -> None:
     groups = [simulate(seed, WEATHERS[seed % len(WEATHERS)]) for seed in range(SEEDS)]
     assert sum(len(group.history.leaders) for group in groups) > 2 * SEEDS

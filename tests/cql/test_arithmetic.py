@@ -7,7 +7,7 @@ from decimal import Decimal
 
 import pytest
 
-from lockstep.cql.arithmetic import operation, result_type
+from lockstep.cql.functions.arithmetic import operation, result_type
 from lockstep.schema.types import parse_type
 from lockstep.values.errors import FunctionFailure, InvalidRequest
 from tests.cql.twin import Session
@@ -183,6 +183,7 @@ def test_the_operation_names_its_operands() -> None:
         operation("+", parse_type("int"), parse_type("boolean"), ("one", "other"))
 
 
+@pytest.mark.slow
 def test_long_and_deep_expressions_are_compiled_once_or_refused() -> None:
     session = Session(_TABLE)
     session.run("INSERT INTO n (k, c) VALUES (1, 1)")

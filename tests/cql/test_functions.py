@@ -9,8 +9,8 @@ from uuid import UUID
 
 import pytest
 
-from lockstep.cql.functions import function_names
-from lockstep.cql.time_functions import floor_ms, timestamp_plus
+from lockstep.cql.functions.native import function_names
+from lockstep.cql.functions.time_functions import floor_ms, timestamp_plus
 from lockstep.schema.types import parse_timestamp, parse_type
 from lockstep.values.errors import FunctionFailure, InvalidRequest
 from tests.cql.twin import Session
@@ -264,7 +264,7 @@ def test_sums_and_averages_of_decimals_keep_their_digits() -> None:
 
 
 def test_every_type_has_a_default_mask() -> None:
-    from lockstep.cql.mask_functions import default_of
+    from lockstep.cql.functions.mask_functions import default_of
     from lockstep.schema.types import NATIVE_NAMES
 
     for name in (*NATIVE_NAMES, "list<int>", "map<int, text>", "tuple<int, uuid>", "vector<float, 3>"):

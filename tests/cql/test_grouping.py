@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.cql.aggregates import aggregate
+from lockstep.cql.functions.aggregates import aggregate
 from lockstep.schema.types import parse_type
 from lockstep.values.errors import InvalidRequest
 from tests.cql.twin import Session

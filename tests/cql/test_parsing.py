@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.cql import grammar, tree
-from lockstep.cql.grammar_table import PACKED
-from lockstep.cql.lexer import tokenize
-from lockstep.cql.parser import parse
-from lockstep.cql.prepare import prepare
+from lockstep.cql.compile.prepare import prepare
+from lockstep.cql.parse import grammar, tree
+from lockstep.cql.parse.grammar_table import PACKED
+from lockstep.cql.parse.lexer import tokenize
+from lockstep.cql.parse.parser import parse
 from lockstep.values.errors import InvalidRequest, SyntaxError_
 from tests.cql.twin import Session
 
@@ -174,6 +174,7 @@ def test_time_grows_with_the_length_of_a_list_and_not_with_its_square() -> None:
     assert seconds(20_000) < 8 * short
 
 
+@pytest.mark.slow
 def test_a_statement_that_takes_long_to_read_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="at most 32768 words"):
         parse(f"SELECT * FROM t WHERE k IN ({'1,' * 16_384}1)")
@@ -195,6 +196,7 @@ def test_doubled_quotes_are_one_each_and_the_next_single_one_ends(quote: str) ->
             tokenize(text)
 
 
+@pytest.mark.slow
 def test_a_literal_of_as_many_entries_as_clients_send_is_read() -> None:
     entries = ", ".join(f"{i}: {i}" for i in range(65_535))
     assert isinstance(parse(f"INSERT INTO t (k, m) VALUES (1, {{{entries}}})").statement, tree.Insert)

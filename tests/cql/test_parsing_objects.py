@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.cql import tree, tree_roles
-from lockstep.cql.parser import parse
+from lockstep.cql.parse import tree, tree_roles
+from lockstep.cql.parse.parser import parse
 from lockstep.values.errors import SyntaxError_
 
 T, KT = tree.TableName(None, "t"), tree.TableName("k", "t")

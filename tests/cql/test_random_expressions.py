@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.cql.functions import function_names
+from lockstep.cql.functions.native import function_names
 from lockstep.values.errors import RequestError
 from tests.cql.twin import Session
 
@@ -90,6 +90,7 @@ def session() -> Session:
     return made
 
 
+@pytest.mark.slow
 @settings(max_examples=600, deadline=None)
 @given(_EXPRESSIONS)
 def test_an_expression_has_a_value_or_a_known_error(session: Session, expression: str) -> None:

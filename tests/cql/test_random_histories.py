@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -62,6 +63,7 @@ class Model:
         return sorted(found, key=lambda row: -row[1])
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(_CHANGES, _CLUSTERINGS, _CLUSTERINGS, st.integers(1, 4))
 def test_reads_agree_with_a_dictionary(changes: list[tuple], low: int, high: int, size: int) -> None:

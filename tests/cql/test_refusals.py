@@ -243,7 +243,7 @@ def test_durations_within_others_have_no_order() -> None:
 def test_wrong_bound_values_are_refused() -> None:
     session = Session("CREATE TABLE x (k int PRIMARY KEY, v int)")
     prepared = session.prepare("INSERT INTO x (k, v) VALUES (?, ?)")
-    from lockstep.cql.modify import plan_modification
+    from lockstep.cql.bind.modify import plan_modification
 
     context = session.context()
     for values, message in (

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.cql.user_batches import OUTCOMES, Calls, Code, Fold, NamedType, handle
-from lockstep.cql.user_code import compiled
+from lockstep.cql.functions.user_batches import OUTCOMES, Calls, Code, Fold, NamedType, handle
+from lockstep.cql.functions.user_code import compiled
 from lockstep.schema.types import parse_type
 from lockstep.values import codec
 from lockstep.values.errors import InvalidRequest

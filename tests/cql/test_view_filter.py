@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
-from lockstep.cql import tree
-from lockstep.cql.parser import parse
-from lockstep.cql.view_filter import compile_filter, filter_of
-from lockstep.cql.view_statements import where_text
+from lockstep.cql.ddl.view_filter import compile_filter, filter_of
+from lockstep.cql.ddl.view_statements import where_text
+from lockstep.cql.parse import tree
+from lockstep.cql.parse.parser import parse
 from lockstep.schema.types import parse_type
 from lockstep.values.errors import InvalidRequest
 from tests.cql.twin import Session

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from lockstep.cql import list_reads
-from lockstep.cql.catalog import Catalog
-from lockstep.cql.context import Context
-from lockstep.cql.ddl import schema_change
-from lockstep.cql.modify import plan_batch, plan_modification
-from lockstep.cql.paging import decode
-from lockstep.cql.prepare import prepare
-from lockstep.cql.results import PageBuilder
-from lockstep.cql.select import plan_select
+from lockstep.cql.bind.modify import plan_batch, plan_modification
+from lockstep.cql.bind.paging import decode
+from lockstep.cql.bind.results import PageBuilder
+from lockstep.cql.compile import list_reads
+from lockstep.cql.compile.catalog import Catalog
+from lockstep.cql.compile.context import Context
+from lockstep.cql.compile.prepare import prepare
+from lockstep.cql.compile.select import plan_select
+from lockstep.cql.ddl.changes import schema_change
 from lockstep.schema.changes import apply_change, validate
 from lockstep.schema.model import Schema
 from lockstep.schema.statements import meant

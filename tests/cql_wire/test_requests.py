@@ -117,6 +117,7 @@ def parameters(draw, version):
     )
 
 
+@pytest.mark.slow
 @given(st.data(), st.sampled_from([4, 5]))
 @settings(max_examples=200)
 def test_what_our_client_sends_is_what_it_meant(data, version):

@@ -9,12 +9,12 @@ from types import ModuleType
 
 import pytest
 
-from lockstep.metadata.operations import OperationKind
 from lockstep.schema.table_options import DEFAULTS
+from lockstep.topology.kinds.registry import BY_NAME
 from lockstep.topology.stages import mermaid
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 OPTION = re.compile(r'\boption\((?:[\w.]*options, )?"(\w+)"')
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
@@ -37,8 +37,8 @@ def test_reference_pages_are_what_the_code_says(generator: ModuleType) -> None:
 def test_table_options_that_the_code_looks_at_are_not_told_to_be_kept_only() -> None:
     used = {
         name
-        for path in sorted(ROOT.glob("lockstep/*/*.py"))
-        if path.parent.name not in ("schema", "sim")
+        for path in sorted(ROOT.glob("lockstep/**/*.py"))
+        if path.relative_to(ROOT).parts[1] not in ("schema", "sim")
         for name in OPTION.findall(path.read_text())
         if name in DEFAULTS
     }
@@ -53,11 +53,11 @@ def test_the_picture_of_transitions_is_the_stage_table(generator: ModuleType) ->
     text = (ROOT / "docs/concepts/transitions.md").read_text()
     # The others move ranges in the same way, under other names for the first and the last stage; only a node
     # that joins commits new streams in between.
-    bootstrap = mermaid(OperationKind.BOOTSTRAP).replace("join_group0", "prepared")
+    bootstrap = mermaid(BY_NAME["bootstrap"].stages).replace("join_group0", "prepared")
     assert "  prepared --> commit_cdc_generation : barrier" in bootstrap
     lines = [line for line in bootstrap.splitlines() if not line.startswith("  commit_cdc_generation")]
     common = "\n".join(lines).replace("--> commit_cdc_generation", "--> write_both_read_old") + "\n"
-    assert common == mermaid(OperationKind.DECOMMISSION).replace("left_token_ring", "new_only")
+    assert common == mermaid(BY_NAME["decommission"].stages).replace("left_token_ring", "new_only")
     assert generator.with_stages(text) == text, "transitions.md is stale: run `make reference`"
 
 
@@ -77,6 +77,23 @@ def test_links_lead_somewhere(path: Path) -> None:
     for target in LINK.findall(path.read_text()):
         if "://" not in target:
             assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", ["CHANGELOG.md", "CONTRIBUTING.md"])
+def test_commands_that_are_named_exist(page: str) -> None:
+    text = (ROOT / page).read_text()
+    commands = (ROOT / "docs/reference/command-line.md").read_text()
+    targets = (ROOT / "Makefile").read_text()
+    named = re.findall(r"`lockstep ([a-z]+(?: [a-z]+)?)", text)
+    assert all(re.search(rf"^##+ lockstep {name}\b", commands, re.MULTILINE) for name in named), named
+    assert all(f"\n{name}:" in targets for name in re.findall(r"`make ([a-z-]+)", text))
+
+
+def test_decisions_that_are_superseded_say_so_in_the_list() -> None:
+    listed = (ROOT / "docs/decisions/README.md").read_text()
+    for path in sorted((ROOT / "docs/decisions").glob("0*.md")):
+        (line,) = [line for line in listed.splitlines() if f"({path.name})" in line]
+        assert ("superseded" in line) == ("\nSuperseded" in path.read_text()), path.name
 
 
 def test_every_page_can_be_reached_from_the_first_one() -> None:

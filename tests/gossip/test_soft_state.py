@@ -176,6 +176,7 @@ def test_whatever_is_lost_nobody_goes_back_and_all_agree_in_the_end(seed: int, c
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [10, 100, 1000])
 def test_the_messages_of_a_node_do_not_grow_with_the_cluster(count: int) -> None:
     ids, rounds = range(1, count + 1), 20

@@ -10,7 +10,7 @@ from .sources import Source, Violation, dotted
 #: These touch the operating system; everything else goes through runtime.ports.
 EXEMPT = (
     "lockstep/runtime/real/",
-    "lockstep/sim/guard.py",
+    "lockstep/sim/runtime/guard.py",
     "lockstep/sim/reached.py",
     "lockstep/sim/runner.py",
     "lockstep/sim/workers.py",
@@ -22,12 +22,15 @@ EXEMPT = (
 )
 #: The simulator's own seams: (path, beginning of the finding) with the reason.
 ALLOWED = {
-    ("lockstep/sim/streams.py", "import random"): "the one place where seeded generators are made",
-    ("lockstep/sim/world.py", "import gc"): "collects at fixed places of the run",
-    ("lockstep/sim/process.py", "call of .create_task"): "is the Tasks port of the simulated family",
-    ("lockstep/sim/process.py", "call of .run_in_executor"): "is the Tasks port of the simulated family",
-    ("lockstep/sim/loop.py", "swallows"): "closes the coroutines of a process that is dead",
-    ("lockstep/sim/world.py", "swallows"): "is the loop: what escapes a callback fails the run",
+    ("lockstep/sim/runtime/streams.py", "import random"): "the one place where seeded generators are made",
+    ("lockstep/sim/runtime/world.py", "import gc"): "collects at fixed places of the run",
+    ("lockstep/sim/runtime/process.py", "call of .create_task"): "is the Tasks port of the simulated family",
+    (
+        "lockstep/sim/runtime/process.py",
+        "call of .run_in_executor",
+    ): "is the Tasks port of the simulated family",
+    ("lockstep/sim/runtime/loop.py", "swallows"): "closes the coroutines of a process that is dead",
+    ("lockstep/sim/runtime/world.py", "swallows"): "is the loop: what escapes a callback fails the run",
 }
 
 FORBIDDEN_MODULES = (

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.sim.world import World
+from lockstep.sim.runtime.world import World
 
 from .figures.calls import Calls, all_calls
 from .figures.causes import Caused

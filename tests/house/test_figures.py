@@ -284,8 +284,8 @@ forbidden_modules = lockstep.cli
     [
         ("lockstep.values.a", "lockstep.server.b", True),
         ("lockstep.node.log.a", "lockstep.cli", True),
-        ("lockstep.node.log.a", "lockstep.node.work.b", True),
-        ("lockstep.node.work.a", "lockstep.node.log.b", False),
+        ("lockstep.node.log.a", "lockstep.node.work.worker.b", True),
+        ("lockstep.node.work.worker.a", "lockstep.node.log.b", False),
         ("lockstep.server.a", "lockstep.node.b", False),
         ("lockstep.node.a", "lockstep.local.b", False),
         ("lockstep.node.a", "lockstep.node.b", False),

@@ -23,15 +23,18 @@ DOC = '"""A module that says what it owns."""\n'
 
 BAD = {
     "long module": (tidy.sizes, DOC + "x = 1\n" * 601, "lockstep/cql/a.py"),
-    "long class": (tidy.sizes, DOC + "class A:\n" + "    x = 1\n" * 300, "lockstep/cql/a.py"),
+    "long class": (tidy.sizes, DOC + "class A:\n" + "    x = 1\n" * 400, "lockstep/cql/a.py"),
     "long function": (tidy.sizes, DOC + "def a():\n" + "    x = 1\n" * 70, "lockstep/cql/a.py"),
     "long coroutine": (tidy.sizes, DOC + "async def a():\n" + "    x = 1\n" * 70, "lockstep/cql/a.py"),
     "no docstring": (tidy.docstrings, "x = 1\n", "lockstep/cql/a.py"),
     "empty docstring": (tidy.docstrings, '"""Room."""\n', "lockstep/cql/__init__.py"),
     "utils": (tidy.names, DOC, "lockstep/cql/utils.py"),
+    "retired class": (tidy.words, DOC + "class Canvass:\n    x = 1\n", "lockstep/cql/a.py"),
+    "retired module": (tidy.words, DOC, "lockstep/node/farewell.py"),
     "suffix": (tidy.names, DOC, "lockstep/cql/token_helpers.py"),
     "clock in a pure room": (tidy.purity, DOC + "import time\n", "lockstep/placement/a.py"),
     "loop in a pure room": (tidy.purity, DOC + "from asyncio import Lock\n", "lockstep/consensus/a.py"),
+    "loop in a pure module": (tidy.purity, DOC + "import asyncio\n", "lockstep/quorum/round.py"),
     "nested package": (tidy.purity, DOC + "import os\n", "lockstep/cql/wire/a.py"),
     "unowned": (tidy.ownership, DOC, "lockstep/cql/a.py"),
     "module state": (tidy.module_state, DOC + "cache = {}\n", "lockstep/cql/a.py"),
@@ -40,6 +43,13 @@ BAD = {
     "swallowed": (tidy.swallowed, DOC + "try:\n    a()\nexcept Exception:\n    pass\n", "lockstep/cql/a.py"),
     "bare": (tidy.swallowed, DOC + "try:\n    a()\nexcept:\n    ...\n", "lockstep/cql/a.py"),
 }
+
+
+def test_a_folder_of_too_many_modules_is_found() -> None:
+    few, many = (
+        [source_of(DOC, f"lockstep/cql/a{number}.py") for number in range(count)] for count in (25, 26)
+    )
+    assert not list(tidy.folders(few)) and len(list(tidy.folders(many))) == 1
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -53,7 +53,6 @@ def nothing_stays(tmp_path: Path) -> Iterator[Path]:
     assert list((tmp_path / "home").glob("*")) == []
 
 
-@pytest.mark.cluster
 @pytest.mark.slow
 def test_a_small_tour_holds_and_leaves_only_its_report(
     nothing_stays: Path, capsys: pytest.CaptureFixture[str]
@@ -77,7 +76,6 @@ def test_a_small_tour_holds_and_leaves_only_its_report(
     assert "Grow to 5 nodes" in said.err
 
 
-@pytest.mark.cluster
 @pytest.mark.slow
 def test_a_termination_under_way_ends_every_process(nothing_stays: Path) -> None:
     script = (
@@ -107,7 +105,6 @@ def test_a_termination_under_way_ends_every_process(nothing_stays: Path) -> None
     assert demo.wait(20) != 0
 
 
-@pytest.mark.cluster
 @pytest.mark.slow
 def test_a_change_that_fails_ends_the_tour_with_its_reason_and_the_logs(
     nothing_stays: Path, capsys: pytest.CaptureFixture[str]
@@ -124,7 +121,6 @@ def test_a_change_that_fails_ends_the_tour_with_its_reason_and_the_logs(
     assert (nothing_stays / "report" / "node-logs" / "n1.log").stat().st_size > 0
 
 
-@pytest.mark.cluster
 def test_a_port_in_use_is_said_and_nothing_is_left(nothing_stays: Path) -> None:
     with (
         socket.create_server(("127.0.53.2", PORTS[0])),

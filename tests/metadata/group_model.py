@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.group_membership import Members
-from lockstep.metadata.membership import CancelMembership
-from lockstep.metadata.membership_step import (
+from lockstep.metadata.groups.group_membership import Members
+from lockstep.metadata.groups.membership import CancelMembership
+from lockstep.metadata.groups.membership_step import (
     Configure,
     GroupView,
     Idle,
@@ -22,7 +22,7 @@ from lockstep.metadata.membership_step import (
     Waits,
     next_step,
 )
-from lockstep.metadata.tip import Appended, Tip
+from lockstep.metadata.log.tip import Appended, Tip
 from lockstep.topology.queue import choose
 from lockstep.topology.requests import FailRequest
 from lockstep.topology.transformations import preparation

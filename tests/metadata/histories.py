@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import msgspec
 
-from lockstep.metadata.apply import apply_entry
+from lockstep.metadata.access.permissions import KINDS as PERMISSION_KINDS
+from lockstep.metadata.access.role_changes import KINDS as ROLE_KINDS
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
 from lockstep.metadata.degraded import DEGRADED, of_replications
-from lockstep.metadata.digest import state_digest
-from lockstep.metadata.entries import LogEntry
 from lockstep.metadata.excluded import KINDS as EXCLUDED_KINDS
 from lockstep.metadata.features import KINDS as FEATURE_KINDS
-from lockstep.metadata.membership import KINDS as MEMBERSHIP_KINDS
-from lockstep.metadata.permissions import KINDS as PERMISSION_KINDS
+from lockstep.metadata.groups.membership import KINDS as MEMBERSHIP_KINDS
+from lockstep.metadata.log.apply import apply_entry
+from lockstep.metadata.log.digest import state_digest
+from lockstep.metadata.log.entries import LogEntry
+from lockstep.metadata.log.registry import Registry, Transformation
+from lockstep.metadata.log.snapshot_entries import KINDS as SNAPSHOT_KINDS
+from lockstep.metadata.log.tip import Appended, Refused, Tip
 from lockstep.metadata.placements_part import PLACEMENTS
 from lockstep.metadata.placing import placements_for, refuse_while_locked
-from lockstep.metadata.registry import Registry, Transformation
-from lockstep.metadata.role_changes import KINDS as ROLE_KINDS
 from lockstep.metadata.schema_change import KINDS as SCHEMA_KINDS
 from lockstep.metadata.schema_part import SCHEMA
-from lockstep.metadata.snapshot_entries import KINDS as SNAPSHOT_KINDS
-from lockstep.metadata.tip import Appended, Refused, Tip
 from lockstep.metadata.transformations import KINDS, Founder, Initialize
 from lockstep.schema.model import Keyspace, Replication, schema_of
 from lockstep.topology.force_remove import KINDS as FORCE_KINDS
+from lockstep.topology.kinds.registry import UNIONS
 from lockstep.topology.repairs import KINDS as REPAIR_KINDS
 from lockstep.topology.requests import KINDS as REQUEST_KINDS
 from lockstep.topology.transformations import KINDS as TOPOLOGY_KINDS
@@ -42,7 +43,7 @@ class SetKeyspaces(msgspec.Struct, frozen=True, array_like=True):
         placements = placements_for(cluster.placements, replications, cluster.directory.owners, epoch)
         if placements is not cluster.placements:
             refuse_while_locked(cluster, "keyspaces cannot change their replication")
-        if any(operation.keyspace for operation in cluster.operations):
+        if any(operation.about.is_global for operation in cluster.operations):
             raise Rejected("keyspaces cannot change while one of them changes its replication")
         degraded = of_replications(cluster.degraded, replications)
         schema = schema_of(keyspaces)
@@ -72,6 +73,7 @@ def registry() -> Registry:
         PERMISSION_KINDS,
         SNAPSHOT_KINDS,
         {1000: SetKeyspaces},
+        unions=UNIONS,
     )
 
 

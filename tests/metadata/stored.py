@@ -5,9 +5,13 @@ from __future__ import annotations
 from unittest import mock
 
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.log.snapshot import SnapshotDecoder, pieces
 from lockstep.metadata.part import Registered
-from lockstep.metadata.parts import REGISTERED
-from lockstep.metadata.snapshot import SnapshotDecoder, pieces
+from lockstep.metadata.parts import PARTS
+from lockstep.topology.kinds.registry import UNIONS
+
+#: With the kinds of operations.
+REGISTERED = Registered(PARTS, unions=UNIONS)
 
 
 def stored(cluster: ClusterMetadata) -> bytes:

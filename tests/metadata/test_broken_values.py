@@ -10,21 +10,23 @@ from typing import Any
 import msgspec
 import pytest
 
-from lockstep.metadata.apply import completed
+from lockstep.metadata.access.roles import ACCESS, Role, access_of
 from lockstep.metadata.cdc import GENERATIONS, Generation, packed
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.degraded import DEGRADED, Degraded
 from lockstep.metadata.directory import DIRECTORY, NodeInfo, NodeState
-from lockstep.metadata.entries import seal
 from lockstep.metadata.exclusions import EXCLUDED, Exclusion
 from lockstep.metadata.feature_names import FEATURE_STATE, FeatureState
-from lockstep.metadata.operations import OPERATIONS, OperationKind
+from lockstep.metadata.groups.service import SERVICE, MembershipChange
+from lockstep.metadata.log.apply import completed
+from lockstep.metadata.log.entries import seal
+from lockstep.metadata.operations import OPERATIONS
 from lockstep.metadata.placements_part import PLACEMENTS
 from lockstep.metadata.requests import REQUESTS
-from lockstep.metadata.roles import ACCESS, Role, access_of
 from lockstep.metadata.schema_part import SCHEMA
-from lockstep.metadata.service import SERVICE, MembershipChange
 from lockstep.placement.placements import PlacedRange, Placements, ring_of_ranges
+from lockstep.topology.kinds.bootstrap import Bootstrap
+from lockstep.topology.kinds.decommission import Decommission
 from lockstep.topology.requests import EnqueueRequest
 from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.ids import NodeId
@@ -40,8 +42,8 @@ def history() -> History:
     """Three nodes, one that joins under operation 1 and one that waits to leave."""
     made = started([(0,), (100,), (200,)], ("one", simple(1)), ("two", simple(2)))
     made.submit(register(7))
-    made.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(4), (50, 70)))
-    made.submit(EnqueueRequest(OperationKind.DECOMMISSION, NodeId(3), actor="test"))
+    made.submit(PrepareOperation(Bootstrap(NodeId(4), (50, 70))))
+    made.submit(EnqueueRequest(Decommission(NodeId(3)), actor="test"))
     return made
 
 

@@ -9,19 +9,19 @@ from typing import Any
 import msgspec
 import pytest
 
+from lockstep.metadata.access.permissions import KINDS as PERMISSION_KINDS
+from lockstep.metadata.access.permissions import ChangePermissions
+from lockstep.metadata.access.role_changes import KINDS as ROLE_KINDS
+from lockstep.metadata.access.role_changes import AlterRole, ChangeRole, CreateRole, DropRole
+from lockstep.metadata.access.roles import Role
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.comparison import Difference, text_of
 from lockstep.metadata.degraded import DEGRADED, Degraded
-from lockstep.metadata.diff import diff
 from lockstep.metadata.exclusions import EXCLUDED, Exclusion
-from lockstep.metadata.operations import OPERATIONS, OperationKind
+from lockstep.metadata.log.comparison import Difference, text_of
+from lockstep.metadata.log.diff import diff
+from lockstep.metadata.log.registry import Registry, Transformation
+from lockstep.metadata.operations import OPERATIONS
 from lockstep.metadata.part import Change
-from lockstep.metadata.permissions import KINDS as PERMISSION_KINDS
-from lockstep.metadata.permissions import ChangePermissions
-from lockstep.metadata.registry import Registry, Transformation
-from lockstep.metadata.role_changes import KINDS as ROLE_KINDS
-from lockstep.metadata.role_changes import AlterRole, ChangeRole, CreateRole, DropRole
-from lockstep.metadata.roles import Role
 from lockstep.metadata.schema_change import KINDS as SCHEMA_KINDS
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.metadata.transformations import KINDS, Initialize, SetExtension, UpdateNode
@@ -34,6 +34,8 @@ from lockstep.schema.changes import (
     NewColumn,
 )
 from lockstep.schema.model import ColumnKind
+from lockstep.topology.kinds.decommission import Decommission
+from lockstep.topology.kinds.registry import UNIONS
 from lockstep.topology.requests import KINDS as REQUEST_KINDS
 from lockstep.topology.requests import EnqueueRequest
 from lockstep.topology.transformations import KINDS as TOPOLOGY_KINDS
@@ -53,7 +55,11 @@ def create(keyspace: str, name: str, number: int) -> ChangeSchema:
 
 
 def history(*more: Transformation) -> History:
-    made = History(Registry(KINDS, TOPOLOGY_KINDS, REQUEST_KINDS, SCHEMA_KINDS, ROLE_KINDS, PERMISSION_KINDS))
+    made = History(
+        Registry(
+            KINDS, TOPOLOGY_KINDS, REQUEST_KINDS, SCHEMA_KINDS, ROLE_KINDS, PERMISSION_KINDS, unions=UNIONS
+        )
+    )
     made.submit(Initialize("c", "test", tuple(founder(at, (at * 1_000,)) for at in range(1, 4))))
     for one in (
         ChangeSchema(CreateKeyspace("b", options(1))),
@@ -186,7 +192,7 @@ def test_grants_are_told_by_role_and_resource() -> None:
 
 
 def test_requests_are_told_by_their_ids() -> None:
-    found = shown(EnqueueRequest(OperationKind.DECOMMISSION, NodeId(3), actor="test"))
+    found = shown(EnqueueRequest(Decommission(NodeId(3)), actor="test"))
     told = {path: (old, new) for path, old, new in found}
     assert told["requests.live[1]"][0] == "-" and "node=3" in told["requests.live[1]"][1]
     assert told["requests.next_id"] == ("1", "2")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.digest import state_digest
 from lockstep.metadata.extensions import CHANGES_BEHIND_MAX, NO_EXTENSIONS, extensions_of
-from lockstep.metadata.recent_ids import RecentIds, no_recent_ids
-from lockstep.metadata.registry import Registry
+from lockstep.metadata.log.digest import state_digest
+from lockstep.metadata.log.recent_ids import RecentIds, no_recent_ids
+from lockstep.metadata.log.registry import Registry
+from lockstep.metadata.log.snapshot import SnapshotDecoder, pieces
 from lockstep.metadata.schema_change import KINDS as SCHEMA_KINDS
 from lockstep.metadata.schema_change import ChangeSchema
-from lockstep.metadata.snapshot import SnapshotDecoder, pieces
 from lockstep.metadata.transformations import KINDS, Initialize, SetExtension, UpdateNode
 from lockstep.schema.changes import (
     AddColumns,
@@ -27,17 +27,18 @@ from lockstep.schema.changes import (
     validate,
 )
 from lockstep.schema.model import ColumnKind
+from lockstep.topology.kinds.registry import UNIONS
 from lockstep.topology.transformations import KINDS as TOPOLOGY_KINDS
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import RECENT_ENTRY_IDS_MAX
 from tests.metadata.histories import History, founder
-from tests.metadata.stored import from_stored, stored
+from tests.metadata.stored import REGISTERED, from_stored, stored
 
 COLUMNS = (NewColumn("k", "int", ColumnKind.PARTITION_KEY, 0), NewColumn("v", "text"))
 
 
 def history() -> History:
-    made = History(Registry(KINDS, TOPOLOGY_KINDS, SCHEMA_KINDS))
+    made = History(Registry(KINDS, TOPOLOGY_KINDS, SCHEMA_KINDS, unions=UNIONS))
     made.submit(Initialize("c", "test", tuple(founder(at, (at * 1_000,)) for at in range(1, 4))))
     return made
 
@@ -62,7 +63,7 @@ def some_change(chosen: random.Random, number: int) -> SchemaChange:
 
 
 def from_snapshot(value: ClusterMetadata) -> ClusterMetadata:
-    decoder = SnapshotDecoder()
+    decoder = SnapshotDecoder(registered=REGISTERED)
     for piece in pieces(value):
         decoder.feed(piece)
     return decoder.finish()

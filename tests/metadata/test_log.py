@@ -7,13 +7,13 @@ from collections import deque
 import msgspec
 import pytest
 
-from lockstep.metadata.apply import apply_entry
 from lockstep.metadata.cluster import GENESIS_HASH, empty_cluster
-from lockstep.metadata.digest import part_digests, state_digest
-from lockstep.metadata.entries import LogEntry, seal, verify_chain
-from lockstep.metadata.recent_ids import RECENT_IDS, RecentIds, no_recent_ids
-from lockstep.metadata.registry import EntryKind, Registry
-from lockstep.metadata.tip import Appended, Duplicate, Expired, Refused, Tip
+from lockstep.metadata.log.apply import apply_entry
+from lockstep.metadata.log.digest import part_digests, state_digest
+from lockstep.metadata.log.entries import LogEntry, seal, verify_chain
+from lockstep.metadata.log.recent_ids import RECENT_IDS, RecentIds, no_recent_ids
+from lockstep.metadata.log.registry import EntryKind, Registry
+from lockstep.metadata.log.tip import Appended, Duplicate, Expired, Refused, Tip
 from lockstep.metadata.transformations import KINDS, Register
 from lockstep.values import codec
 from lockstep.values.errors import CannotApply, Rejected
@@ -219,6 +219,7 @@ def test_a_tip_knows_what_pending_entries_make_of_the_very_value_they_were_judge
     tip.validate()
 
 
+@pytest.mark.slow
 def test_a_tip_that_is_no_chain_is_noticed() -> None:
     made = history()
     tip = Tip(made.now, made.registry)

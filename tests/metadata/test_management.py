@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.metadata import management
-from lockstep.metadata.group_membership import (
+from lockstep.metadata.groups import management
+from lockstep.metadata.groups.group_membership import (
     Configure,
     HandOver,
     Members,
@@ -18,7 +18,7 @@ from lockstep.metadata.group_membership import (
     WaitFor,
     next_step,
 )
-from lockstep.metadata.group_states import (
+from lockstep.metadata.groups.group_states import (
     GlobalState,
     LocalFacts,
     LocalState,
@@ -28,7 +28,7 @@ from lockstep.metadata.group_states import (
     local_state,
     part_of,
 )
-from lockstep.metadata.management import (
+from lockstep.metadata.groups.management import (
     EMPTY_STATE,
     ManagementState,
     apply,
@@ -36,7 +36,7 @@ from lockstep.metadata.management import (
     encode_state,
     lineage_problem,
 )
-from lockstep.metadata.management_commands import (
+from lockstep.metadata.groups.management_commands import (
     Action,
     Admit,
     Command,
@@ -411,6 +411,7 @@ def test_a_member_votes_or_learns() -> None:
 # -- members
 
 
+@pytest.mark.slow
 @given(
     st.sets(st.integers(1, 9), min_size=1, max_size=7),
     st.sets(st.integers(1, 9), min_size=1, max_size=7),

@@ -11,18 +11,27 @@ from hypothesis import strategies as st
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.excluded import ExcludeNodes
-from lockstep.metadata.group_membership import Members
-from lockstep.metadata.membership import (
+from lockstep.metadata.groups.group_membership import Members
+from lockstep.metadata.groups.membership import (
     AdvanceMembership,
     CancelMembership,
     PrepareMembership,
     ServiceWish,
     SetService,
 )
-from lockstep.metadata.membership_step import Configure, GroupView, Observed, Submit, Waits, next_step
-from lockstep.metadata.operations import OperationKind
+from lockstep.metadata.groups.membership_step import Configure, GroupView, Observed, Submit, Waits, next_step
+from lockstep.metadata.groups.voter_choice import (
+    choose_voters,
+    crowded_dc,
+    size_for,
+    size_problem,
+    target_size,
+)
 from lockstep.metadata.transformations import Initialize, Register, SetExtension, UpdateNode
-from lockstep.metadata.voter_choice import choose_voters, crowded_dc, size_for, size_problem, target_size
+from lockstep.topology.kinds.decommission import Decommission
+from lockstep.topology.kinds.rebuild import Rebuild
+from lockstep.topology.kinds.remove import Remove
+from lockstep.topology.kinds.replace import Replace
 from lockstep.topology.requests import CancelRequest, EnqueueRequest
 from lockstep.topology.transformations import PrepareOperation, preparation
 from lockstep.values.errors import Rejected
@@ -55,7 +64,7 @@ def refused(history: History, transformation: object) -> str:
 
 
 def leave(node: int) -> EnqueueRequest:
-    return EnqueueRequest(OperationKind.DECOMMISSION, NodeId(node), actor="operator")
+    return EnqueueRequest(Decommission(NodeId(node)), actor="operator")
 
 
 # -- the choice
@@ -109,6 +118,7 @@ def test_a_leaving_voter_goes_even_when_nobody_can_take_its_place() -> None:
     assert choose_voters(made.now, down=ids(2)) == ids(3)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     places=st.lists(
@@ -239,7 +249,7 @@ def test_a_frozen_service_takes_only_entries_about_itself() -> None:
     for other in (
         SetExtension("name", b"x"),
         Register("host-9", "10.0.0.9", 7000, 9042, 7080, "dc1", "r1", "1"),
-        PrepareOperation(OperationKind.DECOMMISSION, NodeId(3)),
+        PrepareOperation(Decommission(NodeId(3))),
         leave(3),
     ):
         assert "frozen: upgrade, ticket 7" in refused(made, other)
@@ -251,7 +261,7 @@ def test_a_frozen_service_takes_only_entries_about_itself() -> None:
 
 def test_a_voter_leaves_only_after_it_lost_its_vote() -> None:
     made = plain(4, (1, 2, 3))
-    assert "is a voter" in refused(made, PrepareOperation(OperationKind.DECOMMISSION, NodeId(2)))
+    assert "is a voter" in refused(made, PrepareOperation(Decommission(NodeId(2))))
     made.submit(leave(2))
     assert "node 2 has request" in refused(made, leave(2))
     assert choose_voters(made.now) == ids(1, 3, 4)
@@ -271,7 +281,7 @@ def test_the_wish_that_a_coming_voter_leaves_ends_its_addition() -> None:
         change = made.now.epoch
         if index:
             made.submit(AdvanceMembership(change, 0, ids(1, 2)))
-        assert "is a voter" in refused(made, PrepareOperation(OperationKind.DECOMMISSION, NodeId(node)))
+        assert "is a voter" in refused(made, PrepareOperation(Decommission(NodeId(node))))
         made.submit(leave(node))
         service = made.now.service
         assert service.change is not None and service.change.cancelled is cancelled, (index, node)
@@ -284,7 +294,7 @@ def test_the_wish_that_a_coming_voter_leaves_ends_its_addition() -> None:
 def test_a_request_to_remove_a_coming_voter_is_queued_and_its_addition_ends() -> None:
     made = plain(5, (1, 2, 3))
     made.submit(PrepareMembership(ids(4), ids(1)))
-    made.submit(EnqueueRequest(OperationKind.REMOVE, NodeId(4), actor="operator"))
+    made.submit(EnqueueRequest(Remove(NodeId(4)), actor="operator"))
     change = made.now.service.change
     assert change is not None and change.cancelled and made.now.service.leaving == ids(4)
     assert [request.node for request in made.now.requests.queue] == [4]
@@ -455,14 +465,14 @@ def newcomer(made: History, replaced: int) -> NodeId:
     """A node that is registered and asks to take the place of a dead one."""
     made.submit(Register(f"new-{replaced}", f"10.9.0.{replaced}", 7000, 9042, 7080, "dc1", "r1", "1"))
     node = max(made.now.directory.by_id)
-    made.submit(EnqueueRequest(OperationKind.REPLACE, node, replaced=NodeId(replaced), actor="operator"))
+    made.submit(EnqueueRequest(Replace(node, NodeId(replaced)), actor="operator"))
     return node
 
 
 def test_a_rebuild_and_an_exclusion_change_no_number_of_voters() -> None:
     for nodes, voters in ((3, (1, 2, 3)), (4, (1, 2, 3)), (6, (1, 2, 3, 4, 5))):
         made = plain(nodes, voters)
-        made.submit(PrepareOperation(OperationKind.REBUILD, NodeId(1)))
+        made.submit(PrepareOperation(Rebuild(NodeId(1))))
         assert choose_voters(made.now) == ids(*voters), "who is rebuilt keeps its vote"
         other = plain(nodes, voters)
         if nodes > len(voters):
@@ -507,6 +517,7 @@ def plain_with_stranger() -> History:
     return made
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_no_choice_survives_fewer_losses_than_before_unless_so_few_members_stay(data: st.DataObject) -> None:
@@ -524,7 +535,7 @@ def test_no_choice_survives_fewer_losses_than_before_unless_so_few_members_stay(
     chosen = choose_voters(made.now, down=down, lost=tuple(n for n in down if n in made.now.voters))
     going = set(made.now.service.leaving)
     kept = sum(1 for node in made.now.directory.nodes if node.id not in going and node.tokens)
-    kept += sum(1 for request in made.now.requests.queue if request.replaced)
+    kept += sum(1 for request in made.now.requests.queue if request.about.replaced)
     allowed = (1 if kept <= 2 else 3 if kept <= 5 else 5 if kept <= 100 else 7) // 2
     assert (len(chosen) - 1) // 2 >= min((len(voters) - 1) // 2, allowed), (voters, chosen, down)
 

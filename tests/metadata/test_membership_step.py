@@ -9,9 +9,9 @@ import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.excluded import ExcludeNodes
-from lockstep.metadata.group_membership import Members
-from lockstep.metadata.membership import AdvanceMembership, CancelMembership, PrepareMembership
-from lockstep.metadata.membership_step import (
+from lockstep.metadata.groups.group_membership import Members
+from lockstep.metadata.groups.membership import AdvanceMembership, CancelMembership, PrepareMembership
+from lockstep.metadata.groups.membership_step import (
     Action,
     Configure,
     GroupView,
@@ -23,7 +23,7 @@ from lockstep.metadata.membership_step import (
     next_step,
     plan,
 )
-from lockstep.metadata.service import SERVICE, MembershipChange
+from lockstep.metadata.groups.service import SERVICE, MembershipChange
 from lockstep.values.ids import NodeId
 from tests.metadata.test_membership import cluster_of, ids, leave, plain
 

@@ -9,9 +9,17 @@ import msgspec
 import pytest
 
 from lockstep.metadata.directory import Directory, NodeInfo, NodeState
-from lockstep.metadata.operations import Lock, Operation, OperationKind, Stage, Transition
+from lockstep.metadata.operations import Body, Lock, Operation, Stage, Transition
 from lockstep.placement.circle import Circle
 from lockstep.schema.model import Replication
+from lockstep.topology.kind import moves_nothing
+from lockstep.topology.kinds.bootstrap import Bootstrap
+from lockstep.topology.kinds.decommission import Decommission
+from lockstep.topology.kinds.move import Move
+from lockstep.topology.kinds.rebuild import Rebuild
+from lockstep.topology.kinds.remove import Remove
+from lockstep.topology.kinds.replace import Replace
+from lockstep.topology.kinds.replication import Walk, target_in
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
 from tests.metadata.histories import simple
@@ -82,40 +90,38 @@ def test_node_ids_are_given_densely() -> None:
     assert [one is other for one, other in zip(changed.nodes, NODES.nodes, strict=True)].count(False) == 1
 
 
-def operation(kind: OperationKind, node: int = 4, tokens: tuple[int, ...] = (5,), **more: Any) -> Operation:
-    return Operation(7, kind, NodeId(node), tokens, Stage.PREPARED, 3, (), **more)
+def operation(body: Body, tokens: tuple[int, ...] = (5,)) -> Operation:
+    return Operation(7, body, tokens, Stage.PREPARED, 3, ())
 
 
+FOUR, TWO = NodeId(4), NodeId(2)
 PATH = (simple(1), simple(2), simple(3))
 
 
 @pytest.mark.parametrize(
-    ("one", "subjects", "departing", "dead", "moves_nothing", "title"),
+    ("one", "nodes", "departing", "dead", "nothing", "title"),
     [
-        (operation(OperationKind.BOOTSTRAP), (4,), 0, 0, False, "operation 7 (bootstrap of node 4)"),
-        (operation(OperationKind.BOOTSTRAP, tokens=()), (4,), 0, 0, True,
-         "operation 7 (bootstrap of node 4)"),
-        (operation(OperationKind.DECOMMISSION), (4,), 4, 0, False, "operation 7 (decommission of node 4)"),
-        (operation(OperationKind.DECOMMISSION, tokens=()), (4,), 4, 0, True,
-         "operation 7 (decommission of node 4)"),
-        (operation(OperationKind.REMOVE), (4,), 4, 4, False, "operation 7 (remove of node 4)"),
-        (operation(OperationKind.REPLACE, replaced=NodeId(2)), (4, 2), 2, 2, False,
-         "operation 7 (replace of node 2 by node 4)"),
-        (operation(OperationKind.REPLACE, tokens=(), replaced=NodeId(2)), (4, 2), 2, 2, True,
-         "operation 7 (replace of node 2 by node 4)"),
-        (operation(OperationKind.MOVE), (4,), 0, 0, False, "operation 7 (move of node 4)"),
-        (operation(OperationKind.REBUILD, tokens=()), (4,), 0, 0, False, "operation 7 (rebuild of node 4)"),
-        (operation(OperationKind.REPLICATION, 0, (), keyspace="ks", path=PATH), (), 0, 0, False,
+        (operation(Bootstrap(FOUR)), (4,), 0, 0, False, "operation 7 (bootstrap of node 4)"),
+        (operation(Bootstrap(FOUR), ()), (4,), 0, 0, True, "operation 7 (bootstrap of node 4)"),
+        (operation(Decommission(FOUR)), (4,), 4, 0, False, "operation 7 (decommission of node 4)"),
+        (operation(Decommission(FOUR), ()), (4,), 4, 0, True, "operation 7 (decommission of node 4)"),
+        (operation(Remove(FOUR)), (4,), 4, 4, False, "operation 7 (remove of node 4)"),
+        (operation(Replace(FOUR, TWO)), (4, 2), 2, 2, False, "operation 7 (replace of node 2 by node 4)"),
+        (operation(Replace(FOUR, TWO), ()), (4, 2), 2, 2, True, "operation 7 (replace of node 2 by node 4)"),
+        (operation(Move(FOUR, (5,))), (4,), 0, 0, False, "operation 7 (move of node 4)"),
+        (operation(Rebuild(FOUR), ()), (4,), 0, 0, False, "operation 7 (rebuild of node 4)"),
+        (operation(Walk("ks", PATH), ()), (), 0, 0, False,
          "operation 7 (replication_change of keyspace ks)"),
     ],
 )  # fmt: skip
 def test_what_an_operation_is_about(
-    one: Operation, subjects: tuple[int, ...], departing: int, dead: int, moves_nothing: bool, title: str
+    one: Operation, nodes: tuple[int, ...], departing: int, dead: int, nothing: bool, title: str
 ) -> None:
-    assert (one.subjects, one.departing, one.presumed_dead) == (subjects, departing, dead)
-    assert one.moves_nothing is moves_nothing and one.title() == title
-    ends = (PATH[0], PATH[2]) if one.keyspace else (None, None)
-    assert (one.original, one.target) == ends
+    about = one.about
+    assert (about.nodes, about.departing, about.presumed_dead) == (nodes, departing, dead)
+    assert moves_nothing(one) is nothing and one.title() == title
+    assert about.is_global is not bool(about.nodes) and about.is_global is bool(about.keyspace)
+    assert target_in(one.body) == (PATH[2] if about.is_global else None)
 
 
 def transition(

@@ -6,21 +6,30 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from lockstep.metadata import excluded, features, membership, permissions, role_changes, transformations
+from lockstep.metadata import excluded, features, transformations
+from lockstep.metadata.access import permissions, role_changes
+from lockstep.metadata.access.permissions import ChangePermissions
+from lockstep.metadata.access.role_changes import (
+    AlterRole,
+    ChangeMembership,
+    ChangeRole,
+    CreateRole,
+    DropRole,
+)
 from lockstep.metadata.cluster import empty_cluster
 from lockstep.metadata.conflicts import TABLE, Held, Scope, Wanted, excluded_by, holders, refuse_during
 from lockstep.metadata.directory import DIRECTORY, NodeState
 from lockstep.metadata.excluded import ExcludeNodes, IncludeNodes
 from lockstep.metadata.feature_names import FEATURE_STATE
 from lockstep.metadata.features import EnableFeatures, due, supported_by_all, unaware, unsupporting
-from lockstep.metadata.membership import CancelMembership, PrepareMembership, ServiceWish, SetService
-from lockstep.metadata.operations import OPERATIONS, OperationKind
-from lockstep.metadata.permissions import ChangePermissions
-from lockstep.metadata.registry import Transformation
-from lockstep.metadata.role_changes import AlterRole, ChangeMembership, ChangeRole, CreateRole, DropRole
-from lockstep.metadata.service import SERVICE
+from lockstep.metadata.groups import membership
+from lockstep.metadata.groups.membership import CancelMembership, PrepareMembership, ServiceWish, SetService
+from lockstep.metadata.groups.service import SERVICE
+from lockstep.metadata.log.registry import Transformation
+from lockstep.metadata.operations import OPERATIONS
 from lockstep.metadata.transformations import Initialize, Register, SetExtension, UpdateNode
 from lockstep.topology.force_remove import ForceRemove
+from lockstep.topology.kinds.bootstrap import Bootstrap
 from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
@@ -141,7 +150,7 @@ def test_features_are_due_in_quiet_times_and_once_all_have_seen_the_announcement
     assert due(now) == supported_by_all(now) == made.now.features.enabled
     frozen = now.changed(SERVICE.set(msgspec.structs.replace(now.service, frozen="why")))
     assert due(frozen) == () and supported_by_all(frozen)
-    made.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(4), (5,)))
+    made.submit(PrepareOperation(Bootstrap(NodeId(4), (5,))))
     assert (
         due(now.changed(OPERATIONS.set(msgspec.structs.replace(now.running, running=made.now.operations))))
         == ()
@@ -302,7 +311,7 @@ def test_a_node_that_may_not_vote_is_told_so() -> None:
     made.submit(Initialize("c", "n", tuple(founder(at, (at,)) for at in (1, 2, 3))))
     silent = msgspec.structs.replace(register(4), may_vote=False)
     made.submit(silent)
-    made.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(4), (50,)))
+    made.submit(PrepareOperation(Bootstrap(NodeId(4), (50,))))
     node = made.now.directory.nodes[3]
     normal = msgspec.structs.replace(node, state=NodeState.NORMAL)
     now = made.now.changed(
@@ -319,7 +328,7 @@ def test_a_node_that_may_not_vote_is_told_so() -> None:
 def test_what_holds_is_named_and_excludes_what_the_table_says() -> None:
     made = history()
     made.submit(ExcludeNodes(ids(3)))
-    made.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(4), (50,)))
+    made.submit(PrepareOperation(Bootstrap(NodeId(4), (50,))))
     made.submit(PrepareMembership(ids(2), ids(1), "why"))
     made.submit(SetService(ServiceWish.FREEZE, text="upgrade"))
     assert {held: holders(made.now, held) for held in Held} == {

@@ -8,14 +8,14 @@ import msgspec
 import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.comparison import Difference
-from lockstep.metadata.diff import diff
-from lockstep.metadata.digest import part_digests, state_digest
-from lockstep.metadata.dump import dump_file, load_file
+from lockstep.metadata.groups.service import SERVICE
+from lockstep.metadata.log.comparison import Difference
+from lockstep.metadata.log.diff import diff
+from lockstep.metadata.log.digest import part_digests, state_digest
+from lockstep.metadata.log.dump import dump_file, load_file
+from lockstep.metadata.log.registry import Registry
 from lockstep.metadata.part import Part, Parts, Registered, struct_part, tuple_part
 from lockstep.metadata.parts import PARTS
-from lockstep.metadata.registry import Registry
-from lockstep.metadata.service import SERVICE
 from lockstep.metadata.transformations import KINDS, Initialize, SetExtension
 from lockstep.values.errors import CorruptFile
 from tests.metadata.histories import History, founder
@@ -30,22 +30,22 @@ class Note(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
 
 def _validate(now: Parts, before: Parts | None) -> None:
-    names = [note.name for note in now[NOTES]]
+    names = [note.name for note in now[REQUEST_TRACE]]
     assert names == sorted(set(names)), "notes are sorted by name"
     assert not now[SERVICE].frozen or not names, "a frozen service has no notes"
 
 
-NOTES: Final[Part[tuple[Note, ...]]] = tuple_part("notes", 200, Note, _validate, (SERVICE,))
+REQUEST_TRACE: Final[Part[tuple[Note, ...]]] = tuple_part("notes", 200, Note, _validate, (SERVICE,))
 
 
 class SetNotes(msgspec.Struct, frozen=True, array_like=True):
     notes: tuple[Note, ...]
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
-        return cluster.changed(NOTES.set(self.notes))
+        return cluster.changed(REQUEST_TRACE.set(self.notes))
 
 
-REGISTRY = Registry(KINDS, {900: SetNotes}, parts=(NOTES,))
+REGISTRY = Registry(KINDS, {900: SetNotes}, parts=(REQUEST_TRACE,))
 
 # ---- and what comes of it -------------------------------------------------------------------------------
 
@@ -63,7 +63,7 @@ def history() -> History:
 
 def test_a_part_is_applied_digested_stored_dumped_and_replayed() -> None:
     made = history()
-    assert made.now.parts[NOTES] == (A, B) and made.replayed() == made.now
+    assert made.now.parts[REQUEST_TRACE] == (A, B) and made.replayed() == made.now
     digests = [dict(part_digests(value)) for value in made.values]
     assert digests[1]["notes"] != digests[2]["notes"] == digests[3]["notes"] != digests[4]["notes"]
     again = from_stored(stored(made.now), REGISTRY.parts)
@@ -81,19 +81,19 @@ def test_a_part_is_compared_by_its_name() -> None:
 def test_an_unchanged_part_stays_the_identical_object() -> None:
     made = history()
     before, after = made.values[2], made.values[3]
-    assert before.parts.is_same(after.parts, NOTES)
-    assert before.changed(NOTES.set(before.parts[NOTES])).parts is before.parts
+    assert before.parts.is_same(after.parts, REQUEST_TRACE)
+    assert before.changed(REQUEST_TRACE.set(before.parts[REQUEST_TRACE])).parts is before.parts
 
 
 def test_a_part_is_checked_when_it_or_what_it_needs_changes() -> None:
     now = history().now
     with pytest.raises(AssertionError, match="sorted by name"):
-        now.changed(NOTES.set((B, A))).validate(now)
+        now.changed(REQUEST_TRACE.set((B, A))).validate(now)
     frozen = now.changed(SERVICE.set(msgspec.structs.replace(now.service, frozen="why")))
     with pytest.raises(AssertionError, match="no notes"):
         frozen.validate(now)
     # Nothing it is about has changed, so nobody looks.
-    wrong = now.changed(NOTES.set((B, A)))
+    wrong = now.changed(REQUEST_TRACE.set((B, A)))
     wrong.validate(wrong)
     with pytest.raises(AssertionError, match="sorted by name"):
         wrong.validate()
@@ -105,7 +105,7 @@ def test_who_does_not_know_a_part_reads_no_value_that_has_it() -> None:
 
 
 NUMBERS: dict[str, tuple[str, int]] = {
-    "number is registered twice": ("other", NOTES.number),
+    "number is registered twice": ("other", REQUEST_TRACE.number),
     "name is registered twice": ("notes", 201),
     "snapshots have use for number 255": ("other", 255),
 }
@@ -115,11 +115,11 @@ NUMBERS: dict[str, tuple[str, int]] = {
 def test_numbers_and_names_are_unique(message: str) -> None:
     name, number = NUMBERS[message]
     with pytest.raises(AssertionError, match=message):
-        Registered(PARTS, (NOTES, struct_part(name, number, A)))
+        Registered(PARTS, (REQUEST_TRACE, struct_part(name, number, A)))
 
 
 def test_a_part_of_another_registry_cannot_be_set() -> None:
-    other: Part[Any] = struct_part("other", NOTES.number, A)
+    other: Part[Any] = struct_part("other", REQUEST_TRACE.number, A)
     with pytest.raises(AssertionError, match="is notes, not other"):
         history().now.changed(other.set(B))
 

@@ -70,6 +70,7 @@ ranges = (
 repaired = st.builds(Repaired, ranges, st.integers(1, 3), st.integers(0, 2), st.integers(1, 3))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.lists(repaired, max_size=8), st.lists(ranges, min_size=1, max_size=4))
 def test_what_is_recorded_of_each_token_is_what_was_found_there_last(

@@ -7,10 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from lockstep.metadata.operations import OperationKind
+from lockstep.metadata.operations import Body
 from lockstep.metadata.requests import (
     NO_REQUESTS,
-    PRIORITY,
     Policy,
     Request,
     Requests,
@@ -21,14 +20,21 @@ from lockstep.metadata.requests import (
     rested,
     without_node,
 )
+from lockstep.topology.kinds.bootstrap import Bootstrap
+from lockstep.topology.kinds.decommission import Decommission
+from lockstep.topology.kinds.move import Move
+from lockstep.topology.kinds.rebuild import Rebuild
+from lockstep.topology.kinds.remove import Remove
+from lockstep.topology.kinds.replace import Replace
+from lockstep.topology.kinds.replication import ReplicationChange
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import REQUESTS_ENDED_KEPT_MAX
 from tests.metadata.histories import simple
 
 
-def wish(number: int, kind: OperationKind, node: int = 0, **more: Any) -> Request:
-    return Request(number, kind, NodeId(node), **more)
+def wish(number: int, body: Body, **more: Any) -> Request:
+    return Request(number, body, **more)
 
 
 def queued(*wishes: Request) -> Requests:
@@ -38,9 +44,9 @@ def queued(*wishes: Request) -> Requests:
     return requests
 
 
-MOVE = wish(1, OperationKind.MOVE, 4, tokens=(10, 20))
-REPLACE = wish(2, OperationKind.REPLACE, 5, replaced=NodeId(6), tokens=(30,))
-REPLICATION = wish(3, OperationKind.REPLICATION, keyspace="ks", target=simple(3))
+MOVE = wish(1, Move(NodeId(4), (10, 20)))
+REPLACE = wish(2, Replace(NodeId(5), NodeId(6)))
+REPLICATION = wish(3, ReplicationChange("ks", simple(3)))
 WAITING = queued(MOVE, REPLACE, REPLICATION)
 
 
@@ -48,7 +54,7 @@ def test_each_request_is_found_by_all_that_it_is_about() -> None:
     assert WAITING.by_id == {1: MOVE, 2: REPLACE, 3: REPLICATION}
     assert WAITING.by_node == {4: MOVE, 5: REPLACE, 6: REPLACE}
     assert WAITING.by_keyspace == {"ks": REPLICATION}
-    assert WAITING.by_token == {10: MOVE, 20: MOVE, 30: REPLACE}
+    assert WAITING.by_token == {10: MOVE, 20: MOVE}
     assert WAITING.by_operation == {} and WAITING.next_id == 4
     running = begun(WAITING, msgspec.structs.replace(MOVE, operation_id=9), 50)
     ended = running.with_ended(2, RequestState.CANCELLED, "why", 60)
@@ -64,10 +70,11 @@ def test_each_request_is_found_by_all_that_it_is_about() -> None:
 
 
 def test_the_queue_goes_by_kind_and_then_by_age() -> None:
-    assert set(PRIORITY) == set(OperationKind)
-    kinds = [OperationKind(kind) for kind in (*reversed(PRIORITY), *reversed(PRIORITY))]
-    requests = queued(*(wish(at, kind, at) for at, kind in enumerate(kinds, 1)))
-    assert [one.kind for one in requests.queue] == [kind for kind in PRIORITY for _ in range(2)]
+    first_to_last = (Replace, Bootstrap, Remove, Decommission, Move, Rebuild, ReplicationChange)
+    kinds = (*reversed(first_to_last), *reversed(first_to_last))
+    bodies = [kind(str(at)) if kind is ReplicationChange else kind(at) for at, kind in enumerate(kinds, 1)]
+    requests = queued(*(wish(at, body) for at, body in enumerate(bodies, 1)))
+    assert [type(one.body) for one in requests.queue] == [kind for kind in first_to_last for _ in range(2)]
     assert [one.id for one in requests.queue[:4]] == [7, 14, 6, 13]
     first = msgspec.structs.replace(requests.queue[0], operation_id=1)
     assert [one.id for one in begun(requests, first, 9).queue[:2]] == [14, 6], "what runs waits no more"
@@ -78,9 +85,9 @@ def test_what_begins_says_since_when_and_under_which_operation() -> None:
     assert after.by_id[1] == msgspec.structs.replace(
         MOVE, state=RequestState.RUNNING, operation_id=7, began_epoch=40
     )
-    at_once = begun(WAITING, wish(0, OperationKind.REBUILD, 8, operation_id=7), 40)
+    at_once = begun(WAITING, wish(0, Rebuild(NodeId(8)), operation_id=7), 40)
     assert at_once.by_id[4] == Request(
-        4, OperationKind.REBUILD, NodeId(8), policy=Policy.REFUSE, requested_epoch=40,
+        4, Rebuild(NodeId(8)), policy=Policy.REFUSE, requested_epoch=40,
         state=RequestState.RUNNING, operation_id=7, began_epoch=40,
     )  # fmt: skip
     assert at_once.next_id == 5
@@ -89,20 +96,20 @@ def test_what_begins_says_since_when_and_under_which_operation() -> None:
 @pytest.mark.parametrize(
     ("wanted", "why", "hint"),
     [
-        (wish(0, OperationKind.REBUILD, 4), "node 4 has request 1 (move of node 4), which is queued",
+        (wish(0, Rebuild(NodeId(4))), "node 4 has request 1 (move of node 4), which is queued",
          "`lockstep topology cancel 1` takes it back"),
-        (wish(0, OperationKind.REBUILD, 6), "node 6 has request 2 (replace of node 5)", "cancel 2"),
-        (wish(0, OperationKind.REPLACE, 9, replaced=NodeId(5)), "node 5 has request 2", "cancel 2"),
-        (wish(1, OperationKind.MOVE, 5, tokens=(10, 20)), "node 5 has request 2", "cancel 2"),
-        (wish(0, OperationKind.REPLICATION, keyspace="ks"),
+        (wish(0, Rebuild(NodeId(6))), "node 6 has request 2 (replace of node 5)", "cancel 2"),
+        (wish(0, Replace(NodeId(9), NodeId(5))), "node 5 has request 2", "cancel 2"),
+        (wish(1, Move(NodeId(5), (10, 20))), "node 5 has request 2", "cancel 2"),
+        (wish(0, ReplicationChange("ks")),
          "the replication of keyspace ks is being changed by request 3 (replication_change of keyspace ks), "
          "which is queued",
          "`lockstep topology watch 3` follows it, `lockstep topology cancel 3` takes it back"),
-        (wish(8, OperationKind.MOVE, 9), "request 8 is not known", ""),
-        (wish(1, OperationKind.MOVE, 4, tokens=(10,)), "asks for something else", ""),
-        (wish(1, OperationKind.REBUILD, 4, tokens=(10, 20)), "asks for something else", ""),
-        (wish(3, OperationKind.REPLICATION, keyspace="ks", target=simple(2)), "asks for something else", ""),
-        (wish(2, OperationKind.REPLACE, 5, tokens=(30,)), "asks for something else", ""),
+        (wish(8, Move(NodeId(9))), "request 8 is not known", ""),
+        (wish(1, Move(NodeId(4), (10,))), "asks for something else", ""),
+        (wish(1, Rebuild(NodeId(4))), "asks for something else", ""),
+        (wish(3, ReplicationChange("ks", simple(2))), "asks for something else", ""),
+        (wish(2, Replace(NodeId(5))), "asks for something else", ""),
     ],
 )  # fmt: skip
 def test_what_cannot_begin_is_refused_with_who_is_in_its_way(wanted: Request, why: str, hint: str) -> None:
@@ -120,7 +127,7 @@ def test_a_request_begins_once_and_is_named_to_drivers_where_it_holds_a_keyspace
     with pytest.raises(Rejected, match="request 1 is done"):
         begun(ended, msgspec.structs.replace(MOVE, operation_id=8), 51)
     with pytest.raises(Rejected) as refusal:
-        begun(WAITING, wish(0, OperationKind.REPLICATION, keyspace="ks"), 40)
+        begun(WAITING, wish(0, ReplicationChange("ks")), 40)
     assert (refusal.value.cql_code, refusal.value.keyspace) == (0x2300, "ks")
 
 
@@ -164,7 +171,7 @@ def test_a_node_that_is_gone_takes_its_queued_request_along_and_no_other() -> No
 def test_the_latest_ends_are_remembered() -> None:
     requests = NO_REQUESTS
     for number in range(1, REQUESTS_ENDED_KEPT_MAX + 3):
-        requests = requests.with_new(wish(number, OperationKind.MOVE, 1))
+        requests = requests.with_new(wish(number, Move(NodeId(1))))
         requests = requests.with_ended(number, RequestState.FAILED, "", number)
     assert [one.id for one in requests.ended] == list(range(3, REQUESTS_ENDED_KEPT_MAX + 3))
     requests.validate(())
@@ -180,7 +187,7 @@ def test_titles_name_what_a_request_is_about() -> None:
     assert [one.title() for one in (MOVE, REPLICATION)] == [
         "request 1 (move of node 4)", "request 3 (replication_change of keyspace ks)",
     ]  # fmt: skip
-    assert [one.nodes for one in (MOVE, REPLACE, REPLICATION)] == [(4,), (5, 6), ()]
+    assert [one.about.nodes for one in (MOVE, REPLACE, REPLICATION)] == [(4,), (5, 6), ()]
 
 
 RUNNING = msgspec.structs.replace(MOVE, state=RequestState.RUNNING, operation_id=7)
@@ -198,9 +205,9 @@ ENDED = msgspec.structs.replace(MOVE, state=RequestState.DONE)
         (Requests((), (ENDED, ENDED), 4), (), "is live or ended"),
         (Requests((MOVE, REPLACE), (), 2), (), "never reused"),
         (Requests((), (ENDED,), 1), (), "never reused"),
-        (Requests((MOVE, wish(2, OperationKind.REBUILD, 4)), (), 4), (), "a node has one"),
-        (Requests((REPLACE, wish(4, OperationKind.MOVE, 6)), (), 5), (), "a node has one"),
-        (Requests((REPLICATION, wish(4, OperationKind.REPLICATION, keyspace="ks")), (), 5), (), "a keyspace"),
+        (Requests((MOVE, wish(2, Rebuild(NodeId(4)))), (), 4), (), "a node has one"),
+        (Requests((REPLACE, wish(4, Move(NodeId(6)))), (), 5), (), "a node has one"),
+        (Requests((REPLICATION, wish(4, ReplicationChange("ks"))), (), 5), (), "a keyspace"),
         (Requests((RUNNING,), (), 4), (), "match"),
         (Requests((RUNNING,), (), 4), (8,), "match"),
         (Requests((MOVE,), (), 4), (7,), "match"),

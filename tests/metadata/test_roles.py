@@ -8,17 +8,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.metadata import permissions, resources, role_changes
+from lockstep.metadata.access import permissions, resources, role_changes
+from lockstep.metadata.access.permissions import ChangePermissions
+from lockstep.metadata.access.role_changes import (
+    AlterRole,
+    ChangeMembership,
+    ChangeRole,
+    CreateRole,
+    DropRole,
+)
+from lockstep.metadata.access.roles import NO_ACCESS, Access, Role, access_of
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.diff import diff
-from lockstep.metadata.digest import state_digest
-from lockstep.metadata.permissions import ChangePermissions
-from lockstep.metadata.registry import Registry, Transformation
-from lockstep.metadata.role_changes import AlterRole, ChangeMembership, ChangeRole, CreateRole, DropRole
-from lockstep.metadata.roles import NO_ACCESS, Access, Role, access_of
+from lockstep.metadata.log.diff import diff
+from lockstep.metadata.log.digest import state_digest
+from lockstep.metadata.log.registry import Registry, Transformation
+from lockstep.metadata.log.snapshot import SnapshotDecoder, pieces
 from lockstep.metadata.schema_change import KINDS as SCHEMA_KINDS
 from lockstep.metadata.schema_change import ChangeSchema
-from lockstep.metadata.snapshot import SnapshotDecoder, pieces
 from lockstep.metadata.transformations import KINDS, Initialize
 from lockstep.schema.changes import (
     CreateKeyspace,

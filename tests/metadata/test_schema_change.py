@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.metadata.operations import OperationKind
-from lockstep.metadata.registry import Registry
+from lockstep.metadata.log.registry import Registry
 from lockstep.metadata.schema_change import KINDS as SCHEMA_KINDS
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.metadata.transformations import KINDS, Initialize
@@ -20,6 +19,8 @@ from lockstep.schema.changes import (
     SchemaChange,
 )
 from lockstep.schema.model import ColumnKind
+from lockstep.topology.kinds.decommission import Decommission
+from lockstep.topology.kinds.registry import UNIONS
 from lockstep.topology.transformations import KINDS as TOPOLOGY_KINDS
 from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.ids import NodeId
@@ -41,7 +42,7 @@ def table(keyspace: str, name: str) -> CreateTable:
 
 @pytest.fixture
 def history() -> History:
-    made = History(Registry(KINDS, SCHEMA_KINDS, TOPOLOGY_KINDS))
+    made = History(Registry(KINDS, SCHEMA_KINDS, TOPOLOGY_KINDS, unions=UNIONS))
     founders = tuple(founder(n, (n * 10,)) for n in range(1, 5))
     made.submit(Initialize("c", "n", founders))
     return made
@@ -104,7 +105,7 @@ def test_a_keyspace_with_tables_keeps_its_replicas(history: History) -> None:
 
 def test_only_changes_that_touch_no_ring_are_accepted_during_an_operation(history: History) -> None:
     history.submit(ChangeSchema(CreateKeyspace("a", options(any=2))))
-    history.submit(PrepareOperation(OperationKind.DECOMMISSION, NodeId(4)))
+    history.submit(PrepareOperation(Decommission(NodeId(4))))
     for change in (
         CreateKeyspace("b", options(any=1)),
         DropKeyspace("a"),
@@ -121,7 +122,7 @@ def test_a_keyspace_with_tables_changes_rings_only_while_nothing_moves(history: 
     for name, setting in (("a", options(any=2)), ("b", options(any=2)), ("c", options(dc1=2))):
         history.submit(ChangeSchema(CreateKeyspace(name, setting)))
     history.submit(ChangeSchema(table("a", "t")))
-    history.submit(PrepareOperation(OperationKind.DECOMMISSION, NodeId(4)))
+    history.submit(PrepareOperation(Decommission(NodeId(4))))
     message = tried(history, AlterKeyspace("a", options(dc1=2)))
     assert message is not None and "while operation 1 holds ranges" in message
     assert tried(history, AlterKeyspace("a", durable_writes=False)) is None

@@ -10,39 +10,39 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.metadata import snapshot, snapshot_file
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.digest import state_digest
 from lockstep.metadata.extensions import EXTENSIONS, extensions_of
-from lockstep.metadata.operations import OperationKind
+from lockstep.metadata.log import snapshot, snapshot_file
+from lockstep.metadata.log.digest import state_digest
+from lockstep.metadata.log.recent_ids import RECENT_IDS
+from lockstep.metadata.log.snapshot import SnapshotDecoder, pieces
+from lockstep.metadata.log.snapshot_file import SnapshotFileReader, file_records, header_of, read_file
 from lockstep.metadata.part import END_NUMBER
 from lockstep.metadata.placements_part import PLACEMENTS
-from lockstep.metadata.recent_ids import RECENT_IDS
 from lockstep.metadata.schema_part import SCHEMA
-from lockstep.metadata.snapshot import SnapshotDecoder, pieces
-from lockstep.metadata.snapshot_file import SnapshotFileReader, file_records, header_of, read_file
 from lockstep.metadata.transformations import SetExtension
+from lockstep.topology.kinds.bootstrap import Bootstrap
 from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.codec import encode
 from lockstep.values.errors import CorruptFile
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import SNAPSHOT_PIECE_BYTES_MAX
 from tests.metadata.histories import History, network, simple, started
-from tests.metadata.stored import stored
+from tests.metadata.stored import REGISTERED, stored
 from tests.metadata.test_log import register
 
 
 def history() -> History:
     made = started([(0,), (100,)], ("one", simple(1)), ("two", network(dc1=2)))
     made.submit(register(7))
-    made.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(3), (50, 70)))
+    made.submit(PrepareOperation(Bootstrap(NodeId(3), (50, 70))))
     for number in range(5):
         made.submit(SetExtension(f"name-{number}", bytes(number * 100_000 + 1)))
     return made
 
 
 def decoded(stream: bytes, step: int) -> ClusterMetadata:
-    decoder = SnapshotDecoder()
+    decoder = SnapshotDecoder(registered=REGISTERED)
     for at in range(0, len(stream), step):
         decoder.feed(stream[at : at + step])
     return decoder.finish()

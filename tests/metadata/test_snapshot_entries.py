@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from lockstep.metadata.cluster import empty_cluster
-from lockstep.metadata.digest import state_digest
-from lockstep.metadata.registry import Registry, Transformation
-from lockstep.metadata.snapshot_entries import KINDS as SNAPSHOT_KINDS
-from lockstep.metadata.snapshot_entries import TakeSnapshot, TruncateLog
+from lockstep.metadata.log.digest import state_digest
+from lockstep.metadata.log.registry import Registry, Transformation
+from lockstep.metadata.log.snapshot_entries import KINDS as SNAPSHOT_KINDS
+from lockstep.metadata.log.snapshot_entries import TakeSnapshot, TruncateLog
 from lockstep.metadata.transformations import KINDS, Initialize, SetExtension
 from lockstep.values.errors import Rejected
 from tests.metadata.histories import History, founder

@@ -11,14 +11,15 @@ import msgspec
 import pytest
 
 import lockstep.metadata
-from lockstep.metadata import management, snapshot_file
-from lockstep.metadata.management import GENESIS, VotersRecord
-from lockstep.metadata.management_commands import Admit, Expel, Found, RecordVoters, Repair
-from lockstep.metadata.registry import EntryKind
+from lockstep.metadata.groups import management
+from lockstep.metadata.groups.management import GENESIS, VotersRecord
+from lockstep.metadata.groups.management_commands import Admit, Expel, Found, RecordVoters, Repair
+from lockstep.metadata.log import snapshot_file
+from lockstep.metadata.log.registry import EntryKind
+from lockstep.metadata.log.snapshot_entries import ANY_TIME
+from lockstep.metadata.log.snapshot_file import RecordKind
 from lockstep.metadata.repairs import RepairState
 from lockstep.metadata.requests import Policy, RequestState
-from lockstep.metadata.snapshot_entries import ANY_TIME
-from lockstep.metadata.snapshot_file import RecordKind
 
 BASE = ("cluster-features", "file-streaming", "metadata-log", "replication-change", "zero-token-nodes")
 
@@ -60,15 +61,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "MembershipChange": {"index": 0, "reason": "", "cancelled": False},
     "Operation": {
-        "session_id": "", "history": (), "cancel_reason": "", "replaced": 0, "source_dc": "", "keyspace": "",
-        "path": (), "at": 0, "step": 0, "is_returning": False, "is_cancelled": False, "is_stopped": False,
+        "session_id": "", "history": (), "cancel_reason": "", "step": 0,
     },
     "Transition": {"new_replication": None},
     "Request": {
-        "tokens": (), "replaced": 0, "source_dc": "", "policy": Policy.WAIT, "actor": "",
+        "policy": Policy.WAIT, "actor": "",
         "requested_epoch": 0, "state": RequestState.QUEUED, "operation_id": 0, "began_epoch": 0,
-        "ended_epoch": 0, "outcome": "", "is_failing": False, "keyspace": "", "target": None,
-        "presumed_dead": False, "original": None, "moved_bytes": 0, "moved_fragments": 0,
+        "ended_epoch": 0, "outcome": "", "is_failing": False, "original": None,
+        "moved_bytes": 0, "moved_fragments": 0,
     },
     "Degraded": {"inherited": (), "keyspaces": ()},
     "FeatureState": {"enabled": (), "announced_epoch": 0},
@@ -105,9 +105,9 @@ def stored() -> dict[str, type[msgspec.Struct]]:
     """Every struct of the room whose fields are stored by their places, by its name; two that share one are
     told apart by their modules'."""
     found: dict[str, list[type[msgspec.Struct]]] = {}
-    for module in pkgutil.iter_modules(lockstep.metadata.__path__):
-        for value in vars(importlib.import_module(f"lockstep.metadata.{module.name}")).values():
-            own = isinstance(value, type) and value.__module__ == f"lockstep.metadata.{module.name}"
+    for module in pkgutil.walk_packages(lockstep.metadata.__path__, "lockstep.metadata."):
+        for value in vars(importlib.import_module(module.name)).values():
+            own = isinstance(value, type) and value.__module__ == module.name
             if own and issubclass(value, msgspec.Struct) and value.__struct_config__.array_like:
                 found.setdefault(value.__qualname__, []).append(value)
     return {

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.metadata.digest import state_digest
-from lockstep.metadata.registry import Registry
+from lockstep.metadata.log.digest import state_digest
+from lockstep.metadata.log.registry import Registry
+from lockstep.metadata.log.snapshot import SnapshotDecoder, pieces
+from lockstep.metadata.log.tip import Appended, Judgement, Refused
 from lockstep.metadata.schema_change import KINDS as SCHEMA_KINDS
 from lockstep.metadata.schema_change import ChangeSchema
-from lockstep.metadata.snapshot import SnapshotDecoder, pieces
-from lockstep.metadata.tip import Appended, Judgement, Refused
 from lockstep.metadata.transformations import KINDS, Initialize
 from lockstep.schema.changes import (
     AddColumns,

@@ -10,14 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from lockstep.metadata.access.roles import ACCESS, Role, access_of
 from lockstep.metadata.cdc import GENERATIONS, Generation, packed
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.degraded import DEGRADED, Degraded
-from lockstep.metadata.digest import part_digests, state_digest
 from lockstep.metadata.exclusions import EXCLUDED, Exclusion
 from lockstep.metadata.feature_names import FEATURE_STATE, FeatureState
-from lockstep.metadata.operations import OperationKind
-from lockstep.metadata.recent_ids import RecentIds, no_recent_ids
+from lockstep.metadata.groups.service import SERVICE
+from lockstep.metadata.log.digest import part_digests, state_digest
+from lockstep.metadata.log.recent_ids import RecentIds, no_recent_ids
 from lockstep.metadata.repairs import (
     REPAIRS,
     Repair,
@@ -28,9 +29,9 @@ from lockstep.metadata.repairs import (
     TableRepairs,
 )
 from lockstep.metadata.requests import REQUESTS, RequestState
-from lockstep.metadata.roles import ACCESS, Role, access_of
-from lockstep.metadata.service import SERVICE
 from lockstep.metadata.transformations import SetExtension
+from lockstep.topology.kinds.bootstrap import Bootstrap
+from lockstep.topology.kinds.decommission import Decommission
 from lockstep.topology.requests import EnqueueRequest
 from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.ids import NodeId
@@ -46,9 +47,9 @@ def rich() -> ClusterMetadata:
     made = started([(0,), (100,), (200,)], ("one", simple(1)), ("two", simple(2)))
     for number in (7, 8):
         made.submit(register(number))
-    made.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(4), (50, 70)))
+    made.submit(PrepareOperation(Bootstrap(NodeId(4), (50, 70))))
     for node in (2, 3):
-        made.submit(EnqueueRequest(OperationKind.DECOMMISSION, NodeId(node), actor="test"))
+        made.submit(EnqueueRequest(Decommission(NodeId(node)), actor="test"))
     made.submit(SetExtension("tool", b"says"))
     value = made.now
     ended = value.requests.with_ended(3, RequestState.CANCELLED, "why", 9)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mutation.candidates import GROUPS, MutatedFile, of_room, sample
-from mutation.tests_of_lines import ALSO, modules_of
+from mutation.tests_of_lines import ALSO, folders_of, modules_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = """
@@ -110,8 +110,9 @@ def test_killed_endless_and_surviving_mutants_are_told_apart(tmp_path: Path) -> 
 
 
 def test_each_room_is_tried_by_tests_that_exist() -> None:
-    for room, others in ALSO.items():
-        for name in (room, *others):
+    for room in ALSO:
+        assert folders_of(ROOT, room)
+        for name in folders_of(ROOT, room):
             found = modules_of(ROOT, name)
             assert found and all(path.is_file() for path in found), name
             assert all(path.name.startswith("test_") and path.suffix == ".py" for path in found)

@@ -8,17 +8,17 @@ from typing import Any
 
 import msgspec
 
-from lockstep.metadata.digest import state_digest
-from lockstep.metadata.entries import LogEntry
-from lockstep.metadata.registry import Registry
-from lockstep.metadata.snapshot_entries import KINDS as SNAPSHOT_KINDS
-from lockstep.metadata.snapshot_entries import TakeSnapshot
+from lockstep.metadata.log.digest import state_digest
+from lockstep.metadata.log.entries import LogEntry
+from lockstep.metadata.log.registry import Registry
+from lockstep.metadata.log.snapshot_entries import KINDS as SNAPSHOT_KINDS
+from lockstep.metadata.log.snapshot_entries import TakeSnapshot
 from lockstep.metadata.transformations import KINDS, Initialize, SetExtension
-from lockstep.node.metadata_state import MetadataState
-from lockstep.node.metadata_store import Retention
+from lockstep.node.log.metadata_state import MetadataState
+from lockstep.node.log.metadata_store import Retention
 from lockstep.runtime.ports import Runtime
-from lockstep.sim.disk import DiskPort, SimDisk
-from lockstep.sim.world import World, WorldSettings
+from lockstep.sim.runtime.disk import DiskPort, SimDisk
+from lockstep.sim.runtime.world import World, WorldSettings
 from lockstep.values.errors import LockstepError
 from tests.metadata.histories import History, founder
 

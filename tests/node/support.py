@@ -7,19 +7,20 @@ from typing import Any
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeState
-from lockstep.metadata.operations import OperationKind
+from lockstep.metadata.groups.voter_choice import choose_voters
 from lockstep.metadata.schema_change import ChangeSchema
-from lockstep.metadata.voter_choice import choose_voters
 from lockstep.node.configuration import Configuration, parse
+from lockstep.node.group_bounds import USUAL
 from lockstep.node.node import Node
 from lockstep.node.processors.kinds import Factory
 from lockstep.runtime.ports import Runtime
 from lockstep.schema.changes import CreateKeyspace, CreateTable, NewColumn
 from lockstep.schema.model import ColumnKind
 from lockstep.sim.checkers.log import LogMonitor
-from lockstep.sim.process import Main, Process
-from lockstep.sim.world import World, WorldSettings
+from lockstep.sim.runtime.process import Main, Process
+from lockstep.sim.runtime.world import World, WorldSettings
 from lockstep.storage.model import open_model_store
+from lockstep.topology.kinds.decommission import Decommission
 from lockstep.topology.requests import EnqueueRequest
 from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.errors import LockstepError
@@ -38,12 +39,12 @@ def table(name: str) -> ChangeSchema:
 
 
 def decommission(node: int) -> PrepareOperation:
-    return PrepareOperation(kind=OperationKind.DECOMMISSION, node=NodeId(node), tokens=())
+    return PrepareOperation(Decommission(NodeId(node)))
 
 
 def leave(node: int) -> EnqueueRequest:
     """As an operator asks for a decommission: a vote is handed over first."""
-    return EnqueueRequest(OperationKind.DECOMMISSION, NodeId(node), actor="operator")
+    return EnqueueRequest(Decommission(NodeId(node)), actor="operator")
 
 
 class Town:
@@ -59,6 +60,9 @@ class Town:
         self.said: list[tuple[str, str, dict[str, Any]]] = []
         #: Called with each new node before it starts.
         self.prepare: Callable[[str, Node], None] = lambda name, node: None
+        #: Called with each new node that has read its disk.
+        self.loaded: Callable[[str, Node], None] = lambda name, node: None
+        self.bounds = USUAL
         #: Overrides of a node's configuration text: sections' keys, as `[section]` -> lines.
         self.cluster_lines: dict[str, str] = {}
         #: Kinds of processors beside the built-in ones.
@@ -101,10 +105,13 @@ class Town:
                 lambda own: open_model_store(own.disk, "store"),
                 lambda event, **facts: self.said.append((name, event, facts)),
                 self.processors,
+                self.bounds,
             )
             self.prepare(name, node)
             self.nodes[name] = node
             try:
+                await node.load()
+                self.loaded(name, node)
                 await node.start()
                 assert node.broken is not None
                 self.ended[name] = await node.broken
@@ -140,23 +147,23 @@ class Town:
         return self.nodes[f"n{number}"]
 
     def leader(self) -> int:
-        return next(int(name[1:]) for name, node in self.nodes.items() if node.ready and node.is_leader)
+        return next(int(name[1:]) for name, node in self.nodes.items() if node.ready and node.log.is_leader)
 
     @property
     def voters_settled(self) -> bool:
         """Whether those vote who should, by the metadata and by Raft."""
         cluster = self.newest
-        leading = [node for node in self.nodes.values() if node.ready and node.is_leader]
-        if not leading or cluster.service.change is not None or leading[0].driver is None:
+        leading = [node for node in self.nodes.values() if node.ready and node.log.is_leader]
+        if not leading or cluster.service.change is not None or leading[0].log.driver is None:
             return False
-        configuration = leading[0].driver.raft.configuration
+        configuration = leading[0].log.driver.raft.configuration
         return cluster.voters == choose_voters(cluster) == configuration.voters and not configuration.learners
 
     @property
     def management_settled(self) -> bool:
         """Whether the management group has followed the voters."""
         for node in self.nodes.values():
-            group = node.management.group if node.ready else None
+            group = node.membership.management.group if node.ready else None
             if group is not None and group.is_leader:
                 configuration, voters = group.driver.raft.configuration, self.newest.voters
                 return (
@@ -203,7 +210,7 @@ class Town:
         return outcome
 
     def submit(self, number: int, transformation: Any, **options: Any) -> Outcome:
-        return self.begin(number, lambda node: node.submit(transformation, **options))
+        return self.begin(number, lambda node: node.log.submit(transformation, **options))
 
     def finish(self, outcome: Outcome) -> Outcome:
         self.until(lambda: outcome.done)
@@ -211,12 +218,12 @@ class Town:
 
     def agreed(self, *numbers: int) -> None:
         """Wait until these nodes hold the newest epoch."""
-        self.until(lambda: all(self.node(n).state.epoch == self.newest.epoch for n in numbers))
+        self.until(lambda: all(self.node(n).log.state.epoch == self.newest.epoch for n in numbers))
 
     def ids(self) -> list[bytes]:
         """Entry ids in the log, by epoch."""
-        longest = max(self.nodes.values(), key=lambda node: node.state.epoch)
-        return [entry.entry_id for entry in longest.state.entries]
+        longest = max(self.nodes.values(), key=lambda node: node.log.state.epoch)
+        return [entry.entry_id for entry in longest.log.state.entries]
 
 
 class Outcome:

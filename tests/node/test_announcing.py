@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 
 from lockstep.gossip.dissemination import FAN_OUT, PINGED_AT_ONCE
 from lockstep.gossip.failure_detector import FailureDetector
+from lockstep.internode import verbs
+from lockstep.internode.handshake import Address
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
 from lockstep.metadata.directory import DIRECTORY, Directory, NodeInfo, NodeState
-from lockstep.node.announcing import Announcer
-from lockstep.node.liveness import Liveness
-from lockstep.node.messages import Announce, HashAt
-from lockstep.replication import verbs
-from lockstep.replication.handshake import Address
+from lockstep.node.log.announcing import Announcer
+from lockstep.node.log.messages import Announce, HashAt
+from lockstep.node.membership.identity import Identity
+from lockstep.node.membership.liveness import Liveness
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import ANNOUNCEMENTS_MAX, PINGED_MAX
 from tests.node.support import Town, decommission, keyspace
@@ -70,7 +72,10 @@ def announcer(
     alive: Callable[[int], bool] = lambda _node: True,
 ) -> Announcer:
     part: Any = wires
-    return Announcer(part, part, lambda: own, lambda: leads, alive, far_behind)
+    context: Any = SimpleNamespace(
+        internode=wires, own_id=lambda: own, alive=alive, catch_up=SimpleNamespace(far_behind=far_behind)
+    )
+    return Announcer(context, part, lambda: leads)
 
 
 def test_all_epochs_of_one_turn_are_one_round_of_announcements_of_the_newest() -> None:
@@ -151,6 +156,7 @@ class Pings:
         self.current = cluster
         self.asked: list[int] = []
         self.clock = self
+        self.value = Identity("host-3", "", 1)
 
     def monotonic_s(self) -> float:
         return 0.0
@@ -173,7 +179,7 @@ class Pings:
 def test_a_node_asks_few_in_each_round_and_everyone_in_the_end() -> None:
     pings: Any = Pings(cluster_of(1000, 5, left=(17,)))
     detector = FailureDetector()
-    part = Liveness(pings, pings, pings, detector, lambda: 3, lambda: False, 1, pings)
+    part = Liveness(pings, pings, pings, detector, lambda: 3, lambda: False, pings, pings)
     asked: Counter[int] = Counter()
     for _ in range(35):
         chosen = part._chosen()
@@ -192,7 +198,7 @@ def test_a_ping_that_shows_a_newer_epoch_starts_the_catch_up() -> None:
         town.start(4)
         town.until(lambda: town.ready(4))
         for number in (1, 2, 3):
-            town.node(number).announcer._announce = lambda: None  # type: ignore[method-assign]
+            town.node(number).log.announcer._announce = lambda: None  # type: ignore[method-assign]
         assert town.finish(town.submit(1, keyspace("k"))).error is None
         begun_s = town.world.now_s()
         town.agreed(4)
@@ -222,8 +228,10 @@ def test_every_node_tells_its_last_entry_with_no_leader_present() -> None:
             town.process(number).crash()
 
         async def ask(node: Any) -> Any:
-            return await node.internode.request(town.node(5).address, verbs.HASH_AT, HashAt(2), 1000)
+            return await node.context.internode.request(
+                town.node(5).context.address, verbs.HASH_AT, HashAt(2), 1000
+            )
 
         reply = town.finish(town.begin(4, ask)).value
         assert (reply.last_epoch, reply.last_hash) == (newest.epoch, newest.hash) and reply.last_term > 0
-        assert reply.hash == town.node(4).state.hash_at(2)
+        assert reply.hash == town.node(4).log.state.hash_at(2)

@@ -13,10 +13,10 @@ import pytest
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.repairs import Repair, RepairState
 from lockstep.metadata.schema_change import ChangeSchema
-from lockstep.node.backup_restoring import BackupRestoring
 from lockstep.node.node import Node
-from lockstep.node.restore_orders import Restored
-from lockstep.replication.backup_messages import BackupOrder, BackupStatus, KeptPart
+from lockstep.node.work.backup_restoring import BackupRestoring
+from lockstep.node.work.restore_orders import Restored
+from lockstep.replica.backup_messages import BackupOrder, BackupStatus, KeptPart
 from lockstep.schema.changes import CreateTable, EmptyTable, NewColumn
 from lockstep.sim.replaced import replaced
 from lockstep.storage import backup_manifest
@@ -54,7 +54,7 @@ def mutation(cluster: ClusterMetadata, key: int, time_us: int) -> Mutation:
 
 async def written(node: Node, keys: range, time_us: int) -> None:
     for key in keys:
-        await node.coordinator.write(mutation(node.cluster, key, time_us), Consistency.QUORUM, 5000)
+        await node.data.coordinator.write(mutation(node.log.cluster, key, time_us), Consistency.QUORUM, 5000)
 
 
 def write(town: Town, keys: range, time_us: int = 1) -> None:
@@ -69,8 +69,10 @@ def keys_at(town: Town, number: int) -> set[int]:
 
 
 async def everything(node: Node) -> ReadResult:
-    return await node.engine.read(
-        ReadCommand(table_id(node.cluster), *FULL_RING_BOUNDS, None, ALL_ROWS, (), False, False, 0, 0, NOW_S)
+    return await node.data.engine.read(
+        ReadCommand(
+            table_id(node.log.cluster), *FULL_RING_BOUNDS, None, ALL_ROWS, (), False, False, 0, 0, NOW_S
+        )
     )
 
 
@@ -95,14 +97,16 @@ def ended(town: Town, begun: Repair) -> Repair:
 
 def back_up(town: Town, name: str = "b", number: int = 1, **options: Any) -> Repair:
     """Run one to its end."""
-    asked = town.begin(number, lambda node: node.backups.begin(name, (part(town.newest),), (), **options))
+    asked = town.begin(
+        number, lambda node: node.work.backups.begin(name, (part(town.newest),), (), **options)
+    )
     return ended(town, done(town, asked))
 
 
 async def restoring(node: Node, name: str, *, empty: bool = False) -> Repair:
-    found = await node.backups.found(name)
+    found = await node.work.backups.found(name)
     names = {found.tables()[0].id: ("ks", "t")}
-    return await node.backups.begin_restore(Restored(found, names, (("ks", "t"),) if empty else ()))
+    return await node.work.backups.begin_restore(Restored(found, names, (("ks", "t"),) if empty else ()))
 
 
 def restore(town: Town, name: str = "b", number: int = 2, *, empty: bool = False) -> Repair:
@@ -116,7 +120,7 @@ def truncate(town: Town) -> None:
 
 def part_of(town: Town, number: int, name: str = "b") -> str:
     node = town.node(number)
-    return backup_manifest.part_directory(name, node.identity.value.host_id)
+    return backup_manifest.part_directory(name, node.context.identity.value.host_id)
 
 
 def test_what_was_acknowledged_before_comes_back_to_every_replica(town: Town) -> None:
@@ -177,7 +181,7 @@ def test_another_cluster_takes_the_parts_of_all_nodes_from_one_directory(town: T
             for path, content in files.items()
             if path.endswith(backup_manifest.MANIFEST)
         ]
-        planned = done(other, other.begin(2, lambda node: node.backups.found("b", {NodeId(4): kept})))
+        planned = done(other, other.begin(2, lambda node: node.work.backups.found("b", {NodeId(4): kept})))
         assert planned.host_ids == {4: tuple(part.host_id for part in kept)}, "as if it kept them"
 
         async def place(node: Node) -> None:
@@ -258,7 +262,7 @@ def test_a_restore_that_is_ended_while_it_checks_empties_nothing() -> None:
     with held("offer") as (town, goes_on):
         before = table_id(town.newest)
         begun = done(town, town.begin(1, lambda node: restoring(node, "b", empty=True)))
-        done(town, town.begin(2, lambda node: node.backups.cancel(begun.id, "an operator ended it")))
+        done(town, town.begin(2, lambda node: node.work.backups.cancel(begun.id, "an operator ended it")))
         town.agreed(*NODES)
         goes_on[0] = True
         town.wait(5)
@@ -273,8 +277,8 @@ def test_a_table_that_a_restore_has_emptied_is_neither_backed_up_nor_repaired_be
         town.until(lambda: table_id(town.newest) != before)
         town.agreed(*NODES)
         for begin in (
-            lambda node: node.backups.begin("c", (part(town.newest),), ()),
-            lambda node: node.repairs.begin((part(town.newest),)),
+            lambda node: node.work.backups.begin("c", (part(town.newest),), ()),
+            lambda node: node.work.repairs.begin((part(town.newest),)),
         ):
             refused = town.finish(town.begin(2, begin)).error
             assert isinstance(refused, Rejected) and "has emptied tables of keyspace ks" in refused.message
@@ -288,27 +292,29 @@ def test_a_missing_part_is_named(town: Town) -> None:
     back_up(town)
 
     async def lose(node: Node) -> None:
-        await node.backups._desk._taking.kept("b", remove=True)
+        await node.work.backups._desk._taking.kept("b", remove=True)
 
     done(town, town.begin(2, lose))
-    asked = town.begin(1, lambda node: node.backups.found("b"))
+    asked = town.begin(1, lambda node: node.work.backups.found("b"))
     town.finish(asked)
     assert isinstance(asked.error, PreconditionError)
-    assert town.node(2).identity.value.host_id in asked.error.message
+    assert town.node(2).context.identity.value.host_id in asked.error.message
 
 
 def test_a_node_that_is_away_is_left_out_only_when_that_is_said_and_a_quorum_is_there(town: Town) -> None:
     write(town, range(20))
     town.process(3).crash()
-    town.until(lambda: not town.node(1).liveness.alive(3))
-    refused = town.begin(1, lambda node: node.backups.begin("b", (part(town.newest),), ()))
+    town.until(lambda: not town.node(1).membership.liveness.alive(3))
+    refused = town.begin(1, lambda node: node.work.backups.begin("b", (part(town.newest),), ()))
     assert isinstance(town.finish(refused).error, PreconditionError)
     assert back_up(town, allow_absent=True).state is RepairState.DONE
-    (kept, *_), _ = done(town, town.begin(1, lambda node: node.backups.kept("b", with_manifests=True)))
+    (kept, *_), _ = done(town, town.begin(1, lambda node: node.work.backups.kept("b", with_manifests=True)))
     assert kept == NodeId(1)
     town.process(2).crash()
-    town.until(lambda: not town.node(1).liveness.alive(2))
-    lossy = town.begin(1, lambda node: node.backups.begin("c", (part(town.newest),), (), allow_absent=True))
+    town.until(lambda: not town.node(1).membership.liveness.alive(2))
+    lossy = town.begin(
+        1, lambda node: node.work.backups.begin("c", (part(town.newest),), (), allow_absent=True)
+    )
     error = town.finish(lossy).error
     assert isinstance(error, PreconditionError)
     assert "acknowledged writes would be missing" in error.message
@@ -325,17 +331,17 @@ def test_a_backup_whose_node_dies_is_none(town: Town) -> None:
             town.process(3).crash()
         return False
 
-    asked = town.begin(1, lambda node: node.backups.begin("b", (part(town.newest),), ()))
+    asked = town.begin(1, lambda node: node.work.backups.begin("b", (part(town.newest),), ()))
     town.until(lambda: died() or bool(struck))
     failed = ended(town, done(town, asked))
     assert failed.state is RepairState.FAILED
-    refused = town.begin(1, lambda node: node.backups.found("b"))
+    refused = town.begin(1, lambda node: node.work.backups.found("b"))
     assert isinstance(town.finish(refused).error, PreconditionError)
 
 
 def test_a_driver_that_starts_anew_ends_what_it_left(town: Town) -> None:
     write(town, range(10))
-    begun = done(town, town.begin(2, lambda node: node.backups.begin("b", (part(town.newest),), ())))
+    begun = done(town, town.begin(2, lambda node: node.work.backups.begin("b", (part(town.newest),), ())))
     town.process(2).crash()
     town.start(2)
     town.until(lambda: town.ready(2))
@@ -344,10 +350,10 @@ def test_a_driver_that_starts_anew_ends_what_it_left(town: Town) -> None:
 
 def test_a_backup_that_is_ended_early_leaves_nothing(town: Town) -> None:
     write(town, range(30))
-    begun = done(town, town.begin(1, lambda node: node.backups.begin("b", (part(town.newest),), ())))
-    done(town, town.begin(2, lambda node: node.backups.cancel(begun.id, "an operator ended it")))
+    begun = done(town, town.begin(1, lambda node: node.work.backups.begin("b", (part(town.newest),), ())))
+    done(town, town.begin(2, lambda node: node.work.backups.cancel(begun.id, "an operator ended it")))
     assert ended(town, begun).state is RepairState.CANCELLED
     town.wait(2)
-    kept, silent = done(town, town.begin(3, lambda node: node.backups.kept()))
+    kept, silent = done(town, town.begin(3, lambda node: node.work.backups.kept()))
     assert not silent and not any(kept.values())
     assert back_up(town).state is RepairState.DONE

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from lockstep.metadata.repairs import Repair, RepairState
-from lockstep.node.backup_restoring import BackupRestoring
-from lockstep.replication.backup_messages import BackupOrder, BackupStatus
+from lockstep.node.work.backup_restoring import BackupRestoring
+from lockstep.replica.backup_messages import BackupOrder, BackupStatus
 from lockstep.sim.replaced import replaced
 from lockstep.topology import repairs
 from lockstep.values.errors import PreconditionError
@@ -75,12 +75,12 @@ def test_a_backup_while_a_node_joins_has_all_or_fails(seed: int) -> None:
         # Somewhere in the operation that gives the node its ranges.
         town.until(lambda: bool(town.newest.operations), 60)
         town.wait(0.3 * seed)
-        begin = town.begin(1, lambda node: node.backups.begin("b", (part(town.newest),), ()))
+        begin = town.begin(1, lambda node: node.work.backups.begin("b", (part(town.newest),), ()))
         town.finish(begin)
         kept = begin.error is None and ended(town, begin.value).state is RepairState.DONE
         settled(town, 1, 2, 3, 4)
         if not kept:
-            found = town.begin(1, lambda node: node.backups.found("b"))
+            found = town.begin(1, lambda node: node.work.backups.found("b"))
             assert isinstance(town.finish(found).error, PreconditionError)
             return
         truncate(town)

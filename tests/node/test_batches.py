@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from lockstep.handoff import batch_store
+from lockstep.handoff.batch_records import KeepBatch
 from lockstep.node.node import Node
-from lockstep.replication import batch_store
-from lockstep.replication.batch_records import KeepBatch
 from lockstep.sim.door import command_for, mutation_for
-from lockstep.sim.history import Change, Look
-from lockstep.sim.probes import CrashRule
+from lockstep.sim.load.history import Change, Look
 from lockstep.sim.replaced import replaced
+from lockstep.sim.runtime.probes import CrashRule
 from lockstep.values.errors import LockstepError, WriteTimeout
 from lockstep.values.ids import Consistency, NodeId
 from tests.node.support import Outcome, Town, leave
@@ -26,8 +26,8 @@ def begin_batch(town: Town, number: int, level: Consistency = QUORUM) -> Outcome
         at, made = node.runtime.clock.wall_us(), []
         for key in KEYS:
             change = Change("t", key, at, level, TIMEOUT_MS, ((0, b"v"),))
-            made.append(mutation_for(change, table_of(node), node.new_mutation_id(), 1))
-        await node.batches.write(made, level, TIMEOUT_MS)
+            made.append(mutation_for(change, table_of(node), node.data.new_mutation_id(), 1))
+        await node.data.batches.write(made, level, TIMEOUT_MS)
 
     return town.begin(number, work)
 
@@ -40,7 +40,7 @@ def seen(town: Town, number: int) -> int:
         for key in KEYS:
             look = Look("t", key, None, QUORUM, TIMEOUT_MS)
             command = command_for(look, table_of(node), 1, None)
-            found += bool((await node.coordinator.read(command, QUORUM, TIMEOUT_MS)).partitions)
+            found += bool((await node.data.coordinator.read(command, QUORUM, TIMEOUT_MS)).partitions)
         return found
 
     outcome = town.finish(town.begin(number, work))
@@ -49,7 +49,7 @@ def seen(town: Town, number: int) -> int:
 
 
 def kept(town: Town, *numbers: int) -> int:
-    return sum(len(town.node(number).batch_store) for number in numbers)
+    return sum(len(town.node(number).data.batch_store) for number in numbers)
 
 
 @pytest.mark.parametrize("kind", ["kill", "power"])
@@ -76,7 +76,7 @@ def test_a_batch_is_all_or_nothing_when_its_coordinator_dies(label: str, hit: in
         assert seen(town, 2) == len(KEYS)
         # What the dead coordinator lacks has been left for it.
         town.start(1)
-        town.until(lambda: town.ready(1) and town.node(2).hints.store.count() == 0)
+        town.until(lambda: town.ready(1) and town.node(2).data.hints.store.count() == 0)
         town.wait(1)  # By then it has heard of the others.
         assert seen(town, 1) == len(KEYS)
 
@@ -106,7 +106,7 @@ def test_what_a_late_replay_leaves_for_others_is_as_old_as_the_batch() -> None:
         town.wait(120)
         town.start(2, 3)
         town.until(lambda: town.ready(2, 3) and kept(town, 2, 3) == 0)
-        stores = [town.node(number).hints.store for number in (2, 3)]
+        stores = [town.node(number).data.hints.store for number in (2, 3)]
         assert sum(store.count() for store in stores) >= len(KEYS), "for the one that is away"
         now_us = town.node(2).runtime.clock.wall_us()
         for store in stores:
@@ -118,7 +118,7 @@ def test_what_a_late_replay_leaves_for_others_is_as_old_as_the_batch() -> None:
 
 def test_batches_that_cannot_be_written_keep_no_others_waiting() -> None:
     with founded(19) as town:
-        store = town.node(2).batch_store
+        store = town.node(2).data.batch_store
         batches = [KeepBatch(bytes([number]) * 16, 1 + number, ()) for number in range(5)]
         tried: list[int] = []
 
@@ -183,7 +183,7 @@ def test_a_batch_in_time_is_forgotten_and_never_replayed() -> None:
         assert town.finish(begin_batch(town, 1)).error is None
         town.until(lambda: kept(town, 1, 2, 3) == 0, 1)
         town.wait(6)
-        assert sum(town.node(number).batch_store.replayed for number in (1, 2, 3)) == 0
+        assert sum(town.node(number).data.batch_store.replayed for number in (1, 2, 3)) == 0
 
 
 def test_the_batch_log_survives_a_power_loss_of_all_that_keep_it() -> None:
@@ -204,13 +204,13 @@ def test_a_node_that_leaves_writes_what_it_keeps_before_it_goes() -> None:
         town.start(4)
         town.until(lambda: town.ready(4))
         town.world.probes.add(CrashRule(label="batches.logged", process="n1", hit=1))
-        leaver = NodeId(town.node(3).node_id)
+        leaver = NodeId(town.node(3).context.own_id())
         assert town.finish(town.submit(2, leave(leaver))).error is None
         begin_batch(town, 1)
         town.until(lambda: not town.process(1).alive)
 
         async def give(node: Node) -> LockstepError | None:
-            await node.batch_store.replay_due(everything=True)
+            await node.data.batch_store.replay_due(everything=True)
             return None
 
         for number in (2, 3, 4):

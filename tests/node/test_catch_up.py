@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from lockstep.metadata.entries import LogEntry, hash_of
-from lockstep.node import metadata_state
-from lockstep.node.messages import Announce, FetchLog, LogEntries
+from lockstep.internode import verbs
+from lockstep.internode.handshake import PeerInfo
+from lockstep.metadata.log.entries import LogEntry, hash_of
+from lockstep.node.log import metadata_state
+from lockstep.node.log.messages import Announce, FetchLog, LogEntries
 from lockstep.node.node import Node
-from lockstep.replication import verbs
-from lockstep.replication.handshake import PeerInfo
 from lockstep.values.errors import CannotApply
 from lockstep.values.limits import LOG_FETCH_BYTES_MAX, LOG_FETCH_ENTRIES_MAX
 from tests.node.support import Town, keyspace
@@ -26,9 +26,9 @@ def serve_with(town: Town, number: int, alter: Any) -> list[FetchLog]:
     async def serve(peer: PeerInfo, request: FetchLog) -> LogEntries:
         if peer.node_id == 4:
             asked.append(request)
-        return alter(LogEntries(node.state.epoch, node.state.entries_after(request.after)))
+        return alter(LogEntries(node.log.state.epoch, node.log.state.entries_after(request.after)))
 
-    node.internode.register(verbs.FETCH_LOG, FetchLog, LogEntries, serve)
+    node.context.internode.register(verbs.FETCH_LOG, FetchLog, LogEntries, serve)
     return asked
 
 
@@ -55,7 +55,7 @@ def test_a_long_log_is_fetched_in_bounded_batches(monkeypatch: pytest.MonkeyPatc
 def test_batches_are_bounded_by_bytes_too_and_never_empty() -> None:
     with Town(founders=1) as town:
         town.found()
-        state = town.node(1).state
+        state = town.node(1).log.state
         one = state.entries[0]
         for body, expected in ((1000, LOG_FETCH_ENTRIES_MAX), (LOG_FETCH_BYTES_MAX // 4, 4)):
             state.entries = [msgspec.structs.replace(one, body=bytes(body))] * 600
@@ -67,7 +67,7 @@ def test_batches_are_bounded_by_bytes_too_and_never_empty() -> None:
 
 def quiet(node: Node) -> None:
     """It hears of newer epochs only where a test makes it."""
-    node.catch_up.heard = lambda address, epoch: None  # type: ignore[method-assign]
+    node.log.catch_up.heard = lambda address, epoch: None  # type: ignore[method-assign]
 
 
 def with_a_node_behind(town: Town, entries: int = 5) -> Node:
@@ -78,7 +78,7 @@ def with_a_node_behind(town: Town, entries: int = 5) -> Node:
     quiet(town.node(4))
     grow(town, entries)
     town.agreed(1, 2, 3)
-    assert town.node(4).state.epoch == town.newest.epoch - entries
+    assert town.node(4).log.state.epoch == town.newest.epoch - entries
     return town.node(4)
 
 
@@ -87,12 +87,14 @@ def test_requests_for_one_gap_share_one_fetch() -> None:
         behind = with_a_node_behind(town)
         asked = serve_with(town, 1, lambda reply: reply)
         begun = [
-            town.begin(4, lambda node, epoch=epoch: node.catch_up.reach(epoch, town.node(1).address))
+            town.begin(
+                4, lambda node, epoch=epoch: node.context.catch_up.reach(epoch, town.node(1).context.address)
+            )
             for epoch in (town.newest.epoch, town.newest.epoch - 1, town.newest.epoch) * 5
         ]
         for outcome in begun:
             assert town.finish(outcome).error is None
-        assert behind.state.epoch == town.newest.epoch
+        assert behind.log.state.epoch == town.newest.epoch
         assert len(asked) == 1
 
 
@@ -106,33 +108,39 @@ def test_news_that_come_while_a_fetch_runs_are_fetched_too() -> None:
             answered.append(reply.epoch)
             if len(answered) == 1:
                 # Meanwhile it is heard of the second entry.
-                behind.catch_up._want(source.address, reply.epoch)
+                behind.log.catch_up._want(source.context.address, reply.epoch)
                 return LogEntries(reply.epoch - 1, reply.entries[:1])
             return reply
 
         serve_with(town, 1, first_is_old)
-        town.finish(town.begin(4, lambda node: node.catch_up.reach(town.newest.epoch - 1, source.address)))
-        town.until(lambda: behind.state.epoch == town.newest.epoch, limit_s=1.0)
+        town.finish(
+            town.begin(4, lambda node: node.log.catch_up.reach(town.newest.epoch - 1, source.context.address))
+        )
+        town.until(lambda: behind.log.state.epoch == town.newest.epoch, limit_s=1.0)
         assert len(answered) == 2
 
 
 def test_an_answer_with_a_hole_is_not_taken_and_not_waited_for() -> None:
     with Town() as town:
         behind = with_a_node_behind(town)
-        epoch = behind.state.epoch
+        epoch = behind.log.state.epoch
         serve_with(town, 1, lambda reply: LogEntries(reply.epoch, reply.entries[1:]))
         outcome = town.finish(
-            town.begin(4, lambda node: node.catch_up.reach(town.newest.epoch, town.node(1).address))
+            town.begin(
+                4, lambda node: node.log.catch_up.reach(town.newest.epoch, town.node(1).context.address)
+            )
         )
         assert outcome.error is not None and outcome.error.code == "PEER_TIMEOUT"
-        assert behind.state.epoch == epoch and behind.broken is not None and not behind.broken.done()
+        assert behind.log.state.epoch == epoch and behind.broken is not None and not behind.broken.done()
         assert town.logged("metadata.fetch_gap", "n4")
         # The same peer is asked again once it can answer.
         serve_with(town, 1, lambda reply: reply)
         outcome = town.finish(
-            town.begin(4, lambda node: node.catch_up.reach(town.newest.epoch, town.node(1).address))
+            town.begin(
+                4, lambda node: node.log.catch_up.reach(town.newest.epoch, town.node(1).context.address)
+            )
         )
-        assert outcome.error is None and behind.state.epoch == town.newest.epoch
+        assert outcome.error is None and behind.log.state.epoch == town.newest.epoch
 
 
 def forged(entry: LogEntry, previous_hash: bytes) -> LogEntry:
@@ -163,12 +171,14 @@ def test_a_peer_whose_entries_are_damaged_is_not_believed_and_others_are_asked(d
             return LogEntries(reply.epoch, (*reply.entries[:at], wrong, *reply.entries[at + 1 :]))
 
         serve_with(town, 1, damaged)
-        town.begin(4, lambda node: node.catch_up.reach(town.newest.epoch, town.node(1).address))
+        town.begin(4, lambda node: node.log.catch_up.reach(town.newest.epoch, town.node(1).context.address))
         town.until(lambda: bool(town.logged("metadata.fetch_damaged", "n4")))
         outcome = town.finish(
-            town.begin(4, lambda node: node.catch_up.reach(town.newest.epoch, town.node(2).address))
+            town.begin(
+                4, lambda node: node.log.catch_up.reach(town.newest.epoch, town.node(2).context.address)
+            )
         )
-        assert outcome.error is None and behind.state.epoch == town.newest.epoch
+        assert outcome.error is None and behind.log.state.epoch == town.newest.epoch
         assert len(town.logged("metadata.fetch_damaged", "n4")) == 1
 
 
@@ -177,33 +187,35 @@ def test_a_peer_with_another_history_is_refused_when_the_voters_confirm_ours(kno
     """Whether the foreign entry is at an epoch the node has (`known`) or its history ends before that."""
     with Town() as town:
         behind = with_a_node_behind(town)
-        epoch = behind.state.epoch
+        epoch = behind.log.state.epoch
 
         def forge(reply: LogEntries) -> LogEntries:
-            history = town.node(1).state.entries
+            history = town.node(1).log.state.entries
             return LogEntries(reply.epoch, forged_history(history, epoch)[0 if known else 1 :])
 
         asked = serve_with(town, 1, forge)
-        town.begin(4, lambda node: node.catch_up.reach(town.newest.epoch, town.node(1).address))
+        town.begin(4, lambda node: node.log.catch_up.reach(town.newest.epoch, town.node(1).context.address))
         town.until(lambda: bool(town.logged("metadata.fork_refused", "n4")))
         assert town.logged("metadata.fork_refused", "n4")[0]["confirmed"]
-        assert behind.histories.forks_seen == 1 and behind.ready and behind.state.epoch == epoch
+        assert behind.log.histories.forks_seen == 1 and behind.ready and behind.log.state.epoch == epoch
         outcome = town.finish(
-            town.begin(4, lambda node: node.catch_up.reach(town.newest.epoch, town.node(2).address))
+            town.begin(
+                4, lambda node: node.log.catch_up.reach(town.newest.epoch, town.node(2).context.address)
+            )
         )
-        assert outcome.error is None and behind.state.epoch == town.newest.epoch and len(asked) == 1
+        assert outcome.error is None and behind.log.state.epoch == town.newest.epoch and len(asked) == 1
 
 
 def mislead(town: Town, number: int, count: int) -> None:
     """Make a node apply an entry that nobody else has."""
     node = town.node(number)
-    entries = town.node(1).state.entries
-    wrong = forged_history(entries, node.state.epoch + 1)[:count]
+    entries = town.node(1).log.state.entries
+    wrong = forged_history(entries, node.log.state.epoch + 1)[:count]
     town.world.monitors.clear()  # the checker of one history would see it at once
 
     async def apply(own: Node) -> None:
-        own.state.offer(wrong)
-        await own.state.wait_for(wrong[-1].epoch)
+        own.log.state.offer(wrong)
+        await own.log.state.wait_for(wrong[-1].epoch)
 
     assert town.finish(town.begin(number, apply)).error is None
 
@@ -212,11 +224,11 @@ def test_a_node_whose_history_a_majority_contradicts_stops_serving_and_says_why(
     with Town() as town:
         behind = with_a_node_behind(town)
         mislead(town, 4, 2)
-        newest = town.node(1).state.epoch
-        town.begin(4, lambda node: node.catch_up.reach(newest, town.node(1).address))
+        newest = town.node(1).log.state.epoch
+        town.begin(4, lambda node: node.log.catch_up.reach(newest, town.node(1).context.address))
         town.until(lambda: "n4" in town.ended)
         assert isinstance(town.ended["n4"], CannotApply) and "majority" in str(town.ended["n4"])
-        assert behind.state.epoch < newest
+        assert behind.log.state.epoch < newest
         assert (
             not behind.ready and town.logged("node.broken", "n4") and town.logged("metadata.fork_lost", "n4")
         )
@@ -228,8 +240,8 @@ def test_without_a_majority_a_node_keeps_its_history_and_refuses_the_peer() -> N
         mislead(town, 4, 2)
         town.process(2).crash()
         town.process(3).crash()
-        newest = town.node(1).state.epoch
-        town.begin(4, lambda node: node.catch_up.reach(newest, town.node(1).address))
+        newest = town.node(1).log.state.epoch
+        town.begin(4, lambda node: node.log.catch_up.reach(newest, town.node(1).context.address))
         town.until(lambda: bool(town.logged("metadata.fork_refused", "n4")))
         assert not town.logged("metadata.fork_refused", "n4")[0]["confirmed"]
         assert "n4" not in town.ended and behind.ready
@@ -240,11 +252,11 @@ def test_an_announcement_of_another_history_is_noticed() -> None:
         behind = with_a_node_behind(town)
 
         async def announce(node: Node) -> None:
-            node.internode.send(behind.address, verbs.ANNOUNCE, Announce(2, b"x" * 32))
+            node.context.internode.send(behind.context.address, verbs.ANNOUNCE, Announce(2, b"x" * 32))
 
         town.finish(town.begin(2, announce))
         town.until(lambda: bool(town.logged("metadata.fork_refused", "n4")))
-        assert behind.ready and behind.histories.forks_seen == 1
+        assert behind.ready and behind.log.histories.forks_seen == 1
 
 
 def test_a_voter_whose_metadata_log_is_older_than_its_raft_log_gets_back_to_the_same_history() -> None:
@@ -264,7 +276,9 @@ def test_a_voter_whose_metadata_log_is_older_than_its_raft_log_gets_back_to_the_
         town.start(2)
         town.until(lambda: town.ready(2))
         town.agreed(1, 2, 3)
-        assert [e.hash for e in town.node(2).state.entries] == [e.hash for e in town.node(1).state.entries]
+        assert [e.hash for e in town.node(2).log.state.entries] == [
+            e.hash for e in town.node(1).log.state.entries
+        ]
 
 
 def test_a_voter_whose_raft_log_contradicts_its_metadata_log_does_not_serve() -> None:

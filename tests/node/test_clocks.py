@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lockstep.server.clock_metrics import clock_samples
+from lockstep.server.metrics.exposition import clock_samples
 from lockstep.testing import SimulatedCluster
 from lockstep.values.errors import PreconditionError
 from tests.node.support import Town
@@ -23,13 +23,13 @@ def cluster() -> Iterator[SimulatedCluster]:
 
 
 def codes(cluster: SimulatedCluster, name: str) -> dict[str, str]:
-    return {one.code: one.detail for one in cluster._sim.nodes[name].conditions.current()}
+    return {one.code: one.detail for one in cluster._sim.nodes[name].context.conditions.current()}
 
 
 def measured_by(cluster: SimulatedCluster, name: str) -> dict[tuple[str, str], float]:
     return {
         (sample.name.removeprefix("lockstep_clock_"), dict(sample.labels).get("node", "")): sample.value
-        for sample in clock_samples(cluster._sim.nodes[name])
+        for sample in clock_samples(cluster._sim.nodes[name].services)
     }
 
 
@@ -79,7 +79,7 @@ def test_a_node_far_off_has_a_warning_for_its_clients(
 ) -> None:
     cluster.skew_clock("n2", skew_s)
     cluster.advance(3)
-    warnings = [cluster._sim.nodes[name].clocks.warning for name in cluster.nodes]
+    warnings = [cluster._sim.nodes[name].log.clocks.warning for name in cluster.nodes]
     assert [bool(warning) for warning in warnings] == [False, warned, False]
     how = "12 s ahead of" if skew_s > 0 else "12 s behind"
     assert not warned or f"clock of this coordinator is {how} the other nodes'" in warnings[1]

@@ -9,10 +9,10 @@ import pytest
 
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.schema_change import ChangeSchema
-from lockstep.node.condition_watches import STUCK_S, watch_groups
-from lockstep.node.conditions import Conditions
-from lockstep.node.lacking import of_sole_replica
-from lockstep.node.service_driver import Blocked
+from lockstep.node.membership.service_driver import Blocked
+from lockstep.node.work.condition_watches import STUCK_S, watch_groups
+from lockstep.node.work.conditions import Conditions
+from lockstep.node.work.lacking import of_sole_replica
 from lockstep.schema.changes import CreateTable, NewColumn
 from lockstep.schema.model import ColumnKind
 from lockstep.storage.lacking import FIRST_KEY, LAST_KEY, Lack
@@ -103,7 +103,7 @@ def test_every_node_says_that_a_vote_finds_no_taker_until_the_dead_node_is_back(
         spare = next(n for n in (1, 2, 3, 4) if n not in town.newest.voters)
         leaver = town.newest.voters[0]
         town.process(spare).crash()
-        town.until(lambda: not town.node(town.leader()).liveness.alive(spare))
+        town.until(lambda: not town.node(town.leader()).membership.liveness.alive(spare))
         assert town.finish(town.submit(leaver, leave(leaver))).error is None
         # The dead node is tried first, and given up.
         town.until(lambda: blocker(town) == leaver)
@@ -123,7 +123,7 @@ def test_every_node_says_that_a_vote_finds_no_taker_until_the_dead_node_is_back(
 
 def blocker(town: Town) -> int:
     """Whom the voters wait for; 0: nobody."""
-    blocked = town.node(town.leader()).service.blocked
+    blocked = town.node(town.leader()).work.service.blocked
     return blocked.node if blocked is not None else 0
 
 
@@ -135,13 +135,13 @@ def test_what_only_a_node_that_lost_its_store_had_is_lost_and_stays_so_over_a_re
         assert town.finish(town.submit(1, ChangeSchema(made_once))).error is None
         town.agreed(1, 2, 3)
         everything = Lack(FIRST_KEY, LAST_KEY, "store")
-        cluster, own = town.node(2).cluster, NodeId(2)
+        cluster, own = town.node(2).log.cluster, NodeId(2)
         tables = {keyspace.name: {one.id for one in keyspace.tables} for keyspace in cluster.schema.keyspaces}
         sole = tuple(of_sole_replica(everything, cluster, own))
         assert sole and all(lack.sole for lack in sole), "what has other replicas is not among them"
         given_up = Lack(FIRST_KEY, LAST_KEY, "store", given_up=True)
         assert not tuple(of_sole_replica(given_up, cluster, own))
-        filling = town.begin(2, lambda node: node.lacking.filled((everything,), node.cluster, own))
+        filling = town.begin(2, lambda node: node.data.lacking.filled((everything,), node.log.cluster, own))
         assert town.finish(filling).error is None
         for _ in range(2):
             town.wait(3)
@@ -151,9 +151,9 @@ def test_what_only_a_node_that_lost_its_store_had_is_lost_and_stays_so_over_a_re
             (of_once,) = tables["once"]
             whole = Range(TOKEN_MIN, TOKEN_MAX)
             with pytest.raises(RangeLacking):
-                town.node(2).lacking.require(of_once, whole)
+                town.node(2).data.lacking.require(of_once, whole)
             for other in set().union(*(ids for name, ids in tables.items() if name != "once")):
-                town.node(2).lacking.require(other, whole)
+                town.node(2).data.lacking.require(other, whole)
             town.process(2).crash()
             town.start(2)
             town.until(lambda: town.ready(2))

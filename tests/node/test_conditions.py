@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from lockstep.metadata.operations import OperationKind
-from lockstep.node.condition_watches import LEADERLESS_S, STUCK_S
-from lockstep.node.conditions import Conditions
-from lockstep.server.conditions import found_by
+from lockstep.node.work.condition_watches import LEADERLESS_S, STUCK_S
+from lockstep.node.work.conditions import Conditions
+from lockstep.server.reports.conditions import found_by
 from lockstep.topology.health import level_of, verdict
+from lockstep.topology.kinds.rebuild import Rebuild
 from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.conditions import (
     CONDITION_DETAIL_BYTES_MAX,
@@ -66,8 +66,8 @@ def test_conditions_and_their_texts_are_bounded_and_the_worst_are_told() -> None
 
 def seen_from(town: Town, number: int) -> tuple[Level, str]:
     node = town.node(number)
-    found = found_by(node)
-    return level_of(found), verdict(found, node.node_id, running=False)
+    found = found_by(node.services)
+    return level_of(found), verdict(found, node.context.own_id(), running=False)
 
 
 def test_every_node_says_that_another_ones_disk_is_full_and_that_no_quorum_takes_writes() -> None:
@@ -93,8 +93,8 @@ def test_every_node_says_that_another_ones_disk_is_full_and_that_no_quorum_takes
 def test_an_operation_that_does_not_go_on_is_told_by_every_node_and_no_more_once_it_does() -> None:
     with founded(5) as town:
         town.process(3).crash()
-        town.until(lambda: not town.node(1).liveness.alive(3))
-        entry = PrepareOperation(OperationKind.REBUILD, NodeId(3))
+        town.until(lambda: not town.node(1).membership.liveness.alive(3))
+        entry = PrepareOperation(Rebuild(NodeId(3)))
         assert town.finish(town.submit(1, entry)).error is None
         town.wait(5)
         assert "OPERATION_STUCK" not in codes(town, 2), "it may be over in a moment"
@@ -113,10 +113,10 @@ def test_a_lost_leader_is_told_once_elections_should_be_over() -> None:
         for number in (2, 3):
             town.process(number).crash()
         town.wait(LEADERLESS_S + 10)
-        held = {condition.code for condition in town.node(1).conditions.current()}
+        held = {condition.code for condition in town.node(1).context.conditions.current()}
         assert "METADATA_NO_LEADER" in held
         assert {"METADATA_NO_MAJORITY", "NO_QUORUM"} <= codes(town, 1), "which says more"
 
 
 def codes(town: Town, number: int) -> set[str]:
-    return {found.condition.code for found in found_by(town.node(number))}
+    return {found.condition.code for found in found_by(town.node(number).services)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lockstep.metadata.directory import NodeState
-from lockstep.sim.probes import DelayRule
+from lockstep.sim.runtime.probes import DelayRule
 from lockstep.values.errors import LockstepError, PreconditionError
 from lockstep.values.ids import NodeId
 from tests.node.support import Town, keyspace
@@ -58,10 +58,10 @@ def test_a_paused_node_whose_copy_took_its_place_is_heard_no_more_and_ends_once_
         town.wait(8.0)
         town.start(12)
         town.until(lambda: town.ready(12))
-        held = town.node(2).state.epoch
+        held = town.node(2).log.state.epoch
         town.process(2).resume()
         town.wait(5.0)
-        assert town.ready(1, 3, 12) and town.node(2).state.epoch == held
+        assert town.ready(1, 3, 12) and town.node(2).log.state.epoch == held
         assert town.finish(town.submit(3, keyspace("k"))).error is None
         town.process(12).crash()
         gone = ended(town, 2)

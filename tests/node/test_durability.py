@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from lockstep.metadata.entries import LogEntry
-from lockstep.node.journal import Journal
+from lockstep.metadata.log.entries import LogEntry
+from lockstep.node.log.journal import Journal
+from lockstep.node.log.raft_journal import RaftJournal
 from lockstep.node.node import Node
-from lockstep.node.raft_journal import RaftJournal
 from lockstep.runtime.ports import Runtime
-from lockstep.sim.disk import SimDisk
-from lockstep.sim.world import World
+from lockstep.sim.runtime.disk import SimDisk
+from lockstep.sim.runtime.world import World
 from lockstep.values.clock_limits import STAMPS_RESERVED_US
 from lockstep.values.codec import decoder, frame_record, scan_records
 from lockstep.values.errors import CannotApply, CorruptFile, DiskRefused
@@ -33,7 +33,7 @@ def test_an_epoch_is_durable_before_any_message_carries_it() -> None:
     shown: list[int] = []
 
     def watch(town: Town, name: str, node: Node) -> None:
-        disk, told = town.world.processes[name].disk, node.internode.epoch
+        disk, told = town.world.processes[name].disk, node.context.internode.epoch
 
         def epoch() -> int:
             now = told()
@@ -41,7 +41,7 @@ def test_an_epoch_is_durable_before_any_message_carries_it() -> None:
             shown.append(now)
             return now
 
-        node.internode.epoch = epoch
+        node.context.internode.epoch = epoch
 
     with Town() as town:
         town.prepare = lambda name, node: watch(town, name, node)
@@ -76,7 +76,7 @@ def test_a_node_whose_journal_cannot_be_synced_stops_serving_and_voting(path: st
         other = 1 + leader % 3
         assert town.finish(town.submit(other, keyspace("k"))).error is None
         assert isinstance(town.ended[name], DiskRefused)
-        assert not node.is_leader and not node.ready
+        assert not node.log.is_leader and not node.ready
         before = disk.files[path].sequence
         town.wait(2)
         assert disk.files[path].sequence == before, "nothing is written behind a failed sync"
@@ -93,7 +93,7 @@ def test_a_broken_node_takes_no_part_in_consensus_any_more() -> None:
         town.found()
         leader = town.leader()
         node = town.node(leader)
-        driver = node.driver
+        driver = node.log.driver
         assert driver is not None
         # Who watches over the node is slow to stop it: it must be silent by itself.
         held = asyncio.Event()
@@ -101,8 +101,10 @@ def test_a_broken_node_takes_no_part_in_consensus_any_more() -> None:
         node._break(CannotApply("planted"))
         term, ticks = driver.raft.term, driver.raft.state.election_elapsed
         town.world.run_for(0.0005)
-        assert not driver.is_leader and not node.internode._running
-        town.until(lambda: any(town.ready(n) and town.node(n).is_leader for n in (1, 2, 3) if n != leader))
+        assert not driver.is_leader and not node.context.internode._running
+        town.until(
+            lambda: any(town.ready(n) and town.node(n).log.is_leader for n in (1, 2, 3) if n != leader)
+        )
         assert (driver.raft.term, driver.raft.state.election_elapsed) == (term, ticks)
 
 
@@ -114,7 +116,7 @@ def test_a_defect_while_applying_stops_the_node() -> None:
         def fail(*_: object) -> None:
             raise KeyError("a defect in a listener")
 
-        node.state.listen(fail)
+        node.log.state.listen(fail)
         town.world.settings = type(town.world.settings)(stop_on_error=False)
         town.submit(1, keyspace("k"))
         town.world.run_for(2)
@@ -193,15 +195,15 @@ def test_what_a_killed_predecessor_left_unsynced_is_durable_before_it_is_believe
         # Nobody gives it anything to write.
         town.world.network.isolate(process.host)
         town.start(2)
-        town.until(lambda: "n2" in town.nodes and town.node(2).identity.value.host_id != "")
+        town.until(lambda: "n2" in town.nodes and town.node(2).context.identity.value.host_id != "")
         if path == "metadata/log-000000000001":
             # After a kill it first waits until the clock has passed the timestamps that were reserved.
-            town.until(lambda: town.node(2).state.epoch > 0, limit_s=STAMPS_RESERVED_US / 1e6 + 0.1)
+            town.until(lambda: town.node(2).log.state.epoch > 0, limit_s=STAMPS_RESERVED_US / 1e6 + 0.1)
         town.wait(0.1)
         seen = disk.read(path)
         assert disk.durable()[path] == seen != b""
         if path == "metadata/log-000000000001":
-            assert town.node(2).state.epoch == durable_epoch(disk) >= 1
+            assert town.node(2).log.state.epoch == durable_epoch(disk) >= 1
         town.world.network.heal()
         process.crash("power")
         town.start(2)
@@ -211,12 +213,12 @@ def test_what_a_killed_predecessor_left_unsynced_is_durable_before_it_is_believe
 def test_boot_generations_grow_with_every_start_whatever_happens_to_it() -> None:
     with Town(founders=1) as town:
         town.found()
-        seen = [town.node(1).identity.value.generation]
+        seen = [town.node(1).context.identity.value.generation]
         for kind in ("kill", "power", "kill", "power"):
             town.process(1).crash(kind)
             town.start(1)
             town.until(lambda: town.ready(1))
-            seen.append(town.node(1).identity.value.generation)
+            seen.append(town.node(1).context.identity.value.generation)
         assert seen == sorted(set(seen))
-        ids = {town.node(1).new_mutation_id() for _ in range(3)}
+        ids = {town.node(1).data.new_mutation_id() for _ in range(3)}
         assert len(ids) == 3

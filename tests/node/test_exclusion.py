@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from lockstep.internode import verbs
 from lockstep.metadata.excluded import ExcludeNodes, IncludeNodes
-from lockstep.node.messages import AskMembers, EpochQuery, FetchLog, HashAt
+from lockstep.node.log.messages import AskMembers, EpochQuery, FetchLog, HashAt
 from lockstep.node.node import Node
-from lockstep.replication import verbs
 from lockstep.topology.joining import AskJoin
 from lockstep.values.errors import LockstepError, NodeExcluded
 from lockstep.values.ids import NodeId
@@ -23,7 +23,7 @@ ALLOWED = {
 
 def asked(town: Town, asker: int, answerer: int, verb: int, message: object) -> Outcome:
     async def send(node: Node) -> object:
-        return await node.internode.request((f"127.0.0.{answerer}", 7000), verb, message, 1000)
+        return await node.context.internode.request((f"127.0.0.{answerer}", 7000), verb, message, 1000)
 
     return town.finish(town.begin(asker, send))
 
@@ -36,7 +36,7 @@ def test_only_what_it_lacks_passes_between_an_excluded_node_and_the_others(asker
         town.until(lambda: town.ready(4))
         assert town.finish(town.submit(1, ExcludeNodes((NodeId(4),), "suspect"))).error is None
         town.agreed(1, 2, 3, 4)
-        services = town.node(asker).internode._services
+        services = town.node(asker).context.internode._services
         for verb in [verb for verb in services if verb not in verbs.CATCH_UP]:
             error = asked(town, asker, answerer, verb, None).error
             assert isinstance(error, NodeExcluded), verbs.NAMES[verb]
@@ -66,8 +66,8 @@ def test_an_excluded_node_catches_up_with_what_happened_and_changes_nothing_mean
         refused = town.finish(town.submit(4, keyspace("mine"))).error
         assert isinstance(refused, LockstepError) and "excluded" in refused.message
         assert refused.outcome_known, "nothing was done"
-        assert not town.node(1).liveness.alive(4) and town.node(4).liveness.alive(4)
-        reached = (town.node(4).state.epoch,)
+        assert not town.node(1).membership.liveness.alive(4) and town.node(4).membership.liveness.alive(4)
+        reached = (town.node(4).log.state.epoch,)
         assert town.finish(town.submit(1, IncludeNodes((NodeId(4),), reached))).error is None
         town.agreed(1, 2, 3, 4)
         assert town.finish(town.submit(4, keyspace("mine"))).error is None

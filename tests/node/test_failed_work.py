@@ -12,9 +12,9 @@ from lockstep.metadata.requests import RequestState
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
 from lockstep.schema.changes import DropTable
-from lockstep.sim.probes import DelayRule
-from lockstep.storage import keys
+from lockstep.sim.runtime.probes import DelayRule
 from lockstep.storage.reading import partitions_between
+from lockstep.storage.rows import keys
 from lockstep.topology.transformations import CancelOperation
 from lockstep.values.errors import CorruptFile, PeerUnreachable
 from lockstep.values.limits import WORK_ATTEMPTS_MAX
@@ -36,11 +36,11 @@ def filled(town: Town) -> None:
 
 def fill(node: Node) -> int:
     """Data in the node's own store, whoever owns it: the sequence of the last of it."""
-    sequence, stored = 0, node.cluster.schema.by_name["k"].tables[0]
+    sequence, stored = 0, node.log.cluster.schema.by_name["k"].tables[0]
     for key in keys_of(200):
         row = Row(b"", Liveness(1), None, (Cell(2, b"x" * 100, 1),))
-        named = (stored.id, token_of(key), key, node.new_mutation_id())
-        sequence = node.engine.apply(Mutation(*named, 1, None, (), None, (row,)))
+        named = (stored.id, token_of(key), key, node.data.new_mutation_id())
+        sequence = node.data.engine.apply(Mutation(*named, 1, None, (), None, (row,)))
     return sequence
 
 
@@ -56,7 +56,7 @@ def test_a_full_disk_of_the_newcomer_ends_its_join_as_failed() -> None:
         town.start(4)
         town.until(lambda: bool(town.newest.operations))
         town.until(lambda: town.newest.operations[0].stage is Stage.WRITE_BOTH_READ_OLD)
-        town.until(lambda: town.node(4).cluster.epoch == town.newest.epoch)
+        town.until(lambda: town.node(4).log.cluster.epoch == town.newest.epoch)
         fill_disk(town, 4)
         town.until(lambda: not town.newest.operations)
         (ended,) = town.newest.requests.ended
@@ -83,17 +83,11 @@ def fill_disk(town: Town, number: int) -> None:
 
 def test_what_fails_again_and_again_is_given_up_and_what_is_unreachable_is_not() -> None:
     def prepare(name: str, node: Node) -> None:
-        build = node._build_request_path
-
-        def built(generation: int) -> None:
-            build(generation)
-            if name == "n4":
-                failing(node, 10**6, CorruptFile("planted", 7, "planted"))
-
-        node._build_request_path = built  # type: ignore[method-assign]
+        if name == "n4":
+            failing(node, 10**6, CorruptFile("planted", 7, "planted"))
 
     with Town() as town:
-        town.prepare = prepare
+        town.loaded = prepare
         streaming(town, 0.01)
         asked = town.world.probes.process_counts
         town.until(lambda: not town.newest.operations)
@@ -104,17 +98,11 @@ def test_what_fails_again_and_again_is_given_up_and_what_is_unreachable_is_not()
 
 def test_unreachable_peers_are_asked_for_ever() -> None:
     def prepare(name: str, node: Node) -> None:
-        build = node._build_request_path
-
-        def built(generation: int) -> None:
-            build(generation)
-            if name == "n4":
-                failing(node, 5 * WORK_ATTEMPTS_MAX, PeerUnreachable("planted"))
-
-        node._build_request_path = built  # type: ignore[method-assign]
+        if name == "n4":
+            failing(node, 5 * WORK_ATTEMPTS_MAX, PeerUnreachable("planted"))
 
     with Town() as town:
-        town.prepare = prepare
+        town.loaded = prepare
         streaming(town, 0.01)
         town.until(lambda: town.ready(4))
 
@@ -131,7 +119,7 @@ def test_a_cancelled_newcomer_that_lives_drops_what_it_had_received() -> None:
             lambda: (
                 bool(town.newest.operations)
                 and "n4" in town.nodes
-                and town.node(4).state.epoch >= town.newest.operations[0].stage_epoch
+                and town.node(4).log.state.epoch >= town.newest.operations[0].stage_epoch
                 and town.newest.operations[0].stage is Stage.WRITE_BOTH_READ_OLD
                 and bool(node4_holds())
             )
@@ -148,27 +136,21 @@ def test_what_still_arrives_of_a_table_that_was_dropped_meanwhile_is_not_kept() 
     arrived: list[int] = []
 
     def prepare(name: str, node: Node) -> None:
-        build = node._build_request_path
+        if name == "n4":
+            before = node.data.engine.before_ingest
 
-        def built(generation: int) -> None:
-            build(generation)
-            if name == "n4":
-                before = node.engine.before_ingest
+            async def late(*arguments: Any) -> None:
+                arrived.append(1)
+                while node.log.cluster.schema.by_name["k"].tables:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+                # What the drop itself deletes is gone by now.
+                await asyncio.sleep(1.0)
+                await before(*arguments)
 
-                async def late(*arguments: Any) -> None:
-                    arrived.append(1)
-                    while node.cluster.schema.by_name["k"].tables:  # noqa: ASYNC110
-                        await asyncio.sleep(0.05)
-                    # What the drop itself deletes is gone by now.
-                    await asyncio.sleep(1.0)
-                    await before(*arguments)
-
-                node.engine.before_ingest = late  # type: ignore[method-assign]
-
-        node._build_request_path = built  # type: ignore[method-assign]
+            node.data.engine.before_ingest = late  # type: ignore[method-assign]
 
     with Town() as town:
-        town.prepare = prepare
+        town.loaded = prepare
         filled(town)
         table_id = town.newest.schema.by_name["k"].tables[0].id
         town.start(4)
@@ -176,7 +158,7 @@ def test_what_still_arrives_of_a_table_that_was_dropped_meanwhile_is_not_kept() 
         assert town.finish(town.submit(1, ChangeSchema(DropTable("k", "t")))).error is None
         town.until(lambda: town.ready(4))
         lower, upper = keys.table_bounds(table_id)
-        snapshot = town.node(4).engine._store.snapshot()
+        snapshot = town.node(4).data.engine._store.snapshot()
         try:
             assert not list(partitions_between(snapshot, lower, upper))
         finally:
@@ -188,40 +170,40 @@ def test_an_effect_that_is_slow_holds_the_barrier_behind_its_session_and_is_name
     gate: list[bool] = []
 
     def prepare(name: str, node: Node) -> None:
-        build = node._build_request_path
+        if name == "n4":
+            synced, held = node.data.engine.synced, node.data.guards
 
-        def built(generation: int) -> None:
-            build(generation)
-            if name == "n4":
-                synced, held = node.engine.synced, node.guards
+            async def slow(sequence: int) -> None:
+                # The test stands outside this loop, so it sets no event.
+                while not gate and any("read_old" in name for name in held._held):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+                await synced(sequence)
 
-                async def slow(sequence: int) -> None:
-                    # The test stands outside this loop, so it sets no event.
-                    while not gate and any("read_old" in name for name in held._held):  # noqa: ASYNC110
-                        await asyncio.sleep(0.05)
-                    await synced(sequence)
-
-                node.engine.synced = slow  # type: ignore[method-assign]
-
-        node._build_request_path = built  # type: ignore[method-assign]
+            node.data.engine.synced = slow  # type: ignore[method-assign]
 
     with Town() as town:
-        town.prepare = prepare
+        town.loaded = prepare
         filled(town)
         before = town.newest
         town.start(4)
-        town.until(lambda: "n4" in town.nodes and any("old" in name for name in town.node(4).guards._held))
+        town.until(
+            lambda: (
+                "n4" in town.nodes
+                and town.node(4).is_loaded
+                and any("old" in name for name in town.node(4).data.guards._held)
+            )
+        )
         (operation,) = town.newest.operations
         assert town.finish(town.submit(1, CancelOperation(operation.id, "no need"))).error is None
         town.wait(3.0)
         (running,) = town.newest.operations
         assert running.stage is Stage.ROLLBACK_TO_NORMAL
-        blocking = town.node(town.leader()).topology.blocking
+        blocking = town.node(town.leader()).work.topology.blocking
         (reason,) = [one.reason for one in blocking if one.node == 4]
         assert f"of session operation-{running.id}-write_both_read_old" in reason and "still holds" in reason
         (since_us,) = {one.since_us for one in blocking}
         town.wait(1.0)
-        assert [b.since_us for b in town.node(town.leader()).topology.blocking] == [since_us]
+        assert [b.since_us for b in town.node(town.leader()).work.topology.blocking] == [since_us]
         gate.append(True)
         town.until(lambda: not town.newest.operations)
         assert owners(town.newest) == owners(before)

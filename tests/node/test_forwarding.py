@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from lockstep.coordination.forwarding import Forwarding
+from lockstep.internode.exclusion import ExcludedNodes
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
-from lockstep.replication.forwarding import Forwarding
-from lockstep.replication.shut_out import ShutOut
 from lockstep.schema.changes import CreateKeyspace, CreateTable, NewColumn
 from lockstep.schema.model import ColumnKind
 from lockstep.sim.door import mutation_for
-from lockstep.sim.history import Change
+from lockstep.sim.load.history import Change
 from lockstep.values.ids import Consistency
 from tests.node.support import Outcome, Town
 from tests.node.test_requests_while_moving import table_of
@@ -46,14 +46,14 @@ def write(town: Town, number: int, level: Consistency, key: bytes = b"k") -> Out
     async def work(node: Node) -> None:
         at = node.runtime.clock.wall_us()
         change = Change("t", key, at, level, TIMEOUT_MS, ((0, b"v"),))
-        made = mutation_for(change, table_of(node), node.new_mutation_id(), 1)
-        await node.coordinator.write(made, level, TIMEOUT_MS)
+        made = mutation_for(change, table_of(node), node.data.new_mutation_id(), 1)
+        await node.data.coordinator.write(made, level, TIMEOUT_MS)
 
     return town.finish(town.begin(number, work))
 
 
 def forwarding(town: Town) -> Forwarding:
-    found = town.node(1).coordinator.writes.forwarding
+    found = town.node(1).data.coordinator.writes.forwarding
     assert found is not None
     return found
 
@@ -70,11 +70,11 @@ def test_another_data_centre_gets_one_message_and_all_its_replicas_answer(level:
             == 2
             == sum(reached.get((f"n{n}", "forward.passed_on"), 0) for n in (2, 3, 4))
         )
-        writes = town.node(1).coordinator.writes
+        writes = town.node(1).data.coordinator.writes
         assert (len(writes.lingering), writes.bytes_in_flight) == (0, 0), "everybody has answered"
-        assert town.node(1).hints.store.count() == 0
+        assert town.node(1).data.hints.store.count() == 0
         assert write(town, 2, level).error is None
-        other = town.node(2).coordinator.writes.forwarding
+        other = town.node(2).data.coordinator.writes.forwarding
         assert other is not None and other.spared == 0, "one replica there is sent to directly"
 
 
@@ -97,17 +97,19 @@ def test_a_forwarder_that_is_gone_costs_a_retry_and_leaves_a_hint() -> None:
             outcome = write(town, 1, EACH, key)
             assert outcome.error is None and outcome.done_s - outcome.begun_s < 1.5
         town.wait(TIMEOUT_MS / 1000 + 0.5)
-        assert town.node(1).hints.store.count() == len(keys)
+        assert town.node(1).data.hints.store.count() == len(keys)
         town.start(3)
-        town.until(lambda: town.ready(3) and town.node(1).hints.store.count() == 0)
+        town.until(lambda: town.ready(3) and town.node(1).data.hints.store.count() == 0)
 
 
 def shut(town: Town, number: int, *others: int) -> None:
     """These nodes know that a node is excluded."""
     for other in others:
         node = town.node(number)
-        known = ShutOut(frozenset((node.identity.value.host_id,)), frozenset((node.address,)))
-        town.node(other).internode.shut_out = known
+        known = ExcludedNodes(
+            frozenset((node.context.identity.value.host_id,)), frozenset((node.context.address,))
+        )
+        town.node(other).context.internode.shut_out = known
 
 
 def test_a_replica_takes_nothing_of_an_excluded_node_by_way_of_one_that_does_not_know() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.node.raft_journal import journal_path
-from lockstep.node.raft_transport import MANAGEMENT_GROUP, METADATA_GROUP
-from lockstep.sim.probes import CrashRule
+from lockstep.node.log.raft_journal import journal_path
+from lockstep.node.log.raft_transport import MANAGEMENT_GROUP, METADATA_GROUP
+from lockstep.sim.runtime.probes import CrashRule
 from lockstep.values.errors import ConfigurationError, CorruptFile
 from tests.node.support import Town, keyspace
 
@@ -31,10 +31,10 @@ def test_founders_become_members_of_one_cluster(founders: int, voters: int) -> N
         # Nobody waited for an election timeout.
         assert town.world.now_s() < 0.5
         town.agreed(*numbers)
-        values = [town.node(number).cluster for number in range(1, founders + 1)]
+        values = [town.node(number).log.cluster for number in range(1, founders + 1)]
         assert {value.hash for value in values} == {values[0].hash}
         assert [node.host_id for node in values[0].directory.nodes] == [
-            town.node(number).identity.value.host_id for number in range(1, founders + 1)
+            town.node(number).context.identity.value.host_id for number in range(1, founders + 1)
         ]
         assert values[0].voters == tuple(range(1, voters + 1))
 
@@ -72,7 +72,7 @@ def test_founders_with_different_lists_found_nothing_and_say_why() -> None:
         town.start(1, 2, 3)
         town.wait(5)
         assert town.newest.epoch == 0
-        assert not any(node.driver for node in town.nodes.values())
+        assert not any(node.log.driver for node in town.nodes.values())
         reasons = [facts["reason"] for facts in town.logged("founding.waits", "n1")]
         assert any("founders are 127.0.0.2" in reason for reason in reasons)
 
@@ -83,7 +83,7 @@ def test_a_founder_that_lost_its_disk_before_the_founding_does_not_vote_again() 
         town.world.probes.add(CrashRule(label="raft.became_leader", process="n1", hit=1))
         town.start(1, 2, 3)
         town.until(lambda: not town.process(1).alive)
-        first = town.nodes["n1"].identity.value.host_id
+        first = town.nodes["n1"].context.identity.value.host_id
         for number in (2, 3):
             town.process(number).crash()
         town.process(1).wipe_disk()
@@ -91,7 +91,7 @@ def test_a_founder_that_lost_its_disk_before_the_founding_does_not_vote_again() 
         town.until(lambda: "n1" in town.ended)
         error = town.ended["n1"]
         assert isinstance(error, ConfigurationError) and first in str(error)
-        assert town.nodes["n1"].driver is None
+        assert town.nodes["n1"].log.driver is None
         town.wait(3)
         assert town.newest.epoch == 0, "two of three hosts cannot found: the third one is not there"
 
@@ -105,7 +105,7 @@ def test_a_founder_that_lost_its_disk_later_is_refused_and_the_others_go_on() ->
         town.start(1)
         town.until(lambda: "n1" in town.ended)
         assert isinstance(town.ended["n1"], ConfigurationError)
-        assert town.nodes["n1"].driver is None
+        assert town.nodes["n1"].log.driver is None
         assert town.finish(town.submit(2, keyspace("k"))).error is None
 
 
@@ -131,8 +131,8 @@ def test_founders_do_not_take_over_the_log_of_a_foreign_cluster() -> None:
         for name in ("n2", "n3"):
             assert isinstance(town.ended[name], ConfigurationError)
             assert alone in str(town.ended[name])
-            assert town.nodes[name].state.epoch == 0
-        assert town.node(1).cluster.identity.cluster_id == alone
+            assert town.nodes[name].log.state.epoch == 0
+        assert town.node(1).log.cluster.identity.cluster_id == alone
 
 
 def test_a_voter_is_its_host_and_not_its_address() -> None:
@@ -149,7 +149,7 @@ def test_a_voter_is_its_host_and_not_its_address() -> None:
         town.start(1, 2)
         town.wait(5)
         # Each is still the voter it was; the third one takes neither for the other.
-        identities = [town.nodes[name].driver.raft.identity for name in ("n1", "n2")]  # type: ignore[union-attr]
+        identities = [town.nodes[name].log.driver.raft.identity for name in ("n1", "n2")]  # type: ignore[union-attr]
         assert identities == [2, 1]
         assert town.ended == {} and town.newest.epoch == founded
         for number in (1, 2):
@@ -187,7 +187,7 @@ def test_a_founder_that_lost_its_votes_does_not_found_the_group_again() -> None:
         town.start(1)
         town.until(lambda: "n1" in town.ended)
         assert isinstance(town.ended["n1"], CorruptFile) and "voter" in str(town.ended["n1"])
-        town.until(lambda: any(town.ready(n) and town.node(n).is_leader for n in (2, 3)))
+        town.until(lambda: any(town.ready(n) and town.node(n).log.is_leader for n in (2, 3)))
         assert town.finish(town.submit(2, keyspace("more"))).error is None
 
 
@@ -195,12 +195,12 @@ def test_a_founder_that_lost_its_part_of_the_management_group_learns_it_again() 
     with Town() as town:
         town.found()
         town.until(lambda: town.management_settled)
-        known = town.node(2).management.state
+        known = town.node(2).membership.management.state
         process = town.process(1)
         process.crash()
-        town.until(lambda: any(town.node(n).management.group.is_leader for n in (2, 3)))  # type: ignore[union-attr]
+        town.until(lambda: any(town.node(n).membership.management.group.is_leader for n in (2, 3)))  # type: ignore[union-attr]
         del process.disk.files[journal_path(MANAGEMENT_GROUP)]
         town.start(1)
         town.until(lambda: town.ready(1))
-        town.until(lambda: town.node(1).management.state.cluster_id == known.cluster_id)
+        town.until(lambda: town.node(1).membership.management.state.cluster_id == known.cluster_id)
         town.until(lambda: town.management_settled)

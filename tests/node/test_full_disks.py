@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lockstep.node.node import Node
 from lockstep.sim.door import command_for, mutation_for
-from lockstep.sim.history import Change, Look
+from lockstep.sim.load.history import Change, Look
 from lockstep.values.errors import Overloaded, WriteFailure
 from lockstep.values.ids import Consistency
 from lockstep.values.limits import WRITES_BYTES_IN_FLIGHT_MAX
@@ -20,8 +20,8 @@ def write(town: Town, number: int, key: bytes) -> Outcome:
     async def work(node: Node) -> None:
         at = node.runtime.clock.wall_us()
         change = Change("t", key, at, QUORUM, TIMEOUT_MS, ((0, b"v"),))
-        made = mutation_for(change, table_of(node), node.new_mutation_id(), 1)
-        await node.coordinator.write(made, QUORUM, TIMEOUT_MS)
+        made = mutation_for(change, table_of(node), node.data.new_mutation_id(), 1)
+        await node.data.coordinator.write(made, QUORUM, TIMEOUT_MS)
 
     return town.finish(town.begin(number, work))
 
@@ -29,7 +29,7 @@ def write(town: Town, number: int, key: bytes) -> Outcome:
 def rows(town: Town, number: int, key: bytes) -> int:
     async def work(node: Node) -> int:
         command = command_for(Look("t", key, None, QUORUM, TIMEOUT_MS), table_of(node), 1, None)
-        return len((await node.coordinator.read(command, QUORUM, TIMEOUT_MS)).partitions)
+        return len((await node.data.coordinator.read(command, QUORUM, TIMEOUT_MS)).partitions)
 
     outcome = town.finish(town.begin(number, work))
     assert outcome.error is None, outcome.error
@@ -58,7 +58,7 @@ def test_full_disks_refuse_writes_while_reads_work_and_take_them_again_when_ther
         assert write(town, 1, b"before").error is None
         leave_free(town, 2, 900_000)
         assert write(town, 1, b"one full").error is None, "two of three are enough"
-        assert town.node(1).hints.store.count() == 1
+        assert town.node(1).data.hints.store.count() == 1
         leave_free(town, 3, 900_000)
         failure = write(town, 1, b"two full").error
         assert isinstance(failure, WriteFailure) and (failure.failures, failure.required) == (2, 2)
@@ -67,20 +67,20 @@ def test_full_disks_refuse_writes_while_reads_work_and_take_them_again_when_ther
         for number in (2, 3):
             leave_free(town, number, 2_000_000)
         assert write(town, 3, b"after").error is None
-        town.until(lambda: town.node(1).hints.store.count() == 0)
+        town.until(lambda: town.node(1).data.hints.store.count() == 0)
 
 
 def test_a_node_coordinates_no_more_than_so_many_bytes_of_writes() -> None:
     with founded(22) as town:
-        town.node(1).coordinator.writes.bytes_in_flight += WRITES_BYTES_IN_FLIGHT_MAX
+        town.node(1).data.coordinator.writes.bytes_in_flight += WRITES_BYTES_IN_FLIGHT_MAX
         refused = write(town, 1, b"more").error
         assert isinstance(refused, Overloaded)
         assert write(town, 2, b"elsewhere").error is None
         town.wait(2)
-        town.node(1).coordinator.writes.bytes_in_flight -= WRITES_BYTES_IN_FLIGHT_MAX
+        town.node(1).data.coordinator.writes.bytes_in_flight -= WRITES_BYTES_IN_FLIGHT_MAX
         assert write(town, 1, b"again").error is None
         town.wait(2)
-        in_flight = [town.node(number).coordinator.writes.bytes_in_flight for number in (1, 2, 3)]
+        in_flight = [town.node(number).data.coordinator.writes.bytes_in_flight for number in (1, 2, 3)]
         assert in_flight == [0, 0, 0], "what has ended is not counted"
 
 

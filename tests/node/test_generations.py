@@ -20,7 +20,7 @@ def test_every_node_knows_the_generation_of_a_join_before_it_takes_effect() -> N
         town.agreed(1, 2, 3, 4)
         now_ms = town.node(1).runtime.clock.wall_us() // 1000
         for number in (1, 2, 3, 4):
-            cluster = town.node(number).cluster
+            cluster = town.node(number).log.cluster
             assert cluster.generations == town.newest.generations
             made = cluster.generations[-1]
             assert made.is_published and now_ms < made.timestamp_ms <= now_ms + AHEAD_MS

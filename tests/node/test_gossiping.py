@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from lockstep.gossip.soft_state import Known
-from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.requests import REQUESTS, Request, Requests
-from lockstep.server.requests import Requests as Desk
+from lockstep.server.admin.requests import Requests as Desk
+from lockstep.topology.kinds.remove import Remove
 from lockstep.topology.requests import CancelRequest
 from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.errors import Rejected
@@ -17,7 +17,7 @@ from tests.node.support import Town, decommission, keyspace
 
 
 def known(town: Town, holder: int, node: int) -> Known:
-    found = town.node(holder).gossip.known(node)
+    found = town.node(holder).membership.gossip.known(node)
     assert found is not None
     return found
 
@@ -34,7 +34,9 @@ def test_every_node_learns_what_every_other_says_of_itself() -> None:
                 assert told.ready and told.load_bytes >= 0 and told.streams == 0
                 assert told.epoch == town.newest.epoch
                 assert told.schema_version == town.newest.schema.digest[:16]
-        assert all(town.node(holder).liveness.prefers(node) for holder in (1, 4) for node in (1, 2, 3, 4))
+        assert all(
+            town.node(holder).membership.liveness.prefers(node) for holder in (1, 4) for node in (1, 2, 3, 4)
+        )
 
 
 def test_a_restart_shows_as_a_new_generation_everywhere() -> None:
@@ -58,10 +60,10 @@ def test_a_node_that_does_not_serve_is_alive_and_asked_last() -> None:
         town.found()
         town.wait(3)
         town.node(2).ready = False
-        town.until(lambda: not town.node(1).liveness.prefers(2), limit_s=6)
-        assert town.node(1).liveness.alive(2) and town.node(2).liveness.prefers(2)
+        town.until(lambda: not town.node(1).membership.liveness.prefers(2), limit_s=6)
+        assert town.node(1).membership.liveness.alive(2) and town.node(2).membership.liveness.prefers(2)
         town.node(2).ready = True
-        town.until(lambda: town.node(1).liveness.prefers(2), limit_s=6)
+        town.until(lambda: town.node(1).membership.liveness.prefers(2), limit_s=6)
 
 
 def test_a_silent_node_is_slow_first_and_then_suspected() -> None:
@@ -69,7 +71,7 @@ def test_a_silent_node_is_slow_first_and_then_suspected() -> None:
         town.found()
         town.wait(10)
         town.process(3).crash()
-        liveness = town.node(1).liveness
+        liveness = town.node(1).membership.liveness
         town.until(lambda: not liveness.prefers(3), limit_s=4)
         assert liveness.alive(3)
         town.until(lambda: not liveness.alive(3), limit_s=4)
@@ -80,10 +82,10 @@ def test_a_silent_node_is_slow_first_and_then_suspected() -> None:
 def test_a_node_sends_few_messages_however_many_there_are(count: int) -> None:
     with Town(founders=count) as town:
         town.found()
-        before = {number: town.node(number).gossip.sent for number in range(1, count + 1)}
+        before = {number: town.node(number).membership.gossip.sent for number in range(1, count + 1)}
         town.wait(10)
         for number, sent in before.items():
-            gossip = town.node(number).gossip
+            gossip = town.node(number).membership.gossip
             # In each second: its own syns and what they lead to, and the acks for as many of others.
             assert 0 < gossip.sent - sent <= 11 * 3 * GOSSIP_PARTNERS_MAX
 
@@ -91,11 +93,11 @@ def test_a_node_sends_few_messages_however_many_there_are(count: int) -> None:
 def test_asking_tells_a_live_node_from_a_dead_one_whatever_was_heard() -> None:
     with Town() as town:
         town.found()
-        asked = town.finish(town.begin(1, lambda node: node.liveness.answers(3)))
+        asked = town.finish(town.begin(1, lambda node: node.membership.liveness.answers(3)))
         assert asked.value is True
         town.process(3).crash()
-        assert town.node(1).liveness.alive(3), "it is not suspected yet"
-        asked = town.finish(town.begin(1, lambda node: node.liveness.answers(3)))
+        assert town.node(1).membership.liveness.alive(3), "it is not suspected yet"
+        asked = town.finish(town.begin(1, lambda node: node.membership.liveness.answers(3)))
         assert asked.value is False and asked.done_s - asked.begun_s < 1.5
 
 
@@ -110,12 +112,12 @@ def test_a_node_that_left_is_forgotten_and_told_of_no_more() -> None:
         town.agreed(1, 2, 3)
         told: list[int] = []
         for number in (1, 2, 3):
-            town.node(number).liveness.listen(lambda node, _alive: told.append(int(node)))
+            town.node(number).membership.liveness.listen(lambda node, _alive: told.append(int(node)))
         town.wait(5.0)
         for number in (1, 2, 3):
-            liveness = town.node(number).liveness
+            liveness = town.node(number).membership.liveness
             assert liveness.silent_s(4) is None and not liveness.alive(4)
-            assert town.node(number).gossip.known(4) is None
+            assert town.node(number).membership.gossip.known(4) is None
         assert told == []
 
 
@@ -126,16 +128,16 @@ def test_a_node_that_others_hear_is_not_dead_for_one_that_is_cut_off_from_it() -
         town.until(lambda: town.ready(4, 5), limit_s=120)
         town.world.network.block("127.0.0.1", "127.0.0.4")
         town.world.network.block("127.0.0.4", "127.0.0.1")
-        town.until(lambda: not town.node(1).liveness.alive(4))
-        asked = town.finish(town.begin(1, lambda node: node.liveness.answers(4)))
+        town.until(lambda: not town.node(1).membership.liveness.alive(4))
+        asked = town.finish(town.begin(1, lambda node: node.membership.liveness.answers(4)))
         assert asked.value is False
-        asked = town.finish(town.begin(1, lambda node: node.liveness.answers_somebody(4)))
+        asked = town.finish(town.begin(1, lambda node: node.membership.liveness.answers_somebody(4)))
         assert asked.value is True and asked.done_s - asked.begun_s < 3.5
         removal = {"kind": "remove", "node": 4}
-        refused = town.finish(town.begin(1, lambda node: Desk(node).submit(removal)))
+        refused = town.finish(town.begin(1, lambda node: Desk(node.services).submit(removal)))
         assert isinstance(refused.error, Rejected) and "is alive" in refused.error.message
         town.process(4).crash()
-        asked = town.finish(town.begin(1, lambda node: node.liveness.answers_somebody(4)))
+        asked = town.finish(town.begin(1, lambda node: node.membership.liveness.answers_somebody(4)))
         assert asked.value is False
 
 
@@ -158,12 +160,10 @@ def test_a_removal_whose_node_came_back_is_taken_back_before_it_begins(
         if crashed:
             town.process(3).crash()
             town.wait(6)
-        request = Request(
-            1, OperationKind.REMOVE, NodeId(3), requested_epoch=asked_epoch, presumed_dead=presumed_dead
-        )
+        request = Request(1, Remove(NodeId(3), presumed_dead=presumed_dead), requested_epoch=asked_epoch)
         cluster = town.newest.changed(REQUESTS.set(Requests((request,), (), 2)))
-        wanted = PrepareOperation(OperationKind.REMOVE, NodeId(3), request_id=1)
-        found = town.node(1).topology._reconsidered(cluster, wanted)
+        wanted = PrepareOperation(Remove(NodeId(3), presumed_dead), request_id=1)
+        found = town.node(1).work.topology._reconsidered(cluster, wanted)
         if begins:
             assert found == wanted
         else:
@@ -174,10 +174,10 @@ def test_a_removal_that_was_asked_for_just_now_begins() -> None:
     with Town() as town:
         town.found()
         assert town.finish(town.submit(1, keyspace("ks"))).error is None
-        request = Request(1, OperationKind.REMOVE, NodeId(3), requested_epoch=town.newest.epoch)
+        request = Request(1, Remove(NodeId(3)), requested_epoch=town.newest.epoch)
         cluster = town.newest.changed(REQUESTS.set(Requests((request,), (), 2)))
-        wanted = PrepareOperation(OperationKind.REMOVE, NodeId(3), request_id=1)
-        assert town.node(1).topology._reconsidered(cluster, wanted) == wanted
+        wanted = PrepareOperation(Remove(NodeId(3)), request_id=1)
+        assert town.node(1).work.topology._reconsidered(cluster, wanted) == wanted
 
 
 @pytest.mark.parametrize("paused_s", [12.0, 30.0])
@@ -188,10 +188,10 @@ def test_a_node_that_was_paused_takes_nobody_for_dead_when_it_goes_on(paused_s: 
         town.until(lambda: town.ready(4))
         town.wait(3.0)
         told: list[tuple[int, bool]] = []
-        town.node(1).liveness.listen(lambda node, alive: told.append((int(node), alive)))
+        town.node(1).membership.liveness.listen(lambda node, alive: told.append((int(node), alive)))
         town.process(1).pause_for(paused_s)
         town.wait(paused_s + 3.0)
-        assert told == [] and all(town.node(1).liveness.alive(node) for node in (2, 3, 4))
+        assert told == [] and all(town.node(1).membership.liveness.alive(node) for node in (2, 3, 4))
         town.process(4).crash()
         town.wait(3.0)
         assert told == [(4, False)], "a dead one is found out as ever"

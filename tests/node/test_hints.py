@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 
+from lockstep.handoff import hint_delivery
+from lockstep.handoff.hint_delivery import HintDelivery
+from lockstep.handoff.hints import DISABLED, EXPIRED, INVALID, WINDOW, HintPolicy, Left
 from lockstep.metadata.directory import NodeState
-from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.repairs import REPAIRS, Repaired, Repairs, TableRepairs
 from lockstep.metadata.schema_change import ChangeSchema
-from lockstep.node import farewell
+from lockstep.node.membership import decommission_handoff as farewell
 from lockstep.node.node import Node
-from lockstep.replication import hint_delivery
-from lockstep.replication.hint_delivery import HintDelivery
-from lockstep.replication.hints import DISABLED, EXPIRED, INVALID, WINDOW, HintPolicy, Left
-from lockstep.replication.messages import WriteRequest
+from lockstep.replica.messages import WriteRequest
 from lockstep.schema.changes import (
     AddColumns,
     AlterOptions,
@@ -27,14 +26,15 @@ from lockstep.schema.changes import (
     NewColumn,
 )
 from lockstep.schema.model import ColumnKind, Table
-from lockstep.server.conditions import found_by
+from lockstep.server.reports.conditions import found_by
 from lockstep.sim.door import command_for, mutation_for
-from lockstep.sim.history import Change, Look
-from lockstep.sim.probes import CrashRule
+from lockstep.sim.load.history import Change, Look
 from lockstep.sim.replaced import replaced
+from lockstep.sim.runtime.probes import CrashRule
 from lockstep.storage.store import Batch, Family
+from lockstep.topology.kinds.remove import Remove
 from lockstep.topology.requests import EnqueueRequest
-from lockstep.values.errors import DiskRefused, InvalidRequest, Unavailable
+from lockstep.values.errors import DiskRefused, InvalidRequest, Unavailable, WriteTimeout
 from lockstep.values.ids import Consistency, NodeId
 from lockstep.values.limits import STORE_BATCH_ROWS_MAX
 from lockstep.values.rows import Cell, Mutation, Row
@@ -51,15 +51,19 @@ QUORUM, ANY, ONE = Consistency.QUORUM, Consistency.ANY, Consistency.ONE
 
 def write_all(town: Town, number: int, level: Consistency = QUORUM) -> Outcome:
     """One row of each key through a node."""
+    return town.finish(submit_batch(town, number, level))
+
+
+def submit_batch(town: Town, number: int, level: Consistency) -> Outcome:
 
     async def work(node: Node) -> None:
         for key in KEYS:
             at = node.runtime.clock.wall_us()
             change = Change("t", key, at, level, TIMEOUT_MS, ((0, b"v"),))
-            made = mutation_for(change, table_of(node), node.new_mutation_id(), 1)
-            await node.coordinator.write(made, level, TIMEOUT_MS)
+            made = mutation_for(change, table_of(node), node.data.new_mutation_id(), 1)
+            await node.data.coordinator.write(made, level, TIMEOUT_MS)
 
-    return town.finish(town.begin(number, work))
+    return town.begin(number, work)
 
 
 def held(town: Town, number: int) -> int:
@@ -69,21 +73,21 @@ def held(town: Town, number: int) -> int:
         found = 0
         for key in KEYS:
             command = command_for(Look("t", key, None, ONE, TIMEOUT_MS), table_of(node), 1, None)
-            found += bool((await node.engine.read(command)).partitions)
+            found += bool((await node.data.engine.read(command)).partitions)
         return found
 
     return int(town.finish(town.begin(number, work)).value)
 
 
 def pending(town: Town, *numbers: int) -> int:
-    return sum(town.node(number).hints.store.count() for number in numbers)
+    return sum(town.node(number).data.hints.store.count() for number in numbers)
 
 
 def away(town: Town, number: int, others: Sequence[int] = (1, 2)) -> None:
     """Stop a node, until the others take it for dead."""
     town.process(number).crash()
-    node_id = int(town.node(number).node_id)
-    town.until(lambda: not any(town.node(other).liveness.alive(node_id) for other in others))
+    node_id = int(town.node(number).context.own_id())
+    town.until(lambda: not any(town.node(other).membership.liveness.alive(node_id) for other in others))
 
 
 def back(town: Town, number: int) -> None:
@@ -101,7 +105,7 @@ def test_a_replica_that_was_down_gets_what_it_missed_without_a_read() -> None:
         back(town, 3)
         town.until(lambda: pending(town, 1) == 0)
         assert held(town, 3) == COUNT
-        assert town.node(1).hint_delivery.delivered == COUNT
+        assert town.node(1).data.hint_delivery.delivered == COUNT
 
 
 def test_a_replica_that_does_not_answer_in_time_gets_a_hint_after_the_client_got_its_answer() -> None:
@@ -133,7 +137,7 @@ def test_a_write_at_any_is_content_with_a_durable_hint() -> None:
     with founded(4) as town:
         away(town, 3)
         away(town, 2, [1])
-        town.node(1).replica.write = _refuses  # type: ignore[method-assign, assignment]
+        town.node(1).data.replica.write = _refuses  # type: ignore[method-assign, assignment]
         assert isinstance(write_all(town, 1, QUORUM).error, Unavailable)
         assert write_all(town, 1, ANY).error is None
         town.process(1).crash("power")
@@ -143,6 +147,18 @@ def test_a_write_at_any_is_content_with_a_durable_hint() -> None:
         back(town, 3)
         town.until(lambda: pending(town, 1) == 0)
         assert [held(town, number) for number in (1, 2, 3)][1:] == [COUNT, COUNT]
+
+
+def test_a_write_at_any_that_ends_twice_leaves_other_writes_in_flight_alone() -> None:
+    """It is acknowledged here while its hint becomes durable, and waits for a replica after that."""
+    with founded(44) as town:
+        away(town, 3)
+        town.process(2).pause()
+        waiting = submit_batch(town, 1, QUORUM)
+        town.wait(0.05)
+        assert write_all(town, 1, ANY).error is None
+        assert isinstance(town.finish(waiting).error, WriteTimeout)
+        assert town.node(1).data.coordinator.in_flight() == (0, 0)
 
 
 def _refuses(_request: object, _answer: object) -> None:
@@ -164,13 +180,13 @@ def test_a_hint_that_is_not_kept_leaves_a_mark_that_survives(lines: str, reason:
         away(town, 3)
         write_all(town, 1)
         assert pending(town, 1) == 0
-        assert town.node(1).hints.dropped[reason] == COUNT
+        assert town.node(1).data.hints.dropped[reason] == COUNT
         town.wait(0.2)
         town.process(1).crash("power")
         back(town, 1)
-        marks = list(town.node(1).hints.store.marks())
-        assert {(mark.node, mark.reason) for mark in marks} == {(town.node(3).node_id, reason)}
-        hints, table, cluster = town.node(1).hints, table_of(town.node(1)).id, town.newest
+        marks = list(town.node(1).data.hints.store.marks())
+        assert {(mark.node, mark.reason) for mark in marks} == {(town.node(3).context.own_id(), reason)}
+        hints, table, cluster = town.node(1).data.hints, table_of(town.node(1)).id, town.newest
         began_s = max(mark.newest_us for mark in marks) // 1_000_000
         cut = (marks[0].left + marks[0].right) // 2
         before, behind = ([one for one in marks if one.left < cut], [one for one in marks if one.right > cut])
@@ -192,7 +208,7 @@ def test_a_mark_counts_when_the_store_has_it() -> None:
     """Whoever gives a write up awaits its mark, also a known one, or hears that there is none."""
     with founded(5) as town:
         node = town.node(1)
-        store, taken = node.hints.store._store, list[int]()
+        store, taken = node.data.hints.store._store, list[int]()
 
         def take(family: Family, batch: Batch) -> int:
             taken.append(store.write_records(family, batch))
@@ -203,20 +219,20 @@ def test_a_mark_counts_when_the_store_has_it() -> None:
 
         async def leave_three() -> list[Left]:
             change = Change("t", KEYS[0], node.runtime.clock.wall_us(), ONE, TIMEOUT_MS, ((0, b"v"),))
-            made = mutation_for(change, table_of(node), node.new_mutation_id(), 1)
-            plan = node.hints.plans.write_plan(made.table_id, made.token, ONE)
-            return [node.hints.leave(made, plan.epoch, plan.targets[:1]) for _ in range(3)]
+            made = mutation_for(change, table_of(node), node.data.new_mutation_id(), 1)
+            plan = node.data.hints.plans.write_plan(made.table_id, made.token, ONE)
+            return [node.data.hints.leave(made, plan.epoch, plan.targets[:1]) for _ in range(3)]
 
-        disabled = (node.hints, "policy", HintPolicy(enabled=False))
+        disabled = (node.data.hints, "policy", HintPolicy(enabled=False))
         for takes in (refuse, take):
             stub = SimpleNamespace(write_records=takes, records=store.records, synced=store.synced)
-            with replaced(disabled, (node.hints.store, "_store", stub)):
+            with replaced(disabled, (node.data.hints.store, "_store", stub)):
                 found = town.finish(town.begin(1, lambda _node: leave_three())).value
             assert all((left.kept, left.whole) == (0, False) for left in found)
             assert all(bool(left.unmarked) == (takes is refuse) for left in found)
         # The fourth is written because the store has none yet, the others as any known ones are.
         assert len(taken) == 1 and [left.sequence for left in found] == taken * 3
-        assert [mark.count for mark in node.hints.store.marks()] == [6]
+        assert [mark.count for mark in node.data.hints.store.marks()] == [6]
 
 
 def test_a_hint_older_than_gc_grace_is_dropped_and_its_range_is_marked() -> None:
@@ -230,8 +246,8 @@ def test_a_hint_older_than_gc_grace_is_dropped_and_its_range_is_marked() -> None
         back(town, 3)
         town.until(lambda: pending(town, 1) == 0)
         assert held(town, 3) == 0
-        assert town.node(1).hints.dropped[EXPIRED] == COUNT
-        assert {mark.reason for mark in town.node(1).hints.store.marks()} == {EXPIRED}
+        assert town.node(1).data.hints.dropped[EXPIRED] == COUNT
+        assert {mark.reason for mark in town.node(1).data.hints.store.marks()} == {EXPIRED}
 
 
 def test_a_node_that_stays_away_holds_purging_back_for_its_grace_time_only() -> None:
@@ -241,11 +257,11 @@ def test_a_node_that_stays_away_holds_purging_back_for_its_grace_time_only() -> 
         away(town, 3)
         write_all(town, 1)
         town.wait(10)
-        assert pending(town, 1) == COUNT and town.node(1).oldest_hint_us() is not None
+        assert pending(town, 1) == COUNT and town.node(1).data.oldest_hint_us() is not None
         town.wait(15)
-        assert pending(town, 1) == 0 and town.node(1).oldest_hint_us() is None
-        marks = list(town.node(1).hints.store.marks())
-        assert {(mark.node, mark.reason) for mark in marks} == {(town.node(3).node_id, EXPIRED)}
+        assert pending(town, 1) == 0 and town.node(1).data.oldest_hint_us() is None
+        marks = list(town.node(1).data.hints.store.marks())
+        assert {(mark.node, mark.reason) for mark in marks} == {(town.node(3).context.own_id(), EXPIRED)}
         assert sum(mark.count for mark in marks) == COUNT
 
 
@@ -257,19 +273,19 @@ def test_a_write_that_no_replica_can_take_is_refused_before_it_is_sent_or_kept()
             cells = (Cell(known.by_name["v"].id, b"v", at),)
             rows = tuple(Row(b"%08d" % at_row, cells=cells) for at_row in range(STORE_BATCH_ROWS_MAX + 1))
             many, one = (
-                Mutation(known.id, token_of(key), key, node.new_mutation_id(), at, rows=some)
+                Mutation(known.id, token_of(key), key, node.data.new_mutation_id(), at, rows=some)
                 for key, some in ((b"many", rows), (b"one", rows[:1]))
             )
             with pytest.raises(InvalidRequest):
-                await node.coordinator.write(many, QUORUM, TIMEOUT_MS)
+                await node.data.coordinator.write(many, QUORUM, TIMEOUT_MS)
             with pytest.raises(InvalidRequest):
-                await node.batches.write([one, many], QUORUM, TIMEOUT_MS)
+                await node.data.batches.write([one, many], QUORUM, TIMEOUT_MS)
 
         outcome = town.finish(town.begin(1, write))
         assert outcome.error is None, outcome.error
         town.wait(2)
         assert pending(town, 1, 2, 3) == 0
-        assert [len(town.node(number).batch_store) for number in (1, 2, 3)] == [0, 0, 0]
+        assert [len(town.node(number).data.batch_store) for number in (1, 2, 3)] == [0, 0, 0]
 
 
 def test_a_hint_that_its_replica_refuses_for_good_is_given_up_and_keeps_no_others_waiting() -> None:
@@ -278,7 +294,7 @@ def test_a_hint_that_its_replica_refuses_for_good_is_given_up_and_keeps_no_other
         write_all(town, 1)
         assert pending(town, 1) == COUNT
         back(town, 3)
-        taken, replica = [], town.node(3).replica
+        taken, replica = [], town.node(3).data.replica
         write = replica.write
 
         def judge(request: WriteRequest, answer: Callable[[Any], None]) -> None:
@@ -290,8 +306,8 @@ def test_a_hint_that_its_replica_refuses_for_good_is_given_up_and_keeps_no_other
         with replaced((replica, "write", judge)):
             town.until(lambda: pending(town, 1) == 0)
         assert sorted(taken) == KEYS[3:]
-        assert town.node(1).hints.dropped[INVALID] == 3
-        assert sum(mark.count for mark in town.node(1).hints.store.marks()) == 3
+        assert town.node(1).data.hints.dropped[INVALID] == 3
+        assert sum(mark.count for mark in town.node(1).data.hints.store.marks()) == 3
 
 
 def remove_the_only_one_that_has_a_hint() -> None:
@@ -299,22 +315,22 @@ def remove_the_only_one_that_has_a_hint() -> None:
     with founded(7) as town:
         town.start(4)
         town.until(lambda: town.ready(4))
-        lost = NodeId(town.node(3).node_id)
+        lost = NodeId(town.node(3).context.own_id())
         away(town, 3, [1, 2, 4])
 
         async def leave_hints(node: Node) -> None:
             for key in KEYS:
                 at = node.runtime.clock.wall_us()
                 change = Change("t", key, at, ANY, TIMEOUT_MS, ((0, b"v"),))
-                made = mutation_for(change, table_of(node), node.new_mutation_id(), 1)
-                plan = node.hints.plans.write_plan(made.table_id, made.token, ANY)
+                made = mutation_for(change, table_of(node), node.data.new_mutation_id(), 1)
+                plan = node.data.hints.plans.write_plan(made.table_id, made.token, ANY)
                 hinted = [target for target in plan.targets if target.node == lost]
-                node.hints.leave(made, plan.epoch, hinted)
+                node.data.hints.leave(made, plan.epoch, hinted)
 
         town.finish(town.begin(1, leave_hints))
         mine = pending(town, 1)
         assert 0 < mine <= COUNT
-        gone = EnqueueRequest(OperationKind.REMOVE, lost, actor="operator", presumed_dead=True)
+        gone = EnqueueRequest(Remove(lost, presumed_dead=True), actor="operator")
         assert town.finish(town.submit(1, gone)).error is None
         town.until(lambda: town.state_of(int(lost)) is NodeState.LEFT)
         town.until(lambda: pending(town, 1) == 0)
@@ -329,14 +345,14 @@ def test_a_node_that_leaves_hands_its_hints_over() -> None:
     with founded(8) as town:
         town.start(4)
         town.until(lambda: town.ready(4))
-        leaver = NodeId(town.node(1).node_id)
+        leaver = NodeId(town.node(1).context.own_id())
         assert town.finish(town.submit(2, leave(leaver))).error is None
         away(town, 3, [1, 2, 4])
         write_all(town, 1)
         mine = pending(town, 1)
         assert mine > 0
-        town.until(lambda: town.node(2).liveness.alive(int(leaver)))
-        given = town.begin(1, lambda node: node.hint_delivery.hand_over())
+        town.until(lambda: town.node(2).membership.liveness.alive(int(leaver)))
+        given = town.begin(1, lambda node: node.data.hint_delivery.hand_over())
         town.until(lambda: given.done)
         assert given.value is True
         assert pending(town, 1) == 0 and pending(town, 2, 4) >= mine
@@ -352,16 +368,18 @@ def test_a_node_that_leaves_without_an_heir_has_its_ranges_recorded_until_a_repa
     ):
         town.start(4)
         town.until(lambda: town.ready(4))
-        leaver, lacking = NodeId(town.node(4).node_id), NodeId(town.node(3).node_id)
-        town.node(3).replica.write = _refuses  # type: ignore[method-assign, assignment]
+        leaver, lacking = NodeId(town.node(4).context.own_id()), NodeId(town.node(3).context.own_id())
+        town.node(3).data.replica.write = _refuses  # type: ignore[method-assign, assignment]
         write_all(town, 4)
         assert town.finish(town.submit(2, leave(leaver))).error is None
         town.until(lambda: town.state_of(int(leaver)) is NodeState.LEFT)
         # The entry that ends the operation comes after the one that says what is lacking.
         assert town.newest.degraded and {one.missing for one in town.newest.degraded} == {(lacking,)}
         assert {one.keyspaces for one in town.newest.degraded} == {("ks",)}
-        town.until(lambda: "RANGES_DEGRADED" in [one.condition.code for one in found_by(town.node(2))])
-        del town.node(3).replica.write  # type: ignore[misc]
+        town.until(
+            lambda: "RANGES_DEGRADED" in [one.condition.code for one in found_by(town.node(2).services)]
+        )
+        del town.node(3).data.replica.write  # type: ignore[misc]
         assert held(town, 3) < held(town, 2)
         repair(town, 2)
         assert town.newest.degraded == ()
@@ -376,17 +394,17 @@ def test_hints_go_to_the_next_one_when_who_takes_them_dies() -> None:
     with founded(9) as town:
         town.start(4)
         town.until(lambda: town.ready(4))
-        leaver = NodeId(town.node(1).node_id)
+        leaver = NodeId(town.node(1).context.own_id())
         assert town.finish(town.submit(2, leave(leaver))).error is None
         away(town, 3, [1, 2, 4])
-        ids = {town.node(number).node_id: number for number in (2, 4)}
-        heirs = [ids[target.node] for target in town.node(1).hint_delivery._heirs()]
+        ids = {town.node(number).context.own_id(): number for number in (2, 4)}
+        heirs = [ids[target.node] for target in town.node(1).data.hint_delivery._heirs()]
         assert sorted(heirs) == [2, 4]
         crash = CrashRule(label="hints.taken_over", process=f"n{heirs[0]}", hit=1, kind="power")
         town.world.probes.add(crash)
         write_all(town, 1)
         assert pending(town, 1) > 0
-        given = town.begin(1, lambda node: node.hint_delivery.hand_over())
+        given = town.begin(1, lambda node: node.data.hint_delivery.hand_over())
         town.until(lambda: given.done and not town.process(heirs[0]).alive)
         assert given.value is True
         assert pending(town, 1) == 0 and pending(town, heirs[1]) > 0
@@ -417,7 +435,7 @@ def test_hints_outlive_changes_of_their_table() -> None:
         assert held(town, 3) == COUNT
         assert table_of(town.node(3)).by_name["v"].id != old
         assert write_all(town, 3).error is None
-        assert town.node(1).hint_delivery.failed == 0
+        assert town.node(1).data.hint_delivery.failed == 0
 
 
 def test_hints_of_counters_outlive_a_wipe_of_the_node_that_counted() -> None:
@@ -432,7 +450,7 @@ def test_hints_of_counters_outlive_a_wipe_of_the_node_that_counted() -> None:
         assert pending(town, 1) == 1
 
         async def wipe(node: Node) -> None:
-            await node.engine.synced(node.engine.forget([counts_of(node).id], FULL_RING))
+            await node.data.engine.synced(node.data.engine.forget([counts_of(node).id], FULL_RING))
 
         assert town.finish(town.begin(1, wipe)).error is None
         count(town, 1, 2)
@@ -445,7 +463,7 @@ def test_hints_of_counters_outlive_a_wipe_of_the_node_that_counted() -> None:
 
 
 def counts_of(node: Node) -> Table:
-    found = node.cluster.schema.table("ks", "counts")
+    found = node.log.cluster.schema.table("ks", "counts")
     assert found is not None
     return found
 
@@ -457,8 +475,8 @@ def count(town: Town, number: int, amount: int) -> None:
         table = counts_of(node)
         cell = Cell(table.by_name["n"].id, amount.to_bytes(8, "big", signed=True), 1)
         row = Row(b"", cells=(cell,))
-        change = Mutation(table.id, token_of(b"k"), b"k", node.new_mutation_id(), 1, rows=(row,))
-        await node.counters.change(change, QUORUM, TIMEOUT_MS)
+        change = Mutation(table.id, token_of(b"k"), b"k", node.data.new_mutation_id(), 1, rows=(row,))
+        await node.data.counters.change(change, QUORUM, TIMEOUT_MS)
 
     outcome = town.finish(town.begin(number, work))
     assert outcome.error is None, outcome.error
@@ -470,7 +488,7 @@ def counted_at(town: Town, number: int) -> int:
 
     async def work(node: Node) -> int:
         command = command_for(Look("counts", b"k", None, ONE, TIMEOUT_MS), counts_of(node), 1, None)
-        found = (await node.engine.read(command)).partitions
+        found = (await node.data.engine.read(command)).partitions
         cells = [cell for partition in found for row in partition.rows for cell in row.cells]
         return sum(int.from_bytes(cell.value or b"", "big", signed=True) for cell in cells)
 

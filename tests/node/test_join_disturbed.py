@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from lockstep.internode import verbs
+from lockstep.internode.handshake import PeerInfo
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.excluded import ExcludeNodes
 from lockstep.node.node import Node
-from lockstep.replication import verbs
-from lockstep.replication.handshake import PeerInfo
-from lockstep.server.exclude import ExcludeList
-from lockstep.sim.probes import DelayRule
+from lockstep.server.admin.exclude import ExcludeList
+from lockstep.sim.runtime.probes import DelayRule
 from lockstep.topology.joining import AskJoin, JoinAnswer, JoinTerms, Presentation
 from lockstep.values.errors import (
     LockstepError,
@@ -35,7 +35,7 @@ def test_a_member_that_fails_is_passed_over(verb: int, fault: LockstepError) -> 
         async def failing(_peer: PeerInfo, _question: object) -> JoinTerms | JoinAnswer:
             raise fault
 
-        internode = town.node(1).internode
+        internode = town.node(1).context.internode
         if verb == verbs.JOIN_ASK:
             internode.register(verb, AskJoin, JoinTerms, failing)  # type: ignore[arg-type]
         else:
@@ -53,7 +53,7 @@ def test_a_member_that_cannot_submit_any_more_sends_the_newcomer_on() -> None:
         async def refusing(*_entry: object, **_options: object) -> int:
             raise NodeExcluded("the member that was asked is excluded")
 
-        desk = town.node(1).membership.join_desk
+        desk = town.node(1).membership.membership.join_desk
         desk._submitter = type("Refusing", (), {"submit": staticmethod(refusing)})()  # type: ignore[assignment]
         town.cluster_lines["n4"] = 'seeds=["127.0.0.1", "127.0.0.2"]\n'
         town.start(4)
@@ -79,11 +79,11 @@ def test_a_joining_node_that_was_shut_out_says_so_and_joins_once_it_is_taken_bac
             town.process(place).swap_disk(town.process(4).disk)
         town.start(place)
         name = f"n{place}"
-        town.until(lambda: town.node(1).topology.acknowledged(4) >= town.newest.epoch)
+        town.until(lambda: town.node(1).work.topology.acknowledged(4) >= town.newest.epoch)
         town.wait(5.0)
         assert not town.ready(place) and name not in town.ended
         assert any("excluded" in said["reason"] for said in town.logged("join.waits", name))
-        taken = ExcludeList(town.node(1))
+        taken = ExcludeList(town.node(1).services)
         back = town.begin(1, lambda _node: taken.change({"nodes": [4], "undo": True}))
         assert town.finish(back).error is None, back.error
         town.until(lambda: town.ready(place) or name in town.ended, limit_s=120)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from lockstep.internode import verbs
+from lockstep.internode.handshake import PeerInfo
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.excluded import ExcludeNodes
 from lockstep.metadata.feature_names import BASE_FEATURES, FILE_STREAMING
-from lockstep.metadata.membership import PrepareMembership
+from lockstep.metadata.groups.membership import PrepareMembership
 from lockstep.node.node import Node
 from lockstep.placement.deltas import same_placement
-from lockstep.replication import verbs
-from lockstep.replication.handshake import PeerInfo
-from lockstep.server.exclude import ExcludeList
-from lockstep.sim.probes import CrashRule, DelayRule
+from lockstep.server.admin.exclude import ExcludeList
+from lockstep.sim.runtime.probes import CrashRule, DelayRule
 from lockstep.topology.joining import JoinAnswer, Phase, Presentation, Verdict
 from lockstep.values.errors import PreconditionError, ServerFault
 from lockstep.values.ids import NodeId
@@ -39,9 +39,9 @@ def test_three_nodes_that_join_at_once_all_become_normal() -> None:
         assert len(town.newest.directory.nodes) == 6 and not town.newest.operations
         epochs = [value.epoch for value in town.log.values]
         assert epochs == list(range(epochs[0], epochs[-1] + 1))
-        accepted = [town.node(number).info.accepted_epoch for number in (4, 5, 6)]  # type: ignore[union-attr]
+        accepted = [town.node(number).context.info.accepted_epoch for number in (4, 5, 6)]  # type: ignore[union-attr]
         assert len(set(accepted)) == 3
-        assert town.newest.schema.table("k", "t") == town.node(6).cluster.schema.table("k", "t")
+        assert town.newest.schema.table("k", "t") == town.node(6).log.cluster.schema.table("k", "t")
 
 
 def test_a_joining_node_starts_no_consensus_and_writes_nothing_before_it_is_judged() -> None:
@@ -53,20 +53,20 @@ def test_a_joining_node_starts_no_consensus_and_writes_nothing_before_it_is_judg
 
         members = [town.node(number) for number in (1, 2, 3)]
         for member in members:
-            member.internode.register(verbs.JOIN_PRESENT, Presentation, JoinAnswer, later)
+            member.context.internode.register(verbs.JOIN_PRESENT, Presentation, JoinAnswer, later)
         town.start(4)
         town.until(lambda: bool(town.logged("join.waits", "n4")))
         town.wait(2.0)
         node = town.node(4)
-        assert node.state.epoch == 0 and not node.identity.value.cluster_id
-        assert node.member.group is None and node.management.group is None
+        assert node.log.state.epoch == 0 and not node.context.identity.value.cluster_id
+        assert node.log.member.group is None and node.membership.management.group is None
         for member in members:
-            desk = member.membership.join_desk.judge
-            member.internode.register(verbs.JOIN_PRESENT, Presentation, JoinAnswer, desk)
+            desk = member.membership.membership.join_desk.judge
+            member.context.internode.register(verbs.JOIN_PRESENT, Presentation, JoinAnswer, desk)
         town.until(lambda: town.ready(4))
-        progress = node.membership.joiner.progress
+        progress = node.membership.membership.joiner.progress
         assert progress is not None and progress.phase is Phase.JOINED
-        assert progress.epoch == node.info.accepted_epoch  # type: ignore[union-attr]
+        assert progress.epoch == node.context.info.accepted_epoch  # type: ignore[union-attr]
 
 
 def test_a_refused_node_says_why_and_joins_with_the_same_directory_once_that_is_mended() -> None:
@@ -78,16 +78,18 @@ def test_a_refused_node_says_why_and_joins_with_the_same_directory_once_that_is_
         refused = town.ended["n4"]
         assert isinstance(refused, PreconditionError) and refused.exit_code == 3
         assert FILE_STREAMING in refused.message and refused.hint
-        assert not town.nodes["n4"].identity.value.cluster_id and town.nodes["n4"].state.epoch == 0
+        assert (
+            not town.nodes["n4"].context.identity.value.cluster_id and town.nodes["n4"].log.state.epoch == 0
+        )
         assert len(town.newest.directory.nodes) == 3 and not town.process(4).alive
         assert [said["code"] for said in town.logged("join.refused")] == ["features"]
         held = [name for name in town.process(4).disk.names("") if name.startswith("members")]
         assert not held, "the cluster was not its own"
-        host_id = town.nodes["n4"].identity.value.host_id
+        host_id = town.nodes["n4"].context.identity.value.host_id
         del town.extra_lines["n4"]
         town.start(4)
         town.until(lambda: town.ready(4))
-        assert town.node(4).identity.value.host_id == host_id
+        assert town.node(4).context.identity.value.host_id == host_id
 
 
 @pytest.mark.parametrize("label", ["join.presented", "membership.admitted", "metadata.apply.after_sync"])
@@ -144,7 +146,7 @@ def test_all_seeds_but_one_may_be_dead_and_those_that_are_shut_out_or_gone_are_s
         town.start(4, 5)
         town.until(lambda: town.ready(4, 5), limit_s=120)
         assert town.finish(town.submit(1, ExcludeNodes((NodeId(4),), "suspect"))).error is None
-        town.until(lambda: town.node(4).state.epoch == town.newest.epoch)
+        town.until(lambda: town.node(4).log.state.epoch == town.newest.epoch)
         town.cluster_lines["n6"] = 'seeds=["127.0.0.91", "127.0.0.92", "127.0.0.4", "127.0.0.5"]\n'
         town.start(6)
         town.until(lambda: town.ready(6), limit_s=120)
@@ -174,8 +176,8 @@ def test_a_join_that_cannot_go_on_names_whom_it_waits_for() -> None:
         town.start(5)
         town.until(lambda: bool(town.newest.operations))
         town.process(5).crash()
-        town.until(lambda: any(b.node == 5 for b in town.node(town.leader()).topology.blocking))
-        reasons = [b.reason for b in town.node(town.leader()).topology.blocking if b.node == 5]
+        town.until(lambda: any(b.node == 5 for b in town.node(town.leader()).work.topology.blocking))
+        reasons = [b.reason for b in town.node(town.leader()).work.topology.blocking if b.node == 5]
         assert all(reasons)
         town.start(5)
         town.until(lambda: town.ready(5))
@@ -183,19 +185,13 @@ def test_a_join_that_cannot_go_on_names_whom_it_waits_for() -> None:
 
 def test_a_join_whose_data_cannot_be_had_ends_and_leaves_no_trace_and_may_be_tried_again() -> None:
     def prepare(name: str, node: Node) -> None:
-        build = node._build_request_path
-
-        def built(generation: int) -> None:
-            build(generation)
-            if name == "n4":
-                failing(node, 1000, ServerFault("planted: it cannot be stored"))
-
-        node._build_request_path = built  # type: ignore[method-assign]
+        if name == "n4":
+            failing(node, 1000, ServerFault("planted: it cannot be stored"))
 
     with Town() as town:
         with_data(town)
         before = town.newest.placements
-        town.prepare = prepare
+        town.loaded = prepare
         town.start(4)
         town.until(lambda: "n4" in town.ended, limit_s=120)
         refused = town.ended["n4"]
@@ -204,7 +200,7 @@ def test_a_join_whose_data_cannot_be_had_ends_and_leaves_no_trace_and_may_be_tri
         assert node.state is NodeState.NONE and not node.tokens and not town.newest.operations
         for ring, was in zip(town.newest.placements.rings, before.rings, strict=True):
             assert same_placement(ring, was)
-        town.prepare = lambda name, node: None
+        town.loaded = lambda name, node: None
         town.start(4)
         town.until(lambda: town.ready(4))
         assert len(town.newest.directory.nodes) == 4
@@ -220,9 +216,9 @@ def test_an_excluded_node_that_moved_is_heard_where_it_is_and_taken_back() -> No
         town.process(4).crash()
         town.process(14).swap_disk(disk)
         town.start(14)
-        town.until(lambda: town.node(1).topology.acknowledged(4) == town.newest.epoch)
+        town.until(lambda: town.node(1).work.topology.acknowledged(4) == town.newest.epoch)
         assert not town.ready(14)
-        taken = ExcludeList(town.node(1))
+        taken = ExcludeList(town.node(1).services)
         back = town.begin(1, lambda _node: taken.change({"nodes": [4], "undo": True}))
         assert town.finish(back).error is None, back.error
         town.until(lambda: town.ready(14))
@@ -269,7 +265,7 @@ def test_an_old_node_that_was_down_when_a_feature_was_announced_holds_it_up_and_
         town.until(lambda: town.ready(3))
         town.wait(3.0)
         assert FILE_STREAMING not in town.newest.features_enabled, "node 4 has not seen the announcement"
-        waits = town.node(town.leader()).topology.blocking
+        waits = town.node(town.leader()).work.topology.blocking
         assert [(b.node, "file-streaming" in b.reason) for b in waits] == [(4, True)]
         town.extra_lines["n4"] = OLD
         town.start(4)

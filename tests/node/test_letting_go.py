@@ -10,9 +10,9 @@ import pytest
 
 from lockstep.metadata.operations import Stage
 from lockstep.node.configuration import parse
-from lockstep.node.messages import EpochReply
-from lockstep.node.service_driver import ServiceDriver
-from lockstep.node.topology_driver import TopologyDriver
+from lockstep.node.log.messages import EpochReply
+from lockstep.node.membership.service_driver import ServiceDriver
+from lockstep.node.work.topology_driver import TopologyDriver
 from lockstep.topology.step import Reports
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.ids import NodeId
@@ -28,20 +28,23 @@ class Driven:
         self.now_s = 100.0
         self.said: list[tuple[str, dict[str, Any]]] = []
         clock = SimpleNamespace(monotonic_s=lambda: self.now_s)
+        context = SimpleNamespace(
+            runtime=SimpleNamespace(clock=clock),
+            internode=None,
+            own_id=lambda: 1,
+            alive=lambda node: True,
+            log=lambda event, **facts: self.said.append((event, facts)),
+            configuration=SimpleNamespace(topology=SimpleNamespace(relax_after_ms=relax_after_ms)),
+        )
         self.driver = TopologyDriver(
-            SimpleNamespace(clock=clock),  # type: ignore[arg-type]
+            context,  # type: ignore[arg-type]
             SimpleNamespace(listen=lambda listener: None),  # type: ignore[arg-type]
             None,  # type: ignore[arg-type]
-            None,  # type: ignore[arg-type]
-            own_id=lambda: 1,
             is_leader=lambda: True,
             term=lambda: 1,
-            alive=lambda node: True,
             heard_since=lambda node, wall_us: False,
             follows=lambda: "",
             stragglers=lambda: (),
-            relax_after_ms=relax_after_ms,
-            log=lambda event, **facts: self.said.append((event, facts)),
         )
 
 

@@ -65,7 +65,7 @@ def test_stopping_leaves_nothing_and_a_new_node_starts_in_the_same_process() -> 
         for remains in rounds:
             assert remains["tasks"] == [] and remains["ends"] == []
             assert remains["timers"] == []
-        assert town.node(3).identity.value.generation == 5
+        assert town.node(3).context.identity.value.generation == 5
         assert town.finish(town.submit(3, keyspace("k"))).error is None
 
 
@@ -108,17 +108,3 @@ def test_what_breaks_a_node_while_it_starts_is_raised_by_the_start() -> None:
         town.process(1).start(main)
         town.until(lambda: bool(raised) and not town.process(1).alive)
         assert isinstance(raised[0], CannotApply)
-
-
-def test_a_node_object_is_started_once() -> None:
-    with Town(founders=1) as town:
-
-        async def main(runtime: Runtime) -> None:
-            node = make(town, runtime, "n1")
-            await node.start()
-            await node.stop()
-            with pytest.raises(AssertionError):
-                await node.start()
-
-        town.process(1).start(main)
-        town.until(lambda: not town.process(1).alive)

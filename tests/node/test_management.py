@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from lockstep.metadata.directory import NodeState
-from lockstep.metadata.group_states import GlobalState, LocalState, Part
-from lockstep.metadata.management import ManagementState, Outcome
-from lockstep.metadata.management_commands import (
+from lockstep.metadata.groups.group_states import GlobalState, LocalState, Part
+from lockstep.metadata.groups.management import ManagementState, Outcome
+from lockstep.metadata.groups.management_commands import (
     Action,
     Admit,
     Command,
@@ -19,21 +20,22 @@ from lockstep.metadata.management_commands import (
     RecordVoters,
     encode_command,
 )
-from lockstep.metadata.service import SERVICE
-from lockstep.node.management import ADMISSION_TIMEOUT_MS, LOOKS_PER_QUESTION
-from lockstep.node.management_group import ManagementGroup
-from lockstep.node.management_messages import GroupReport
+from lockstep.metadata.groups.service import SERVICE
+from lockstep.node.group_bounds import GroupBounds
+from lockstep.node.log.raft_driver import RaftDriver
+from lockstep.node.log.raft_transport import MANAGEMENT_GROUP, METADATA_GROUP
+from lockstep.node.membership.management import ADMISSION_TIMEOUT_MS, LOOKS_PER_QUESTION
+from lockstep.node.membership.management_group import ManagementGroup
+from lockstep.node.membership.management_messages import GroupReport
 from lockstep.node.node import Node
-from lockstep.node.raft_driver import RaftDriver
-from lockstep.node.raft_transport import MANAGEMENT_GROUP, METADATA_GROUP
-from lockstep.sim.probes import CrashRule
+from lockstep.sim.runtime.probes import CrashRule
 from lockstep.values.errors import DiskRefused, PreconditionError
 from lockstep.values.ids import NodeId
 from tests.node.support import Town, decommission, keyspace, leave
 
 
 def states(town: Town, *numbers: int) -> list[ManagementState]:
-    return [town.node(number).management.state for number in numbers]
+    return [town.node(number).membership.management.state for number in numbers]
 
 
 def agreed(town: Town, *numbers: int) -> ManagementState:
@@ -66,7 +68,7 @@ def settled(town: Town, *numbers: int) -> ManagementState:
 
 
 def leading(town: Town, *numbers: int) -> ManagementGroup | None:
-    groups = [town.node(number).management.group for number in numbers if town.ready(number)]
+    groups = [town.node(number).membership.management.group for number in numbers if town.ready(number)]
     return next((group for group in groups if group is not None and group.is_leader), None)
 
 
@@ -125,13 +127,15 @@ def test_a_newcomer_is_admitted_before_it_is_registered_and_expelled_when_it_lef
         town.world.monitors.append(watch)
         town.start(4)
         town.until(lambda: town.ready(4))
-        host_id = town.node(4).identity.value.host_id
+        host_id = town.node(4).context.identity.value.host_id
         assert registered[host_id] is False
         assert settled(town, 1, 2, 3).by_host_id[host_id].node_id == 4
         assert town.finish(town.submit(1, decommission(4))).error is None
         town.until(lambda: town.state_of(4) is NodeState.LEFT)
         assert settled(town, 1, 2, 3).expelled == (host_id,)
-        readmission = town.begin(1, lambda node: node.management.admit(Host(host_id, "127.0.0.4", 7000)))
+        readmission = town.begin(
+            1, lambda node: node.membership.management.admit(Host(host_id, "127.0.0.4", 7000))
+        )
         assert "has left" in str(town.finish(readmission).error)
 
 
@@ -154,7 +158,7 @@ def test_a_command_whose_reply_is_lost_is_applied_once() -> None:
         town.found()
         settled(town, 1, 2, 3)
         who = leader(town, 1, 2, 3)
-        group = town.node(who).management.group
+        group = town.node(who).membership.management.group
         assert group is not None
         submit, commands = group.submit, []
 
@@ -168,7 +172,7 @@ def test_a_command_whose_reply_is_lost_is_applied_once() -> None:
         group.submit = lossy  # type: ignore[method-assign]
         before = group.state.index
         action = Admit(Host("h", "127.0.0.9", 7000), 1)
-        done = town.begin(who, lambda node: node.management.submitter.submit(action, 5000))
+        done = town.begin(who, lambda node: node.membership.management.submitter.submit(action, 5000))
         at = town.finish(done).value.index
         assert at > before
         # Whoever was asked again, the leader or a member that has applied it: the same outcome.
@@ -180,7 +184,7 @@ def test_a_command_that_is_in_the_log_twice_is_applied_once() -> None:
     with Town() as town:
         town.found()
         settled(town, 1, 2, 3)
-        group = town.node(leader(town, 1, 2, 3)).management.group
+        group = town.node(leader(town, 1, 2, 3)).membership.management.group
         assert group is not None
         town.until(lambda: group.driver.raft.last_index == group.driver.raft.commit_index)
         before, at = group.state, group.driver.raft.last_index
@@ -204,7 +208,7 @@ def test_the_members_follow_the_recorded_voters_and_keep_the_state() -> None:
         for number in (1, 2, 3, 4):
             detach(town.node(number))
         record = RecordVoters((1, 3, 4), 99, 99)
-        done = town.begin(1, lambda node: node.management.submitter.submit(record, 5000))
+        done = town.begin(1, lambda node: node.membership.management.submitter.submit(record, 5000))
         assert town.finish(done).error is None
         town.until(lambda: voters(town, 1) == (1, 3, 4))
         after = agreed(town, 1, 3, 4)
@@ -212,7 +216,9 @@ def test_the_members_follow_the_recorded_voters_and_keep_the_state() -> None:
         assert after.voters.voters == (1, 3, 4)
         # The newcomer counts: with it a majority is left when one of the others dies.
         town.process(3).crash("power")
-        done = town.begin(1, lambda node: node.management.submitter.submit(Expel("nobody"), 20_000))
+        done = town.begin(
+            1, lambda node: node.membership.management.submitter.submit(Expel("nobody"), 20_000)
+        )
         outcome = town.finish(done).value
         assert outcome.refusal.code == "NOT_ADMITTED"
 
@@ -223,8 +229,8 @@ def test_a_voter_that_leaves_is_replaced_in_the_group_too() -> None:
         town.start(4)
         town.until(lambda: town.ready(4))
         settled(town, 1, 2, 3)
-        assert town.node(4).management.group is None
-        out = next(number for number in (2, 3) if not town.node(number).is_leader)
+        assert town.node(4).membership.management.group is None
+        out = next(number for number in (2, 3) if not town.node(number).log.is_leader)
         assert town.finish(town.submit(1, leave(out))).error is None
         rest = [number for number in (1, 2, 3, 4) if number != out]
         town.until(lambda: town.state_of(out) is NodeState.LEFT)
@@ -241,7 +247,7 @@ def test_a_newcomer_that_never_answered_gets_no_vote_however_short_the_log_is() 
             detach(town.node(number))
         town.process(4).crash()
         record = RecordVoters((1, 2, 3, 4), 99, 99)
-        done = town.begin(1, lambda node: node.management.submitter.submit(record, 5000))
+        done = town.begin(1, lambda node: node.membership.management.submitter.submit(record, 5000))
         assert town.finish(done).error is None
         town.wait(10)
         group = leading(town, 1, 2, 3)
@@ -260,7 +266,7 @@ def test_leadership_that_is_handed_to_a_dead_member_goes_to_another() -> None:
             detach(town.node(number))
         first = leader(town, 1, 2, 3)
         rest = tuple(number for number in (1, 2, 3, 4) if number != first)
-        driver = town.node(first).management.group.driver  # type: ignore[union-attr]
+        driver = town.node(first).membership.management.group.driver  # type: ignore[union-attr]
         dead: list[int] = []
 
         def transfer(target: int) -> Any:
@@ -271,7 +277,7 @@ def test_leadership_that_is_handed_to_a_dead_member_goes_to_another() -> None:
 
         driver.transfer = transfer  # type: ignore[method-assign]
         record = RecordVoters(rest, 99, 99)
-        done = town.begin(first, lambda node: node.management.submitter.submit(record, 5000))
+        done = town.begin(first, lambda node: node.membership.management.submitter.submit(record, 5000))
         assert town.finish(done).error is None
         town.until(lambda: bool(dead))
         town.until(lambda: any(voters(town, number) == rest for number in rest if number not in dead))
@@ -282,7 +288,7 @@ def test_voters_of_long_ago_do_not_pass_for_the_recorded_ones() -> None:
         town.found()
         settled(town, 1, 2, 3)
         number = town.leader()
-        management = town.node(number).management
+        management = town.node(number).membership.management
         assert management.group is not None
         driver = management.group.driver
         if driver.is_leader:
@@ -303,7 +309,7 @@ def test_no_member_begins_while_the_one_before_may_still_write() -> None:
     with Town() as town:
         town.found()
         settled(town, 1, 2, 3)
-        management = town.node(3).management
+        management = town.node(3).membership.management
         group = management.group
         assert group is not None
         seen: list[object] = []
@@ -346,28 +352,30 @@ def test_a_node_that_no_longer_votes_ends_its_member() -> None:
         for number in (1, 2, 3):
             detach(town.node(number))
         state = town.newest.service
-        out = next(number for number in (2, 3) if not town.node(number).is_leader)
+        out = next(number for number in (2, 3) if not town.node(number).log.is_leader)
         rest = tuple(number for number in (1, 2, 3) if number != out)
         counted = msgspec.structs.replace(state, voters=tuple(NodeId(number) for number in rest))
         node = town.node(out)
-        node.state.current = node.state.current.changed(SERVICE.set(counted))
-        node.management._own_member = lambda: None  # type: ignore[method-assign]
-        done = town.begin(1, lambda one: one.management.submitter.submit(RecordVoters(rest, 99, 99), 5000))
+        node.log.state.current = node.log.state.current.changed(SERVICE.set(counted))
+        node.membership.management._own_member = lambda: None  # type: ignore[method-assign]
+        done = town.begin(
+            1, lambda one: one.membership.management.submitter.submit(RecordVoters(rest, 99, 99), 5000)
+        )
         assert town.finish(done).error is None
-        town.until(lambda: node.management.group is None)
+        town.until(lambda: node.membership.management.group is None)
         assert voters(town, rest[0]) == rest
         assert town.logged("management.left", f"n{out}")
 
 
 def detach(node: Node) -> None:
     """The record of voters is the test's own from now on."""
-    node.management._leads = lambda: False
-    node.management._own_member = lambda: node.node_id  # type: ignore[method-assign]
-    node.management.wake()
+    node.membership.management._member = SimpleNamespace(leads=False)  # type: ignore[assignment]
+    node.membership.management._own_member = node.context.own_id  # type: ignore[method-assign]
+    node.membership.management.wake()
 
 
 def voters(town: Town, number: int) -> tuple[int, ...]:
-    group = town.node(number).management.group
+    group = town.node(number).membership.management.group
     return group.driver.raft.configuration.voters if group is not None else ()
 
 
@@ -387,19 +395,15 @@ def test_the_state_survives_power_loss_of_all() -> None:
 # -- snapshots
 
 
-def compacting(name: str, node: Node) -> None:
-    node.management.snapshot_entries = 4
-
-
 def test_a_log_that_was_shortened_survives_power_loss_and_reaches_a_new_member() -> None:
     with Town() as town:
-        town.prepare = compacting
+        town.bounds = GroupBounds(management_entries=4)
         town.found()
         settled(town, 1, 2, 3)
         for number in range(40):
             action = Admit(Host(f"host {number}", "127.0.0.9", 7000 + number), 1)
             assert town.finish(submitted(town, 1, action)).error is None
-        group = town.node(leader(town, 1, 2, 3)).management.group
+        group = town.node(leader(town, 1, 2, 3)).membership.management.group
         assert group is not None
         assert group.driver.raft.first_index > 1 or group.driver.raft.snapshot is not None
         town.start(4)
@@ -420,7 +424,7 @@ def test_a_log_that_was_shortened_survives_power_loss_and_reaches_a_new_member()
 
 
 def submitted(town: Town, number: int, action: Action) -> Any:
-    return town.begin(number, lambda node: node.management.submitter.submit(action, 5000))
+    return town.begin(number, lambda node: node.membership.management.submitter.submit(action, 5000))
 
 
 # -- loss of the majority
@@ -431,7 +435,7 @@ def test_without_a_majority_admission_is_refused_in_time_and_the_rest_goes_on() 
         town.found()
         settled(town, 1, 2, 3)
         for number in (2, 3):
-            group = town.node(number).management.group
+            group = town.node(number).membership.management.group
             assert group is not None
             group.driver.halt()
         town.start(4)
@@ -448,11 +452,11 @@ def test_without_a_majority_admission_is_refused_in_time_and_the_rest_goes_on() 
 
 
 def report(town: Town, number: int, group: int) -> Any:
-    return town.finish(town.begin(number, lambda node: node.groups.local(group))).value
+    return town.finish(town.begin(number, lambda node: node.membership.groups.local(group))).value
 
 
 def whole(town: Town, number: int, group: int) -> Any:
-    return town.finish(town.begin(number, lambda node: node.groups.whole(group))).value
+    return town.finish(town.begin(number, lambda node: node.membership.groups.whole(group))).value
 
 
 def test_every_node_reports_its_last_entry_without_a_leader() -> None:
@@ -490,13 +494,13 @@ def test_the_global_word_follows_the_voters() -> None:
             word = whole(town, 1, group)
             assert word.state is GlobalState.DEGRADED
             assert [voter for voter, _ in word.unreachable] == [3]
-            peers = town.node(1).groups.peers(group)
+            peers = town.node(1).membership.groups.peers(group)
             assert (peers.available, peers.count, peers.state) == (True, 2, GlobalState.DEGRADED)
         town.process(2).crash()
         town.wait(15)
         for group in (METADATA_GROUP, MANAGEMENT_GROUP):
             assert whole(town, 1, group).state is GlobalState.UNAVAILABLE
-            peers = town.node(1).groups.peers(group)
+            peers = town.node(1).membership.groups.peers(group)
             assert (peers.available, peers.count) == (False, 1)
 
 
@@ -505,9 +509,9 @@ def test_a_disk_that_fails_the_group_s_journal_stops_the_node() -> None:
         town.found()
         settled(town, 1, 2, 3)
         node = town.node(2)
-        assert node.management.group is not None
+        assert node.membership.management.group is not None
         town.process(2).expected_errors = (DiskRefused,)
-        node.management.group.driver._fail(DiskRefused("sync of raft/group-2 failed"))
+        node.membership.management.group.driver._fail(DiskRefused("sync of raft/group-2 failed"))
         assert node.broken is not None and isinstance(node.broken.result(), DiskRefused)
 
 
@@ -515,13 +519,15 @@ def test_a_member_that_cannot_go_on_is_broken_and_the_group_degraded() -> None:
     with Town() as town:
         town.found()
         settled(town, 1, 2, 3)
-        group = town.node(2).management.group
+        group = town.node(2).membership.management.group
         assert group is not None
         group.driver._fail(PreconditionError("its file is gone"))
         said = report(town, 2, MANAGEMENT_GROUP)
         assert said.state == LocalState.BROKEN
         assert "its file is gone" in said.reason
-        assert "its file is gone" in town.node(2).management.unsettled(), "a leader says why it waits"
+        assert "its file is gone" in town.node(2).membership.management.unsettled(), (
+            "a leader says why it waits"
+        )
         assert whole(town, 1, MANAGEMENT_GROUP).state is GlobalState.DEGRADED
         assert whole(town, 1, METADATA_GROUP).state is GlobalState.AVAILABLE
         assert town.ready(2)

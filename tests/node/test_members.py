@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lockstep.node.members import MEMBERS_PATH, members_of
-from lockstep.node.messages import FetchLog, LogEntries, MemberList
-from lockstep.replication import verbs
+from lockstep.internode import verbs
+from lockstep.node.log.messages import FetchLog, LogEntries, MemberList
+from lockstep.node.membership.members import MEMBERS_PATH, members_of
 from lockstep.values.errors import DiskRefused, PeerUnreachable
 from tests.node.support import Town, keyspace
 
@@ -72,7 +72,7 @@ def test_a_newcomer_joins_through_any_live_node_and_keeps_whom_it_heard_of() -> 
         async def nothing(_peer: object, _request: FetchLog) -> LogEntries:
             raise PeerUnreachable("not now")
 
-        seed.internode.register(verbs.FETCH_LOG, FetchLog, LogEntries, nothing)
+        seed.context.internode.register(verbs.FETCH_LOG, FetchLog, LogEntries, nothing)
         town.cluster_lines["n6"] = 'seeds=["127.0.0.4"]'
         for number in (1, 2, 3):
             town.world.network.block(town.process(6).host, town.process(number).host)
@@ -80,12 +80,12 @@ def test_a_newcomer_joins_through_any_live_node_and_keeps_whom_it_heard_of() -> 
         town.start(6)
         town.until(lambda: MEMBERS_PATH in town.process(6).disk.files, limit_s=10)
         town.wait(0.5)
-        assert town.node(6).state.epoch == 0
+        assert town.node(6).log.state.epoch == 0
         town.process(6).crash()
         town.process(4).crash()
         town.world.network.heal()
         town.start(6)
-        town.until(lambda: town.node(6).state.epoch > 0, limit_s=20)
+        town.until(lambda: town.node(6).log.state.epoch > 0, limit_s=20)
         assert town.logged("join.waits", "n6")
 
 
@@ -100,7 +100,7 @@ def test_a_damaged_list_of_members_is_as_good_as_none() -> None:
         town.start(4)
         town.until(lambda: town.ready(4))
         town.finish(town.submit(4, keyspace("k")))
-        assert members_of(town.node(4).state.current).members[0].address == "127.0.0.1"
+        assert members_of(town.node(4).log.state.current).members[0].address == "127.0.0.1"
 
 
 def test_a_list_that_could_not_be_saved_is_saved_later() -> None:
@@ -109,7 +109,7 @@ def test_a_list_that_could_not_be_saved_is_saved_later() -> None:
         town.start(4)
         town.until(lambda: town.ready(4))
         town.wait(3.0)
-        members = town.node(4).members
+        members = town.node(4).membership.members
         whole, failures = members._save, [DiskRefused("no room"), DiskRefused("no room")]
 
         async def save(newest: MemberList) -> None:
@@ -128,6 +128,6 @@ def test_a_list_that_could_not_be_saved_is_saved_later() -> None:
 def test_every_node_tells_who_the_members_are_and_which_of_them_vote() -> None:
     with Town() as town:
         with_members(town)
-        told = members_of(town.node(5).state.current)
+        told = members_of(town.node(5).log.state.current)
         assert [member.id for member in told.members] == [1, 2, 3, 4, 5]
         assert [member.id for member in told.members if member.voter] == list(town.newest.voters)

@@ -9,7 +9,7 @@ import pytest
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.operations import Stage
-from lockstep.sim.probes import CrashRule, DelayRule
+from lockstep.sim.runtime.probes import CrashRule, DelayRule
 from lockstep.topology.transformations import CancelOperation
 from lockstep.values.errors import ConfigurationError, PreconditionError
 from tests.node.support import Town, decommission, keyspace, table
@@ -115,7 +115,7 @@ def test_a_node_that_left_stops_serving_and_does_not_start_again() -> None:
         assert isinstance(town.ended["n4"], PreconditionError)
         assert not town.nodes["n4"].ready and town.logged("node.left", "n4")
         # It stores which timestamps it has given before the process ends.
-        assert not town.node(4).internode._running
+        assert not town.node(4).context.internode._running
         town.until(lambda: not town.process(4).alive, limit_s=1.0)
         town.start(4)
         town.until(lambda: "n4" in town.ended)
@@ -126,7 +126,7 @@ def test_a_node_that_left_stops_serving_and_does_not_start_again() -> None:
         town.log.forget("n4")
         town.start(4)
         town.until(lambda: town.ready(4))
-        assert town.node(4).node_id == 5
+        assert town.node(4).context.own_id() == 5
 
 
 def test_a_node_that_was_down_when_it_left_learns_of_it() -> None:
@@ -193,7 +193,7 @@ def test_a_newcomer_that_does_not_hear_of_its_registration_goes_on_all_the_same(
     with Town() as town:
         with_data(town)
         town.start(4)
-        town.until(lambda: "n4" in town.nodes and town.node(4).state.epoch > 0)
+        town.until(lambda: "n4" in town.nodes and town.node(4).log.state.epoch > 0)
         # Its entry is committed, and every answer to it is lost.
         host = town.process(4).host
         town.until(lambda: len(town.newest.directory.nodes) == 4 or town.world.now_s() > 60)
@@ -240,14 +240,14 @@ def test_the_others_take_a_newcomer_for_alive_while_it_joins() -> None:
         town.until(lambda: bool(town.newest.operations))
         town.wait(10)
         assert town.newest.operations and not town.ready(4)
-        assert [town.node(number).liveness.alive(4) for number in (1, 2, 3)] == [True] * 3
+        assert [town.node(number).membership.liveness.alive(4) for number in (1, 2, 3)] == [True] * 3
         # And they see in its messages what it has applied, for it told its id as soon as it had one.
         for number in (1, 2, 3):
-            town.node(number).topology._acknowledged.clear()
+            town.node(number).work.topology._acknowledged.clear()
         assert town.finish(town.submit(2, keyspace("more"))).error is None
         town.wait(1.5)
         for number in (1, 2, 3):
-            assert town.node(number).topology.acknowledged(4) == town.newest.epoch
+            assert town.node(number).work.topology.acknowledged(4) == town.newest.epoch
 
 
 def test_what_blocks_an_operation_is_visible_with_node_reason_and_time() -> None:
@@ -257,10 +257,10 @@ def test_what_blocks_an_operation_is_visible_with_node_reason_and_time() -> None
         town.start(4)
         town.until(lambda: not town.process(4).alive)
         town.wait(1)
-        (blocking,) = town.node(town.leader()).topology.blocking
+        (blocking,) = town.node(town.leader()).work.topology.blocking
         assert blocking.node == 4 and blocking.reason and blocking.since_us > 0
         town.wait(3)
-        (later,) = town.node(town.leader()).topology.blocking
+        (later,) = town.node(town.leader()).work.topology.blocking
         assert later.operation_id == blocking.operation_id
         # It is said once for each reason, not with every attempt.
         assert len(town.logged("topology.work_waits")) < 12
@@ -269,8 +269,8 @@ def test_what_blocks_an_operation_is_visible_with_node_reason_and_time() -> None
 def test_a_node_without_a_vote_knows_who_leads_and_forgets_a_dead_leader() -> None:
     with Town() as town:
         joined(town)
-        town.until(lambda: town.node(4).leader_id == town.leader())
+        town.until(lambda: town.node(4).log.leader_id == town.leader())
         first = town.leader()
         town.process(first).crash("kill")
-        town.until(lambda: town.node(4).leader_id not in (None, first))
-        assert town.node(4).leader_id == town.leader()
+        town.until(lambda: town.node(4).log.leader_id not in (None, first))
+        assert town.node(4).log.leader_id == town.leader()

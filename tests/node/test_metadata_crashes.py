@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.recent_ids import RECENT_IDS
-from lockstep.metadata.snapshot_entries import TakeSnapshot, TruncateLog
-from lockstep.metadata.tip import Duplicate, Expired, Tip
+from lockstep.metadata.log.recent_ids import RECENT_IDS
+from lockstep.metadata.log.snapshot_entries import TakeSnapshot, TruncateLog
+from lockstep.metadata.log.tip import Duplicate, Expired, Tip
 from lockstep.metadata.transformations import SetExtension
-from lockstep.node import metadata_files as files
-from lockstep.node.metadata_state import MetadataState
-from lockstep.node.metadata_store import Retention
-from lockstep.sim.disk import SimDisk
-from lockstep.sim.probes import SYNC_IN_FLIGHT, CrashRule
+from lockstep.node.log import metadata_files as files
+from lockstep.node.log.metadata_state import MetadataState
+from lockstep.node.log.metadata_store import Retention
+from lockstep.sim.runtime.disk import SimDisk
+from lockstep.sim.runtime.probes import SYNC_IN_FLIGHT, CrashRule
 from lockstep.values.errors import CorruptFile
 from tests.metadata.histories import History
 from tests.node.metadata_place import LONG, REGISTRY, Place, damage, feeding, history, same

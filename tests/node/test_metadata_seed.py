@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.metadata.digest import state_digest
-from lockstep.metadata.dump import dump_file, load_file
-from lockstep.node.identity import IdentityFile
-from lockstep.node.metadata_seed import seed_directory
-from lockstep.node.metadata_state import MetadataState
+from lockstep.metadata.log.digest import state_digest
+from lockstep.metadata.log.dump import dump_file, load_file
+from lockstep.node.log.metadata_seed import seed_directory
+from lockstep.node.log.metadata_state import MetadataState
+from lockstep.node.membership.identity import IdentityFile
 from lockstep.runtime.real import real_runtime
 from lockstep.values.errors import ConfigurationError, CorruptFile
 from tests.node.metadata_place import LONG, REGISTRY

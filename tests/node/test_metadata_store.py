@@ -9,21 +9,26 @@ import msgspec
 import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.digest import state_digest
-from lockstep.metadata.entries import hash_of
+from lockstep.metadata.log.digest import state_digest
+from lockstep.metadata.log.entries import hash_of
+from lockstep.metadata.log.registry import EntryKind
+from lockstep.metadata.log.snapshot_entries import TakeSnapshot, TruncateLog
+from lockstep.metadata.log.snapshot_file import SnapshotFileReader
 from lockstep.metadata.operations import OPERATIONS
-from lockstep.metadata.registry import EntryKind
-from lockstep.metadata.snapshot_entries import TakeSnapshot, TruncateLog
-from lockstep.metadata.snapshot_file import SnapshotFileReader
 from lockstep.metadata.transformations import SetExtension
-from lockstep.node import metadata_files as files
-from lockstep.node import metadata_store
-from lockstep.node.metadata_past import Past
-from lockstep.node.metadata_state import MetadataState
-from lockstep.node.metadata_store import Retention
-from lockstep.sim.disk import SimDisk
+from lockstep.node.log import metadata_files as files
+from lockstep.node.log import metadata_store
+from lockstep.node.log.metadata_past import Past
+from lockstep.node.log.metadata_state import MetadataState
+from lockstep.node.log.metadata_store import Retention
+from lockstep.sim.runtime.disk import SimDisk
+from lockstep.topology.kinds.decommission import Decommission
+from lockstep.topology.requests import EnqueueRequest
+from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.codec import frame_record
 from lockstep.values.errors import CannotApply, CorruptFile, LockstepError, LogTruncated, Rejected
+from lockstep.values.ids import NodeId
+from tests.metadata.histories import simple, started
 from tests.node.metadata_place import LONG, REGISTRY, Place, damage, feeding, history, same
 
 
@@ -60,6 +65,23 @@ def test_what_was_dropped_is_refused_clearly_and_hashes_of_it_are_kept_sparsely(
                 known = epoch % 4 == 0 or epoch >= 34
                 assert state.hash_at(epoch) == (LONG.values[epoch].hash if known else None), epoch
             place.restart()
+
+
+def test_a_snapshot_with_a_running_operation_and_a_queue_is_read_again() -> None:
+    """Bodies of kinds are in its very first piece, from which the header is read too."""
+    made = started([(at * 100,) for at in range(5)], ("ks", simple(2)))
+    for node in (4, 5):
+        made.submit(EnqueueRequest(Decommission(NodeId(node)), actor="test"))
+    made.submit(PrepareOperation(Decommission(NodeId(4)), request_id=1))
+    made.submit(TakeSnapshot("test", 0))
+    with Place() as place:
+        place.registry = made.registry
+        place.run(feeding(made.entries))
+        assert files.snapshots(place.state._runtime.disk) == [made.now.epoch]
+        place.restart()
+        same(place.state, made, made.now.epoch)
+        assert place.state.current.operations and place.state.current.requests.queue
+        assert not place.log("metadata.snapshot_unreadable")
 
 
 def test_an_unreadable_snapshot_is_stepped_back_from_and_written_again() -> None:

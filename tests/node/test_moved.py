@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.operations import Operation, OperationKind, Stage
+from lockstep.metadata.operations import Operation, Stage
 from lockstep.metadata.requests import Request
-from lockstep.node.messages import WorkStatus
-from lockstep.node.moved import OPERATIONS_KEPT_MAX, Amount, Moved
+from lockstep.node.log.messages import WorkStatus
+from lockstep.node.work.moved import OPERATIONS_KEPT_MAX, Amount, Moved
+from lockstep.topology.kinds.decommission import Decommission
 from lockstep.topology.running import streaming_session
 from lockstep.topology.step import receivers
 from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
@@ -79,7 +80,7 @@ class Leaving:
         self.term: int | None = 1
         self.moved = Moved(lambda: self.term)
         self.history: History = started([(100,), (200,), (300,), (400,)], ("ks", simple(2)))
-        self.submit(PrepareOperation(OperationKind.DECOMMISSION, NodeId(4)))
+        self.submit(PrepareOperation(Decommission(NodeId(4))))
 
     def submit(self, body: Any) -> None:
         before = self.now

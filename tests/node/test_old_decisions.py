@@ -6,10 +6,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from lockstep.consensus.paxos import Ballot, Proposal
+from lockstep.coordination.ballot_rounds import Patience
+from lockstep.coordination.conditional import Decision
 from lockstep.node.node import Node
-from lockstep.replication.ballot_messages import CommitRequest, Place, ProposeRequest
-from lockstep.replication.ballot_rounds import Patience
-from lockstep.replication.conditional import Decision
+from lockstep.replica.ballot_messages import CommitRequest, Place, ProposeRequest
 from lockstep.values.codec import encode
 from lockstep.values.errors import InvalidRequest, StaleEpoch, Unavailable
 from lockstep.values.ids import MUTATION_ID_BYTES, Consistency
@@ -49,13 +49,13 @@ def insert(town: Town, number: int) -> None:
 
     async def work(node: Node) -> None:
         place = Place(asked.table_id, asked.right, NAME)
-        await node.conditionals.write(place, asked, decide, SERIAL, QUORUM, PATIENCE)
+        await node.data.conditionals.write(place, asked, decide, SERIAL, QUORUM, PATIENCE)
 
     done(town, town.begin(number, work))
 
 
 def reading(town: Town) -> Callable[[Node], Coroutine[Any, Any, ReadResult]]:
-    return lambda node: node.conditionals.read(command(town), SERIAL, PATIENCE)
+    return lambda node: node.data.conditionals.read(command(town), SERIAL, PATIENCE)
 
 
 def rows_seen(town: Town, number: int) -> int:
@@ -65,23 +65,23 @@ def rows_seen(town: Town, number: int) -> int:
 
 def rows_at(town: Town, number: int) -> int:
     """What a node has by itself."""
-    result = done(town, town.begin(number, lambda node: node.engine.read(command(town))))
+    result = done(town, town.begin(number, lambda node: node.data.engine.read(command(town))))
     return sum(len(partition.rows) for partition in result.partitions)
 
 
 def away(town: Town, number: int) -> None:
     """Stop a node, until the others take it for dead."""
     town.process(number).crash()
-    node_id = int(town.node(number).node_id)
+    node_id = int(town.node(number).context.own_id())
     others = [town.node(other) for other in NODES if other != number]
-    town.until(lambda: not any(node.liveness.alive(node_id) for node in others))
+    town.until(lambda: not any(node.membership.liveness.alive(node_id) for node in others))
 
 
 def back(town: Town, number: int) -> None:
     town.start(number)
     town.until(lambda: town.ready(number))
-    node_id = int(town.node(number).node_id)
-    town.until(lambda: all(town.node(other).liveness.alive(node_id) for other in NODES))
+    node_id = int(town.node(number).context.own_id())
+    town.until(lambda: all(town.node(other).membership.liveness.alive(node_id) for other in NODES))
 
 
 def test_what_was_deleted_and_purged_since_does_not_return() -> None:
@@ -90,7 +90,7 @@ def test_what_was_deleted_and_purged_since_does_not_return() -> None:
         insert(town, 1)
         assert rows_seen(town, 1) == 1
         town.start(3)
-        town.until(lambda: town.ready(3) and town.node(1).hints.store.count() == 0)
+        town.until(lambda: town.ready(3) and town.node(1).data.hints.store.count() == 0)
         at_us = now_s(town) * 1_000_000 + 5_000_000
         for number in NODES:
             write(town, number, KEY, at_us, deletion=Deletion(at_us, now_s(town)))
@@ -107,7 +107,7 @@ def test_a_hint_of_what_was_decided_is_as_old_as_its_ballot() -> None:
     with purging_town() as town:
         away(town, 3)
         insert(town, 1)
-        [stored] = town.node(1).hints.store.page(3)
+        [stored] = town.node(1).data.hints.store.page(3)
         assert stored.hint.created_us == stored.hint.mutation.timestamp_us
 
 
@@ -123,13 +123,13 @@ def accept(town: Town, *numbers: int, committed: int = 0) -> int:
     place, proposal = proposed(town)
 
     async def work(node: Node) -> None:
-        epoch = node.cluster.epoch
-        reply = await node.conditionals.ballots.answer(ProposeRequest(epoch, epoch, place, proposal))
+        epoch = node.log.cluster.epoch
+        reply = await node.data.conditionals.ballots.answer(ProposeRequest(epoch, epoch, place, proposal))
         assert reply.accepted
 
     async def commit(node: Node) -> None:
-        epoch = node.cluster.epoch
-        await node.conditionals.ballots.answer(CommitRequest(epoch, epoch, place, proposal))
+        epoch = node.log.cluster.epoch
+        await node.data.conditionals.ballots.answer(CommitRequest(epoch, epoch, place, proposal))
 
     for number in numbers:
         done(town, town.begin(number, work))
@@ -149,7 +149,7 @@ def begin_lock(town: Town, number: int) -> Outcome:
 
     async def work(node: Node) -> bool:
         place = Place(asked.table_id, asked.right, NAME)
-        return bool(await node.conditionals.write(place, asked, decide, SERIAL, ONE, PATIENCE))
+        return bool(await node.data.conditionals.write(place, asked, decide, SERIAL, ONE, PATIENCE))
 
     return town.begin(number, work)
 
@@ -223,8 +223,8 @@ def test_who_knows_of_no_repair_brings_nothing_that_may_be_purged_by_it() -> Non
         town.wait(PURGE_AGE_S_MIN + 15)
 
         async def commit(node: Node, epochs_behind: int) -> None:
-            epoch = node.cluster.epoch - epochs_behind
-            await node.conditionals.ballots.answer(CommitRequest(epoch, epoch, place, proposal))
+            epoch = node.log.cluster.epoch - epochs_behind
+            await node.data.conditionals.ballots.answer(CommitRequest(epoch, epoch, place, proposal))
 
         behind = town.finish(town.begin(1, lambda node: commit(node, 1)))
         assert isinstance(behind.error, StaleEpoch)
@@ -247,7 +247,7 @@ def test_what_no_replica_could_apply_is_not_proposed() -> None:
 
         async def work(node: Node) -> None:
             place = Place(asked.table_id, asked.right, NAME)
-            await node.conditionals.write(place, asked, decide, SERIAL, QUORUM, PATIENCE)
+            await node.data.conditionals.write(place, asked, decide, SERIAL, QUORUM, PATIENCE)
 
         refused = town.finish(town.begin(1, work))
         insert(town, 2)

@@ -9,8 +9,8 @@ from lockstep.node.node import Node
 from lockstep.schema.changes import CreateTable, DropTable, EmptyTable, NewColumn, SchemaChange
 from lockstep.schema.model import ColumnKind
 from lockstep.sim.door import command_for
-from lockstep.sim.history import Look
-from lockstep.sim.probes import CrashRule
+from lockstep.sim.load.history import Look
+from lockstep.sim.runtime.probes import CrashRule
 from lockstep.storage.store import Family
 from lockstep.values.ids import Consistency
 from tests.node.support import Town
@@ -35,7 +35,7 @@ def seen(town: Town, number: int) -> int:
         found = 0
         for key in (*KEYS, *BATCHED):
             command = command_for(Look("t", key, None, Consistency.ONE, 1000), table_of(node), 1, None)
-            found += len((await node.engine.read(command)).partitions)
+            found += len((await node.data.engine.read(command)).partitions)
         return found
 
     return int(town.finish(town.begin(number, work)).value)
@@ -44,7 +44,7 @@ def seen(town: Town, number: int) -> int:
 def stored(town: Town, number: int) -> int:
     """Fragments of any table, whether it is there or not."""
     low, high = Family.DATA.value, bytes([Family.DATA.value[0] + 1])
-    return len(list(town.node(number).store.scan(low, high)))
+    return len(list(town.node(number).data.store.scan(low, high)))
 
 
 @pytest.mark.parametrize("changes", [(EmptyTable("ks", "t"),), (DropTable("ks", "t"), ANEW)])
@@ -52,7 +52,7 @@ def test_hints_and_batches_of_a_table_bring_back_no_rows(changes: tuple[SchemaCh
     with founded(17) as town:
         town.process(3).crash()
         assert write_all(town, 1).error is None
-        town.until(lambda: pending(town, 1) == len(KEYS) and not town.node(1).liveness.alive(3))
+        town.until(lambda: pending(town, 1) == len(KEYS) and not town.node(1).membership.liveness.alive(3))
         town.world.probes.add(CrashRule(label="batches.logged", process="n1", hit=1, restart_after_s=0.2))
         begin_batch(town, 1)
         town.until(lambda: town.process(1).incarnation == 2 and town.ready(1))
@@ -63,7 +63,7 @@ def test_hints_and_batches_of_a_table_bring_back_no_rows(changes: tuple[SchemaCh
         assert [kept(town, number) for number in (1, 2)] == [1, 1], "what follows comes after the change"
         town.start(3)
         town.until(lambda: town.ready(3) and not kept(town, *NODES) and not pending(town, *NODES))
-        assert [town.node(number).batch_store.replayed for number in (1, 2)] == [1, 1]
+        assert [town.node(number).data.batch_store.replayed for number in (1, 2)] == [1, 1]
         town.wait(1)
         assert [seen(town, number) for number in NODES] == [0, 0, 0]
         assert [stored(town, number) for number in NODES] == [0, 0, 0]

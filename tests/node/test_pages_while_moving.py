@@ -10,7 +10,7 @@ import pytest
 
 from lockstep.node.node import Node
 from lockstep.sim.door import command_for, mutation_for
-from lockstep.sim.history import Change, Look
+from lockstep.sim.load.history import Change, Look
 from lockstep.values.ids import Consistency
 from lockstep.values.rows import Position
 from tests.node.support import Outcome, Town
@@ -35,8 +35,8 @@ class Pagers:
     async def load(self, node: Node) -> None:
         for at, (key, number) in enumerate(ROWS):
             change = Change("t", key, at + 1, Consistency.ALL, TIMEOUT_MS, ((number, b"v"),))
-            made = mutation_for(change, table_of(node), node.new_mutation_id(), 1)
-            await node.coordinator.write(made, Consistency.ALL, TIMEOUT_MS)
+            made = mutation_for(change, table_of(node), node.data.new_mutation_id(), 1)
+            await node.data.coordinator.write(made, Consistency.ALL, TIMEOUT_MS)
 
     async def rows(self, node: Node, size: int) -> list[tuple[bytes, bytes]]:
         """All rows, in pages of `size`, each asked of the next node."""
@@ -46,13 +46,13 @@ class Pagers:
         epochs = set()
         for turn in range(len(ROWS) + 2):
             other = self.town.node(self.numbers[turn % len(self.numbers)])
-            epochs.add(other.cluster.epoch)
+            epochs.add(other.log.cluster.epoch)
             command = command_for(look, table_of(other), 1, None)
             command = msgspec.structs.replace(command, row_limit=size, after=after)
             # The next node's coordinator works on that node's loop.
             outcome = self.town.begin(
                 self.numbers[turn % len(self.numbers)],
-                lambda at, command=command: at.coordinator.read(command, look.consistency, TIMEOUT_MS),  # type: ignore[misc]
+                lambda at, command=command: at.data.coordinator.read(command, look.consistency, TIMEOUT_MS),  # type: ignore[misc]
             )
             for _ in range(TIMEOUT_MS):
                 if outcome.done:

@@ -9,12 +9,12 @@ import pytest
 
 from lockstep.consensus.effects import Role
 from lockstep.consensus.messages import VoteRequest
-from lockstep.metadata.entries import LogEntry
-from lockstep.node.messages import Submit, Submitted
+from lockstep.internode import verbs
+from lockstep.internode.handshake import PeerInfo
+from lockstep.metadata.log.entries import LogEntry
+from lockstep.node.log.messages import Submit, Submitted
 from lockstep.node.node import Node
 from lockstep.node.processors.raft import logged_entries
-from lockstep.replication import verbs
-from lockstep.replication.handshake import PeerInfo
 from lockstep.values.codec import encode
 from lockstep.values.errors import (
     FrameCorrupt,
@@ -34,9 +34,11 @@ def judge(town: Town, leader: int, name: str) -> Outcome:
 
     async def work(node: Node) -> int:
         change = keyspace(name)
-        kind, entry_id = node.registry.kind_of(change), node.runtime.random.bytes(16)
-        assert node.processor is not None
-        return await node.processor.submit(Submit(entry_id, kind, encode(change), "test", node.state.epoch))
+        kind, entry_id = node.log.registry.kind_of(change), node.runtime.random.bytes(16)
+        assert node.log.processor is not None
+        return await node.log.processor.submit(
+            Submit(entry_id, kind, encode(change), "test", node.log.state.epoch)
+        )
 
     return town.begin(leader, work)
 
@@ -70,9 +72,11 @@ def test_a_refusal_waits_for_the_commit_of_what_it_was_judged_at() -> None:
 
 def take(node: Node, name: str, settled: list[int | LockstepError]) -> None:
     change = keyspace(name)
-    kind, entry_id = node.registry.kind_of(change), node.runtime.random.bytes(16)
-    assert node.processor is not None
-    node.processor.take(Submit(entry_id, kind, encode(change), "test", node.state.epoch), settled.append)
+    kind, entry_id = node.log.registry.kind_of(change), node.runtime.random.bytes(16)
+    assert node.log.processor is not None
+    node.log.processor.take(
+        Submit(entry_id, kind, encode(change), "test", node.log.state.epoch), settled.append
+    )
 
 
 def test_a_refusal_judged_at_what_the_group_did_not_take_is_not_told() -> None:
@@ -81,7 +85,7 @@ def test_a_refusal_judged_at_what_the_group_did_not_take_is_not_told() -> None:
         settled: list[int | LockstepError] = []
 
         async def work(node: Node) -> None:
-            driver = node.driver
+            driver = node.log.driver
             assert driver is not None
             asked = asyncio.Event()
             propose, driver.propose = driver.propose, lambda data: asked.set()  # type: ignore[method-assign]
@@ -103,8 +107,8 @@ def test_the_tip_is_in_the_log_before_anything_is_decided_by_it() -> None:
 
         async def work(node: Node) -> tuple[int, int]:
             take(node, "k", settled)
-            assert node.member.group is not None
-            driver, processor = node.member.group
+            assert node.log.member.group is not None
+            driver, processor = node.log.member.group
             tip, last = processor.tip_value(), driver.raft.last_index
             return tip.epoch, logged_entries((driver.raft.entry(last),))[0].epoch
 
@@ -118,9 +122,11 @@ def test_a_doubled_submission_stays_refused_although_it_would_be_accepted_now() 
 
         def create(name: str, entry_id: bytes) -> Outcome:
             async def work(node: Node) -> int:
-                kind, body = node.registry.encode(table(name))
-                assert node.processor is not None
-                return await node.processor.submit(Submit(entry_id, kind, body, "test", node.state.epoch))
+                kind, body = node.log.registry.encode(table(name))
+                assert node.log.processor is not None
+                return await node.log.processor.submit(
+                    Submit(entry_id, kind, body, "test", node.log.state.epoch)
+                )
 
             return town.finish(town.begin(leader, work))
 
@@ -136,15 +142,15 @@ def test_a_frame_addressed_to_another_term_is_not_judged() -> None:
     with Town() as town:
         leader = with_slow_disks(town, 0.001)
         other = next(number for number in (1, 2, 3) if number != leader)
-        address = town.node(leader).address
-        kind, body = town.node(leader).registry.encode(keyspace("new"))
-        driver = town.node(leader).driver
+        address = town.node(leader).context.address
+        kind, body = town.node(leader).log.registry.encode(keyspace("new"))
+        driver = town.node(leader).log.driver
         assert driver is not None
         term = driver.raft.term
 
         async def work(node: Node) -> Submitted:
-            late = Submit(b"l" * 16, kind, body, "test", node.state.epoch, term - 1)
-            reply: Submitted = await node.internode.request(address, verbs.SUBMIT, late, 1000)
+            late = Submit(b"l" * 16, kind, body, "test", node.log.state.epoch, term - 1)
+            reply: Submitted = await node.context.internode.request(address, verbs.SUBMIT, late, 1000)
             return reply
 
         outcome = town.finish(town.begin(other, work))
@@ -176,7 +182,7 @@ def test_who_waits_at_a_leader_that_loses_its_place_is_told_nothing_but_that() -
         # Leadership is confirmed by heartbeats meanwhile; the append is not durable anywhere.
         town.wait(0.2)
         town.world.network.isolate(town.process(leader).host)
-        town.until(lambda: not town.node(leader).is_leader, limit_s=3.0)
+        town.until(lambda: not town.node(leader).log.is_leader, limit_s=3.0)
         town.wait(0.01)
         # Which of the two came first is drawn.
         assert {type(outcome.error) for outcome in begun} == {LeadershipLost, NotLeader}
@@ -191,28 +197,28 @@ def overtaken(town: Town, *, begin: bool) -> tuple[int, int, Outcome | None]:
     process.drift_clock(0.05)
     town.world.network.isolate(process.host)
     begun = judge(town, old, "void") if begin else None
-    town.until(lambda: any(town.node(number).is_leader for number in others))
-    new = next(number for number in others if town.node(number).is_leader)
+    town.until(lambda: any(town.node(number).log.is_leader for number in others))
+    new = next(number for number in others if town.node(number).log.is_leader)
     town.finish(town.submit(new, keyspace("later")))
-    before, learned = town.node(old).state.epoch, town.node(new).state.entries
+    before, learned = town.node(old).log.state.epoch, town.node(new).log.state.entries
     process.drift_clock(1.0)
     process.submit(lambda _: offered(town.node(old), learned[before:]))
     town.wait(0.02)
-    assert town.node(old).state.epoch == len(learned)
+    assert town.node(old).log.state.epoch == len(learned)
     return old, new, begun
 
 
 async def offered(node: Node, entries: list[LogEntry]) -> None:
     """What a catch-up does with what a peer sent."""
-    assert node.is_leader
-    node.state.offer(entries)
+    assert node.log.is_leader
+    node.log.state.offer(entries)
 
 
 def test_a_leader_that_learns_a_later_leaders_entry_from_a_peer_gives_up_its_own() -> None:
     with Town() as town:
         old, new, begun = overtaken(town, begin=True)
         assert begun is not None and isinstance(begun.error, NotLeader)
-        assert town.node(old).is_leader, "it has not heard of the new term"
+        assert town.node(old).log.is_leader, "it has not heard of the new term"
         # What its log holds leads nowhere, so it judges nothing more in this term.
         refused = judge(town, old, "void")
         town.wait(0.01)
@@ -227,7 +233,7 @@ def test_a_leader_that_learns_a_later_leaders_entry_from_a_peer_gives_up_its_own
 def test_a_leader_without_a_tip_judges_nothing_against_a_log_that_was_overtaken() -> None:
     with Town() as town:
         old, _, _ = overtaken(town, begin=True)
-        processor = town.node(old).processor
+        processor = town.node(old).log.processor
         assert processor is not None
         # As after a change of role that left the term as it was.
         processor._tip, processor._overtaken_term = None, 0
@@ -244,13 +250,13 @@ def test_a_refusal_is_not_told_when_a_snapshot_jumped_over_what_it_was_judged_at
         refused = judge(town, leader, "k")
         town.wait(0.1)
         node = town.node(leader)
-        processor, now = node.processor, node.state.current
+        processor, now = node.log.processor, node.log.state.current
         assert processor is not None and not refused.done
 
         async def work(_node: Node) -> None:
             # Two epochs of others, and none of them has what was appended here.
             later = msgspec.structs.replace(now, epoch=now.epoch + 2, hash=b"x" * 32)
-            processor._applied(now, later, node.state.entries[-1])
+            processor._applied(now, later, node.log.state.entries[-1])
 
         town.begin(leader, work)
         town.wait(0.01)
@@ -268,7 +274,7 @@ def test_a_leader_does_not_count_itself_before_its_own_disk_has_the_entry() -> N
         outcome = judge(town, leader, "k")
         town.wait(0.5)
         # One follower alone has it, so nobody may take it for committed.
-        assert not outcome.done and town.node(follower).state.epoch == town.newest.epoch == before
+        assert not outcome.done and town.node(follower).log.state.epoch == town.newest.epoch == before
         town.finish(outcome)
         assert outcome.error is None
 
@@ -278,8 +284,10 @@ def test_a_body_that_no_journal_could_hold_is_refused_before_it_is_judged() -> N
         town.found()
 
         async def work(node: Node) -> int:
-            assert node.processor is not None
-            return await node.processor.submit(Submit(b"i" * 16, 1, bytes(ENTRY_BODY_BYTES_MAX + 1), "", 1))
+            assert node.log.processor is not None
+            return await node.log.processor.submit(
+                Submit(b"i" * 16, 1, bytes(ENTRY_BODY_BYTES_MAX + 1), "", 1)
+            )
 
         assert isinstance(town.finish(town.begin(1, work)).error, InvalidRequest)
 
@@ -289,11 +297,11 @@ def test_a_message_counts_only_from_the_host_that_is_the_member() -> None:
         town.found()
         leader = town.leader()
         voter, pretender = (number for number in (1, 2, 3) if number != leader)
-        driver = town.node(voter).driver
+        driver = town.node(voter).log.driver
         assert driver is not None
         term = driver.raft.term
         request = VoteRequest(driver.raft.group, pretender, voter, term + 5, 100, term + 4, True)
-        address = town.node(pretender).address
+        address = town.node(pretender).context.address
         stranger = PeerInfo(pretender, "another-host", *address, "node")
         with pytest.raises(FrameCorrupt):
             driver.received(stranger, request)

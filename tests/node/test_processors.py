@@ -6,16 +6,15 @@ from typing import Any
 
 import pytest
 
-from lockstep.metadata.snapshot_entries import TakeSnapshot
+from lockstep.metadata.log.snapshot_entries import TakeSnapshot
 from lockstep.metadata.transformations import SetExtension
 from lockstep.node.configuration import parse
-from lockstep.node.messages import Submit
+from lockstep.node.log.messages import Submit
 from lockstep.node.node import Node
 from lockstep.node.processors.base import Processor, Settle
 from lockstep.node.processors.gated import GatedProcessor
-from lockstep.node.processors.kinds import Surroundings, chosen, from_entry_points
+from lockstep.node.processors.kinds import RemoteProcessor, Surroundings, chosen, from_entry_points
 from lockstep.node.processors.local import LocalProcessor
-from lockstep.node.processors.remote import RemoteProcessor
 from lockstep.values.errors import ConfigurationError, OutcomeUnknown, Rejected
 from lockstep.values.ids import NodeId
 from tests.node.support import Town, keyspace, table
@@ -50,7 +49,7 @@ def extension(name: str, value: bytes = b"v") -> SetExtension:
 
 def release(town: Town, number: int, order: Any = None) -> None:
     async def work(node: Node) -> None:
-        node.member.gate.release(order)
+        node.log.member.gate.release(order)
 
     town.finish(town.begin(number, work))
 
@@ -69,11 +68,11 @@ def test_a_lost_reply_and_a_retry_on_another_node_give_the_original_epoch_also_a
     with Town() as town:
         leader, one, two = three(town)
         base = town.newest.epoch
-        town.node(leader).member.gate.drop_replies(100)
+        town.node(leader).log.member.gate.drop_replies(100)
         lost = town.finish(town.submit(one, keyspace("k"), entry_id=FIRST_ID, base_epoch=base))
         # The attempts are answered with the epoch in the end, or nothing is known.
         assert lost.error is None or isinstance(lost.error, OutcomeUnknown)
-        assert town.node(leader).member.gate.lost_replies >= 1
+        assert town.node(leader).log.member.gate.lost_replies >= 1
         release(town, leader)
         original = town.log.values[-1].recent_ids.epoch_of(FIRST_ID)
         assert original is not None
@@ -81,7 +80,7 @@ def test_a_lost_reply_and_a_retry_on_another_node_give_the_original_epoch_also_a
         assert again.error is None and again.value == original
         after = town.newest.service.snapshot_epoch
         assert town.finish(town.submit(two, TakeSnapshot("test", after))).error is None
-        town.until(lambda: all(town.node(n).state.latest_snapshot() is not None for n in (1, 2, 3)))
+        town.until(lambda: all(town.node(n).log.state.latest_snapshot() is not None for n in (1, 2, 3)))
         for number in (1, 2, 3):
             town.process(number).crash("power")
         town.start(1, 2, 3)
@@ -96,7 +95,7 @@ def test_a_lost_reply_and_a_retry_on_another_node_give_the_original_epoch_also_a
 def test_an_unknown_outcome_is_reported_so_and_is_in_the_log_at_most_once(is_lost_before: bool) -> None:
     with Town() as town:
         leader, one, _ = three(town)
-        gate = town.node(leader).member.gate
+        gate = town.node(leader).log.member.gate
         if is_lost_before:
             gate.drop_commits(1000)
         else:
@@ -111,7 +110,7 @@ def test_an_unknown_outcome_is_reported_so_and_is_in_the_log_at_most_once(is_los
 def test_a_rejection_is_in_no_log_and_was_valid_at_the_epoch_that_it_names() -> None:
     with Town() as town:
         leader, one, two = three(town)
-        gate = town.node(leader).member.gate
+        gate = town.node(leader).log.member.gate
         gate.hold_commits()
         winner = town.submit(one, keyspace("k"))
         loser = town.submit(two, keyspace("k"), entry_id=FIRST_ID)
@@ -132,7 +131,7 @@ def test_a_rejection_is_in_no_log_and_was_valid_at_the_epoch_that_it_names() -> 
 def test_held_commits_pass_in_the_order_that_the_test_gives_them() -> None:
     with Town() as town:
         leader, *_ = three(town)
-        gate = town.node(leader).member.gate
+        gate = town.node(leader).log.member.gate
         gate.hold_commits()
         begun = [town.submit(leader, extension(name)) for name in ("a", "b", "c")]
         town.until(lambda: len(gate.held) == 3)
@@ -146,13 +145,13 @@ def test_held_commits_pass_in_the_order_that_the_test_gives_them() -> None:
 def test_an_epoch_that_is_held_at_one_node_is_seen_there_only_after_its_release() -> None:
     with Town() as town:
         _, one, two = three(town)
-        at = town.node(one).state.epoch
-        town.node(one).member.gate.hold_visibility_at(at)
+        at = town.node(one).log.state.epoch
+        town.node(one).log.member.gate.hold_visibility_at(at)
         begun = town.submit(one, extension("a"))
         made = town.finish(town.submit(two, extension("b")))
         assert made.error is None and not begun.done
         town.wait(1.0)
-        assert town.node(one).state.epoch == at < made.value
+        assert town.node(one).log.state.epoch == at < made.value
         release(town, one)
         assert town.finish(begun).error is None
         town.agreed(1, 2, 3)
@@ -161,7 +160,7 @@ def test_an_epoch_that_is_held_at_one_node_is_seen_there_only_after_its_release(
 def test_the_controls_are_checked_and_answer_with_their_state() -> None:
     with Town() as town:
         leader, *_ = three(town)
-        gate = town.node(leader).member.gate
+        gate = town.node(leader).log.member.gate
         for wrong in ({"no_such": 1}, {"hold_commits": 1}, {"drop_replies": True}, {"drop_replies": -1}):
             with pytest.raises(ConfigurationError):
                 gate.control(wrong)
@@ -170,7 +169,7 @@ def test_the_controls_are_checked_and_answer_with_their_state() -> None:
         town.until(lambda: gate.control({})["held"] == 1)
 
         async def work(node: Node) -> dict[str, Any]:
-            return node.member.gate.control({"release": True})
+            return node.log.member.gate.control({"release": True})
 
         assert town.finish(town.begin(leader, work)).value["held"] == 0
         assert town.finish(outcome).error is None
@@ -184,8 +183,10 @@ def test_a_local_processor_serves_a_cluster_without_a_consensus_group_over_resta
         gated(town, 1, lines='[cms]\nprocessor="local"\n')
         gated(town, 2, lines='[cms]\nprocessor="remote"\n')
         node = found_alone(town)
-        assert node.driver is None and node.is_leader and node.leader_id == 1
-        assert isinstance(node.processor, GatedProcessor) and isinstance(node.processor.inner, LocalProcessor)
+        assert node.log.driver is None and node.log.is_leader and node.log.leader_id == 1
+        assert isinstance(node.log.processor, GatedProcessor) and isinstance(
+            node.log.processor.inner, LocalProcessor
+        )
         town.start(2)
         town.until(lambda: town.ready(2))
         begun = [town.submit(1 + at % 2, extension(f"k{at}", b"v" * 100)) for at in range(20)]
@@ -234,11 +235,11 @@ def test_a_remote_node_is_never_chosen_as_a_voter_and_forwards_what_is_submitted
         town.until(lambda: town.ready(3, 4))
         town.until(lambda: len(town.newest.voters) == 3)
         remote = town.node(3)
-        assert remote.node_id not in town.newest.voters and remote.driver is None
-        assert isinstance(remote.processor, GatedProcessor)
-        assert isinstance(remote.processor.inner, RemoteProcessor) and not remote.is_leader
+        assert remote.context.own_id() not in town.newest.voters and remote.log.driver is None
+        assert isinstance(remote.log.processor, GatedProcessor)
+        assert isinstance(remote.log.processor.inner, RemoteProcessor) and not remote.log.is_leader
         assert town.finish(town.submit(3, extension("a"))).error is None
-        assert not town.newest.directory.by_id[NodeId(remote.node_id)].may_vote
+        assert not town.newest.directory.by_id[NodeId(remote.context.own_id())].may_vote
 
 
 class CountingProcessor(Processor):
@@ -274,8 +275,8 @@ def test_another_package_brings_a_kind_by_an_entry_point() -> None:
         town.processors = factories
         node = found_alone(town)
         assert town.finish(town.submit(1, extension("a"))).error is None
-        assert isinstance(node.processor, GatedProcessor)
-        assert isinstance(node.processor.inner, CountingProcessor) and node.processor.inner.taken >= 2
+        assert isinstance(node.log.processor, GatedProcessor)
+        assert isinstance(node.log.processor.inner, CountingProcessor) and node.log.processor.inner.taken >= 2
 
 
 @pytest.mark.parametrize(

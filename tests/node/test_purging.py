@@ -7,16 +7,16 @@ from contextlib import contextmanager
 
 import pytest
 
-from lockstep.cql.context import Context
+from lockstep.cql.compile.context import Context
+from lockstep.handoff.hint_delivery import HandedOver
+from lockstep.handoff.hint_records import Hint
+from lockstep.handoff.hints import EXPIRED, OUTLIVED
+from lockstep.internode import verbs
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.purging import purge_before_s
 from lockstep.metadata.schema_change import ChangeSchema
-from lockstep.node import purging
 from lockstep.node.node import Node
-from lockstep.replication import verbs
-from lockstep.replication.hint_delivery import HandedOver
-from lockstep.replication.hint_records import Hint
-from lockstep.replication.hints import EXPIRED, OUTLIVED
+from lockstep.node.work import purging
 from lockstep.schema.changes import AlterOptions
 from lockstep.sim.replaced import replaced
 from lockstep.storage.store import Family
@@ -66,7 +66,7 @@ def delete_everywhere(town: Town, *numbers: int) -> None:
 def pairs(town: Town, number: int) -> int:
     """Fragments of the table on a node."""
     low, high = Family.DATA.value, bytes([Family.DATA.value[0] + 1])
-    return len(list(town.node(number).store.scan(low, high)))
+    return len(list(town.node(number).data.store.scan(low, high)))
 
 
 def test_deleted_data_and_its_tombstones_go_after_the_grace_time(town: Town) -> None:
@@ -86,8 +86,8 @@ def hold_by_a_session() -> None:
         town.agreed(*NODES)
         town.wait(GRACE_S * 2)
         assert all(pairs(town, number) >= 10 for number in NODES)
-        assert all(town.node(number).tombstone_purge.held_back for number in NODES)
-        done(town, town.begin(1, lambda node: node.repairs.cancel(1, "enough")))
+        assert all(town.node(number).work.tombstone_purge.held_back for number in NODES)
+        done(town, town.begin(1, lambda node: node.work.repairs.cancel(1, "enough")))
         town.until(lambda: not any(pairs(town, number) for number in NODES))
 
 
@@ -98,7 +98,7 @@ def test_an_open_session_holds_purging_back() -> None:
 def test_what_this_node_keeps_for_others_holds_purging_back(town: Town) -> None:
     delete_everywhere(town)
     made_us = now_s(town) * 1_000_000
-    town.node(1).tombstone_purge._oldest_undelivered_us = lambda: made_us - 1_000_000
+    town.node(1).work.tombstone_purge._oldest_undelivered_us = lambda: made_us - 1_000_000
     town.until(lambda: not any(pairs(town, number) for number in NODES[1:]))
     town.wait(5)
     assert pairs(town, 1) >= 10
@@ -153,7 +153,7 @@ def test_a_write_kept_for_others_is_older_than_what_a_repair_lets_go(town: Town)
     """Whoever keeps it may bring it back after the repair."""
 
     async def keep(node: Node) -> None:
-        node.repair_participant.oldest_undelivered_us = lambda: 5_900_000
+        node.data.repair_participant.oldest_undelivered_us = lambda: 5_900_000
 
     done(town, town.begin(3, keep))
     repair(town)
@@ -167,20 +167,20 @@ def test_a_write_under_way_as_a_repair_begins_is_older_than_what_that_lets_go(to
     at_us, name = town.node(1).runtime.clock.wall_us(), (3).to_bytes(4, "big")
     row = Row(b"\x00", Liveness(at_us), None, (Cell(2, b"v", at_us),))
     made = Mutation(table_id(town.newest), token_of(name), name, bytes(MUTATION_ID_BYTES), at_us, rows=(row,))
-    with replaced((town.node(3).replica, "write", lambda _request, _answer: None)):
-        done(town, town.begin(1, lambda node: node.coordinator.write(made, Consistency.QUORUM, 2000)))
+    with replaced((town.node(3).data.replica, "write", lambda _request, _answer: None)):
+        done(town, town.begin(1, lambda node: node.data.coordinator.write(made, Consistency.QUORUM, 2000)))
         for number in NODES:
             write(town, number, 3, at_us + 1, deletion=Deletion(at_us + 1, now_s(town)))
         town.wait(1.1)
         repair(town)
-        assert not town.node(1).hints.store.count()
+        assert not town.node(1).data.hints.store.count()
         town.wait(5)
-        assert town.node(1).hints.store.count()
-    town.until(lambda: not town.node(1).hints.store.count())
+        assert town.node(1).data.hints.store.count()
+    town.until(lambda: not town.node(1).data.hints.store.count())
     command = ReadCommand(
         made.table_id, made.token - 1, made.token, name, ALL_ROWS, (), False, False, 0, 0, 1
     )
-    [found] = done(town, town.begin(3, lambda node: node.engine.read(command))).partitions
+    [found] = done(town, town.begin(3, lambda node: node.data.engine.read(command))).partitions
     assert found.deletion is not None and not found.rows
 
 
@@ -192,17 +192,17 @@ def bring_a_hint_late(town: Town, grace_s: int) -> None:
     at_us, name = town.node(1).runtime.clock.wall_us(), (3).to_bytes(4, "big")
     row = Row(b"\x00", Liveness(at_us), None, (Cell(2, b"v", at_us),))
     made = Mutation(table_id(town.newest), token_of(name), name, bytes(MUTATION_ID_BYTES), at_us, rows=(row,))
-    with replaced((town.node(3).replica, "write", lambda _request, _answer: None)):
-        done(town, town.begin(1, lambda node: node.coordinator.write(made, Consistency.QUORUM, 2000)))
+    with replaced((town.node(3).data.replica, "write", lambda _request, _answer: None)):
+        done(town, town.begin(1, lambda node: node.data.coordinator.write(made, Consistency.QUORUM, 2000)))
         write(town, 3, 3, at_us + 1, deletion=Deletion(at_us + 1, now_s(town)))
         town.wait(grace_s - 20)
-    with replaced((town.node(3).replica, "write", _refuses)):
-        assert town.node(1).hints.store.count() == 1
+    with replaced((town.node(3).data.replica, "write", _refuses)):
+        assert town.node(1).data.hints.store.count() == 1
         town.until(lambda: now_s(town, 3) > at_us // 1_000_000 + grace_s)
-        purge = town.node(3).tombstone_purge
-        done(town, town.begin(3, lambda node: node.engine.purge_table(made.table_id, purge.before)))
+        purge = town.node(3).work.tombstone_purge
+        done(town, town.begin(3, lambda node: node.data.engine.purge_table(made.table_id, purge.before)))
         assert not pairs(town, 3)
-    town.until(lambda: not town.node(1).hints.store.count())
+    town.until(lambda: not town.node(1).data.hints.store.count())
 
 
 def _refuses(_request: object, _answer: object) -> None:
@@ -212,13 +212,13 @@ def _refuses(_request: object, _answer: object) -> None:
 def test_a_hint_is_given_up_before_what_deleted_its_write_may_go(town: Town) -> None:
     bring_a_hint_late(town, 200)
     assert not pairs(town, 3)
-    assert town.node(1).hints.dropped[EXPIRED] == 1
+    assert town.node(1).data.hints.dropped[EXPIRED] == 1
 
 
 def test_a_read_brings_no_tombstone_back_to_a_replica_that_has_purged_it(town: Town) -> None:
     """Else replicas that purge at different times would give it to each other for ever."""
     delete_everywhere(town)
-    town.node(2).tombstone_purge._oldest_undelivered_us = lambda: 1
+    town.node(2).work.tombstone_purge._oldest_undelivered_us = lambda: 1
     town.until(lambda: not pairs(town, 1) and not pairs(town, 3))
     read_all(town)
     assert [pairs(town, number) >= 10 for number in NODES] == [False, True, False]
@@ -239,7 +239,7 @@ def read_all(town: Town) -> None:
             command = ReadCommand(
                 table, token - 1, token, name, ALL_ROWS, (), False, False, 0, 0, now_s(town)
             )
-            await node.coordinator.read(command, Consistency.ALL, 2000)
+            await node.data.coordinator.read(command, Consistency.ALL, 2000)
 
     done(town, town.begin(2, work))
 
@@ -258,16 +258,18 @@ def test_hints_of_a_node_that_left_bring_nothing_back_that_a_repair_let_go(town:
     hint = Hint(created_us, town.newest.epoch, GRACE_S, late)
 
     async def hand_over(node: Node) -> None:
-        heir = node.cluster.directory.by_id[NodeId(2)]
+        heir = node.log.cluster.directory.by_id[NodeId(2)]
         body = HandedOver(((NodeId(3), hint),))
-        await node.internode.request((heir.address, heir.internode_port), verbs.HINTS_HANDOVER, body, 1000)
+        await node.context.internode.request(
+            (heir.address, heir.internode_port), verbs.HINTS_HANDOVER, body, 1000
+        )
 
     done(town, town.begin(1, hand_over))
-    town.until(lambda: town.node(2).hints.store.count() == 0)
+    town.until(lambda: town.node(2).data.hints.store.count() == 0)
     town.wait(1)
     assert not any(pairs(town, number) for number in NODES)
-    assert town.node(2).hints.dropped[OUTLIVED] == 1
-    assert {(mark.node, mark.reason) for mark in town.node(2).hints.store.marks()} == {(3, OUTLIVED)}
+    assert town.node(2).data.hints.dropped[OUTLIVED] == 1
+    assert {(mark.node, mark.reason) for mark in town.node(2).data.hints.store.marks()} == {(3, OUTLIVED)}
 
 
 def keep_for_a_silent_replica(town: Town, at_us: int) -> Mutation:
@@ -275,9 +277,9 @@ def keep_for_a_silent_replica(town: Town, at_us: int) -> Mutation:
     name = (3).to_bytes(4, "big")
     row = Row(b"\x00", Liveness(at_us), None, (Cell(2, b"v", at_us),))
     made = Mutation(table_id(town.newest), token_of(name), name, bytes(MUTATION_ID_BYTES), at_us, rows=(row,))
-    with replaced((town.node(3).replica, "write", lambda _request, _answer: None)):
-        done(town, town.begin(1, lambda node: node.coordinator.write(made, Consistency.QUORUM, 2000)))
-        town.until(lambda: town.node(1).hints.store.count() == 1)
+    with replaced((town.node(3).data.replica, "write", lambda _request, _answer: None)):
+        done(town, town.begin(1, lambda node: node.data.coordinator.write(made, Consistency.QUORUM, 2000)))
+        town.until(lambda: town.node(1).data.hints.store.count() == 1)
     return made
 
 
@@ -286,7 +288,7 @@ def repair_while_a_clock_was_ahead() -> None:
     with purging_town() as town:
         set_mode(town, "repair")
         town.process(1).jump_wall(3600)
-        with replaced((town.node(3).replica, "write", _refuses)):
+        with replaced((town.node(3).data.replica, "write", _refuses)):
             at_us = town.node(2).runtime.clock.wall_us()
             keep_for_a_silent_replica(town, at_us)
             for number in NODES:
@@ -294,9 +296,9 @@ def repair_while_a_clock_was_ahead() -> None:
             town.wait(10)
             repair(town, 2)
             town.wait(8)
-            assert town.node(1).hints.store.count() == 1
+            assert town.node(1).data.hints.store.count() == 1
             assert all(pairs(town, number) for number in NODES), "the deletion goes behind what it deletes"
-        town.until(lambda: not town.node(1).hints.store.count())
+        town.until(lambda: not town.node(1).data.hints.store.count())
         assert not any(shown(town, number) for number in NODES)
 
 
@@ -307,7 +309,7 @@ def shown(town: Town, number: int) -> list[Row]:
     command = ReadCommand(
         table_id(town.newest), at - 1, at, name, ALL_ROWS, (), False, False, 0, 0, now_s(town, 2)
     )
-    found = done(town, town.begin(number, lambda node: node.engine.read(command))).partitions
+    found = done(town, town.begin(number, lambda node: node.data.engine.read(command))).partitions
     return [row for part_ in found for row in part_.rows if row.liveness is not None]
 
 
@@ -325,7 +327,7 @@ def test_what_a_node_deletes_once_its_clock_was_set_back_goes_behind_a_repair(to
     node = town.node(1)
 
     async def asked(_node: Node) -> Context:
-        now_us, stamp_us = node.runtime.clock.wall_us(), node.stamps.next_us()
+        now_us, stamp_us = node.runtime.clock.wall_us(), node.log.stamps.next_us()
         return Context(now_us, now_us // 1_000_000, stamp_us, stamp_us, b"", bytes)
 
     context = done(town, town.begin(1, asked))

@@ -9,13 +9,13 @@ import pytest
 from lockstep.consensus.configuration import Configuration
 from lockstep.consensus.effects import HardState
 from lockstep.consensus.messages import Entry, EntryKind, Snapshot
-from lockstep.metadata.snapshot_entries import TakeSnapshot
+from lockstep.metadata.log.snapshot_entries import TakeSnapshot
 from lockstep.metadata.transformations import SetExtension
-from lockstep.node import raft_driver
-from lockstep.node.raft_journal import PARTIAL, Journaled, RaftJournal, journal_path
+from lockstep.node.log import raft_driver
+from lockstep.node.log.raft_journal import PARTIAL, Journaled, RaftJournal, journal_path
 from lockstep.runtime.ports import Runtime
-from lockstep.sim.probes import CrashRule
-from lockstep.sim.world import World
+from lockstep.sim.runtime.probes import CrashRule
+from lockstep.sim.runtime.world import World
 from lockstep.values.errors import CorruptFile
 from tests.node.support import Outcome, Town
 
@@ -86,11 +86,11 @@ def grown(town: Town) -> None:
     """Three nodes, all of them voters."""
     town.found()
     town.until(lambda: len(town.newest.voters) == 3)
-    town.until(lambda: all(town.node(number).driver is not None for number in (1, 2, 3)))
+    town.until(lambda: all(town.node(number).log.driver is not None for number in (1, 2, 3)))
 
 
 def first_index(town: Town, number: int) -> int:
-    driver = town.node(number).driver
+    driver = town.node(number).log.driver
     return driver.raft.first_index if driver is not None else 0
 
 

@@ -6,8 +6,8 @@ from lockstep.consensus.configuration import Configuration
 from lockstep.consensus.effects import Accepted, Refused
 from lockstep.consensus.messages import Entry, EntryKind
 from lockstep.consensus.settings import RaftSettings
+from lockstep.node.log.raft_driver import RaftDriver
 from lockstep.node.node import Node
-from lockstep.node.raft_driver import RaftDriver
 from tests.node.support import Town, keyspace
 
 GROUP = 9
@@ -30,11 +30,11 @@ class Group:
         async def start(node: Node) -> None:
             driver = self.drivers[number] = RaftDriver(
                 node.runtime,
-                node.raft_transport,
+                node.log.transport,
                 group=GROUP,
                 identity=number,
                 voters=voters,
-                member=node.voters.member,
+                member=node.log.voters.member,
                 settings=RaftSettings(),
                 tick_ms=50,
                 on_committed=committed,

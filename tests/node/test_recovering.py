@@ -8,7 +8,6 @@ from contextlib import closing
 import msgspec
 import pytest
 
-from lockstep.node.lacking import Lacking
 from lockstep.node.recovering import (
     DAMAGED_DIRECTORY,
     RECOVERY_PATH,
@@ -16,8 +15,9 @@ from lockstep.node.recovering import (
     recover_store,
     refuse_half_recovered,
 )
+from lockstep.node.work.lacking import Lacking
 from lockstep.runtime.ports import Runtime
-from lockstep.runtime.real.clock import RealClock
+from lockstep.runtime.real.family import RealClock
 from lockstep.storage.counter_generation import generation_of
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.model import open_model_store

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from lockstep.handoff.hint_records import DroppedHints
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.repairs import RepairPart, RepairState
-from lockstep.node import repair_comparison
 from lockstep.node.node import Node
-from lockstep.node.repair_comparison import parts_that_differ
-from lockstep.replication.hint_records import DroppedHints
+from lockstep.node.work import repair_comparison
+from lockstep.node.work.repair_comparison import parts_that_differ
 from lockstep.sim.replaced import replaced
 from lockstep.values.errors import PreconditionError, Rejected
 from lockstep.values.ids import MUTATION_ID_BYTES, NodeId
@@ -76,12 +76,12 @@ def write(town: Town, number: int, key: int, time_us: int, **more: Any) -> None:
 
 
 async def applied(node: Node, mutation: Mutation) -> None:
-    await node.engine.synced(node.engine.apply(mutation))
+    await node.data.engine.synced(node.data.engine.apply(mutation))
 
 
 def digests(town: Town, *numbers: int) -> list[bytes]:
     def digest(number: int) -> bytes:
-        asked = town.begin(number, lambda node: node.engine.digest(table_id(town.newest), FULL_RING))
+        asked = town.begin(number, lambda node: node.data.engine.digest(table_id(town.newest), FULL_RING))
         return bytes(done(town, asked))
 
     return [digest(number) for number in numbers]
@@ -89,7 +89,7 @@ def digests(town: Town, *numbers: int) -> list[bytes]:
 
 def repair(town: Town, number: int = 1, *ranges: Range, **options: Any) -> None:
     """Run one to its end, which is a good one."""
-    asked = town.begin(number, lambda node: node.repairs.begin((part(town.newest, *ranges),), **options))
+    asked = town.begin(number, lambda node: node.work.repairs.begin((part(town.newest, *ranges),), **options))
     begun = done(town, asked)
     town.until(lambda: not town.newest.repairs.running)
     ended = town.newest.repairs.find(begun.id)
@@ -118,11 +118,11 @@ def test_replicas_that_missed_writes_are_equal_after_a_repair(town: Town) -> Non
     assert len(set(digests(town, *NODES))) > 1
     repair(town)
     assert len(set(digests(town, *NODES))) == 1
-    progress = town.node(1).repairs.progress[1]
+    progress = town.node(1).work.repairs.progress[1]
     assert progress.changes_sent and progress.leaves_different
     sent = progress.changes_sent
     repair(town, 2)
-    assert town.node(2).repairs.progress[2].changes_sent == 0, "nothing is sent twice"
+    assert town.node(2).work.repairs.progress[2].changes_sent == 0, "nothing is sent twice"
     assert sent
     recorded = town.newest.repairs.by_table[table_id(town.newest)]
     assert [one.range for one in recorded] == [FULL_RING]
@@ -135,7 +135,7 @@ def test_a_part_of_the_ring_is_repaired_alone(town: Town) -> None:
     repair(town, 1, half)
 
     def halves(number: int, range_: Range) -> bytes:
-        asked = town.begin(number, lambda node: node.engine.digest(table_id(town.newest), range_))
+        asked = town.begin(number, lambda node: node.data.engine.digest(table_id(town.newest), range_))
         return bytes(done(town, asked))
 
     assert len({halves(number, half) for number in NODES}) == 1
@@ -153,7 +153,7 @@ def test_some_hosts_alone_record_nothing(town: Town) -> None:
 def test_a_dead_participant_is_a_refusal_and_a_death_on_the_way_a_failure(town: Town) -> None:
     for key in range(20):
         write(town, 1, key, 1_000_000)
-    begun = town.begin(1, lambda node: node.repairs.begin((part(town.newest),)))
+    begun = town.begin(1, lambda node: node.work.repairs.begin((part(town.newest),)))
     repair_id = done(town, begun).id
     town.process(3).crash()
     town.until(lambda: not town.newest.repairs.running)
@@ -161,7 +161,7 @@ def test_a_dead_participant_is_a_refusal_and_a_death_on_the_way_a_failure(town: 
     assert ended is not None and ended.state is RepairState.FAILED and "ranges: " in ended.reason
     assert town.newest.repairs.tables == ()
     town.wait(10)
-    refused = town.begin(1, lambda node: node.repairs.begin((part(town.newest),)))
+    refused = town.begin(1, lambda node: node.work.repairs.begin((part(town.newest),)))
     town.until(lambda: refused.done)
     assert isinstance(refused.error, PreconditionError)
     town.start(3)
@@ -173,13 +173,13 @@ def test_a_dead_participant_is_a_refusal_and_a_death_on_the_way_a_failure(town: 
 
 def test_the_driver_ends_at_its_next_start_what_it_began(town: Town) -> None:
     write(town, 1, 1, 1_000_000)
-    begun = town.begin(2, lambda node: node.repairs.begin((part(town.newest),)))
+    begun = town.begin(2, lambda node: node.work.repairs.begin((part(town.newest),)))
     town.until(lambda: bool(town.newest.repairs.running))
     town.process(2).crash()
     town.wait(1)
     assert town.newest.repairs.running
     assert not begun.error
-    held = town.begin(1, lambda node: node.repairs.begin((part(town.newest),)))
+    held = town.begin(1, lambda node: node.work.repairs.begin((part(town.newest),)))
     town.until(lambda: held.done)
     assert isinstance(held.error, Rejected | PreconditionError)
     town.start(2)
@@ -191,9 +191,9 @@ def test_the_driver_ends_at_its_next_start_what_it_began(town: Town) -> None:
 def test_a_cancelled_repair_has_no_more_effect(town: Town) -> None:
     for key in range(30):
         write(town, 1, key, 1_000_000)
-    begun = town.begin(1, lambda node: node.repairs.begin((part(town.newest),)))
+    begun = town.begin(1, lambda node: node.work.repairs.begin((part(town.newest),)))
     town.until(lambda: bool(town.newest.repairs.running))
-    done(town, town.begin(2, lambda node: node.repairs.cancel(1, "enough")))
+    done(town, town.begin(2, lambda node: node.work.repairs.cancel(1, "enough")))
     town.until(lambda: not town.newest.repairs.running)
     town.wait(2)
     assert begun.error is None
@@ -210,7 +210,7 @@ def test_an_incremental_repair_does_what_a_full_one_would(town: Town) -> None:
     repair(town)
     repair(town, 2)
     repair(town, 1, incremental=True)
-    assert town.node(1).repairs.progress[3].leaves == 0, "nothing changed, nothing is compared"
+    assert town.node(1).work.repairs.progress[3].leaves == 0, "nothing changed, nothing is compared"
     for seed in (10, 11):
         scatter(town, random.Random(seed), 12)
         repair(town, 1 + seed % 3, incremental=True)
@@ -220,7 +220,9 @@ def test_an_incremental_repair_does_what_a_full_one_would(town: Town) -> None:
     town.until(lambda: town.ready(2))
     town.wait(1)
     write(town, 3, 5, 900_000_000)
-    wiped = town.begin(2, lambda node: node.engine.wipe((table_id(town.newest),), Range(FULL_RING.left, 0)))
+    wiped = town.begin(
+        2, lambda node: node.data.engine.wipe((table_id(town.newest),), Range(FULL_RING.left, 0))
+    )
     done(town, wiped)
     repair(town, 1, incremental=True)
     assert len(set(digests(town, *NODES))) == 1, "what was lost counts as changed"
@@ -232,15 +234,15 @@ def test_what_was_marked_for_want_of_hints_is_forgotten_once_all_replicas_are_re
     late = DroppedHints(table_, NodeId(3), -10, 10, "window", now_us, now_us + 3_600_000_000, 1)
 
     async def mark(node: Node) -> None:
-        await node.engine.synced(node.hints.store.mark([old, late]))
+        await node.data.engine.synced(node.data.hints.store.mark([old, late]))
 
     done(town, town.begin(1, mark))
     town.wait(2)
     repair(town, 2, nodes=(NodeId(1), NodeId(2)))
-    assert len(list(town.node(1).hints.store.marks())) == 2, "not every replica took part"
+    assert len(list(town.node(1).data.hints.store.marks())) == 2, "not every replica took part"
     repair(town, 2)
     town.agreed(*NODES)
-    assert list(town.node(1).hints.store.marks()) == [late]
+    assert list(town.node(1).data.hints.store.marks()) == [late]
 
 
 class _Watched(tuple[Partition, ...]):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from lockstep.metadata.directory import NodeState
-from lockstep.metadata.operations import OperationKind
-from lockstep.sim.probes import DelayRule
+from lockstep.sim.runtime.probes import DelayRule
 from lockstep.topology.force_remove import ForceRemove
+from lockstep.topology.kinds.rebuild import Rebuild
 from lockstep.topology.requests import CancelRequest, EnqueueRequest
 from lockstep.values.ids import NodeId
 from tests.node.support import Town, keyspace, table
@@ -26,7 +26,7 @@ def with_dead_fourth(town: Town) -> tuple[int, ...]:
     # The three founders vote, or the fourth would have to be substituted first.
     town.until(lambda: 4 not in town.newest.service.members, 60.0)
     town.process(4).crash()
-    town.until(lambda: not town.node(1).liveness.alive(4))
+    town.until(lambda: not town.node(1).membership.liveness.alive(4))
     return town.newest.directory.by_id[NodeId(4)].tokens
 
 
@@ -148,7 +148,7 @@ def test_a_replacement_ends_when_the_node_it_was_to_replace_has_left() -> None:
 def fewest_voters(town: Town) -> list[int]:
     """The number of voters at every epoch from now on, as the first node applies them."""
     seen = [len(town.newest.voters)]
-    town.node(1).state.listen(lambda _before, after, _entry: seen.append(len(after.voters)))
+    town.node(1).log.state.listen(lambda _before, after, _entry: seen.append(len(after.voters)))
     return seen
 
 
@@ -164,7 +164,7 @@ def test_a_dead_voter_of_three_is_replaced_and_the_metadata_never_has_fewer_vote
     with Town() as town:
         three_voters(town)
         town.process(3).crash()
-        town.until(lambda: not town.node(1).liveness.alive(3))
+        town.until(lambda: not town.node(1).membership.liveness.alive(3))
         seen = fewest_voters(town)
         town.world.process("n4", address)
         town.cluster_lines["n4"] = SEEDS + "replaces=3"
@@ -179,7 +179,7 @@ def test_a_rebuild_of_one_of_three_nodes_leaves_the_voters_alone() -> None:
     with Town() as town:
         three_voters(town)
         seen = fewest_voters(town)
-        request = EnqueueRequest(OperationKind.REBUILD, NodeId(2), actor="operator")
+        request = EnqueueRequest(Rebuild(NodeId(2)), actor="operator")
         assert town.finish(town.submit(1, request)).error is None
         town.until(lambda: bool(town.newest.operations))
         town.until(lambda: not town.newest.operations, 60.0)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from lockstep.internode import verbs
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.excluded import ExcludeNodes, IncludeNodes
-from lockstep.metadata.operations import OperationKind, Stage
+from lockstep.metadata.operations import Stage
 from lockstep.metadata.requests import RequestState
-from lockstep.node.messages import EpochQuery, RunWork
+from lockstep.node.log.messages import EpochQuery, RunWork
 from lockstep.node.node import Node
-from lockstep.replication import verbs
+from lockstep.topology.kinds.decommission import Decommission
 from lockstep.topology.requests import CancelRequest, EnqueueRequest
 from lockstep.values.errors import NodeExcluded
 from lockstep.values.ids import NodeId
@@ -19,11 +20,11 @@ from tests.node.test_requests_while_moving import Writers, founded
 
 
 def leave(node: int) -> EnqueueRequest:
-    return EnqueueRequest(OperationKind.DECOMMISSION, NodeId(node), actor="test")
+    return EnqueueRequest(Decommission(NodeId(node)), actor="test")
 
 
 def ended(town: Town) -> list[tuple[str, int, str]]:
-    return [(r.kind.value, r.node, r.state.value) for r in town.newest.requests.ended]
+    return [(r.kind, r.node, r.state.value) for r in town.newest.requests.ended]
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -84,7 +85,7 @@ def test_a_newcomer_whose_request_is_cancelled_says_so_and_ends() -> None:
 
 def ask(town: Town, asker: int, asked: int, verb: int, message: object) -> Outcome:
     async def send(node: Node) -> object:
-        return await node.internode.request((f"127.0.0.{asked}", 7000), verb, message, 1000)
+        return await node.context.internode.request((f"127.0.0.{asked}", 7000), verb, message, 1000)
 
     return town.finish(town.begin(asker, send))
 
@@ -122,7 +123,7 @@ def test_an_excluded_node_reaches_no_quorum_and_the_others_still_do() -> None:
         others, shut_out = Writers(town, (1,), 2), Writers(town, (4,), 2)
         town.until(lambda: len(others.acknowledged) > 20 and len(shut_out.failed) > 20)
         assert not shut_out.acknowledged and not others.failed
-        reached = (town.node(4).state.epoch,)
+        reached = (town.node(4).log.state.epoch,)
         assert town.finish(town.submit(1, IncludeNodes((NodeId(4),), reached))).error is None
         town.agreed(1, 2, 3, 4)
         town.until(lambda: bool(shut_out.acknowledged))

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
+from lockstep.coordination.coordinator import Coordinator
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
-from lockstep.replication.coordinator import Coordinator
 from lockstep.schema.changes import CreateTable, NewColumn
 from lockstep.schema.model import ColumnKind, Table
 from lockstep.sim.checkers.registers import check_registers
 from lockstep.sim.door import clustering_number, command_for, mutation_for
-from lockstep.sim.history import Change, Event, History, Look, SeenRow
-from lockstep.sim.history import Outcome as End
-from lockstep.sim.planted import REGISTRY
-from lockstep.sim.probes import DelayRule
+from lockstep.sim.load.history import Change, Event, History, Look, SeenRow
+from lockstep.sim.load.history import Outcome as End
+from lockstep.sim.mutants import REGISTRY
 from lockstep.sim.replaced import replaced
+from lockstep.sim.runtime.probes import DelayRule
 from lockstep.values.errors import LockstepError
 from lockstep.values.ids import Consistency
 from lockstep.values.tokens import token_of
@@ -49,7 +49,7 @@ def founded(seed: int, factor: int = 3) -> Town:
 
 
 def table_of(node: Node) -> Table:
-    found = node.cluster.schema.table("ks", "t")
+    found = node.log.cluster.schema.table("ks", "t")
     assert found is not None
     return found
 
@@ -85,7 +85,7 @@ def join_and_leave(town: Town, check: Callable[[], None] = lambda: None) -> None
 
 async def rows_of(node: Node, look: Look) -> tuple[SeenRow, ...]:
     table = table_of(node)
-    result = await node.coordinator.read(command_for(look, table, 1, None), look.consistency, TIMEOUT_MS)
+    result = await node.data.coordinator.read(command_for(look, table, 1, None), look.consistency, TIMEOUT_MS)
     assert not result.more
     value = table.by_name["v"].id
     return tuple(
@@ -131,8 +131,8 @@ class FixedClients:
     async def _write(self, node: Node, at: int, change: Change) -> None:
         event = self._began(at, change)
         try:
-            made = mutation_for(change, table_of(node), node.new_mutation_id(), 1)
-            await node.coordinator.write(made, change.consistency, change.timeout_ms)
+            made = mutation_for(change, table_of(node), node.data.new_mutation_id(), 1)
+            await node.data.coordinator.write(made, change.consistency, change.timeout_ms)
             self._ended(event, End.OK)
         except LockstepError as error:
             self._ended(event, End.UNKNOWN, error=str(error))
@@ -167,13 +167,13 @@ def test_every_key_stays_linearizable_through_a_join_and_a_leave_with_a_late_rep
         assert [event.error for event in events if event.outcome is not End.OK] == []
         assert len(events) > 200
         assert check_registers(events, 1) > 200
-        replicas = [town.node(number).replica.refusals for number in (1, 2, JOINING)]
+        replicas = [town.node(number).data.replica.refusals for number in (1, 2, JOINING)]
         late = town.node(2)
         assert sum(found.counts["stale_placement"] for found in replicas) > 0, (
             "the late coordinator is refused"
         )
-        assert late.replica.refusals.waits > 0, "the late replica catches up before it answers"
-        assert sum(late.coordinator.catch_ups()) > 0
+        assert late.data.replica.refusals.waits > 0, "the late replica catches up before it answers"
+        assert sum(late.data.coordinator.catch_ups()) > 0
 
 
 class Writers:
@@ -196,8 +196,8 @@ class Writers:
                 "t", key, number, Consistency.QUORUM, TIMEOUT_MS, ((number, f"{number}/w".encode()),)
             )
             try:
-                made = mutation_for(change, table_of(node), node.new_mutation_id(), 1)
-                await node.coordinator.write(made, Consistency.QUORUM, TIMEOUT_MS)
+                made = mutation_for(change, table_of(node), node.data.new_mutation_id(), 1)
+                await node.data.coordinator.write(made, Consistency.QUORUM, TIMEOUT_MS)
                 self.acknowledged.append(change)
             except LockstepError as error:
                 self.failed.append(error)
@@ -213,7 +213,7 @@ def held(town: Town, number: int, key: bytes) -> set[int]:
     look = Look("t", key, None, Consistency.ONE, TIMEOUT_MS, page_rows=100_000)
 
     async def work(node: Node) -> Any:
-        return await node.engine.read(command_for(look, table_of(node), 1, None))
+        return await node.data.engine.read(command_for(look, table_of(node), 1, None))
 
     found = town.finish(town.begin(number, work))
     assert found.error is None
@@ -240,7 +240,9 @@ def test_no_write_acknowledged_while_the_ring_changed_is_missing_on_a_quorum(see
         writers.stop()
         assert writers.failed == []
         assert len(writers.acknowledged) > 500
-        assert sum(town.node(number).coordinator.replans()[0] for number in (1, 2)) > 0, "some were in flight"
+        assert sum(town.node(number).data.coordinator.replans()[0] for number in (1, 2)) > 0, (
+            "some were in flight"
+        )
 
 
 def test_a_source_that_gives_its_data_too_early_is_found() -> None:

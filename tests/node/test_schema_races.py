@@ -52,7 +52,7 @@ def founded(seed: int) -> Town:
 
 
 def present(node: Node) -> Table | None:
-    return node.cluster.schema.table("ks", "t")
+    return node.log.cluster.schema.table("ks", "t")
 
 
 def submitted(town: Town, *changes: tuple[int, SchemaChange]) -> list[Outcome]:
@@ -110,7 +110,7 @@ def test_fifty_clients_that_change_one_table_all_get_a_definite_answer() -> None
         assert not unknown and len({o.value for o in outcomes if o.error is None}) == sum(
             o.error is None for o in outcomes
         )
-        digests = [town.node(number).cluster.schema.digest for number in (1, 2, 3)]
+        digests = [town.node(number).log.cluster.schema.digest for number in (1, 2, 3)]
         assert digests[0] == digests[1] == digests[2]
 
 
@@ -125,13 +125,13 @@ def meant(table: Table) -> str:
 def mutation(node: Node, table: Table, key: bytes, column: int, text: str, at_us: int) -> Mutation:
     cell = Cell(column, text.encode(), at_us)
     row = Row(clustering_bytes(1), Liveness(at_us), None, (cell,))
-    return Mutation(table.id, token_of(key), key, node.new_mutation_id(), at_us, None, (), None, (row,))
+    return Mutation(table.id, token_of(key), key, node.data.new_mutation_id(), at_us, None, (), None, (row,))
 
 
 async def cells(node: Node, table: Table, level: Consistency = Consistency.ALL) -> list[Cell]:
     """Cells of the table's present columns, as a SELECT shows them."""
     command = ReadCommand(table.id, TOKEN_MIN, TOKEN_MAX, None, ALL_ROWS, (), False, False, 1_000, 0, 1)
-    result = await node.coordinator.read(command, level, TIMEOUT_MS)
+    result = await node.data.coordinator.read(command, level, TIMEOUT_MS)
     return [
         cell
         for partition in result.partitions
@@ -167,7 +167,7 @@ class Writers:
             said = meant(known)
             try:
                 made = mutation(node, known, KEYS[number % len(KEYS)], column.id, said, 1_000 + number)
-                await node.coordinator.write(made, Consistency.QUORUM, TIMEOUT_MS)
+                await node.data.coordinator.write(made, Consistency.QUORUM, TIMEOUT_MS)
                 self.written += 1
             except LockstepError:
                 # As a client whose prepared statement is old, it comes again with what it knew.
@@ -249,7 +249,7 @@ def test_a_write_for_a_dropped_column_leaves_the_row_readable() -> None:
         async def write(node: Node) -> Any:
             # The client's timestamp is far ahead: the drop's own time would not cover it.
             late = mutation(node, old, KEYS[0], old.by_name["w"].id, "text, not blob", 10**15)
-            return await node.coordinator.write(late, Consistency.ALL, TIMEOUT_MS)
+            return await node.data.coordinator.write(late, Consistency.ALL, TIMEOUT_MS)
 
         written = town.finish(town.begin(2, write))
         assert written.error is None

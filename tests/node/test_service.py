@@ -7,16 +7,16 @@ from functools import partial
 import pytest
 
 from lockstep.metadata.directory import NodeState
-from lockstep.metadata.membership import (
+from lockstep.metadata.groups.membership import (
     CancelMembership,
     PrepareMembership,
     ServiceWish,
     SetService,
 )
-from lockstep.metadata.operations import OperationKind
-from lockstep.metadata.registry import EntryKind
+from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.transformations import SetExtension
-from lockstep.sim.probes import CrashRule
+from lockstep.sim.runtime.probes import CrashRule
+from lockstep.topology.kinds.remove import Remove
 from lockstep.topology.requests import EnqueueRequest
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
@@ -53,7 +53,7 @@ EXCHANGE = PrepareMembership(ids(4, 5), ids(1, 2), "by hand", 3)
 def acknowledged_once(town: Town, outcomes: list[Outcome]) -> None:
     """Every acknowledged extension is in the log exactly once, and no two entries share an id."""
     assert len(set(town.ids())) == len(town.ids())
-    log = max(town.nodes.values(), key=lambda node: node.state.epoch).state.entries
+    log = max(town.nodes.values(), key=lambda node: node.log.state.epoch).log.state.entries
     bodies = [entry.body for entry in log if entry.kind == EntryKind.SET_EXTENSION]
     assert len(set(bodies)) == len(bodies), "a commit was doubled"
     applied = town.newest.extensions
@@ -85,7 +85,7 @@ def test_voters_are_exchanged_under_constant_commits() -> None:
         acknowledged_once(town, outcomes)
         town.wait(1)
         for number in (1, 2):
-            assert town.node(number).driver is None, "who does not vote runs no consensus"
+            assert town.node(number).log.driver is None, "who does not vote runs no consensus"
             assert town.finish(town.submit(number, SetExtension(f"from{number}", b"1"))).error is None
         town.agreed(1, 2, 3, 4, 5)
         # They are needed no more.
@@ -127,7 +127,7 @@ def test_a_dead_addition_is_waited_for_visibly_and_cancel_drops_it() -> None:
         assert town.finish(town.submit(3, EXCHANGE)).error is None
         town.until(lambda: town.newest.voters == ids(1, 2, 3, 4))
         town.wait(3)
-        blocked = town.node(town.leader()).service.blocked
+        blocked = town.node(town.leader()).work.service.blocked
         assert blocked is not None and blocked.node == 5
         change = town.newest.service.change
         assert change is not None
@@ -153,8 +153,8 @@ def test_a_dead_addition_is_given_up_and_another_node_gets_the_vote() -> None:
         assert not town.newest.service.paused
         town.until(lambda: town.voters_settled)
         assert len(town.newest.voters) == 3 and 4 not in town.newest.voters
-        given_up = [e for e in town.node(1).state.entries if e.kind == EntryKind.CANCEL_MEMBERSHIP]
-        body = town.node(1).registry.decode(given_up[-1].kind, given_up[-1].body)
+        given_up = [e for e in town.node(1).log.state.entries if e.kind == EntryKind.CANCEL_MEMBERSHIP]
+        body = town.node(1).log.registry.decode(given_up[-1].kind, given_up[-1].body)
         assert isinstance(body, CancelMembership) and body.unreached == 4
 
 
@@ -166,7 +166,7 @@ def test_a_dead_node_that_was_to_vote_can_be_removed_at_once() -> None:
         town.process(dead).crash()
         change = PrepareMembership(ids(dead), (town.newest.voters[0],), size=3)
         assert town.finish(town.submit(2, change)).error is None
-        wish = EnqueueRequest(OperationKind.REMOVE, NodeId(dead), actor="operator", presumed_dead=True)
+        wish = EnqueueRequest(Remove(NodeId(dead), presumed_dead=True), actor="operator")
         assert town.finish(town.submit(2, wish)).error is None
         town.until(lambda: has_left(town, dead), limit_s=8)
         town.until(lambda: town.voters_settled)
@@ -234,9 +234,9 @@ def test_a_silent_voter_is_substituted_only_where_the_policy_says_so() -> None:
             town.wait(15)
             assert (lost not in town.newest.voters) is substituted
             if substituted:
-                begun = [e for e in town.node(4).state.entries if e.kind == EntryKind.PREPARE_MEMBERSHIP]
+                begun = [e for e in town.node(4).log.state.entries if e.kind == EntryKind.PREPARE_MEMBERSHIP]
                 entry = begun[-1]
-                body = town.node(4).registry.decode(entry.kind, entry.body)
+                body = town.node(4).log.registry.decode(entry.kind, entry.body)
                 assert isinstance(body, PrepareMembership)
                 assert body.down == (lost,) and body.removals == (lost,)
 

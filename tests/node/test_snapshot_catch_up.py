@@ -8,16 +8,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from lockstep.metadata.digest import state_digest
-from lockstep.metadata.entries import LogEntry, hash_of, seal, verify_chain
-from lockstep.metadata.snapshot_entries import TakeSnapshot
-from lockstep.metadata.snapshot_file import RecordKind, SnapshotInfo, file_records, read_file
+from lockstep.internode import verbs
+from lockstep.metadata.log.digest import state_digest
+from lockstep.metadata.log.entries import LogEntry, hash_of, seal, verify_chain
+from lockstep.metadata.log.snapshot_entries import TakeSnapshot
+from lockstep.metadata.log.snapshot_file import RecordKind, SnapshotInfo, file_records, read_file
 from lockstep.metadata.transformations import SetExtension
-from lockstep.node import catch_up
-from lockstep.node.messages import FetchLog, FetchSnapshot, LogEntries, SnapshotChunk
+from lockstep.node.kinds import every_kind
+from lockstep.node.log import catch_up
+from lockstep.node.log.messages import FetchLog, FetchSnapshot, LogEntries, SnapshotChunk
+from lockstep.node.membership.voters import Member
 from lockstep.node.node import Node
-from lockstep.node.voters import Member
-from lockstep.replication import verbs
 from lockstep.values.codec import decoder, encode, frame_record, scan_records
 from lockstep.values.errors import CannotApply
 from tests.node.support import Town, keyspace
@@ -54,8 +55,8 @@ def with_a_node_away(town: Town, epochs: int) -> None:
 
 
 def same_state(town: Town, number: int) -> None:
-    others = [town.node(n).state.current for n in (1, 2, 3) if town.process(n).alive]
-    assert state_digest(town.node(number).state.current) == state_digest(others[0])
+    others = [town.node(n).log.state.current for n in (1, 2, 3) if town.process(n).alive]
+    assert state_digest(town.node(number).log.state.current) == state_digest(others[0])
 
 
 def test_a_node_away_for_ten_snapshots_converges_with_a_bounded_transfer(
@@ -66,7 +67,7 @@ def test_a_node_away_for_ten_snapshots_converges_with_a_bounded_transfer(
     with town_of(LONG) as town:
         with_a_node_away(town, 80)
         for number in (1, 2, 3):
-            infos = list(town.node(number).state.store.infos)
+            infos = list(town.node(number).log.state.store.infos)
             assert len(infos) >= 10
             town.process(number).crash()
             for epoch in infos[number % 2 :: 2]:
@@ -77,23 +78,23 @@ def test_a_node_away_for_ten_snapshots_converges_with_a_bounded_transfer(
         town.until(lambda: town.ready(4))
         town.agreed(1, 2, 3, 4)
         same_state(town, 4)
-        came = town.node(4).catch_up
+        came = town.node(4).log.catch_up
         assert came.snapshots_fetched == 1 and came.entries_fetched <= 24
-        newest = town.node(4).state.latest_snapshot()
+        newest = town.node(4).log.state.latest_snapshot()
         assert newest is not None and came.bytes_fetched < 2 * newest.size_bytes
 
 
 def test_what_is_not_kept_any_more_comes_as_a_snapshot_also_for_a_newcomer() -> None:
     with town_of(SHORT) as town:
         with_a_node_away(town, 40)
-        assert all(town.node(number).state.first_epoch > 20 for number in (1, 2, 3))
+        assert all(town.node(number).log.state.first_epoch > 20 for number in (1, 2, 3))
         town.start(4, 5)
         town.until(lambda: town.ready(4, 5))
         town.agreed(1, 2, 3, 4, 5)
         for number in (4, 5):
             same_state(town, number)
-            assert town.node(number).catch_up.snapshots_fetched == 1
-        assert sum(town.node(number).catch_up.snapshots_served for number in (1, 2, 3, 4)) == 2
+            assert town.node(number).log.catch_up.snapshots_fetched == 1
+        assert sum(town.node(number).log.catch_up.snapshots_served for number in (1, 2, 3, 4)) == 2
         assert town.finish(town.submit(5, keyspace("after"))).error is None
 
 
@@ -105,13 +106,13 @@ def test_a_peer_never_serves_across_a_hole() -> None:
             found = []
             for number in (1, 2, 3):
                 for after in range(town.newest.epoch + 2):
-                    reply = await node.internode.request(
-                        town.node(number).address, verbs.FETCH_LOG, FetchLog(after), 1000
+                    reply = await node.context.internode.request(
+                        town.node(number).context.address, verbs.FETCH_LOG, FetchLog(after), 1000
                     )
                     found.append((number, after, reply))
             return found
 
-        town.node(3).state.store.infos.clear()  # it has nothing to give instead
+        town.node(3).log.state.store.infos.clear()  # it has nothing to give instead
         answers = town.finish(town.begin(1, ask_all)).value
         assert {bool(reply.snapshot) for _, _, reply in answers} == {True, False}
         for number, after, reply in answers:
@@ -121,7 +122,7 @@ def test_a_peer_never_serves_across_a_hole() -> None:
                 assert not verify_chain(reply.entries, epoch=after, previous_hash=first.previous_hash)
             if reply.snapshot is not None:
                 assert not reply.entries and reply.snapshot.epoch > after
-            if number == 3 and after + 1 < town.node(3).state.first_epoch:
+            if number == 3 and after + 1 < town.node(3).log.state.first_epoch:
                 assert not reply.entries and reply.snapshot is None
 
 
@@ -134,10 +135,10 @@ def count_chunks(town: Town, number: int, stop_after: int = 10**9) -> list[int]:
         offsets.append(request.offset)
         if len(offsets) > stop_after:
             town.process(number).crash()
-        chunk: SnapshotChunk = await node.catch_up._serve_snapshot(peer, request)
+        chunk: SnapshotChunk = await node.log.catch_up._serve_snapshot(peer, request)
         return chunk
 
-    node.internode.register(verbs.FETCH_SNAPSHOT, FetchSnapshot, SnapshotChunk, serve)
+    node.context.internode.register(verbs.FETCH_SNAPSHOT, FetchSnapshot, SnapshotChunk, serve)
     return offsets
 
 
@@ -152,7 +153,7 @@ def test_a_transfer_goes_on_at_another_peer_where_it_stopped(monkeypatch: pytest
         for number in (1, 2, 3):
             if number != dead:
                 offsets[number] = count_chunks(town, number)
-        town.until(lambda: town.node(4).catch_up.snapshots_fetched == 1)
+        town.until(lambda: town.node(4).log.catch_up.snapshots_fetched == 1)
         begun = sorted({offset for asked in offsets.values() for offset in asked})
         size = begun[-1] + 256
         assert begun == list(range(0, size, 256)) and len(begun) > 10
@@ -184,11 +185,11 @@ def offer_with(town: Town, number: int, alter: Any) -> None:
     node = town.node(number)
 
     async def serve(_peer: object, _request: FetchLog) -> LogEntries:
-        snapshot = node.state.latest_snapshot()
+        snapshot = node.log.state.latest_snapshot()
         assert snapshot is not None
-        return LogEntries(node.state.epoch, (), alter(snapshot))
+        return LogEntries(node.log.state.epoch, (), alter(snapshot))
 
-    node.internode.register(verbs.FETCH_LOG, FetchLog, LogEntries, serve)
+    node.context.internode.register(verbs.FETCH_LOG, FetchLog, LogEntries, serve)
 
 
 @pytest.mark.parametrize("alter", [another, unlike_its_entry])
@@ -201,7 +202,7 @@ def test_a_snapshot_that_the_voters_do_not_confirm_is_not_taken(alter: Any) -> N
         town.until(lambda: town.ready(4))
         town.agreed(1, 2, 3, 4)
         same_state(town, 4)
-        assert town.node(4).catch_up.snapshots_fetched == 1
+        assert town.node(4).log.catch_up.snapshots_fetched == 1
 
 
 def test_bytes_that_are_not_the_snapshots_are_noticed_and_another_peer_is_asked() -> None:
@@ -211,11 +212,11 @@ def test_bytes_that_are_not_the_snapshots_are_noticed_and_another_peer_is_asked(
             node = town.node(number)
 
             async def serve(peer: object, request: FetchSnapshot, node: Node = node) -> SnapshotChunk:
-                chunk: SnapshotChunk = await node.catch_up._serve_snapshot(peer, request)
+                chunk: SnapshotChunk = await node.log.catch_up._serve_snapshot(peer, request)
                 middle = len(chunk.data) // 2
                 return SnapshotChunk(chunk.data[:middle] + b"x" + chunk.data[middle + 1 :])
 
-            node.internode.register(verbs.FETCH_SNAPSHOT, FetchSnapshot, SnapshotChunk, serve)
+            node.context.internode.register(verbs.FETCH_SNAPSHOT, FetchSnapshot, SnapshotChunk, serve)
         town.start(4)
         town.until(lambda: town.ready(4))
         town.agreed(1, 2, 3, 4)
@@ -228,20 +229,20 @@ def test_a_snapshot_that_cannot_be_installed_is_asked_for_anew() -> None:
         with_a_node_away(town, 40)
 
         def prepare(name: str, node: Node) -> None:
-            whole, failures = node.state.install, [CannotApply("it does not apply")]
+            whole, failures = node.log.state.install, [CannotApply("it does not apply")]
 
             async def install(*args: Any) -> None:
                 if failures:
                     raise failures.pop()
                 await whole(*args)
 
-            node.state.install = install  # type: ignore[method-assign]
+            node.log.state.install = install  # type: ignore[method-assign]
 
         town.prepare = prepare
         town.start(4)
         town.until(lambda: town.ready(4))
         town.agreed(4)
-        assert town.node(4).catch_up.snapshots_fetched == 1
+        assert town.node(4).log.catch_up.snapshots_fetched == 1
         same_state(town, 4)
 
 
@@ -256,7 +257,7 @@ def test_without_a_majority_of_the_voters_no_snapshot_is_taken(newcomer: bool) -
         town.until(lambda: bool(town.logged("metadata.snapshot_refused", f"n{number}")))
         assert "majority" in town.logged("metadata.snapshot_refused", f"n{number}")[0]["problem"]
         town.wait(2.0)
-        assert town.node(number).catch_up.snapshots_fetched == 0
+        assert town.node(number).log.catch_up.snapshots_fetched == 0
         town.start(2, 3)
         town.until(lambda: town.ready(1, 2, 3, number))
         town.agreed(1, 2, 3, number)
@@ -267,14 +268,14 @@ def test_a_node_whose_voters_are_gone_believes_the_present_ones_with_witnesses()
     with town_of(SHORT) as town:
         with_a_node_away(town, 40)
         town.start(4)
-        town.until(lambda: "n4" in town.nodes and town.node(4).state.epoch > 0)
+        town.until(lambda: "n4" in town.nodes and town.node(4).log.state.epoch > 0)
         node = town.node(4)
         # As if all voters of its last epoch had left meanwhile: nobody of them answers.
         gone = Member(("127.0.0.99", 7000), "gone")
-        node.histories.known_voters = lambda: (gone,)
+        node.log.histories.known_voters = lambda: (gone,)
         town.until(lambda: town.ready(4))
         town.agreed(4)
-        assert node.catch_up.snapshots_fetched == 1
+        assert node.log.catch_up.snapshots_fetched == 1
         same_state(town, 4)
 
 
@@ -284,14 +285,14 @@ def test_witnesses_that_do_not_agree_confirm_nothing() -> None:
         town.agreed(1, 2, 3)
         node, epoch = town.node(1), town.newest.epoch
         said = {2: b"a" * 32, 3: b"b" * 32}
-        original = node.histories._ask
+        original = node.log.histories._ask
 
         async def ask(addresses: Any, at: int) -> list[bytes]:
             assert len(await original(addresses, at)) == 2
             return list(said.values())
 
-        node.histories._ask = ask  # type: ignore[method-assign]
-        asked = town.finish(town.begin(1, lambda n: n.histories.prevailing_hash(epoch)))
+        node.log.histories._ask = ask  # type: ignore[method-assign]
+        asked = town.finish(town.begin(1, lambda n: n.log.histories.prevailing_hash(epoch)))
         assert asked.error is None and asked.value is None
 
 
@@ -304,21 +305,21 @@ def test_a_snapshot_does_not_hide_that_a_node_has_another_history(monkeypatch: p
             town.world.network.block(town.process(4).host, town.process(number).host)
             town.world.network.block(town.process(number).host, town.process(4).host)
         town.start(4)
-        town.until(lambda: "n4" in town.nodes and town.node(4).state.epoch > 0)
-        at = town.node(4).state.epoch
-        entry = town.node(1).state.retained(at + 1, at + 1)[0]
+        town.until(lambda: "n4" in town.nodes and town.node(4).log.state.epoch > 0)
+        at = town.node(4).log.state.epoch
+        entry = town.node(1).log.state.retained(at + 1, at + 1)[0]
         forged = msgspec.structs.replace(entry, actor="somebody else")
         forged = msgspec.structs.replace(forged, hash=hash_of(forged))
 
         async def apply(node: Node) -> None:
-            node.state.offer((forged,))
-            await node.state.wait_for(at + 1)
+            node.log.state.offer((forged,))
+            await node.log.state.wait_for(at + 1)
 
         assert town.finish(town.begin(4, apply)).error is None
         grow(town, 40)
         town.world.network.heal()
         town.until(lambda: "n4" in town.ended, limit_s=20)
-        assert "forked" in str(town.ended["n4"]) and town.node(4).catch_up.snapshots_fetched == 0
+        assert "forked" in str(town.ended["n4"]) and town.node(4).log.catch_up.snapshots_fetched == 0
 
 
 def disturbed(rng: random.Random, entries: tuple[LogEntry, ...]) -> tuple[LogEntry, ...]:
@@ -351,15 +352,17 @@ def test_whatever_order_entries_come_in_the_published_epochs_only_grow(seed: int
             node = town.node(number)
 
             async def serve(peer: object, request: FetchLog, node: Node = node) -> LogEntries:
-                reply: LogEntries = await node.catch_up._serve(peer, request)
+                reply: LogEntries = await node.log.catch_up._serve(peer, request)
                 return msgspec.structs.replace(reply, entries=disturbed(rng, reply.entries))
 
-            node.internode.register(verbs.FETCH_LOG, FetchLog, LogEntries, serve)
+            node.context.internode.register(verbs.FETCH_LOG, FetchLog, LogEntries, serve)
         published: list[tuple[int, int]] = []
 
         def prepare(name: str, node: Node) -> None:
             if name == "n4":
-                node.state.listen(lambda before, after, _entry: published.append((before.epoch, after.epoch)))
+                node.log.state.listen(
+                    lambda before, after, _entry: published.append((before.epoch, after.epoch))
+                )
 
         town.prepare = prepare
         town.start(4)
@@ -369,7 +372,7 @@ def test_whatever_order_entries_come_in_the_published_epochs_only_grow(seed: int
         same_state(town, 4)
         assert [after for _, after in published] == sorted({after for _, after in published})
         jumps = [(before, after) for before, after in published if after != before + 1]
-        assert len(jumps) == town.node(4).catch_up.snapshots_fetched
+        assert len(jumps) == town.node(4).log.catch_up.snapshots_fetched
         epoch = published[0][0]
         for before, after in published:
             assert before == epoch
@@ -387,7 +390,7 @@ def test_a_peer_whose_forged_bytes_pass_every_checksum_cannot_keep_a_node_away(
 
         async def serve(peer: object, request: FetchSnapshot) -> SnapshotChunk:
             snapshot = request.snapshot
-            whole = node.state.read_snapshot_chunk(snapshot.epoch, 0, snapshot.size_bytes)
+            whole = node.log.state.read_snapshot_chunk(snapshot.epoch, 0, snapshot.size_bytes)
             assert whole is not None
             forged = b"".join(
                 frame_record(body[:-1] + bytes((body[-1] ^ 1,)) if body[0] == RecordKind.PIECE else body)
@@ -395,12 +398,12 @@ def test_a_peer_whose_forged_bytes_pass_every_checksum_cannot_keep_a_node_away(
             )
             return SnapshotChunk(forged[request.offset : request.offset + 256])
 
-        node.internode.register(verbs.FETCH_SNAPSHOT, FetchSnapshot, SnapshotChunk, serve)
+        node.context.internode.register(verbs.FETCH_SNAPSHOT, FetchSnapshot, SnapshotChunk, serve)
         town.start(4)
         town.until(lambda: town.ready(4))
         town.agreed(1, 2, 3, 4)
         same_state(town, 4)
-        assert town.node(4).catch_up.snapshots_fetched == 1
+        assert town.node(4).log.catch_up.snapshots_fetched == 1
 
 
 def test_entries_that_a_peer_hangs_behind_a_snapshot_are_not_taken() -> None:
@@ -408,11 +411,11 @@ def test_entries_that_a_peer_hangs_behind_a_snapshot_are_not_taken() -> None:
     with town_of(SHORT) as town:
         with_a_node_away(town, 40)
         node = town.node(1)
-        snapshot = node.state.latest_snapshot()
+        snapshot = node.log.state.latest_snapshot()
         assert snapshot is not None
-        data = node.state.read_snapshot_chunk(snapshot.epoch, 0, snapshot.size_bytes)
+        data = node.log.state.read_snapshot_chunk(snapshot.epoch, 0, snapshot.size_bytes)
         assert data is not None
-        kind, body = node.state.registry.encode(SetExtension("forged", b"1"))
+        kind, body = node.log.state.registry.encode(SetExtension("forged", b"1"))
         behind = seal(
             epoch=snapshot.epoch + 1,
             entry_id=b"f" * 16,
@@ -423,27 +426,27 @@ def test_entries_that_a_peer_hangs_behind_a_snapshot_are_not_taken() -> None:
             term=1,
             previous_hash=snapshot.entry.hash,
         )
-        content = read_file([data])
+        content = read_file([data], registered=every_kind().parts)
         forged = b"".join(file_records(content.value, [behind], header=content.header))
         false = msgspec.structs.replace(snapshot, size_bytes=len(forged))
 
         async def serve(_peer: object, request: FetchSnapshot) -> SnapshotChunk:
             return SnapshotChunk(forged[request.offset :] if request.snapshot == false else b"")
 
-        node.internode.register(verbs.FETCH_SNAPSHOT, FetchSnapshot, SnapshotChunk, serve)
+        node.context.internode.register(verbs.FETCH_SNAPSHOT, FetchSnapshot, SnapshotChunk, serve)
         for number in (1, 2, 3):
             offer_with(town, number, lambda _: false)
         town.start(4)
         town.until(lambda: bool(town.logged("metadata.snapshot_refused", "n4")))
         town.wait(1.0)
-        assert town.node(4).state.current.extensions.get("forged") is None
+        assert town.node(4).log.state.current.extensions.get("forged") is None
         assert not town.ended
 
 
 def test_peers_that_offer_what_is_here_already_are_asked_at_a_slow_pace() -> None:
     with town_of(SHORT) as town:
         with_a_node_away(town, 8)
-        old = town.node(1).state.latest_snapshot()
+        old = town.node(1).log.state.latest_snapshot()
         assert old is not None
         town.start(4)
         town.until(lambda: town.ready(4))
@@ -452,7 +455,7 @@ def test_peers_that_offer_what_is_here_already_are_asked_at_a_slow_pace() -> Non
         grow(town, 3, "new")
         town.wait(2.0)
         asked = sum(map(len, offered))
-        assert town.node(4).state.epoch < town.newest.epoch and 3 < asked < 150
+        assert town.node(4).log.state.epoch < town.newest.epoch and 3 < asked < 150
 
 
 def count_offers(town: Town, number: int, snapshot: SnapshotInfo) -> list[int]:
@@ -461,9 +464,9 @@ def count_offers(town: Town, number: int, snapshot: SnapshotInfo) -> list[int]:
 
     async def serve(_peer: object, request: FetchLog) -> LogEntries:
         offered.append(request.after)
-        return LogEntries(town.node(number).state.epoch, (), snapshot)
+        return LogEntries(town.node(number).log.state.epoch, (), snapshot)
 
-    town.node(number).internode.register(verbs.FETCH_LOG, FetchLog, LogEntries, serve)
+    town.node(number).context.internode.register(verbs.FETCH_LOG, FetchLog, LogEntries, serve)
     return offered
 
 
@@ -473,9 +476,9 @@ def test_a_single_witness_among_silent_nodes_confirms_nothing() -> None:
         town.agreed(1, 2, 3)
         epoch = town.newest.epoch
         town.world.network.block(town.process(3).host, town.process(1).host)
-        asked = town.finish(town.begin(1, lambda n: n.histories.prevailing_hash(epoch)))
+        asked = town.finish(town.begin(1, lambda n: n.log.histories.prevailing_hash(epoch)))
         assert asked.error is None and asked.value is None
         town.world.network.heal()
         town.wait(3.0)
-        asked = town.finish(town.begin(1, lambda n: n.histories.prevailing_hash(epoch)))
+        asked = town.finish(town.begin(1, lambda n: n.log.histories.prevailing_hash(epoch)))
         assert asked.value == town.log.values[epoch].hash

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.digest import state_digest
 from lockstep.metadata.extensions import EXTENSIONS
-from lockstep.metadata.registry import Registry
-from lockstep.metadata.snapshot_entries import KINDS as SNAPSHOT_KINDS
-from lockstep.metadata.snapshot_entries import TakeSnapshot, TruncateLog
+from lockstep.metadata.log.digest import state_digest
+from lockstep.metadata.log.registry import Registry
+from lockstep.metadata.log.snapshot_entries import KINDS as SNAPSHOT_KINDS
+from lockstep.metadata.log.snapshot_entries import TakeSnapshot, TruncateLog
 from lockstep.metadata.transformations import SetExtension
 from lockstep.node import kinds
 from lockstep.node.configuration import Configuration, MetadataSection
@@ -53,12 +53,12 @@ def test_the_leader_asks_for_one_snapshot_each_interval_and_nodes_drop_what_it_h
         distances = [after - before for before, after in zip([0, *taken], taken, strict=False)]
         assert len(taken) >= 4 and min(distances) >= 8, taken
         for number in (1, 2, 3):
-            state = town.node(number).state
+            state = town.node(number).log.state
             latest = state.latest_snapshot()
             assert latest is not None and latest.epoch == taken[-1]
             assert state.first_epoch >= taken[-3]
             assert state.first_epoch > 1
-        digests = {town.node(n).state.latest_snapshot().digest for n in (1, 2, 3)}  # type: ignore[union-attr]
+        digests = {town.node(n).log.state.latest_snapshot().digest for n in (1, 2, 3)}  # type: ignore[union-attr]
         assert len(digests) == 1
 
 
@@ -68,7 +68,7 @@ def test_a_snapshot_is_also_due_by_size_and_a_new_leader_asks_for_one_that_is_du
         grow(town, 30)
         town.wait(1.0)
         assert 1 <= len(snapshot_epochs(town)) <= 4
-        reasons = {entry.body for entry in town.node(1).state.entries if entry.kind in SNAPSHOT_KINDS}
+        reasons = {entry.body for entry in town.node(1).log.state.entries if entry.kind in SNAPSHOT_KINDS}
         assert all(b"2000 bytes" in body for body in reasons)
     with SnapshotTown(every=0) as town:
         town.found()
@@ -91,7 +91,7 @@ def test_a_node_comes_back_from_its_snapshot_and_a_retried_id_gets_the_first_epo
         first = town.finish(town.submit(1, SetExtension("mine", b"1"), entry_id=entry_id, base_epoch=1)).value
         grow(town, 30)
         town.wait(1.0)
-        assert town.node(1).state.first_epoch > first
+        assert town.node(1).log.state.first_epoch > first
         for number in (1, 2, 3):
             town.process(number).crash(kind)
         town.start(1, 2, 3)
@@ -107,11 +107,11 @@ def test_a_newcomer_joins_although_the_first_entries_are_gone() -> None:
         town.found()
         grow(town, 30)
         town.wait(1.0)
-        assert town.node(1).state.first_epoch > 1
+        assert town.node(1).log.state.first_epoch > 1
         town.start(4)
         town.until(lambda: town.ready(4))
         town.agreed(1, 2, 3, 4)
-        assert state_digest(town.node(4).cluster) == state_digest(town.node(1).cluster)
+        assert state_digest(town.node(4).log.cluster) == state_digest(town.node(1).log.cluster)
 
 
 def test_a_newcomer_joins_although_voters_that_the_last_snapshot_names_have_left() -> None:
@@ -121,11 +121,11 @@ def test_a_newcomer_joins_although_voters_that_the_last_snapshot_names_have_left
             grow(town, 12)
             assert town.finish(town.submit(1, TakeSnapshot("test"))).error is None
         for leaving in (3, 2):
-            assert town.finish(town.submit(1, leave(town.node(leaving).node_id))).error is None
+            assert town.finish(town.submit(1, leave(town.node(leaving).context.own_id()))).error is None
             town.until(lambda at=leaving: f"n{at}" in town.ended)  # type: ignore[misc]
             town.process(leaving).crash("kill")
         town.wait(1.0)
-        assert town.node(1).state.first_epoch > 1, "a newcomer cannot begin with the first entry"
+        assert town.node(1).log.state.first_epoch > 1, "a newcomer cannot begin with the first entry"
         town.start(4)
         town.until(lambda: town.ready(4))
         town.agreed(1, 4)
@@ -141,7 +141,7 @@ def test_a_truncation_is_applied_by_every_node_and_refused_beyond_the_latest_sna
         assert town.finish(town.submit(3, TruncateLog(taken))).error is None
         town.wait(1.0)
         for number in (1, 2, 3):
-            assert town.node(number).state.first_epoch == taken
+            assert town.node(number).log.state.first_epoch == taken
         grow(town, 3)
         town.agreed(1, 2, 3)
 
@@ -169,13 +169,13 @@ def test_a_node_that_does_not_know_a_kind_stops_says_why_and_goes_on_after_an_up
         def prepare(name: str, node: Node) -> None:
             if name not in old:
                 newer = knowing({3000: Unheard})
-                node.registry._decoders.update(newer._decoders)
-                node.registry._kinds.update(newer._kinds)
+                node.log.registry._decoders.update(newer._decoders)
+                node.log.registry._kinds.update(newer._kinds)
 
         town.prepare = prepare
         town.found()
         town.agreed(1, 2, 3)
-        before = town.node(3).state.epoch
+        before = town.node(3).log.state.epoch
         leader = town.leader()
         through = leader if leader != 3 else 1
         outcome = town.finish(town.submit(through, Unheard()))
@@ -188,7 +188,7 @@ def test_a_node_that_does_not_know_a_kind_stops_says_why_and_goes_on_after_an_up
         why = town.ended["n3"]
         assert isinstance(why, CannotApply) and "3000" in why.message and why.hint == "upgrade this node"
         assert town.logged("node.broken", "n3")
-        assert town.node(3).state.epoch == before and not town.node(3).ready
+        assert town.node(3).log.state.epoch == before and not town.node(3).ready
         grow(town, 3, through)
         town.process(3).crash()
         town.start(3)
@@ -199,7 +199,7 @@ def test_a_node_that_does_not_know_a_kind_stops_says_why_and_goes_on_after_an_up
         town.start(3)
         town.until(lambda: town.ready(3))
         town.agreed(1, 2, 3)
-        assert town.node(3).cluster.extensions.get("unheard") == b"1"
+        assert town.node(3).log.cluster.extensions.get("unheard") == b"1"
 
 
 def test_the_snapshot_kinds_are_known_to_every_node() -> None:

@@ -16,9 +16,9 @@ import pytest
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.operations import Stage
 from lockstep.node.node import Node
-from lockstep.replication.session_guards import SessionGuards
-from lockstep.replication.stream_target import StreamClient
+from lockstep.replica.session_guards import SessionGuards
 from lockstep.sim.replaced import replaced
+from lockstep.streaming.stream_target import StreamClient
 from lockstep.topology.transformations import AdvanceOperation, CancelOperation
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range
 from tests.node.support import Town, decommission
@@ -36,42 +36,36 @@ class _Hang:
         self.done = False
 
     def prepare(self, _name: str, node: Node) -> None:
-        build = node._build_request_path
+        take_file = node.data.stream_client._take_file
 
-        def built(generation: int) -> None:
-            build(generation)
-            take_file = node.stream_client._take_file
+        async def slow(copy: Any, *others: Any) -> None:
+            before = node.data.engine.before_ingest
+            if self.where is not None:
+                return await take_file(copy, *others)
+            self.where, self.session = node, copy.key.session_id
 
-            async def slow(copy: Any, *others: Any) -> None:
-                before = node.engine.before_ingest
-                if self.where is not None:
-                    return await take_file(copy, *others)
-                self.where, self.session = node, copy.key.session_id
+            async def hang(*run: Any) -> None:
+                node.data.engine.before_ingest = before  # type: ignore[method-assign]
+                # The test stands outside this loop, so it sets no event.
+                while not self.goes_on:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+                await before(*run)
 
-                async def hang(*run: Any) -> None:
-                    node.engine.before_ingest = before  # type: ignore[method-assign]
-                    # The test stands outside this loop, so it sets no event.
-                    while not self.goes_on:  # noqa: ASYNC110
-                        await asyncio.sleep(0.05)
-                    await before(*run)
+            node.data.engine.before_ingest = hang  # type: ignore[method-assign]
+            try:
+                await take_file(copy, *others)
+            finally:
+                self.done = True
 
-                node.engine.before_ingest = hang  # type: ignore[method-assign]
-                try:
-                    await take_file(copy, *others)
-                finally:
-                    self.done = True
-
-            node.stream_client._take_file = slow  # type: ignore[method-assign]
-
-        node._build_request_path = built  # type: ignore[method-assign]
+        node.data.stream_client._take_file = slow  # type: ignore[method-assign]
 
 
 def wiped(town: Town, number: int) -> None:
     """Nothing is stored there any more: what was deleted, and that it was, is forgotten."""
 
     async def work(node: Node) -> None:
-        stored = node.cluster.schema.by_name["k"].tables[0]
-        await node.engine.wipe((stored.id,), Range(TOKEN_MIN, TOKEN_MAX))
+        stored = node.log.cluster.schema.by_name["k"].tables[0]
+        await node.data.engine.wipe((stored.id,), Range(TOKEN_MIN, TOKEN_MAX))
 
     assert town.finish(town.begin(number, work)).error is None
 
@@ -80,7 +74,7 @@ def resurrected(town: Town) -> list[bytes]:
     """A leave whose copy hangs is cancelled, tried again, and done; all data is deleted, and the deletions
     are forgotten. Then the copy goes on: what it brings back."""
     hang = _Hang()
-    town.prepare = hang.prepare
+    town.loaded = hang.prepare
     filled(town)
     town.agreed(4)
     fill(town.node(4))
@@ -147,7 +141,7 @@ def join(town: Town) -> None:
     """Node 4 begins to join."""
     filled(town)
     for number in (1, 2, 3):
-        assert town.finish(town.begin(number, lambda node: node.engine.synced(fill(node)))).error is None
+        assert town.finish(town.begin(number, lambda node: node.data.engine.synced(fill(node)))).error is None
     town.start(4)
     town.until(lambda: bool(town.newest.operations))
 
@@ -187,7 +181,7 @@ def test_a_coordinator_lost_behind_any_entry_changes_nothing_and_its_own_writes_
             town.world.network.heal()
         else:
             process.crash("kill")
-            town.until(lambda: any(n != lost and town.nodes[f"n{n}"].is_leader for n in (1, 2, 3)))
+            town.until(lambda: any(n != lost and town.nodes[f"n{n}"].log.is_leader for n in (1, 2, 3)))
             town.start(lost)
         town.until(lambda: joined(town) and town.ready(1, 2, 3, 4))
         town.agreed(1, 2, 3, 4)

@@ -11,8 +11,8 @@ import pytest
 
 from lockstep.node.stamps import STAMPS_PATH, Stamps
 from lockstep.runtime.ports import Runtime
-from lockstep.sim.disk import DiskSettings
-from lockstep.sim.world import World
+from lockstep.sim.runtime.disk import DiskSettings
+from lockstep.sim.runtime.world import World
 from lockstep.testing import SimulatedCluster
 from lockstep.values.clock_limits import STAMPS_KEPT_BACK_US, STAMPS_RESERVED_US
 from lockstep.values.errors import CorruptFile, DiskRefused, PeerTimeout

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.metadata import recent_ids
-from lockstep.sim.probes import CrashRule
+from lockstep.metadata.log import recent_ids
+from lockstep.sim.runtime.probes import CrashRule
 from lockstep.values.errors import CannotApply, OutcomeUnknown, PeerUnreachable, Rejected
 from tests.node.support import Outcome, Town, keyspace
 
@@ -25,7 +25,7 @@ def test_an_accepted_change_is_applied_where_it_was_submitted() -> None:
         for number in (1, 2, 3):
             outcome = town.finish(town.submit(number, keyspace(f"k{number}")))
             assert outcome.error is None
-            assert town.node(number).state.epoch >= outcome.value
+            assert town.node(number).log.state.epoch >= outcome.value
         assert len(town.ids()) == town.newest.epoch == begin + 3
 
 
@@ -36,13 +36,13 @@ def test_a_refused_change_is_in_no_log_and_its_reason_is_visible_where_it_was_su
         town.until(lambda: town.ready(4))
         # It hears nothing of the log but what it asks for.
         behind = town.node(4)
-        behind.catch_up.heard = lambda address, epoch: None  # type: ignore[method-assign]
+        behind.log.catch_up.heard = lambda address, epoch: None  # type: ignore[method-assign]
         made = town.finish(town.submit(1, keyspace("k")))
-        assert made.error is None and behind.state.epoch < made.value
+        assert made.error is None and behind.log.state.epoch < made.value
         refused = town.finish(town.submit(4, keyspace("k"), entry_id=FIRST_ID))
         assert isinstance(refused.error, Rejected)
-        assert behind.state.epoch >= refused.error.epoch == made.value
-        assert behind.cluster.schema.by_name["k"]
+        assert behind.log.state.epoch >= refused.error.epoch == made.value
+        assert behind.log.cluster.schema.by_name["k"]
         town.wait(1)
         assert FIRST_ID not in town.ids()
 
@@ -65,7 +65,7 @@ def test_an_id_that_is_no_longer_kept_is_unknown_and_not_applied_again(
     monkeypatch.setattr(recent_ids, "RECENT_ENTRY_IDS_MAX", 4)
     with Town() as town:
         town.found()
-        base = town.node(1).state.epoch
+        base = town.node(1).log.state.epoch
         assert town.finish(town.submit(1, keyspace("k"), entry_id=FIRST_ID)).error is None
         for number in range(6):
             assert town.finish(town.submit(1, keyspace(f"k{number}"))).error is None
@@ -128,7 +128,7 @@ def test_a_leader_without_a_quorum_answers_unknown_in_time_and_never_a_refusal()
         other = town.finish(town.submit(other_than(leader), keyspace("k")))
         assert other.error is None
         town.world.network.heal()
-        town.until(lambda: town.node(leader).state.epoch == town.newest.epoch)
+        town.until(lambda: town.node(leader).log.state.epoch == town.newest.epoch)
         assert FIRST_ID not in town.ids()
         # The same submission again is now judged: somebody else made k meanwhile.
         again = town.finish(town.submit(leader, keyspace("k"), entry_id=FIRST_ID, base_epoch=2))
@@ -159,7 +159,7 @@ def test_a_short_deadline_is_kept_although_no_voter_answers() -> None:
     with Town() as town:
         town.found()
         leader = isolated(town)
-        submitter = town.node(leader).submitter
+        submitter = town.node(leader).log.submitter
         outcome = town.finish(town.begin(leader, lambda node: submitter.submit(keyspace("k"), 300)))
         assert_unknown_in_time(outcome, limit_s=0.4)
 
@@ -211,7 +211,7 @@ def test_without_a_leader_a_submitter_learns_soon_that_nothing_was_done() -> Non
         town.until(lambda: town.voters_settled)
         town.process(1).crash()
         town.process(2).crash()
-        town.until(lambda: not town.node(3).is_leader)
+        town.until(lambda: not town.node(3).log.is_leader)
         town.wait(2)
         begin = town.world.now_s()
         outcome = town.finish(town.submit(3, keyspace("k"), entry_id=FIRST_ID))
@@ -237,7 +237,7 @@ def test_a_committed_change_that_cannot_be_applied_here_is_never_told_as_failed(
     with Town() as town:
         town.found()
         number = other_than(town.leader())
-        state = town.node(number).state
+        state = town.node(number).log.state
         before = state.epoch
         state.hold_at(before)
         outcome = town.submit(number, keyspace("k"))

@@ -10,8 +10,8 @@ from lockstep.metadata.directory import NodeState
 from lockstep.metadata.operations import Stage
 from lockstep.metadata.requests import Request, RequestState
 from lockstep.sim.checkers.progress import ToldProgress
-from lockstep.sim.probes import DelayRule
-from lockstep.sim.process import KILL, POWER
+from lockstep.sim.runtime.probes import DelayRule
+from lockstep.sim.runtime.process import KILL, POWER
 from lockstep.topology.requests import CancelRequest
 from tests.node.support import Town, leave
 from tests.node.test_failed_work import filled
@@ -35,19 +35,19 @@ class Told:
     def look(self) -> int | None:
         """What the leader tells of the request; None while nobody leads or it cannot tell."""
         leading = [
-            (node.driver.raft.term, number)
+            (node.log.driver.raft.term, number)
             for number in range(1, 5)
             if self.town.ready(number)
-            and (node := self.town.node(number)).is_leader
-            and node.driver is not None
+            and (node := self.town.node(number)).log.is_leader
+            and node.log.driver is not None
         ]
         if not leading:
             return None
         _, leader = max(leading)
         node = self.town.node(leader)
-        requests = node.cluster.requests
+        requests = node.log.cluster.requests
         request = max((*requests.live, *requests.ended), key=lambda one: one.id)
-        told = node.topology.moved.told(request, node.cluster)
+        told = node.work.topology.moved.told(request, node.log.cluster)
         if told is None:
             return None
         self.judge.told(f"n{leader}", request.id, told.bytes)
@@ -84,7 +84,7 @@ def leader_dies(told: Told, kind: str) -> None:
     town = told.town
     leader = told.leaders[-1]
     town.process(leader).crash(kind)
-    told.until(lambda: any(town.ready(n) and town.node(n).is_leader for n in (1, 2, 3) if n != leader))
+    told.until(lambda: any(town.ready(n) and town.node(n).log.is_leader for n in (1, 2, 3) if n != leader))
     town.start(leader)
     told.until(lambda: town.ready(leader))
 
@@ -117,7 +117,7 @@ def outlive_leaders(kind: str = KILL) -> Told:
 
 def node_told(town: Town, number: int, request: Request) -> int:
     node = town.node(number)
-    found = node.topology.moved.told(request, node.cluster)
+    found = node.work.topology.moved.told(request, node.log.cluster)
     assert found is not None
     return found.bytes
 

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 
 import msgspec
 
+from lockstep.handoff.hints import REFUSED
 from lockstep.metadata.directory import NodeState
-from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
-from lockstep.replication.hints import REFUSED
 from lockstep.schema.changes import EmptyTable
 from lockstep.schema.model import Table
 from lockstep.schema.view_changes import AlterView, CreateView
 from lockstep.schema.views import unmarking
 from lockstep.sim.door import mutation_for
-from lockstep.sim.history import Change
-from lockstep.sim.probes import CrashRule
+from lockstep.sim.load.history import Change
 from lockstep.sim.replaced import replaced
+from lockstep.sim.runtime.probes import CrashRule
 from lockstep.storage.store import Batch, Family
+from lockstep.topology.kinds.remove import Remove
 from lockstep.topology.requests import EnqueueRequest
 from lockstep.values.errors import DiskRefused
 from lockstep.values.ids import Consistency, NodeId
@@ -61,8 +62,8 @@ def put(town: Town, number: int, *keys: bytes, deletes: bool = False) -> Outcome
             change = Change("t", key, node.runtime.clock.wall_us(), ALL, TIMEOUT_MS, ((0, b"v"),))
             if deletes:
                 change = msgspec.structs.replace(change, puts=(), delete_row=0)
-            mutation = mutation_for(change, table_of(node), node.new_mutation_id(), 1)
-            await node.coordinator.write(mutation, Consistency.QUORUM, TIMEOUT_MS)
+            mutation = mutation_for(change, table_of(node), node.data.new_mutation_id(), 1)
+            await node.data.coordinator.write(mutation, Consistency.QUORUM, TIMEOUT_MS)
 
     return town.begin(number, work)
 
@@ -88,9 +89,9 @@ def viewed(town: Town, number: int) -> int:
     """How many rows the view has."""
 
     async def work(node: Node) -> int:
-        view = node.cluster.schema.table("ks", "by_v")
+        view = node.log.cluster.schema.table("ks", "by_v")
         assert view is not None
-        result = await node.coordinator.read(_everything(view), ALL, TIMEOUT_MS)
+        result = await node.data.coordinator.read(_everything(view), ALL, TIMEOUT_MS)
         return sum(len(partition.rows) for partition in result.partitions)
 
     outcome = town.finish(town.begin(number, work))
@@ -99,12 +100,13 @@ def viewed(town: Town, number: int) -> int:
 
 
 def owed(town: Town) -> int:
-    return sum(len(town.node(number).batch_store) for number in (1, 2, 3))
+    return sum(len(town.node(number).data.batch_store) for number in (1, 2, 3))
 
 
 def lose_power_before_view_updates_are_sent() -> None:
     with founded(31) as town:
         make_view(town)
+        town.until(lambda: all(done(town, number) for number in (1, 2, 3)))
         for number in (1, 2, 3):
             rule = CrashRule(label="views.durable", process=f"n{number}", hit=1, kind="power")
             town.world.probes.add(rule)
@@ -125,9 +127,9 @@ def rows_at(town: Town, number: int, name: str) -> int:
     """How many rows of a table a node has by itself."""
 
     async def work(node: Node) -> int:
-        table = node.cluster.schema.table("ks", name)
+        table = node.log.cluster.schema.table("ks", name)
         assert table is not None
-        result = await node.engine.read(_everything(table))
+        result = await node.data.engine.read(_everything(table))
         return sum(_is_live(row) for partition in result.partitions for row in partition.rows)
 
     return int(town.finish(town.begin(number, work)).value)
@@ -136,12 +138,13 @@ def rows_at(town: Town, number: int, name: str) -> int:
 def test_each_replica_of_the_base_writes_to_one_of_the_view() -> None:
     with founded(33) as town:
         make_view(town)
+        town.until(lambda: all(done(town, number) for number in (1, 2, 3)))
         assert town.finish(put(town, 1, b"a", b"b", b"c")).error is None
         town.until(lambda: owed(town) == 0)
-        logs = [town.node(number).view_log for number in (1, 2, 3)]
+        logs = [town.node(number).data.view_log for number in (1, 2, 3)]
         assert [(log.paired, log.spread) for log in logs] == [(3, 0)] * 3
         assert [rows_at(town, number, "by_v") for number in (1, 2, 3)] == [3, 3, 3]
-        assert not any(town.node(number).batch_store.replayed for number in (1, 2, 3))
+        assert not any(town.node(number).data.batch_store.replayed for number in (1, 2, 3))
 
 
 def lose_a_coordinator_that_left_no_hint() -> None:
@@ -164,7 +167,7 @@ def test_view_updates_go_on_after_the_store_refused_to_forget_one() -> None:
     with founded(35) as town:
         make_view(town)
         node = town.node(1)
-        synced, records = node.view_log._store.synced, node.batch_store._store
+        synced, records = node.data.view_log._store.synced, node.data.batch_store._store
         held: list[int] = []
 
         async def slow(sequence: int) -> None:
@@ -174,31 +177,31 @@ def test_view_updates_go_on_after_the_store_refused_to_forget_one() -> None:
 
         # The write settles before its updates, of which there are none, are sent.
         with replaced(
-            (node.view_log, "_store", SimpleNamespace(synced=slow, peek=node.view_log._store.peek))
+            (node.data.view_log, "_store", SimpleNamespace(synced=slow, peek=node.data.view_log._store.peek))
         ):
             outcome = town.finish(put(town, 2, b"a", deletes=True))
             assert outcome.error is None and held
-            with replaced((node.batch_store, "_store", SimpleNamespace(write_records=refuse))):
-                town.until(lambda: node.view_log.left_to_replay == 1)
-        assert node.batch_store._store is records and len(node.batch_store) == 1
+            with replaced((node.data.batch_store, "_store", SimpleNamespace(write_records=refuse))):
+                town.until(lambda: node.data.view_log.left_to_replay == 1)
+        assert node.data.batch_store._store is records and len(node.data.batch_store) == 1
         assert town.finish(put(town, 2, b"b")).error is None
-        town.until(lambda: len(node.batch_store) == 1, 5)
+        town.until(lambda: len(node.data.batch_store) == 1, 5)
         assert [rows_at(town, number, "by_v") for number in (1, 2, 3)] == [1, 1, 1]
         town.until(lambda: owed(town) == 0)
-        assert (node.batch_store.replayed, node.view_log.left_to_replay) == (1, 1)
+        assert (node.data.batch_store.replayed, node.data.view_log.left_to_replay) == (1, 1)
 
 
 def test_a_write_whose_coordinator_keeps_no_hints_comes_to_each_replica() -> None:
     with founded(36) as town:
         make_view(town)
         town.process(3).crash()
-        hints, store = town.node(1).hints, town.node(1).engine
+        hints, store = town.node(1).data.hints, town.node(1).data.engine
         stub = SimpleNamespace(write_records=refuse, records=store.records, synced=store.synced)
         with replaced((hints.store, "_store", stub)):
             assert town.finish(put(town, 1, b"a")).error is None
             town.until(lambda: hints.dropped[REFUSED] > 0, 15)
             town.wait(1)
-        assert [len(town.node(number).batch_store) for number in (1, 2)] == [1, 1]
+        assert [len(town.node(number).data.batch_store) for number in (1, 2)] == [1, 1]
         town.start(3)
         town.until(lambda: town.ready(3) and owed(town) == 0)
         assert [rows_at(town, 3, name) for name in ("t", "by_v")] == [1, 1]
@@ -223,8 +226,8 @@ def move_a_row_while_a_replica_is_away() -> None:
 
         async def move(node: Node) -> None:
             change = Change("t", key, node.runtime.clock.wall_us(), ALL, TIMEOUT_MS, ((0, b"w"),))
-            mutation = mutation_for(change, table_of(node), node.new_mutation_id(), 1)
-            await node.coordinator.write(mutation, Consistency.ONE, TIMEOUT_MS)
+            mutation = mutation_for(change, table_of(node), node.data.new_mutation_id(), 1)
+            await node.data.coordinator.write(mutation, Consistency.ONE, TIMEOUT_MS)
 
         assert town.finish(town.begin(writer, move)).error is None
         town.wait(5)
@@ -241,24 +244,24 @@ def test_a_deleted_row_is_gone_from_a_view_although_a_replica_is_lost() -> None:
         town.agreed(1, 2, 3, 4)
         town.until(lambda: all(done(town, number) for number in (1, 2, 3, 4)))
         node = town.node(1)
-        view = node.cluster.schema.table("ks", "by_ck")
+        view = node.log.cluster.schema.table("ks", "by_ck")
         assert view is not None
         there = replicas(node, view, bytes(4))
         keys = (b"k%d" % number for number in range(100))
         key = next(key for key in keys if not replicas(node, table_of(node), key) & there)
         lost, other = sorted(replicas(node, table_of(node), key))
         assert town.finish(put(town, other, key)).error is None
-        town.until(lambda: not any(len(town.node(number).batch_store) for number in (1, 2, 3, 4)))
+        town.until(lambda: not any(len(town.node(number).data.batch_store) for number in (1, 2, 3, 4)))
         assert all(rows_at(town, number, "by_ck") == 1 for number in there)
         town.process(lost).crash()
 
         async def delete(node: Node) -> None:
             change = Change("t", key, node.runtime.clock.wall_us(), ALL, TIMEOUT_MS, delete_partition=True)
-            mutation = mutation_for(change, table_of(node), node.new_mutation_id(), 1)
-            await node.coordinator.write(mutation, Consistency.ONE, TIMEOUT_MS)
+            mutation = mutation_for(change, table_of(node), node.data.new_mutation_id(), 1)
+            await node.data.coordinator.write(mutation, Consistency.ONE, TIMEOUT_MS)
 
         assert town.finish(town.begin(other, delete)).error is None
-        gone = EnqueueRequest(OperationKind.REMOVE, NodeId(lost), actor="operator", presumed_dead=True)
+        gone = EnqueueRequest(Remove(NodeId(lost), presumed_dead=True), actor="operator")
         assert town.finish(town.submit(other, gone)).error is None
         town.until(lambda: town.state_of(lost) is NodeState.LEFT)
         town.wait(20)
@@ -266,7 +269,7 @@ def test_a_deleted_row_is_gone_from_a_view_although_a_replica_is_lost() -> None:
 
 
 def replicas(node: Node, table: Table, key: bytes) -> set[int]:
-    placement = node.coordinator.plans.placement(table.id)
+    placement = node.data.coordinator.plans.placement(table.id)
     assert placement is not None
     return set(placement.group_for(token_of(key)).reads)
 
@@ -275,7 +278,7 @@ def one_of_two_pairs(town: Town) -> tuple[bytes, tuple[int, int]]:
     """A key of the base of whose two replicas only one keeps the view's row for `v`, with those that keep but
     one of the two."""
     node = town.node(1)
-    view = node.cluster.schema.table("ks", "by_v")
+    view = node.log.cluster.schema.table("ks", "by_v")
     assert view is not None
     there = replicas(node, view, b"v")
     for number in range(100):
@@ -291,9 +294,9 @@ def keys_at(town: Town, number: int, name: str) -> list[bytes]:
     """Of the partitions in which a node has rows by itself."""
 
     async def work(node: Node) -> list[bytes]:
-        table = node.cluster.schema.table("ks", name)
+        table = node.log.cluster.schema.table("ks", name)
         assert table is not None
-        result = await node.engine.read(_everything(table))
+        result = await node.data.engine.read(_everything(table))
         return [one.key for one in result.partitions if any(map(_is_live, one.rows))]
 
     found: list[bytes] = town.finish(town.begin(number, work)).value
@@ -313,12 +316,12 @@ def test_what_is_gone_is_told_to_a_view_that_a_replica_has_not_heard_of() -> Non
 
     async def delete(node: Node) -> None:
         change = Change("t", b"a", node.runtime.clock.wall_us(), ALL, TIMEOUT_MS, delete_partition=True)
-        mutation = mutation_for(change, table_of(node), node.new_mutation_id(), 1)
-        await node.coordinator.write(mutation, Consistency.QUORUM, TIMEOUT_MS)
+        mutation = mutation_for(change, table_of(node), node.data.new_mutation_id(), 1)
+        await node.data.coordinator.write(mutation, Consistency.QUORUM, TIMEOUT_MS)
 
     with founded(38) as town:
         assert town.finish(put(town, 1, b"a")).error is None
-        late = town.node(3).state
+        late = town.node(3).log.state
         late.hold_at(late.epoch)
         begin_view(town, "by_ck", ("ck", "pk"))
         town.until(lambda: all(done(town, number) for number in (1, 2)))
@@ -328,6 +331,24 @@ def test_what_is_gone_is_told_to_a_view_that_a_replica_has_not_heard_of() -> Non
         town.until(lambda: done(town, 3) and owed(town) == 0)
         town.wait(10)
         assert [rows_at(town, number, name) for number in (1, 2, 3) for name in ("t", "by_ck")] == [0] * 6
+
+
+def test_a_build_takes_no_row_from_a_replica_that_is_behind() -> None:
+    """It may give its range up before it hears of the newer value, and its row would be there for ever."""
+
+    async def keep(node: Node, value: bytes, at_us: int) -> None:
+        change = Change("t", b"a", at_us, ALL, TIMEOUT_MS, ((0, value),))
+        mutation = mutation_for(change, table_of(node), node.data.new_mutation_id(), 1)
+        await node.data.engine.synced(node.data.engine.apply(mutation, first_epoch=None))
+
+    with founded(42) as town:
+        for number, value, at_us in ((1, b"old", 1), (2, b"new", 2), (3, b"new", 2)):
+            kept = town.begin(number, partial(keep, value=value, at_us=at_us))
+            assert town.finish(kept).error is None
+        begin_view(town)
+        town.until(lambda: all(done(town, number) for number in (1, 2, 3)) and owed(town) == 0)
+        assert [keys_at(town, number, "by_v") for number in (1, 2, 3)] == [[b"new"]] * 3
+        assert [keys_at(town, number, "t") for number in (1, 2, 3)] == [[b"a"]] * 3
 
 
 def test_a_build_goes_on_after_a_crash() -> None:
@@ -347,7 +368,7 @@ def test_a_build_goes_on_after_a_crash() -> None:
 
 
 def done(town: Town, number: int) -> bool:
-    builds = town.node(number).view_builds.builds
+    builds = town.node(number).data.view_builds.builds
     return bool(builds) and all(build.done for build in builds.values())
 
 
@@ -368,5 +389,5 @@ def test_a_view_is_as_old_as_its_beginning_whatever_is_done_to_it() -> None:
         town.start(2)
         town.until(lambda: town.ready(2))
         for number in (1, 2, 3):
-            (build,) = town.node(number).view_builds.builds.values()
+            (build,) = town.node(number).data.view_builds.builds.values()
             assert build.done and build.since_epoch == began

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from lockstep.internode import verbs
 from lockstep.metadata.operations import Operation, Stage
-from lockstep.node.messages import RunWork, WorkStatus
+from lockstep.node.log.messages import RunWork, WorkStatus
 from lockstep.node.node import Node
-from lockstep.node.work import _is_counted
-from lockstep.replication import verbs
+from lockstep.node.work.worker import _is_counted
 from lockstep.schema.model import Replication
-from lockstep.sim.probes import CrashRule, DelayRule
-from lockstep.sim.world import WorldSettings
-from lockstep.storage import keys
+from lockstep.sim.runtime.probes import CrashRule, DelayRule
+from lockstep.sim.runtime.world import WorldSettings
 from lockstep.storage.reading import partitions_between
+from lockstep.storage.rows import keys
 from lockstep.topology.force_remove import ForceRemove
 from lockstep.values.errors import (
     CorruptFile,
@@ -34,8 +34,10 @@ from tests.node.support import Outcome, Town, keyspace, table
 
 def order(town: Town, number: int, work: RunWork) -> Outcome:
     """Ask n4 for work, from another node."""
-    address = town.node(4).address
-    return town.begin(number, lambda node: node.internode.request(address, verbs.RUN_WORK, work, 4000))
+    address = town.node(4).context.address
+    return town.begin(
+        number, lambda node: node.context.internode.request(address, verbs.RUN_WORK, work, 4000)
+    )
 
 
 def streaming(town: Town, drain_s: float) -> Operation:
@@ -48,7 +50,7 @@ def streaming(town: Town, drain_s: float) -> Operation:
     town.until(
         lambda: bool(town.newest.operations) and town.newest.operations[0].stage is Stage.WRITE_BOTH_READ_OLD
     )
-    town.until(lambda: town.node(4).cluster.epoch >= town.newest.operations[0].stage_epoch)
+    town.until(lambda: town.node(4).log.cluster.epoch >= town.newest.operations[0].stage_epoch)
     return town.newest.operations[0]
 
 
@@ -57,7 +59,7 @@ def test_an_order_of_a_stage_that_has_passed_has_no_effect() -> None:
         operation = streaming(town, 0.2)
         stale = RunWork(operation.id, Stage.JOIN_GROUP0, f"operation-{operation.id}-join_group0", 1, 4)
         wiped: list[object] = []
-        engine = town.node(4).engine
+        engine = town.node(4).data.engine
 
         async def wipe(*_: object) -> None:
             wiped.append(_)
@@ -105,7 +107,7 @@ def test_the_same_order_again_joins_the_running_work() -> None:
 
 def failing(node: Node, times: int, error: Exception) -> None:
     """The first streams of a node fail."""
-    stream, left = node.work._stream, [times]
+    stream, left = node.work.stages._stream, [times]
 
     async def work(*arguments: Any) -> None:
         if left[0]:
@@ -113,26 +115,20 @@ def failing(node: Node, times: int, error: Exception) -> None:
             raise error
         await stream(*arguments)
 
-    node.work._stream = work  # type: ignore[method-assign]
+    node.work.stages._stream = work  # type: ignore[method-assign]
 
 
 def test_work_that_failed_is_asked_for_again_and_the_reason_is_visible() -> None:
     def prepare(name: str, node: Node) -> None:
-        build = node._build_request_path
-
-        def built(generation: int) -> None:
-            build(generation)
-            if name == "n4":
-                failing(node, 40, PeerUnreachable("planted: no source"))
-
-        node._build_request_path = built  # type: ignore[method-assign]
+        if name == "n4":
+            failing(node, 40, PeerUnreachable("planted: no source"))
 
     with Town() as town:
-        town.prepare = prepare
+        town.loaded = prepare
         operation = streaming(town, 0.01)
         town.until(lambda: bool(town.logged("topology.work_failed")))
         town.wait(0.5)
-        (blocking,) = town.node(town.leader()).topology.blocking
+        (blocking,) = town.node(town.leader()).work.topology.blocking
         assert blocking.operation_id == operation.id and "planted" in blocking.reason
         # Said once, not with each of the attempts.
         assert len(town.logged("topology.work_failed")) == 1
@@ -143,11 +139,11 @@ def test_a_defect_in_work_is_told_and_not_waited_for() -> None:
     with Town() as town:
         operation = streaming(town, 3.0)
         # The coordinator's own order runs by now, so that it is not the one that fails.
-        town.until(lambda: any(key[1] is operation.stage for key in town.node(4).work._running))
+        town.until(lambda: any(key[1] is operation.stage for key in town.node(4).work.stages._running))
         town.world.settings = WorldSettings(stop_on_error=False)
         failing(town.node(4), 1, KeyError("planted"))
         # Forgotten, so that it is no join of the running work.
-        town.node(4).work._running.clear()
+        town.node(4).work.stages._running.clear()
         work = RunWork(operation.id, operation.stage, operation.session_id, operation.stage_epoch, 4)
         outcome = order(town, 2, work)
         town.world.run_for(1.0)
@@ -175,13 +171,13 @@ def test_a_node_that_gave_a_range_away_wipes_it_once_nobody_asks_it_any_more() -
 
 def watch_wipes(node: Node, wiped: list[tuple[int, int, int]]) -> None:
     """Each wiped range, with the node's id, as it is asked of the engine."""
-    wipe = node.engine.wipe
+    wipe = node.data.engine.wipe
 
     async def seen(tables: Any, range_: Any) -> None:
-        wiped.append((node.node_id, range_.left, range_.right))
+        wiped.append((node.context.own_id(), range_.left, range_.right))
         await wipe(tables, range_)
 
-    node.engine.wipe = seen  # type: ignore[method-assign, assignment]
+    node.data.engine.wipe = seen  # type: ignore[method-assign, assignment]
 
 
 def test_a_node_does_no_work_of_another_one_that_stood_at_its_address() -> None:
@@ -205,15 +201,15 @@ def grown(town: Town) -> tuple[list[tuple[int, bytes]], list[tuple[int, bytes]]]
         key = str(number).encode()
         for n in (1, 2, 3):
             node = town.node(n)
-            stored = node.cluster.schema.by_name["k"].tables[0]
+            stored = node.log.cluster.schema.by_name["k"].tables[0]
             row = Row(b"", Liveness(1), None, (Cell(2, b"old", 1),))
-            named = (stored.id, token_of(key), key, node.new_mutation_id())
-            last[n] = node.engine.apply(Mutation(*named, 1, None, (), None, (row,)))
-            owned = n in node.cluster.group_for(stored_replication(node), token_of(key)).writes
+            named = (stored.id, token_of(key), key, node.data.new_mutation_id())
+            last[n] = node.data.engine.apply(Mutation(*named, 1, None, (), None, (row,)))
+            owned = n in node.log.cluster.group_for(stored_replication(node), token_of(key)).writes
             (kept if owned else left).append((n, key))
     assert kept and left
     for n, sequence in last.items():
-        town.finish(town.begin(n, lambda node, upto=sequence: node.engine.synced(upto)))  # type: ignore[misc]
+        town.finish(town.begin(n, lambda node, upto=sequence: node.data.engine.synced(upto)))  # type: ignore[misc]
     return kept, left
 
 
@@ -221,7 +217,7 @@ def test_what_is_owned_at_once_when_a_node_is_given_up_is_wiped_of_what_was_left
     with Town() as town:
         kept, left = grown(town)
         town.process(4).crash()
-        town.until(lambda: not town.node(1).liveness.alive(4))
+        town.until(lambda: not town.node(1).membership.liveness.alive(4))
         assert town.finish(town.submit(1, ForceRemove(NodeId(4)))).error is None
         town.agreed(1, 2, 3)
         assert not [where for where in left if holds(town.node(where[0]), where[1])]
@@ -234,7 +230,7 @@ def test_a_crash_between_the_entry_and_its_wipe_leaves_nothing_behind() -> None:
         kept, left = grown(town)
         town.wait(1.0)
         town.process(4).crash()
-        town.until(lambda: not town.node(1).liveness.alive(4))
+        town.until(lambda: not town.node(1).membership.liveness.alive(4))
         victim = left[0][0]
         synced = "metadata.apply.after_sync"
         times = town.world.probes.process_counts[f"n{victim}", synced]
@@ -253,16 +249,16 @@ def test_what_came_after_the_wipe_survives_every_later_start() -> None:
     with Town() as town:
         _kept, left = grown(town)
         town.process(4).crash()
-        town.until(lambda: not town.node(1).liveness.alive(4))
+        town.until(lambda: not town.node(1).membership.liveness.alive(4))
         assert town.finish(town.submit(1, ForceRemove(NodeId(4)))).error is None
         town.agreed(1, 2, 3)
         number, key = left[0]
         node = town.node(number)
-        stored = node.cluster.schema.by_name["k"].tables[0]
+        stored = node.log.cluster.schema.by_name["k"].tables[0]
         row = Row(b"", Liveness(5), None, (Cell(2, b"new", 5),))
-        named = (stored.id, token_of(key), key, node.new_mutation_id())
-        sequence = node.engine.apply(Mutation(*named, 5, None, (), None, (row,)))
-        town.finish(town.begin(number, lambda node: node.engine.synced(sequence)))
+        named = (stored.id, token_of(key), key, node.data.new_mutation_id())
+        sequence = node.data.engine.apply(Mutation(*named, 5, None, (), None, (row,)))
+        town.finish(town.begin(number, lambda node: node.data.engine.synced(sequence)))
         town.process(number).crash()
         town.start(number)
         town.until(lambda: town.ready(number))
@@ -270,14 +266,14 @@ def test_what_came_after_the_wipe_survives_every_later_start() -> None:
 
 
 def stored_replication(node: Node) -> Replication:
-    return node.cluster.schema.by_name["k"].replication
+    return node.log.cluster.schema.by_name["k"].replication
 
 
 def holds(node: Node, key: bytes) -> bool:
     """Whether anything of the partition is stored here."""
-    stored = node.cluster.schema.by_name["k"].tables[0]
+    stored = node.log.cluster.schema.by_name["k"].tables[0]
     lower, upper = keys.token_bounds(stored.id, Range(token_of(key) - 1, token_of(key)))
-    snapshot = node.engine._store.snapshot()
+    snapshot = node.data.engine._store.snapshot()
     try:
         return any(partition is not None for partition in partitions_between(snapshot, lower, upper))
     finally:

@@ -8,19 +8,19 @@ from typing import Any
 
 import msgspec
 
+from lockstep.coordination.coordinator import Coordinator
+from lockstep.internode.handshake import Address, PeerInfo
+from lockstep.internode.repeated_log import RepeatedLog
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
 from lockstep.metadata.directory import DIRECTORY, Directory, NodeInfo, NodeState
 from lockstep.metadata.operations import OPERATIONS, Session, Stage
 from lockstep.metadata.placements_part import PLACEMENTS
 from lockstep.metadata.schema_part import SCHEMA
 from lockstep.placement.placements import PlacedRange, Placements, ReplicaGroup, ring_of_ranges
-from lockstep.replication.coordinator import Coordinator
-from lockstep.replication.handshake import Address, PeerInfo
-from lockstep.replication.repeated_log import RepeatedLog
-from lockstep.replication.replica import ReplicaService
+from lockstep.replica.replica import ReplicaService
 from lockstep.schema.model import Column, ColumnKind, KeyspaceHead, Replication, Table, keyspace_of, schema_of
-from lockstep.storage.reconcile import is_empty, merge_partitions
-from lockstep.storage.visible import counts_static, row_is_live
+from lockstep.storage.rows.reconcile import is_empty, merge_partitions
+from lockstep.storage.rows.visible import counts_static, row_is_live
 from lockstep.values.codec import decoder
 from lockstep.values.errors import LockstepError, PeerTimeout, PeerUnreachable
 from lockstep.values.ids import NodeId, mutation_id

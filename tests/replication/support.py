@@ -10,8 +10,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
-from lockstep.replication.handshake import Hello, PeerInfo
-from lockstep.replication.internode import Internode
+from lockstep.internode.handshake import Hello, PeerInfo
+from lockstep.internode.internode import Internode
 from lockstep.runtime.ports import Runtime
 from lockstep.runtime.real.network import RealNetwork
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from lockstep.replication import verbs
-from lockstep.replication.canvass import Canvass, End
-from lockstep.replication.deadlines import Deadlines
-from lockstep.replication.messages import WriteReply
-from lockstep.replication.plans import Target
-from lockstep.replication.repeated_log import RepeatedLog
+from lockstep.coordination.paxos_round import PaxosRound
+from lockstep.internode import verbs
+from lockstep.internode.deadlines import Deadlines
+from lockstep.internode.repeated_log import RepeatedLog
+from lockstep.quorum.policies import BALLOT
+from lockstep.quorum.round import Count, End, Round, Target
+from lockstep.replica.messages import WriteReply
 from lockstep.values.errors import DiskRefused, LockstepError, Overloaded, PeerUnreachable, StaleEpoch
 from lockstep.values.ids import NodeId
 
@@ -43,18 +44,17 @@ class Asked:
             ballots=SimpleNamespace(answer=self._answer),
             own_id=lambda: 1,
         )
-        self.canvass = Canvass(
+        self.canvass = PaxosRound(
             owner,  # type: ignore[arg-type]
-            TARGETS,
+            Round(BALLOT, Count(TARGETS, 2)),
             verbs.CAS_PREPARE,
             YES,
             runtime.clock.monotonic_s() + left_s,
             lambda reply: reply.accepted_epoch > 0,
-            lambda nodes: len(nodes) >= 2,
         )
 
     def _submit_each(
-        self, targets: Sequence[Target], verb: int, body: bytes, deadline_s: float, waiter: Canvass
+        self, targets: Sequence[Target], verb: int, body: bytes, deadline_s: float, waiter: PaxosRound
     ) -> None:
         assert verb == verbs.CAS_PREPARE and waiter is self.canvass and deadline_s == waiter.deadline_s
         self.sent.append([target.node for target in targets])
@@ -89,8 +89,8 @@ def refuses() -> WriteReply:
     [
         (lambda: YES, [(2, YES)], End.ENOUGH, [1, 2], [], []),
         (lambda: NO, [(3, YES), (2, YES)], End.ENOUGH, [2, 3], [1], []),
-        (lambda: YES, [(2, NO), (3, NO)], End.BEATEN, [1], [2, 3], []),
-        (lambda: NO, [(3, NO)], End.BEATEN, [], [1, 3], []),
+        (lambda: YES, [(2, NO), (3, NO)], End.REFUSED, [1], [2, 3], []),
+        (lambda: NO, [(3, NO)], End.REFUSED, [], [1, 3], []),
         (lambda: YES, [(2, DiskRefused("full")), (3, YES)], End.ENOUGH, [1, 3], [], [2]),
         (lambda: YES, [(2, DiskRefused("full")), (3, DiskRefused("full"))], End.FAILED, [1], [], [2, 3]),
         (lambda: YES, [(2, NO), (3, DiskRefused("full"))], End.FAILED, [1], [2], [3]),
@@ -111,10 +111,10 @@ def test_it_ends_when_enough_agree_or_the_others_cannot_suffice(
         assert await asked.ends(*answers) is end
         canvass = asked.canvass
         assert (sorted(canvass.granted), sorted(canvass.refused)) == (granted, refused)
-        assert sorted(canvass.failures) == failed and asked.sent == [[2, 3]]
+        assert sorted(canvass.round.failures) == failed and asked.sent == [[2, 3]]
         asked.hears(2, YES)
         asked.hears(3, DiskRefused("late"))
-        assert sorted(canvass.granted) == granted and sorted(canvass.failures) == failed, "it has ended"
+        assert sorted(canvass.granted) == granted and sorted(canvass.round.failures) == failed, "it has ended"
 
     run(test)
 
@@ -123,7 +123,7 @@ def test_a_replica_that_knows_of_a_change_ends_it_and_is_named() -> None:
     async def test() -> None:
         asked = Asked(lambda: NO)
         assert await asked.ends((3, StaleEpoch(9, "moved"))) is End.STALE
-        assert asked.canvass.stale == (9, ("n3", 1)) and not asked.canvass.failures
+        assert asked.canvass.round.source == (9, TARGETS[2]) and not asked.canvass.round.failures
 
     run(test)
 
@@ -144,21 +144,21 @@ def test_those_whose_failure_may_pass_are_asked_again_together() -> None:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         asked.hears(2, PeerUnreachable("down"))
-        timer = asked.canvass._retry
+        timer = asked.canvass.retry
         asked.hears(3, PeerUnreachable("down"))
-        assert timer is not None and asked.canvass._retry is timer, "one timer for both"
+        assert timer is not None and asked.canvass.retry is timer, "one timer for both"
         assert not running.done(), "they may come back"
         timer.cancel()
-        asked.canvass._ask_again()
-        assert asked.sent == [[2, 3], [2, 3]] and not asked.canvass.failures
+        asked.canvass.again()
+        assert asked.sent == [[2, 3], [2, 3]] and not asked.canvass.round.failures
         asked.hears(2, YES)
         asked.hears(3, PeerUnreachable("down"))
-        assert asked.canvass._retry is not timer
-        asked.canvass._ask_again()
+        assert asked.canvass.retry is not timer
+        asked.canvass.again()
         assert asked.sent[2] == [3], "the other one has answered"
         asked.hears(3, YES)
         assert await running is End.ENOUGH
-        asked.canvass._ask_again()
+        asked.canvass.again()
         assert len(asked.sent) == 3
 
     run(test)
@@ -179,9 +179,9 @@ def test_this_node_is_asked_again_too_and_who_failed_for_good_is_not() -> None:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         asked.hears(2, DiskRefused("full"))
-        assert not running.done() and sorted(asked.canvass.failures) == [1, 2]
-        asked.canvass._ask_again()
-        assert asked.sent == [[2, 3]] and sorted(asked.canvass.failures) == [2]
+        assert not running.done() and sorted(asked.canvass.round.failures) == [1, 2]
+        asked.canvass.again()
+        assert asked.sent == [[2, 3]] and sorted(asked.canvass.round.failures) == [2]
         asked.hears(3, YES)
         assert await running is End.ENOUGH and not answers
 

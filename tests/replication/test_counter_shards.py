@@ -7,9 +7,9 @@ from itertools import permutations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.cql.records import counter_sum
-from lockstep.replication.counter_shards import asks, counted, shard_path
-from lockstep.storage.reconcile import merge_partitions
+from lockstep.cql.bind.records import counter_sum
+from lockstep.replica.counter_shards import asks, counted, shard_path
+from lockstep.storage.rows.reconcile import merge_partitions
 from lockstep.values.rows import Cell, Deletion, Mutation, Partition, Row, Slice
 
 COLUMN = 3

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.replication import digests, reads, verbs
-from lockstep.replication.messages import ReadReply, ReadRequest
-from lockstep.storage.dead import weigh
-from lockstep.storage.reconcile import merge_partitions
+from lockstep.coordination import reads
+from lockstep.internode import verbs
+from lockstep.replica import digests
+from lockstep.replica.messages import ReadReply, ReadRequest
+from lockstep.storage.rows.read_cost import weigh
+from lockstep.storage.rows.reconcile import merge_partitions
 from lockstep.values.errors import CorruptFile, ReadTimeout
 from lockstep.values.ids import Consistency
 from lockstep.values.rows import (

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.replication import verbs
-from lockstep.replication.frames import REQUEST, SHARED, FrameReader, encode_frame
-from lockstep.replication.handshake import PeerInfo
-from lockstep.replication.queueing_delay import DELAY_WINDOW_S, QueueingDelay
-from lockstep.replication.responding import Respond
-from lockstep.replication.shared_requests import SHARED_STREAMS, SharedOut
+from lockstep.internode import verbs
+from lockstep.internode.connection import DELAY_WINDOW_S, QueueingDelay
+from lockstep.internode.frames import REQUEST, SHARED, FrameReader, encode_frame
+from lockstep.internode.handshake import PeerInfo
+from lockstep.internode.responding import Respond
+from lockstep.internode.shared_requests import SHARED_STREAMS, SharedOut
 from lockstep.values.codec import encode
 from lockstep.values.errors import PeerTimeout
 from lockstep.values.request_limits import EXPIRED_SLACK_MS

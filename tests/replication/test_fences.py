@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.replication.messages import ReadRequest, WriteReply, WriteRequest
-from lockstep.replication.refusals import STALE_AFTERWARDS, STALE_PLACEMENT
+from lockstep.quorum.refusals import STALE_AFTERWARDS, STALE_PLACEMENT
+from lockstep.replica.messages import ReadRequest, WriteReply, WriteRequest
 from lockstep.values.errors import StaleEpoch
 from lockstep.values.ids import Consistency
 from tests.replication.clusters import ScriptedNode, make_nodes, read_one, upsert, whole_ring

@@ -14,19 +14,26 @@ from typing import Any
 import msgspec
 import pytest
 
+from lockstep.internode import verbs
 from lockstep.metadata.operations import OPERATIONS
-from lockstep.replication import stream_helped, stream_target, verbs
-from lockstep.replication.replica import ReplicaService
-from lockstep.replication.session_guards import SessionGuards
-from lockstep.replication.stream_source import StreamService
-from lockstep.replication.stream_target import StreamClient, StreamReport
+from lockstep.replica.replica import ReplicaService
+from lockstep.replica.session_guards import SessionGuards
 from lockstep.runtime.ports import Runtime
 from lockstep.runtime.real import HelperProcesses, real_runtime
-from lockstep.storage import keys
 from lockstep.storage.engine import StorageEngine
-from lockstep.storage.rocks import open_rocks_store
-from lockstep.storage.rocks_building import BUILD_HANDLER, BUILD_PACKAGES, BuildAnswer, BuildOrder, build
+from lockstep.storage.rocks.rocks import open_rocks_store
+from lockstep.storage.rocks.rocks_building import (
+    BUILD_HANDLER,
+    BUILD_PACKAGES,
+    BuildAnswer,
+    BuildOrder,
+    build,
+)
+from lockstep.storage.rows import keys
 from lockstep.storage.store import Pair
+from lockstep.streaming import stream_helped, stream_target
+from lockstep.streaming.stream_source import StreamService
+from lockstep.streaming.stream_target import StreamClient, StreamReport
 from lockstep.values.codec import decoder, encode
 from lockstep.values.errors import Overloaded, SessionClosed
 from lockstep.values.tokens import Range

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from lockstep.replication.hint_records import Hint
-from lockstep.replication.hint_store import HintStore, Stored
+from lockstep.handoff.hint_records import Hint
+from lockstep.handoff.hint_store import HintStore, Stored
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.store import Pair
 from lockstep.values.ids import MUTATION_ID_BYTES, NodeId

@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from lockstep.replication import serving, verbs
-from lockstep.replication.connection import Connection
-from lockstep.replication.frames import REPLY, SHARED, Envelope, encode_frame
-from lockstep.replication.handshake import PeerInfo
-from lockstep.replication.peer import Peer
-from lockstep.replication.responding import Respond
+from lockstep.internode import serving, verbs
+from lockstep.internode.connection import Connection
+from lockstep.internode.frames import REPLY, SHARED, Envelope, encode_frame
+from lockstep.internode.handshake import PeerInfo
+from lockstep.internode.peer import Peer
+from lockstep.internode.responding import Respond
 from lockstep.values.codec import encode
 from lockstep.values.errors import (
     HandshakeRefused,

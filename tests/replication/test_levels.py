@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import pytest
 
 from lockstep.cql.wire import responses
-from lockstep.replication.failure_codes import causes_of, late, reasons_of
-from lockstep.replication.plans import PlanBook, Target
+from lockstep.quorum.failure_codes import causes_of, late, reasons_of
+from lockstep.quorum.plans import PlanBook
+from lockstep.quorum.round import Target
 from lockstep.values.errors import (
     CorruptFile,
     DiskRefused,

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from lockstep.replication.merging import covered, earlier, merge_answers
+from lockstep.replica.merging import covered, earlier, merge_answers
 from lockstep.values.rows import Deletion, Liveness, Partition, Position, ReadResult, Row
 
 STOPS = [

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from lockstep.replication import verbs
-from lockstep.replication.base_writes import BaseSettled, BaseWrites
-from lockstep.replication.batch_records import BatchKept, ForgetBatch, KeepBatch, batch_key
-from lockstep.replication.batch_store import BatchStore
-from lockstep.replication.hint_records import DroppedHints, all_marks, decode_mark, mark_key
-from lockstep.replication.hint_store import HintStore
-from lockstep.replication.plans import Target
+from lockstep.handoff.base_writes import BaseSettled, BaseWrites
+from lockstep.handoff.batch_records import BatchKept, ForgetBatch, KeepBatch, batch_key
+from lockstep.handoff.batch_store import BatchStore
+from lockstep.handoff.hint_records import DroppedHints, all_marks, decode_mark, mark_key
+from lockstep.handoff.hint_store import HintStore
+from lockstep.internode import verbs
+from lockstep.quorum.round import Target
 from lockstep.storage.store import Batch, Family, Pair
 from lockstep.values.codec import encode
 from lockstep.values.errors import CorruptFile, Overloaded

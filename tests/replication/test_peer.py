@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from lockstep.replication import verbs
-from lockstep.replication.error_bodies import encode_error
-from lockstep.replication.frames import ERROR, REPLY, REQUEST, SHARED, Envelope, SharedReply
-from lockstep.replication.messages import WriteReply
-from lockstep.replication.peer import Link, Peer
+from lockstep.internode import verbs
+from lockstep.internode.error_bodies import encode_error
+from lockstep.internode.frames import ERROR, REPLY, REQUEST, SHARED, Envelope, SharedReply
+from lockstep.internode.peer import Link, Peer
+from lockstep.replica.messages import WriteReply
 from lockstep.values.codec import decoder, encode
 from lockstep.values.errors import LockstepError, Overloaded, PeerTimeout, PeerUnreachable
 from lockstep.values.limits import (

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.placement.quorums import Requirement
-from lockstep.replication.plans import Plan, PlanBook, Target, first_choice
+from lockstep.quorum.plans import Plan, PlanBook
+from lockstep.quorum.round import Target, first_choice
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.ids import Consistency, NodeId
 from lockstep.values.tokens import TOKEN_MAX, Range
@@ -110,7 +111,7 @@ def test_the_first_choice_satisfies_whenever_anything_does_and_has_no_one_to_spa
     targets = tuple(Target(NodeId(i), (f"n{i}", 1), dc) for i, dc in enumerate(dcs))
     group = whole_ring(1, [1]).placements.rings[0].ranges[0].group
     plan = Plan(1, 1, Range(0, 1), group, targets, needs, QUORUM)
-    chosen = [target.node for target in first_choice(plan, targets)]
+    chosen = [target.node for target in first_choice(plan.needs, targets)]
     possible = any(
         plan.satisfied_by([target.node for target in some])
         for size in range(len(targets) + 1)

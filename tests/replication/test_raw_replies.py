@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from lockstep.replication import verbs
-from lockstep.replication.frames import FrameReader, encode_frame, encode_raw_frame, raw_body
-from lockstep.replication.messages import StreamAskPart, StreamPart
-from lockstep.replication.raw_bytes import FileReply
+from lockstep.internode import verbs
+from lockstep.internode.frames import FrameReader, encode_frame, encode_raw_frame, raw_body
+from lockstep.internode.raw_bytes import FileReply
+from lockstep.replica.messages import StreamAskPart, StreamPart
 from lockstep.runtime.real import real_runtime
 from lockstep.values.errors import DiskRefused, FrameCorrupt, PeerError, PeerTimeout
 

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.replication import reads, verbs
-from lockstep.storage.reconcile import merge_partitions
-from lockstep.storage.visible import live_view
+from lockstep.coordination import reads
+from lockstep.internode import verbs
+from lockstep.storage.rows.reconcile import merge_partitions
+from lockstep.storage.rows.visible import live_view
 from lockstep.values.errors import (
     CorruptFile,
     ReadFailure,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.replication.merging import pieces
-from lockstep.storage import keys
-from lockstep.storage.difference import repair_mutation
-from lockstep.storage.fragments import fragments_of
+from lockstep.replica.merging import pieces
+from lockstep.storage.rows import keys
+from lockstep.storage.rows.difference import repair_mutation
+from lockstep.storage.rows.fragments import fragments_of
 from lockstep.values.ids import MUTATION_ID_BYTES
 from lockstep.values.limits import REPAIR_ROWS_MAX
 from lockstep.values.rows import Deletion, Liveness, Partition, Row

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from lockstep.replication import verbs
-from lockstep.replication.frames import ERROR, REPLY
-from lockstep.replication.handshake import PeerInfo
-from lockstep.replication.messages import ReadRequest, WriteReply
-from lockstep.replication.responding import Respond
+from lockstep.internode import verbs
+from lockstep.internode.frames import ERROR, REPLY
+from lockstep.internode.handshake import PeerInfo
+from lockstep.internode.responding import Respond
+from lockstep.replica.messages import ReadRequest, WriteReply
 from lockstep.values.codec import encode
 from lockstep.values.errors import Overloaded
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.replication.messages import ReadReply
-from lockstep.replication.notes import NOTES, Notes
-from lockstep.replication.plans import Plan, PlanBook, Target
-from lockstep.replication.scanned import Scanned, Thresholds
+from lockstep.quorum.plans import Plan, PlanBook
+from lockstep.quorum.request_trace import REQUEST_TRACE, RequestTrace
+from lockstep.quorum.round import Target
+from lockstep.replica.messages import ReadReply
+from lockstep.replica.scanned import Scanned, Thresholds
 from lockstep.values.errors import ReadFailure
 from lockstep.values.failures import TOO_MANY_TOMBSTONES
 from lockstep.values.ids import Consistency, NodeId
@@ -48,8 +49,8 @@ def test_all_that_scanned_too_many_are_named_by_address_where_that_is_one() -> N
 
 @pytest.mark.parametrize("failure", [0, 100])
 def test_the_most_that_one_read_scanned_is_noted_above_the_warning_threshold(failure: int) -> None:
-    notes = Notes()
-    token = NOTES.set(notes)
+    notes = RequestTrace()
+    token = REQUEST_TRACE.set(notes)
     try:
         for sums in ((10, 11), (40, 3), (12, 0)):
             scanned = Scanned(Thresholds(tombstone_warn=10, tombstone_failure=failure))
@@ -63,4 +64,4 @@ def test_the_most_that_one_read_scanned_is_noted_above_the_warning_threshold(fai
         silent.add(plan(), [answer(C, 999)])
         assert 3 not in notes.dead_by_node, "no threshold is none"
     finally:
-        NOTES.reset(token)
+        REQUEST_TRACE.reset(token)

@@ -7,7 +7,7 @@ import pytest
 
 from lockstep.metadata.cluster import empty_cluster
 from lockstep.metadata.operations import OPERATIONS, Session, Stage
-from lockstep.replication.session_guards import SessionGuards
+from lockstep.replica.session_guards import SessionGuards
 from lockstep.values.errors import SessionClosed
 
 SESSION = Session("operation-1-write_both_read_old", 1, Stage.WRITE_BOTH_READ_OLD, 5)

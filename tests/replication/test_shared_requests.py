@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from lockstep.replication import serving, verbs
-from lockstep.replication.connection import Connection
-from lockstep.replication.frames import REQUEST, SHARED, Envelope, encode_frame
-from lockstep.replication.handshake import PeerInfo
-from lockstep.replication.internode import Internode
-from lockstep.replication.responding import Respond
-from lockstep.replication.shared_requests import SHARED_REQUEST_BYTES_MAX, SHARED_REQUESTS_MAX
-from lockstep.replication.shut_out import ShutOut
+from lockstep.internode import serving, verbs
+from lockstep.internode.connection import Connection
+from lockstep.internode.exclusion import ExcludedNodes
+from lockstep.internode.frames import REQUEST, SHARED, Envelope, encode_frame
+from lockstep.internode.handshake import PeerInfo
+from lockstep.internode.internode import Internode
+from lockstep.internode.responding import Respond
+from lockstep.internode.shared_requests import SHARED_REQUEST_BYTES_MAX, SHARED_REQUESTS_MAX
 from lockstep.values.codec import encode
 from lockstep.values.errors import (
     LockstepError,
@@ -145,7 +145,7 @@ def test_a_peer_that_is_not_served_hears_it_for_each_request(
             monkeypatch.setattr(serving, "PEER_REQUESTS_SERVED_MAX", 1)
         else:
             monkeypatch.setattr(verbs, "CATCH_UP", frozenset())  # A ping is of it.
-            two.internode.shut_out = ShutOut(frozenset({one.greeting.host_id}), frozenset())
+            two.internode.shut_out = ExcludedNodes(frozenset({one.greeting.host_id}), frozenset())
         assert [type(answer) for answer in await ask(one, two, "a", "b")] == [error] * 2
         assert [connection.serving for connection in two.internode._incoming] == [0]
 

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.replication import merging, page, reads
-from lockstep.storage.reconcile import merge_partitions
-from lockstep.storage.visible import live_view
+from lockstep.coordination import page, reads
+from lockstep.replica import merging
+from lockstep.storage.rows.reconcile import merge_partitions
+from lockstep.storage.rows.visible import live_view
 from lockstep.values.ids import Consistency, mutation_id
 from lockstep.values.rows import Cell, Deletion, Mutation, Partition, ReadCommand, ReadResult, Row
 from lockstep.values.tokens import TOKEN_MAX

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep.internode import verbs
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.schema_part import SCHEMA
-from lockstep.replication import verbs
-from lockstep.replication.speculation import Histogram, Latencies, Part, Policy, policy_of
+from lockstep.quorum.speculation import Histogram, Latencies, Part, Policy, policy_of
 from lockstep.schema.model import KeyspaceHead, keyspace_of, schema_of
 from lockstep.schema.table_options import checked_options
 from lockstep.values.errors import ReadTimeout

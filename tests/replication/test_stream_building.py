@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.replication.stream_building import StreamBuild
-from lockstep.replication.stream_helped import HelpedBuilds, HelpedStretches
-from lockstep.storage import keys
+from lockstep.storage.rows import keys
 from lockstep.storage.sorted_file import FileSummary
+from lockstep.streaming.stream_building import StreamBuild
+from lockstep.streaming.stream_helped import HelpedBuilds, HelpedStretches
 from lockstep.values.errors import DiskRefused
 from lockstep.values.tokens import Range
 from tests.storage.support import LossyDisk

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.replication.stream_progress import RATE_WINDOW_S, Rate, StreamProgress, StreamView, left_s
+from lockstep.streaming.stream_progress import RATE_WINDOW_S, Rate, StreamProgress, StreamView, left_s
 from lockstep.values.tokens import Range
 
 

@@ -7,18 +7,19 @@ from typing import Any
 import msgspec
 import pytest
 
+from lockstep.internode import verbs
+from lockstep.internode.raw_bytes import FileReply
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.operations import OPERATIONS
-from lockstep.replication import stream_source, stream_target, verbs
-from lockstep.replication.messages import StreamFile, StreamPart, WriteRequest
-from lockstep.replication.raw_bytes import FileReply
-from lockstep.replication.replica import ReplicaService
-from lockstep.replication.session_guards import SessionGuards
-from lockstep.replication.stream_progress import StreamProgress
-from lockstep.replication.stream_source import StreamService
-from lockstep.replication.stream_target import StreamClient, StreamReport
-from lockstep.storage.keys import KIND_ROW, partition_prefix, split_partition
+from lockstep.replica.messages import StreamFile, StreamPart, WriteRequest
+from lockstep.replica.replica import ReplicaService
+from lockstep.replica.session_guards import SessionGuards
 from lockstep.storage.model import ModelRun, pairs_in
+from lockstep.storage.rows.keys import KIND_ROW, partition_prefix, split_partition
+from lockstep.streaming import stream_source, stream_target
+from lockstep.streaming.stream_progress import StreamProgress
+from lockstep.streaming.stream_source import StreamService
+from lockstep.streaming.stream_target import StreamClient, StreamReport
 from lockstep.values.errors import FrameCorrupt, PeerUnreachable, SessionClosed
 from lockstep.values.rows import Mutation
 from lockstep.values.tokens import Range
@@ -495,7 +496,7 @@ def test_a_target_that_is_started_again_goes_on_where_it_was(loses_power: bool) 
 
 
 def key_of(source: StreamNode) -> Any:
-    from lockstep.replication.stream_files import StreamKey
+    from lockstep.streaming.stream_files import StreamKey
 
     return StreamKey("s1", TABLE_ID, RANGE.left, RANGE.right, source.address)
 

@@ -7,9 +7,9 @@ import itertools
 
 import pytest
 
-from lockstep.replication.throttle import BURST_S, Throttle, Turns
+from lockstep.internode.throttle import BURST_S, LoopBudget, Throttle
 from lockstep.runtime.ports import Runtime
-from lockstep.sim.world import World
+from lockstep.sim.runtime.world import World
 
 
 def virtual(test_rate: int, sizes: list[list[int]]) -> list[tuple[float, int]]:
@@ -64,7 +64,7 @@ def shares(rate: int, streams: int, parts_ahead: int) -> list[float]:
         throttle = Throttle(runtime.clock, rate)
         size = throttle.part_bytes(256 * 1024)
 
-        async def parts(stream: int, turns: Turns, number: int) -> None:
+        async def parts(stream: int, turns: LoopBudget, number: int) -> None:
             for offset in itertools.count():
                 # A round trip later it asks again.
                 while not await throttle.take(size, 2000, turns, (number, offset)):  # noqa: ASYNC110
@@ -74,7 +74,7 @@ def shares(rate: int, streams: int, parts_ahead: int) -> list[float]:
 
         async def one(stream: int) -> None:
             await asyncio.sleep(stream / 2)
-            turns: Turns = {}
+            turns: LoopBudget = {}
             await asyncio.gather(*(parts(stream, turns, number) for number in range(parts_ahead)))
 
         try:

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from lockstep.replication.view_log import touched
+from lockstep.storage.rows.fragments import touched
 from lockstep.values.rows import ALL_ROWS, Deletion, Mutation, RangeDeletion, Row, Slice
 
 GONE = Deletion(5, 1)

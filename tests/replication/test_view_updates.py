@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.cql.catalog import shape_of
-from lockstep.cql.keys import split_key
-from lockstep.replication.view_log import touched
-from lockstep.replication.view_updates import ViewOf, for_all
+from lockstep.cql.bind.keys import split_key
+from lockstep.cql.compile.catalog import shape_of
+from lockstep.handoff.view_updates import ViewOf, for_all
 from lockstep.schema.changes import CreateKeyspace, CreateTable, NewColumn, apply_change
 from lockstep.schema.clustering import decode, encode_prefix
 from lockstep.schema.model import ColumnKind, Schema, Table
 from lockstep.schema.view_changes import CreateView
 from lockstep.schema.views import unmarking
-from lockstep.storage.purgeable import partition_left
-from lockstep.storage.reconcile import merge_partitions
-from lockstep.storage.visible import live_view
+from lockstep.storage.rows.fragments import touched
+from lockstep.storage.rows.purgeable import partition_left
+from lockstep.storage.rows.reconcile import merge_partitions
+from lockstep.storage.rows.visible import live_view
 from lockstep.values.rows import Cell, Deletion, Liveness, Mutation, Partition, RangeDeletion, Row
 from lockstep.values.tokens import token_of
 

@@ -6,8 +6,8 @@ from functools import partial
 import msgspec
 import pytest
 
-from lockstep.replication import verbs
-from lockstep.replication.writes import Begun
+from lockstep.coordination.writes import Begun
+from lockstep.internode import verbs
 from lockstep.values.errors import (
     DiskRefused,
     InvalidRequest,
@@ -438,7 +438,7 @@ def test_writes_that_begin_together_are_all_sent_before_one_is_applied_and_each_
             Begun(mutation, QUORUM, partial(ends.__setitem__, number))
             for number, mutation in enumerate((upsert(1), unknown, defect, upsert(4)))
         ]
-        one.coordinator.begin_all(writes, 1000)
+        one.coordinator.submit_batch(writes, 1000)
         assert applied_at == [6, 6, 6] and list(ends) == [1] and isinstance(ends[1], InvalidRequest)
         await until(lambda: len(ends) == len(writes))
         assert [ends[number] for number in (0, 2, 3)] == [None] * 3, "the defect was here alone"

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.node.certificate_watch import WARNED_BEFORE_S, watch_certificates
-from lockstep.node.conditions import Conditions
+from lockstep.node.work.conditions import Conditions
 from lockstep.runtime.ports import Tls
 from lockstep.runtime.real import Certificate, own_certificate, refuse_ended
 from lockstep.runtime.real.certificates import ends_of
-from lockstep.runtime.real.clock import RealClock
+from lockstep.runtime.real.family import RealClock
 from lockstep.values.errors import ConfigurationError
 from tests.server.certificates import Authority
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from lockstep.runtime.ports import Disk, Runtime
 from lockstep.runtime.real.disk import RealDisk
 from lockstep.runtime.real.family import real_runtime
-from lockstep.sim.world import World
+from lockstep.sim.runtime.world import World
 from lockstep.values.errors import DiskRefused
 from lockstep.values.limits import DISK_OPEN_FILES_MAX
 

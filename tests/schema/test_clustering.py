@@ -22,6 +22,7 @@ def compare(left, right):
     return (left > right) - (left < right)
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=500)
 def test_sort_keys_and_components_order_as_the_values_do(data):
@@ -136,6 +137,7 @@ def tuples_of(shape):
     return st.tuples(*(column_values(kind) for kind in shape.kinds))
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=300)
 def test_clusterings_order_and_decode(data):
@@ -146,6 +148,7 @@ def test_clusterings_order_and_decode(data):
     assert list(decode(shape.types, shape.descending, a)) == shape.serialise(left)
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=300)
 def test_a_prefix_covers_exactly_its_extensions(data):
@@ -159,6 +162,7 @@ def test_a_prefix_covers_exactly_its_extensions(data):
     assert shape.encode(right).startswith(prefix) == shares
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=400)
 def test_slices_contain_exactly_what_their_bounds_say(data):

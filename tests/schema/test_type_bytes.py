@@ -41,6 +41,7 @@ def to_oracle(text, value):
     return value
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=400)
 def test_scalars_have_the_drivers_bytes(data):

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.cql.catalog import Catalog
-from lockstep.cql.context import Context
-from lockstep.cql.ddl import schema_change
-from lockstep.cql.describe import ClusterFacts, describe
-from lockstep.cql.prepare import prepare
+from lockstep.cql.compile.catalog import Catalog
+from lockstep.cql.compile.context import Context
+from lockstep.cql.compile.prepare import prepare
+from lockstep.cql.ddl.changes import schema_change
+from lockstep.cql.ddl.describe import ClusterFacts, describe
 from lockstep.schema.changes import SchemaChange, apply_change, validate
 from lockstep.schema.model import ColumnKind, Schema, SchemaImage, schema_of_pieces
 from lockstep.schema.statements import meant

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.cql.catalog import Catalog
-from lockstep.cql.context import Context
-from lockstep.cql.ddl import schema_change
-from lockstep.cql.describe_functions import aggregate_statement, function_statement
-from lockstep.cql.prepare import prepare
+from lockstep.cql.compile.catalog import Catalog
+from lockstep.cql.compile.context import Context
+from lockstep.cql.compile.prepare import prepare
+from lockstep.cql.ddl.changes import schema_change
+from lockstep.cql.ddl.describe import aggregate_statement, function_statement
 from lockstep.schema.changes import apply_change, validate
 from lockstep.schema.comparison import summaries_between
 from lockstep.schema.model import Schema, schema_of_pieces

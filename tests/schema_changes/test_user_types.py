@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.cql.catalog import Catalog
-from lockstep.cql.describe import ClusterFacts, describe
-from lockstep.cql.prepare import prepare
+from lockstep.cql.compile.catalog import Catalog
+from lockstep.cql.compile.prepare import prepare
+from lockstep.cql.ddl.describe import ClusterFacts, describe
 from lockstep.schema.model import Schema
 from lockstep.schema.summaries import ChangeSummary
 from lockstep.schema.types import UserDefinedType

@@ -13,8 +13,8 @@ from cassandra.query import UNSET_VALUE, BatchStatement, BatchType, BoundStateme
 
 from lockstep.cql.wire.messages import UNSET
 from lockstep.schema.types import parse_type
-from lockstep.sim.fuzz.asking import Told, shape_of
-from lockstep.sim.fuzz.saying import Said
+from lockstep.sim.fuzz.binding import Said
+from lockstep.sim.fuzz.client import Told, shape_of
 
 
 class _RawRows(ResultMessage):

@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 
 from lockstep.local.admin_client import AdminClient
 from lockstep.local.credentials import Credential, of_node
-from lockstep.metadata.operations import OperationKind
 from lockstep.node.configuration import parse
 from lockstep.node.node import Node
 from lockstep.runtime.ports import Runtime
 from lockstep.runtime.real import ConfinedWorkers, real_runtime
-from lockstep.server.cql_server import CqlServer, serve
-from lockstep.server.user_functions import WORKERS_HANDLER
+from lockstep.server.cql.cql_server import CqlServer, serve
+from lockstep.server.statements.user_functions import WORKERS_HANDLER
 from lockstep.storage.model import open_model_store
 from lockstep.storage.store import Store
+from lockstep.topology.kinds.decommission import Decommission
 from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.ids import NodeId
 
@@ -43,6 +43,13 @@ def addresses() -> Iterator[str]:
     # Processes of one run have neighbouring numbers: a process goes on far from them.
     run = os.getpid() + 7919 * turn
     return (f"127.{1 + run // 250 % 250}.{run % 250}.{8 + block * 8 + index}" for index in range(8))
+
+
+def as_services(one: Any) -> Any:
+    """A stand-in that is every service of a node at once."""
+    for name in ("context", "log", "membership", "data", "work"):
+        setattr(one, name, one)
+    return one
 
 
 class Member:
@@ -123,7 +130,7 @@ tick_ms = 20
 
         member.node = Node(runtime, configuration, open_store, log)
         await member.node.start()
-        member.server = await serve(member.node, runtime)
+        member.server = await serve(member.node.services, runtime)
 
     def restart(self, member: Member) -> None:
         """Start a stopped node again on its directory."""
@@ -139,8 +146,8 @@ tick_ms = 20
 
     def decommission(self, member: Member) -> None:
         """Begin to take a node out; another one coordinates it."""
-        wanted = PrepareOperation(OperationKind.DECOMMISSION, NodeId(member.node.node_id))
-        self.call(self.members[0].node.submit(wanted))
+        wanted = PrepareOperation(Decommission(NodeId(member.node.context.own_id())))
+        self.call(self.members[0].node.log.submit(wanted))
 
     def stop(self, member: Member) -> None:
         self.members.remove(member)

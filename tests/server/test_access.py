@@ -156,7 +156,7 @@ def test_a_role_that_may_not_log_in(place: Place, root: Session) -> None:
 def test_a_client_that_never_logs_in_is_sent_away(
     place: Place, root: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lockstep.server.cql_server.LOGIN_MS_MAX", 300)
+    monkeypatch.setattr("lockstep.server.cql.cql_server.LOGIN_MS_MAX", 300)
     address = place.cluster.members[0].address
     with (
         socket.create_connection((address, CQL_PORT), timeout=10) as plain,
@@ -497,7 +497,7 @@ def test_of_a_grant_and_a_drop_at_once_one_wins(place: Place, root: Session) -> 
         except InvalidRequest as error:
             assert f"Role {name} doesn't exist" in str(error)
     for member in place.cluster.members:
-        access = member.node.cluster.access
+        access = member.node.log.cluster.access
         access.validate()
         assert not [grant for grant in access.listed_grants() if grant.role.startswith("racer")]
 

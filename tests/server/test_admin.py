@@ -15,10 +15,23 @@ import pytest
 from click.testing import CliRunner
 
 from lockstep.cli.main import root
+from lockstep.documents import read
+from lockstep.documents.backups import BackupPlan, BackupRun, Backups
+from lockstep.documents.gossip import Gossip
+from lockstep.documents.groups import GlobalState, LocalStates
+from lockstep.documents.placements import Placements
+from lockstep.documents.plans import MetadataDiff, RequestPlan
+from lockstep.documents.proofs import Digest, Proof
+from lockstep.documents.repairs import Repair, RepairPlan, Repairs
+from lockstep.documents.requests import Request, Requests
+from lockstep.documents.service import Service, ServicePlan, Voters
+from lockstep.documents.status import ExcludedNodes, Status
+from lockstep.documents.status import Nodes as ListedNodes
+from lockstep.documents.stories import Story
 from lockstep.local.admin_client import AdminClient
 from lockstep.local.credentials import Credential
 from lockstep.metadata.extensions import EXTENSIONS
-from lockstep.server.admin_door import AdminDoor, serve_admin
+from lockstep.server.admin.admin_door import AdminDoor, serve_admin
 from lockstep.values.errors import ConfigurationError, LockstepError, Rejected
 from tests.server.parts import ADMIN_PORT, CQL_PORT, Nodes, nodes
 from tests.server.wire_client import WireClient
@@ -39,7 +52,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
         made.add(testing_faults="true")
         doors: list[AdminDoor] = []
         for member in made.members:
-            doors.append(made.call(serve_admin(member.node, member.server, TOKEN)))
+            doors.append(made.call(serve_admin(member.node.services, member.server, TOKEN)))
         with WireClient(made.members[0].address, CQL_PORT, 5) as client:
             client.startup()
             client.query(
@@ -66,7 +79,7 @@ def test_status_has_what_the_command_shows(cluster: Nodes) -> None:
     found = admin(cluster).get("/v1/status")
     assert found["schema"] == "status/1"
     assert found["verdict"].startswith("healthy")
-    assert found["epoch"] == cluster.members[0].node.cluster.epoch
+    assert found["epoch"] == cluster.members[0].node.log.cluster.epoch
     assert [node["address"] for node in found["nodes"]] == [member.address for member in cluster.members]
     assert sum(node["owns"] for node in found["nodes"]) == pytest.approx(1)
     assert [node["voter"] for node in found["nodes"]] == [True, True, True, False]
@@ -82,7 +95,7 @@ def until(condition: Callable[[], bool]) -> None:
 def test_a_full_disk_shows_in_status_why_and_metrics(cluster: Nodes) -> None:
     wait_for_members(cluster)
     member = cluster.members[0]
-    space, host = member.node.engine.space, f"{member.address}:{ADMIN_PORT}"
+    space, host = member.node.data.engine.space, f"{member.address}:{ADMIN_PORT}"
     reserve_bytes = space.reserve_bytes
     assert admin(cluster).get("/v1/status")["level"] == "healthy"
     space.reserve_bytes = 1 << 62
@@ -148,7 +161,7 @@ def test_commands_read_what_the_node_answers(cluster: Nodes, arguments: list[str
 
 def test_placements_are_those_of_the_metadata(cluster: Nodes) -> None:
     ranges = admin(cluster).get("/v1/placements", keyspace="shop")["ranges"]
-    value = cluster.members[0].node.cluster
+    value = cluster.members[0].node.log.cluster
     ring = value.placements.ring(value.schema.by_name["shop"].replication)
     assert [(r["start"], r["end"], tuple(r["reads"])) for r in ranges] == [
         (placed.range.left, placed.range.right, placed.group.reads) for placed in ring.ranges
@@ -253,10 +266,10 @@ def test_metrics_are_prometheus_text_with_the_houses_names(cluster: Nodes) -> No
     groups = {"cmg_available", "cmg_availablePeers", "metastorage_available", "metastorage_availablePeers"}
     assert all(name.startswith("lockstep_") for name in families if name not in groups)
     values = {name: families[name].samples[0].value for name in groups}
-    voters = len(cluster.members[0].node.cluster.voters)
+    voters = len(cluster.members[0].node.log.cluster.voters)
     assert values == dict.fromkeys(groups, 1) | {name: voters for name in groups if name.endswith("Peers")}
     epoch: Any = families["lockstep_metadata_epoch_entries"]
-    assert epoch.samples[0].value == cluster.members[0].node.cluster.epoch
+    assert epoch.samples[0].value == cluster.members[0].node.log.cluster.epoch
     assert len(families["lockstep_gossip_alive_bool"].samples) == 4
     assert len(families["lockstep_metadata_lag_epochs"].samples) == 4
     assert {sample.labels["group"] for sample in families["lockstep_consensus_term_number"].samples} == {
@@ -330,7 +343,7 @@ def test_each_node_proves_its_log_and_tells_digests_by_part(cluster: Nodes) -> N
 
 
 def test_a_changed_entry_in_memory_breaks_the_proof(cluster: Nodes) -> None:
-    state = cluster.members[2].node.state
+    state = cluster.members[2].node.log.state
     held = state.entries[2]
     state.entries[2] = msgspec.structs.replace(held, actor="somebody else")
     try:
@@ -341,7 +354,7 @@ def test_a_changed_entry_in_memory_breaks_the_proof(cluster: Nodes) -> None:
 
 
 def test_verify_names_the_node_and_the_part_that_differ(cluster: Nodes) -> None:
-    state = cluster.members[2].node.state
+    state = cluster.members[2].node.log.state
     held = state.current
     host = f"{cluster.members[0].address}:{ADMIN_PORT}"
     state.current = held.changed(EXTENSIONS.set(held.extensions.insert("x", b"y")))
@@ -352,7 +365,7 @@ def test_verify_names_the_node_and_the_part_that_differ(cluster: Nodes) -> None:
     assert result.exit_code == 1, result.output
     found = json.loads(result.stdout)
     assert found["first_divergence"] == {
-        "node": cluster.members[2].node.node_id,
+        "node": cluster.members[2].node.context.own_id(),
         "epoch": held.epoch,
         "part": "extensions",
         "exact": True,
@@ -384,8 +397,8 @@ def test_the_views_of_the_metadata_can_be_read_by_key(cluster: Nodes) -> None:
         def rows(text: str) -> int:
             return len(client.query(f"SELECT * FROM system_views.{text}").rows)
 
-        epoch = cluster.members[0].node.cluster.epoch
-        name = cluster.members[0].node.cluster.identity.cluster_name
+        epoch = cluster.members[0].node.log.cluster.epoch
+        name = cluster.members[0].node.log.cluster.identity.cluster_name
         assert rows("cluster_metadata_log") == epoch
         assert rows("cluster_metadata_log WHERE epoch = 2") == 1
         assert rows(f"cluster_metadata_log WHERE cluster = '{name}' AND epoch > 1 AND epoch <= 3") == 2
@@ -417,7 +430,7 @@ def wait_for_members(cluster: Nodes) -> None:
 def test_a_groups_state_is_told_by_any_node(cluster: Nodes, group: str) -> None:
     path = f"/management/v1/recovery/{group}/state"
     wait_for_members(cluster)
-    newest = cluster.members[0].node.cluster
+    newest = cluster.members[0].node.log.cluster
     for index in (0, 3):
         found = admin(cluster, index).get(f"{path}/global")
         assert (found["state"], found["voters"]) == ("Available", list(newest.voters))
@@ -439,16 +452,16 @@ def test_a_groups_state_is_told_by_any_node(cluster: Nodes, group: str) -> None:
 def test_a_partition_cuts_a_node_off_until_it_is_healed(cluster: Nodes) -> None:
     others = [f"{member.address}:17000" for member in cluster.members[:3]]
     assert admin(cluster, 3).post("/v1/testing/partition", {"peers": others})["peers"] == sorted(others)
-    assert len(cluster.members[3].node.internode.blocked_to) == 3
+    assert len(cluster.members[3].node.context.internode.blocked_to) == 3
     with pytest.raises(ConfigurationError):
         admin(cluster, 3).post("/v1/testing/partition", {"peers": "all"})
     admin(cluster, 3).post("/v1/testing/heal", {})
-    assert not cluster.members[3].node.internode.blocked_from
+    assert not cluster.members[3].node.context.internode.blocked_from
 
 
 def test_fault_controls_are_closed_unless_configured(tmp_path: Path) -> None:
     with nodes(tmp_path, 1) as plain:
-        door = plain.call(serve_admin(plain.members[0].node, plain.members[0].server, TOKEN))
+        door = plain.call(serve_admin(plain.members[0].node.services, plain.members[0].server, TOKEN))
         with pytest.raises(ConfigurationError, match="there is no"):
             admin(plain).post("/v1/testing/partition", {"peers": []})
         plain.loop.call_soon_threadsafe(door.close)
@@ -598,3 +611,111 @@ def test_snapshots_truncation_and_dumps_through_the_admin_api(cluster: Nodes, tm
     run("cms", "truncate")
     with pytest.raises(Rejected, match="beyond the latest snapshot"):
         admin(cluster).post("/v1/cms/truncate", {"epoch": before + 2})
+
+
+TWO_REPLICAS = {"class": "SimpleStrategy", "replication_factor": "2"}
+ONE_REPLICA = {"class": "SimpleStrategy", "replication_factor": "1"}
+SERVED: dict[str, type[msgspec.Struct]] = {
+    "/v1/status": Status,
+    "/v1/nodes": ListedNodes,
+    "/v1/gossip": Gossip,
+    "/v1/requests": Requests,
+    "/v1/excluded": ExcludedNodes,
+    "/v1/cms": Service,
+    "/v1/cms/reconfiguration": Voters,
+    "/v1/placements?keyspace=shop": Placements,
+    "/v1/metadata/diff?from={oldest}&to={newest}": MetadataDiff,
+    "/v1/metadata/proof?from=1": Proof,
+    "/v1/metadata/digest?epoch={newest}": Digest,
+    "/v1/repairs": Repairs,
+    "/v1/backups": Backups,
+    "/v1/story?kind=node&id=1": Story,
+    "/management/v1/recovery/cmg/state/local": LocalStates,
+    "/management/v1/recovery/metastorage/state/global": GlobalState,
+}
+
+
+def is_served_as(kind: type[msgspec.Struct], body: bytes) -> None:
+    known = msgspec.convert(json.loads(body), kind)
+    assert json.dumps(msgspec.to_builtins(known)).encode() == body
+
+
+def test_an_answer_of_another_shape_is_an_error_that_names_the_member() -> None:
+    with pytest.raises(LockstepError, match=r"no gossip/1: Expected `array`.*nodes"):
+        read(Gossip, {"schema": "gossip/1", "nodes": 3})
+
+
+@pytest.mark.parametrize("path", SERVED)
+def test_what_is_served_is_the_document_byte_for_byte(cluster: Nodes, path: str) -> None:
+    told = admin(cluster).get("/v1/cms")
+    named = path.format(oldest=told["log"]["oldest_value"], newest=told["epoch"])
+    status, body = raw(cluster, "GET", named)
+    assert status == 200, body
+    is_served_as(SERVED[path], body)
+
+
+def test_a_request_is_served_as_the_document_while_it_runs_and_after(cluster: Nodes) -> None:
+    """A change of replication, for its steps tell of path, barrier and work."""
+    wanted = {"kind": "replication_change", "keyspace": "shop", "replication": TWO_REPLICAS}
+    asked = admin(cluster).post("/v1/requests", wanted)
+    seen = set()
+    while "done" not in seen:
+        status, body = raw(cluster, "GET", f"/v1/requests/{asked['id']}")
+        assert status == 200
+        is_served_as(Request, body)
+        seen.add(json.loads(body)["state"])
+        is_served_as(Requests, raw(cluster, "GET", "/v1/requests")[1])
+        is_served_as(Status, raw(cluster, "GET", "/v1/status")[1])
+        assert "failed" not in seen
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted", "kind"),
+    [
+        ("/v1/repairs", {"keyspace": "shop"}, RepairPlan),
+        ("/v1/backups", {"name": "one", "tables": ["shop"]}, BackupPlan),
+        ("/v1/cms/reconfigure", {"size": 1}, ServicePlan),
+        ("/v1/cms/freeze", {"reason": "a test"}, ServicePlan),
+    ],
+)
+def test_other_plans_are_served_as_the_document(
+    cluster: Nodes, path: str, wanted: dict[str, Any], kind: type[msgspec.Struct]
+) -> None:
+    status, body = raw(cluster, "POST", path, json.dumps({**wanted, "dry_run": True}).encode())
+    assert status == 200, body
+    is_served_as(kind, body)
+
+
+@pytest.mark.parametrize(
+    ("path", "run", "wanted", "kind"),
+    [
+        ("/v1/repairs", "/v1/repairs", {"keyspace": "shop"}, Repair),
+        ("/v1/backups", "/v1/backup-runs", {"name": "one", "tables": ["shop"]}, BackupRun),
+    ],
+)
+def test_runs_are_served_as_the_document(
+    cluster: Nodes, path: str, run: str, wanted: dict[str, Any], kind: type[msgspec.Struct]
+) -> None:
+    begun = admin(cluster).post(path, wanted)
+    seen = ""
+    while seen != "done":
+        _, body = raw(cluster, "GET", f"{run}/{begun['id']}")
+        is_served_as(kind, body)
+        seen = json.loads(body)["state"]
+        assert seen in ("running", "done")
+    is_served_as(Backups, raw(cluster, "GET", "/v1/backups")[1])
+    is_served_as(Repairs, raw(cluster, "GET", "/v1/repairs")[1])
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"kind": "rebuild", "node": 2},
+        {"kind": "replication_change", "keyspace": "shop", "replication": ONE_REPLICA},
+    ],
+)
+def test_plans_are_served_as_the_document(cluster: Nodes, wanted: dict[str, Any]) -> None:
+    asked = json.dumps({**wanted, "dry_run": True}).encode()
+    status, body = raw(cluster, "POST", "/v1/requests", asked)
+    assert status == 200, body
+    is_served_as(RequestPlan, body)

@@ -17,9 +17,9 @@ from click.testing import CliRunner
 from lockstep.cli.main import root
 from lockstep.local.credentials import Credential
 from lockstep.node.security_settings import AdminSection
-from lockstep.server.admin_access import TOKEN_PRINCIPAL, Access, AdminAccess, Misdirected
-from lockstep.server.admin_door import AdminDoor, serve_admin
-from lockstep.server.http import HttpRequest
+from lockstep.server.admin.admin_access import TOKEN_PRINCIPAL, Access, AdminAccess, Misdirected
+from lockstep.server.admin.admin_door import AdminDoor, serve_admin
+from lockstep.server.admin.http import HttpRequest
 from lockstep.values.errors import BadCredentials
 from tests.server.certificates import Authority
 from tests.server.parts import ADMIN_PORT, CQL_PORT, Nodes, nodes
@@ -77,7 +77,7 @@ class opened:
 
     def __enter__(self) -> None:
         for member in self._cluster.members:
-            self._doors.append(self._cluster.call(serve_admin(member.node, member.server)))
+            self._doors.append(self._cluster.call(serve_admin(member.node.services, member.server)))
 
     def __exit__(self, *_: object) -> None:
         for door in self._doors:
@@ -108,7 +108,7 @@ def role(name: str, password: str) -> dict[str, str]:
 
 @pytest.mark.parametrize(("method", "path"), CHANGES)
 def test_nobody_changes_anything_without_a_credential(plain: Nodes, method: str, path: str) -> None:
-    before = plain.members[0].node.cluster.epoch
+    before = plain.members[0].node.log.cluster.epoch
     status, document, answer = ask(plain, method, path, JSON, b"{}")
     assert (status, document["code"]) == (401, "CQL_CREDENTIALS")
     assert "--token-file" in document["hint"]
@@ -116,8 +116,8 @@ def test_nobody_changes_anything_without_a_credential(plain: Nodes, method: str,
     for wrong in ("Bearer 0", "Bearer ", "Basic Y2Fzc2FuZHJhOmNhc3NhbmRyYQ==", "Digest x", "Basic %%%"):
         assert ask(plain, method, path, {**JSON, "Authorization": wrong}, b"{}")[0] == 401
     member = plain.members[0]
-    assert (member.server.draining.state, member.node.cluster.epoch) == ("serving", before)
-    assert not member.node.internode.blocked_to
+    assert (member.server.draining.state, member.node.log.cluster.epoch) == ("serving", before)
+    assert not member.node.context.internode.blocked_to
 
 
 def test_no_web_page_changes_anything_whatever_it_knows(plain: Nodes) -> None:
@@ -247,7 +247,6 @@ def test_the_principal_is_known_and_probes_can_be_closed(plain: Nodes) -> None:
                 judge.screen(asked)
 
 
-@pytest.mark.cluster
 def test_a_node_keeps_its_files_to_itself_and_speaks_tls(tmp_path: Path) -> None:
     from tests.server.parts import addresses
 

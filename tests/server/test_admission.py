@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.server.admission import Admission
+from lockstep.server.cql.admission import Admission
 from lockstep.values.request_limits import (
     ADMISSION_BUSY_MS,
     ADMISSION_MAX,
@@ -103,6 +103,7 @@ class Served:
             self.refused += 1
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.integers(200, 20_000), st.integers(1, 40))
 def test_goodput_is_that_of_the_server_and_who_is_admitted_is_answered_soon(

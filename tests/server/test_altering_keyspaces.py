@@ -88,10 +88,10 @@ def altered(town: Nodes, session: Session, statement: str) -> None:
     """Run it; on a machine so busy that the answer comes before the end, it says so and goes on."""
     warnings = session.execute(statement).response_future.warnings or []
     assert all("which goes on" in warning for warning in warnings)
-    assert bool(warnings) or not town.members[0].node.cluster.requests.live
+    assert bool(warnings) or not town.members[0].node.log.cluster.requests.live
 
     async def ended() -> None:
-        state = town.members[0].node.state
+        state = town.members[0].node.log.state
         while state.current.requests.live:
             await state.wait_for(state.epoch + 1)
 
@@ -121,7 +121,7 @@ def test_replicas_come_and_go_while_clients_write_and_read(town: Nodes, session:
     statement = session.prepare("SELECT v FROM grown.t WHERE k = ?")
     for key in range(1000, 1000 + load.written):
         assert [tuple(row) for row in session.execute(statement, (key,))] == [(key,)]
-    owned = town.members[0].node.cluster
+    owned = town.members[0].node.log.cluster
     ring = owned.placements.ring(owned.schema.by_name["grown"].replication)
     for placed in ring.ranges:
         listed = session.cluster.metadata.token_map.get_replicas("grown", Murmur3Token(placed.range.right))

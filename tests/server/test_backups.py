@@ -7,7 +7,7 @@ import pytest
 
 from lockstep.metadata.cluster import empty_cluster
 from lockstep.metadata.schema_part import SCHEMA
-from lockstep.node.backup_choice import chosen_parts
+from lockstep.node.work.backup_choice import chosen_parts
 from lockstep.schema.model import (
     Column,
     ColumnKind,
@@ -18,7 +18,7 @@ from lockstep.schema.model import (
     keyspace_of,
     schema_of,
 )
-from lockstep.server.backups import WantedRestore, as_kept, backed_parts, wanted_tables
+from lockstep.server.admin.backups import WantedRestore, as_kept, backed_parts, wanted_tables
 from lockstep.storage.backup_manifest import (
     BackedFile,
     BackedTable,

@@ -10,8 +10,8 @@ from pathlib import Path
 from cassandra.cluster import Cluster
 
 from lockstep.consensus.paxos import Ballot, Proposal
-from lockstep.replication.ballot_messages import Place, ProposeRequest
-from lockstep.replication.ballot_rounds import Patience
+from lockstep.coordination.ballot_rounds import Patience
+from lockstep.replica.ballot_messages import Place, ProposeRequest
 from lockstep.values.codec import encode
 from lockstep.values.ids import Consistency
 from lockstep.values.rows import ALL_ROWS, Cell, Liveness, Mutation, ReadCommand, Row
@@ -40,7 +40,7 @@ def _make_table(member: Member) -> None:
 
 async def _accept(member: Member, key: bytes) -> None:
     """As if a coordinator had died after this replica accepted."""
-    cluster = member.node.cluster
+    cluster = member.node.log.cluster
     table = cluster.schema.table("b", "t")
     assert table is not None
     at = Ballot(time.time_ns() // 1000, 1)
@@ -49,25 +49,25 @@ async def _accept(member: Member, key: bytes) -> None:
     mutation = Mutation(table.id, token_of(key), key, b"\x01" * 14, at.time_us, rows=rows)
     place = Place(table.id, mutation.token, key)
     proposal = Proposal(at, at, encode(mutation))
-    reply = await member.node.conditionals.ballots.answer(
+    reply = await member.node.data.conditionals.ballots.answer(
         ProposeRequest(cluster.epoch, cluster.epoch, place, proposal)
     )
     assert reply.accepted
 
 
 async def _read(member: Member, key: bytes) -> bytes | None:
-    table = member.node.cluster.schema.table("b", "t")
+    table = member.node.log.cluster.schema.table("b", "t")
     assert table is not None
     token = token_of(key)
     command = ReadCommand(table.id, token - 1, token, key, ALL_ROWS, (), False, False, 1, 0, 0)
-    found = await member.node.conditionals.read(command, Consistency.SERIAL, Patience(5000, 5000))
+    found = await member.node.data.conditionals.read(command, Consistency.SERIAL, Patience(5000, 5000))
     cells = [cell for part in found.partitions for row in part.rows for cell in row.cells]
     return cells[0].value if cells else None
 
 
 def _group(member: Member, key: bytes) -> set[int]:
-    plans = member.node.conditionals.plans
-    table = member.node.cluster.schema.table("b", "t")
+    plans = member.node.data.conditionals.plans
+    table = member.node.log.cluster.schema.table("b", "t")
     assert table is not None
     plan = plans.write_plan(table.id, token_of(key), Consistency.QUORUM)
     return {target.node for target in plan.targets}
@@ -77,18 +77,18 @@ def _replaced(cluster: Nodes) -> list[bytes | None]:
     """Two of three accept; one of them leaves, the other one stops: what the two others say."""
     first, second = cluster.members[:2]
     leaving = cluster.add()
-    _until(lambda: leaving.node.ready and not first.node.cluster.operations)
+    _until(lambda: leaving.node.ready and not first.node.log.cluster.operations)
     _make_table(first)
-    _until(lambda: all(m.node.cluster.epoch == first.node.cluster.epoch for m in cluster.members))
-    accepting = {leaving.node.node_id, second.node.node_id}
+    _until(lambda: all(m.node.log.cluster.epoch == first.node.log.cluster.epoch for m in cluster.members))
+    accepting = {leaving.node.context.own_id(), second.node.context.own_id()}
     keys = [key for key in _KEYS if accepting <= _group(first, key)]
     assert keys, "some keys are on both"
     for key in keys:
         cluster.call(_accept(leaving, key))
         cluster.call(_accept(second, key))
     cluster.decommission(leaving)
-    _until(lambda: all(leaving.node.node_id not in _group(first, key) for key in keys))
-    _until(lambda: not first.node.cluster.operations)
+    _until(lambda: all(leaving.node.context.own_id() not in _group(first, key) for key in keys))
+    _until(lambda: not first.node.log.cluster.operations)
     cluster.stop(second)
     return [cluster.call(_read(first, key)) for key in keys]
 

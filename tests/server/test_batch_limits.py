@@ -11,7 +11,7 @@ from cassandra.cluster import Cluster, Session
 from cassandra.query import BatchStatement, BatchType
 
 from lockstep.node.configuration import parse
-from lockstep.server.batch_limits import data_bytes
+from lockstep.server.statements.batch_writes import data_bytes
 from lockstep.values.rows import Cell, Liveness, Mutation, Row
 from tests.server.parts import CQL_PORT, Nodes, nodes
 

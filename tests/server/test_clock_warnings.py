@@ -9,7 +9,7 @@ from cassandra import ConsistencyLevel
 from cassandra.cluster import Session
 from cassandra.query import BatchStatement, SimpleStatement
 
-from lockstep.node.clocks import Clocks
+from lockstep.node.membership.clocks import Clocks
 from tests.server.parts import Nodes
 from tests.server.test_drivers import SIMPLE, connect
 
@@ -35,7 +35,7 @@ def warned(three: Nodes, session: Session) -> list[bool]:
     found = []
     for statement in (SimpleStatement("INSERT INTO t (a, b) VALUES (1, 1)"), insert.bind((1, 1)), batch):
         for member in three.members:
-            member.node.clocks._judge()
+            member.node.log.clocks._judge()
         future = session.execute_async(statement)
         future.result()
         found.append(any("The clock of this coordinator" in text for text in future.warnings or ()))

@@ -49,26 +49,26 @@ def behind(cluster: Nodes, *changes: SchemaChange) -> Iterator[Callable[[], None
     """Changes that one node has not seen when the block begins. What is given waits until that node was
     refused as stale, and lets it catch up."""
     late = cluster.members[BEHIND].node
-    held_at = late.state.epoch
-    cluster.loop.call_soon_threadsafe(late.state.hold_at, held_at)
-    refused = sum(late.coordinator.catch_ups())
+    held_at = late.log.state.epoch
+    cluster.loop.call_soon_threadsafe(late.log.state.hold_at, held_at)
+    refused = sum(late.data.coordinator.catch_ups())
 
     def released() -> None:
         deadline_s = time.monotonic() + 10
-        while sum(late.coordinator.catch_ups()) == refused and time.monotonic() < deadline_s:
+        while sum(late.data.coordinator.catch_ups()) == refused and time.monotonic() < deadline_s:
             time.sleep(0.01)
-        assert sum(late.coordinator.catch_ups()) > refused
-        assert late.state.epoch == held_at
-        cluster.loop.call_soon_threadsafe(late.state.hold_at, None)
+        assert sum(late.data.coordinator.catch_ups()) > refused
+        assert late.log.state.epoch == held_at
+        cluster.loop.call_soon_threadsafe(late.log.state.hold_at, None)
 
     try:
         for change in changes:
-            epoch = cluster.call(cluster.members[0].node.submit(ChangeSchema(change)))
+            epoch = cluster.call(cluster.members[0].node.log.submit(ChangeSchema(change)))
             for member in cluster.members[:BEHIND]:
-                cluster.call(member.node.state.wait_for(epoch))
+                cluster.call(member.node.log.state.wait_for(epoch))
         yield released
     finally:
-        cluster.loop.call_soon_threadsafe(late.state.hold_at, None)
+        cluster.loop.call_soon_threadsafe(late.log.state.hold_at, None)
 
 
 def drop() -> DropColumns:

@@ -11,8 +11,8 @@ from cassandra import ConsistencyLevel, InvalidRequest, WriteTimeout
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, Session
 from cassandra.query import BatchStatement, SimpleStatement, dict_factory
 
-from lockstep.server.conditional_metrics import conditional_samples
-from lockstep.server.samples import text_of
+from lockstep.server.metrics.exposition import conditional_samples
+from lockstep.server.metrics.samples import text_of
 from tests.server.parts import CQL_PORT, Nodes
 
 _REPLICATION = "WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 3}"
@@ -86,7 +86,7 @@ def test_insert_once(session: Session) -> None:
 
 
 def test_ends_are_counted(three: Nodes, session: Session) -> None:
-    ended = [member.node.conditionals for member in three.members]
+    ended = [member.node.data.conditionals for member in three.members]
 
     def count(outcome: str) -> int:
         return sum(one.writes_ended.outcomes[outcome] for one in ended)
@@ -99,7 +99,7 @@ def test_ends_are_counted(three: Nodes, session: Session) -> None:
     serial = SimpleStatement("SELECT v FROM plain WHERE k = 900", consistency_level=ConsistencyLevel.SERIAL)
     assert told(session, serial) == [{"v": 1}]
     assert sum(one.reads_ended.outcomes["done"] for one in ended) == reads + 1
-    text = text_of(conditional_samples(three.members[0].node)).decode()
+    text = text_of(conditional_samples(three.members[0].node.services)).decode()
     assert 'lockstep_conditional_requests_total{kind="write",outcome="condition_not_met"}' in text
     assert 'lockstep_conditional_contentions_bucket{kind="read",le="+Inf"}' in text
 

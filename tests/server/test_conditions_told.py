@@ -8,12 +8,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lockstep.cli.main import root
-from lockstep.node import condition_watches
+from lockstep.node.membership.service_driver import Blocked
 from lockstep.node.node import Node
-from lockstep.node.service_driver import Blocked
-from lockstep.server.admin_door import AdminDoor, serve_admin
-from lockstep.storage import keys
+from lockstep.node.work import condition_watches
+from lockstep.server.admin.admin_door import AdminDoor, serve_admin
 from lockstep.storage.lacking import Lack
+from lockstep.storage.rows import keys
 from lockstep.values.errors import FrameCorrupt
 from tests.server.parts import ADMIN_PORT, CQL_PORT, Nodes, nodes
 from tests.server.test_admin import TOKEN, until
@@ -28,7 +28,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
         patch.setenv("LOCKSTEP_TOKEN_FILE", str(home / "admin.token"))
         doors: list[AdminDoor] = []
         for member in made.members:
-            doors.append(made.call(serve_admin(member.node, member.server, TOKEN)))
+            doors.append(made.call(serve_admin(member.node.services, member.server, TOKEN)))
         with WireClient(made.members[0].address, CQL_PORT, 5) as client:
             client.startup()
             client.query(
@@ -45,19 +45,19 @@ def voters_that_wait(node: Node, patch: pytest.MonkeyPatch) -> None:
         return 1000
 
     # Who does not lead waits for nobody.
-    patch.setattr(node.service, "_look", look)
+    patch.setattr(node.work.service, "_look", look)
     patch.setattr(condition_watches, "STUCK_S", 0.0)
-    patch.setattr(node.service, "blocked", Blocked(3, "it does not answer", 1))
+    patch.setattr(node.work.service, "blocked", Blocked(3, "it does not answer", 1))
 
 
 def a_broken_management_member(node: Node, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(node.management.group, "broken", FrameCorrupt("entry 7 has another digest"))
+    patch.setattr(node.membership.management.group, "broken", FrameCorrupt("entry 7 has another digest"))
 
 
 def a_lost_range(node: Node, patch: pytest.MonkeyPatch) -> None:
-    table = node.cluster.schema.by_name["shop"].tables[0]
+    table = node.log.cluster.schema.by_name["shop"].tables[0]
     first, above = keys.table_bounds(table.id)
-    patch.setattr(node.lacking, "current", (Lack(first, above, sole=True),))
+    patch.setattr(node.data.lacking, "current", (Lack(first, above, sole=True),))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_condition_shows_on_every_node_and_in_the_exit_code(
     sentence: str,
 ) -> None:
     """Of the node that has it, and of another one."""
-    member = next(one for one in cluster.members if not one.node.is_leader)
+    member = next(one for one in cluster.members if not one.node.log.is_leader)
     other = next(index for index, one in enumerate(cluster.members) if one is not member)
     asked = (member.address, cluster.members[other].address)
 

@@ -167,7 +167,6 @@ def test_a_client_that_is_logging_in_is_answered_and_hears_nothing_behind_the_en
         assert not cluster.escaped
 
 
-@pytest.mark.cluster
 def test_a_drain_answers_what_was_sent_and_refuses_what_comes_later(tmp_path: Path) -> None:
     with busy(tmp_path) as (process, address, client, statement):
         count = send_all(client, statement)
@@ -189,7 +188,6 @@ def test_a_drain_answers_what_was_sent_and_refuses_what_comes_later(tmp_path: Pa
         assert process.wait(10) == 0
 
 
-@pytest.mark.cluster
 def test_a_signal_lets_what_was_sent_end(tmp_path: Path) -> None:
     with busy(tmp_path) as (process, _, client, statement):
         count = send_all(client, statement)

@@ -124,7 +124,7 @@ def test_writes_that_no_stream_can_take_are_refused_where_changes_are_captured(
 def test_driver_and_server_agree_on_every_replica(three: Nodes, session: Session) -> None:
     metadata = session.cluster.metadata
     keyspace = session.keyspace
-    owners = three.members[0].node.cluster
+    owners = three.members[0].node.log.cluster
     ring = owners.placements.ring(owners.schema.by_name[keyspace].replication)
     assert len(metadata.token_map.ring) == 48
     for placed in ring.ranges:

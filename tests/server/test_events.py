@@ -108,7 +108,7 @@ def test_concurrent_changes_through_all_nodes_all_arrive(three: Nodes) -> None:
 def test_a_node_that_takes_leave_is_told_down_at_once_by_itself_and_others(tmp_path: Path) -> None:
     with nodes(tmp_path, 2) as cluster:
         stays, leaves = cluster.members
-        until(lambda: leaves.node.node_id in stays.server.events.told_up)
+        until(lambda: leaves.node.context.own_id() in stays.server.events.told_up)
         with (
             registered(stays.address) as client,
             registered(leaves.address) as own,
@@ -136,7 +136,7 @@ def test_a_node_that_takes_leave_is_told_down_at_once_by_itself_and_others(tmp_p
                 WireClient(leaves.address, CQL_PORT)
             assert leaves.server.draining.state == "drained" and leaves.server.draining.cut == 0
             # It is a replica still.
-            assert stays.node.liveness.alive(leaves.node.node_id)
+            assert stays.node.membership.liveness.alive(leaves.node.context.own_id())
             assert isinstance(client.query("SELECT * FROM system.peers_v2"), wire.RowsResult)
         cluster.stop(leaves)
         with registered(stays.address) as client:

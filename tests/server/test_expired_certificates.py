@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from lockstep.internode import verbs
+from lockstep.internode.internode import Internode
 from lockstep.local.admin_client import AdminClient
 from lockstep.local.credentials import of_node
-from lockstep.replication import verbs
-from lockstep.replication.internode import Internode
 from lockstep.runtime.ports import Tls
 from lockstep.server.main import main
 from lockstep.values.errors import PeerError
@@ -74,7 +74,6 @@ def test_a_node_with_an_expired_certificate_does_not_start(
     assert "openssl x509 -enddate" in said and not (tmp_path / "data").exists()
 
 
-@pytest.mark.cluster
 def test_a_node_tells_of_its_certificate_before_it_ends(tmp_path: Path) -> None:
     authority, address = Authority(tmp_path), next(addresses())
     certificate, key = authority.issue("node", 20)

@@ -24,7 +24,7 @@ def full(*members: Member) -> Iterator[None]:
     def refuse(*_: object, **__: object) -> int:
         raise DiskRefused(WHY)
 
-    engines = [member.node.engine for member in members]
+    engines = [member.node.data.engine for member in members]
     kept = [engine.apply for engine in engines]
     for engine in engines:
         engine.apply = refuse  # type: ignore[method-assign]
@@ -81,4 +81,4 @@ def test_both_sides_log_refusals_at_once_and_then_count_them(three: Nodes) -> No
     for member in (one, two):
         refused = [facts for event, facts in member.log if event == "internode.request_refused"]
         writes = [facts for facts in refused if facts["verb"] == "write" and facts["code"] == "DISK_REFUSED"]
-        assert len(writes) == 1 and writes[0]["of_node"] == three.members[0].node.node_id
+        assert len(writes) == 1 and writes[0]["of_node"] == three.members[0].node.context.own_id()

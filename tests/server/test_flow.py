@@ -11,7 +11,7 @@ from lockstep.cql.wire import client as wire
 from lockstep.cql.wire.constants import Opcode
 from lockstep.cql.wire.frames import encode_request
 from lockstep.cql.wire.messages import QueryParameters
-from lockstep.server.flow import Flow, NodeLoad
+from lockstep.server.cql.backpressure import Backpressure, NodeLoad
 from lockstep.values.errors import Overloaded
 from lockstep.values.ids import Consistency
 from lockstep.values.limits import CQL_BYTES_IN_FLIGHT_MAX, CQL_CONNECTIONS_WOKEN_AT_ONCE
@@ -37,8 +37,8 @@ class Transport:
         self.reading = True
 
 
-def flow_of(node: NodeLoad) -> tuple[Flow, Transport]:
-    made, transport = Flow(node), Transport()
+def flow_of(node: NodeLoad) -> tuple[Backpressure, Transport]:
+    made, transport = Backpressure(node), Transport()
     made.transport = transport  # type: ignore[assignment]
     return made, transport
 

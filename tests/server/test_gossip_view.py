@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.server.gossip_view import gossip, gossip_samples
+from lockstep.server.views.gossip_view import gossip, gossip_samples
 from lockstep.values.errors import ConfigurationError
 from tests.server.parts import Nodes
 from tests.server.test_drivers import connect
@@ -15,7 +15,7 @@ from tests.server.test_drivers import connect
 
 def asked(cluster: Nodes, wanted: str | None = None) -> dict[str, Any]:
     async def work() -> dict[str, Any]:
-        return gossip(cluster.members[0].node, wanted)
+        return gossip(cluster.members[0].node.services, wanted)
 
     return cluster.call(work())
 
@@ -38,7 +38,7 @@ def test_the_api_the_view_and_metrics_agree(three: Nodes) -> None:
     assert sorted(row[:2] for row in rows) == [(1, True), (2, True), (3, True)]
 
     async def samples() -> dict[str, float]:
-        return {one.name: one.value for one in gossip_samples(three.members[0].node)}
+        return {one.name: one.value for one in gossip_samples(three.members[0].node.services)}
 
     found = three.call(samples())
     assert found["lockstep_gossip_rounds_total"] > 0 and found["lockstep_gossip_messages_total"] > 0

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from lockstep.replication import index_reads
-from lockstep.replication.merging import merge_answers
+from lockstep.coordination import index_reads
+from lockstep.replica.merging import merge_answers
 from lockstep.schema.clustering import after_prefix, encode_prefix
 from lockstep.schema.model import Table
 from lockstep.schema.types import parse_type
-from lockstep.storage.reconcile import merge_partitions
-from lockstep.storage.visible import live_view
+from lockstep.storage.rows.reconcile import merge_partitions
+from lockstep.storage.rows.visible import live_view
 from lockstep.values.ids import Consistency, mutation_id
 from lockstep.values.rows import (
     ALL_ROWS,
@@ -59,7 +59,7 @@ def make(three: Nodes) -> Iterator[Callable[[], Table]]:
         )
         for column in ("v", "s", "e", "c"):
             session.execute(f"CREATE INDEX ON {name} ({column})")
-        found = three.members[0].node.cluster.schema.table("differing", name)
+        found = three.members[0].node.log.cluster.schema.table("differing", name)
         assert found is not None
         return found
 
@@ -139,7 +139,7 @@ async def asked(three: Nodes, at: int, command: ReadCommand, table: Table, name:
     """What a query gives: rows by index, page by page, on which the condition is checked at the end."""
     found: Found = []
     while True:
-        coordinator = three.members[at].node.coordinator
+        coordinator = three.members[at].node.data.coordinator
         result = await coordinator.read(command, Consistency.QUORUM, 5000)
         found += rows_of(list(result.partitions), table, name, number)
         if not result.more:
@@ -162,7 +162,7 @@ def history(three: Nodes, table: Table, seed: int) -> None:
     async def run() -> None:
         for mutation in mutations:
             for member in dice.sample(three.members, dice.choice((2, 2, 3))):
-                engine = member.node.engine
+                engine = member.node.data.engine
                 await engine.synced(engine.apply(mutation))
         for name, number in [(name, number) for name in ("v", "s", "e", "c") for number in (0, 1)]:
             expected = rows_of(truth, table, name, number)

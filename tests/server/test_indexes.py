@@ -10,7 +10,7 @@ from cassandra import ConsistencyLevel, InvalidRequest, ReadFailure
 from cassandra.cluster import Cluster, ExecutionProfile, Session
 from cassandra.query import SimpleStatement, tuple_factory
 
-from lockstep.storage.indexes import Job
+from lockstep.storage.index.indexes import Job
 from lockstep.values import limits
 from lockstep.values.tokens import FULL_RING
 from tests.server.parts import CQL_PORT, Member, Nodes
@@ -232,13 +232,13 @@ def test_replicas_that_still_build_an_index_say_so(
     session.execute("CREATE TABLE late (k int PRIMARY KEY, v int)")
     session.execute("INSERT INTO late (k, v) VALUES (1, 1)")
     session.execute("CREATE INDEX ON late (v)")
-    table = three.members[0].node.cluster.schema.table("indexed", "late")
+    table = three.members[0].node.log.cluster.schema.table("indexed", "late")
     assert table is not None
     query = SimpleStatement("SELECT k FROM late WHERE v = 1", consistency_level=ConsistencyLevel.QUORUM)
     for member in three.members[:2]:
         assert list(session.execute(query)) == [(1,)]
         # As if the rows of a file were gone through.
-        member.node.engine.indexes._jobs[Job(table.id, None, FULL_RING)] = 1
+        member.node.data.engine.indexes._jobs[Job(table.id, None, FULL_RING)] = 1
     with pytest.raises(ReadFailure) as failed:
         session.execute(query)
     assert set(failed.value.error_code_map.values()) == {6}
@@ -251,7 +251,7 @@ def test_replicas_that_still_build_an_index_say_so(
 
 
 async def _build(member: Member) -> None:
-    member.node.engine.indexes._wake()
+    member.node.data.engine.indexes._wake()
 
 
 def test_a_value_that_is_too_large_for_an_index_is_refused(session: Session) -> None:

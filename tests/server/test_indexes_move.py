@@ -10,8 +10,8 @@ from cassandra import ConsistencyLevel
 from cassandra.cluster import Cluster
 from cassandra.query import SimpleStatement
 
-from lockstep.storage import keys
-from lockstep.storage.index_entries import entry_bounds
+from lockstep.storage.index.index_entries import entry_bounds
+from lockstep.storage.rows import keys
 from lockstep.values.tokens import FULL_RING
 from tests.server.parts import CQL_PORT, Member, nodes
 
@@ -25,9 +25,9 @@ def _until(condition: Callable[[], bool], timeout_s: float = 30) -> None:
 
 def _counts(member: Member) -> tuple[int, int]:
     """(entries of the index, rows stored) at a node."""
-    table = member.node.cluster.schema.table("m", "t")
+    table = member.node.log.cluster.schema.table("m", "t")
     assert table is not None
-    engine = member.node.engine
+    engine = member.node.data.engine
     stored = engine.records(*keys.token_bounds(table.id, FULL_RING), 10_000)
     return len(engine.records(*entry_bounds(table.id), 10_000)), len(stored)
 
@@ -44,7 +44,7 @@ def test_a_node_that_joins_indexes_what_it_is_sent(tmp_path: Path) -> None:
         for k in range(200):
             session.execute(f"INSERT INTO m.t (k, v) VALUES ({k}, {k % 4})")
         added = cluster.add()
-        _until(lambda: added.node.ready and not cluster.members[0].node.cluster.operations)
+        _until(lambda: added.node.ready and not cluster.members[0].node.log.cluster.operations)
         entries, stored = _counts(added)
         assert entries == stored > 0
         query = SimpleStatement("SELECT k FROM m.t WHERE v = 3", consistency_level=ConsistencyLevel.ALL)

@@ -24,14 +24,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 
 @pytest.mark.parametrize("secret", ["", "the-join-secret-of-a-stranger", JOIN_SECRET.upper()])
 def test_a_strange_node_does_not_join_whatever_else_it_knows(cluster: Nodes, secret: str) -> None:
-    before = cluster.members[0].node.cluster.epoch
+    before = cluster.members[0].node.log.cluster.epoch
     with pytest.raises(ConfigurationError, match="join secret"):
         cluster.add(cluster_join_secret=secret)
     stranger = cluster.members.pop()
     try:
         own = cluster.members[0]
-        assert len(own.node.cluster.directory.nodes) == 1 and own.node.cluster.epoch == before
-        assert not stranger.node.cluster.access.roles.count
+        assert len(own.node.log.cluster.directory.nodes) == 1 and own.node.log.cluster.epoch == before
+        assert not stranger.node.log.cluster.access.roles.count
         told = [facts["reason"] for event, facts in own.log + stranger.log if event == "internode.refused"]
         assert any("join secret" in reason for reason in told)
         assert not any(JOIN_SECRET in str(entry) for entry in own.log + stranger.log)
@@ -42,7 +42,7 @@ def test_a_strange_node_does_not_join_whatever_else_it_knows(cluster: Nodes, sec
 
 def test_a_node_that_knows_the_secret_joins_while_it_is_changed(cluster: Nodes) -> None:
     joined = cluster.add(cluster_join_secret=f"{JOIN_SECRET} the-secret-of-tomorrow", **AUTH)
-    assert len(cluster.members[0].node.cluster.directory.nodes) == 2
+    assert len(cluster.members[0].node.log.cluster.directory.nodes) == 2
     with WireClient(joined.address, CQL_PORT) as client:
         client.startup()
         client.log_in("cassandra", "cassandra")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lockstep.metadata.operations import OperationKind
-from lockstep.server.admin_door import serve_admin
+from lockstep.server.admin.admin_door import serve_admin
+from lockstep.topology.kinds.rebuild import Rebuild
 from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.ids import NodeId
 from tests.server.parts import CQL_PORT, Nodes, nodes
@@ -25,15 +25,15 @@ def rows(cluster: Nodes, statement: str) -> list[str]:
 
 def test_every_node_says_whom_an_operation_waits_for(tmp_path: Path) -> None:
     with nodes(tmp_path, 4) as cluster:
-        doors = [cluster.call(serve_admin(member.node, member.server)) for member in cluster.members]
-        until(lambda: len(cluster.members[0].node.cluster.voters) == 3)
+        doors = [cluster.call(serve_admin(member.node.services, member.server)) for member in cluster.members]
+        until(lambda: len(cluster.members[0].node.log.cluster.voters) == 3)
         last = cluster.members[3]
         cluster.call(_end(last.node))
         leading = cluster.members[0].node
-        cluster.call(leading.submit(PrepareOperation(OperationKind.REBUILD, NodeId(last.node.node_id))))
+        cluster.call(leading.log.submit(PrepareOperation(Rebuild(NodeId(last.node.context.own_id())))))
         cluster.members.remove(last)
         asked = "SELECT kind, operation_id, node_id FROM system_views.barriers"
-        until(lambda: any(member.node.topology.blocking for member in cluster.members))
+        until(lambda: any(member.node.work.topology.blocking for member in cluster.members))
         until(lambda: len(set(rows(cluster, asked))) == 1)
         one, *_ = rows(cluster, asked)
         assert "operation" in one, one

@@ -18,13 +18,13 @@ from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import Cluster, NoHostAvailable
 
 import lockstep
+from lockstep.internode import repeated_log
+from lockstep.internode.repeated_log import RepeatedLog
 from lockstep.local import credentials
 from lockstep.local.admin_client import AdminClient
 from lockstep.node.log_settings import MASKED, is_secret, masked
-from lockstep.replication import repeated_log
-from lockstep.replication.repeated_log import RepeatedLog
 from lockstep.runtime.real import RotatingFile
-from lockstep.server.audit import Audit
+from lockstep.server.auth.audit import Audit
 from lockstep.server.log import LineLog, iso_time
 from lockstep.values.errors import LockstepError
 from tests.server.parts import ADMIN_PORT, CQL_PORT, JOIN_SECRET, addresses
@@ -257,7 +257,6 @@ def test_an_audit_that_is_off_writes_nothing() -> None:
     )
 
 
-@pytest.mark.cluster
 def test_changing_requests_and_failed_logins_are_in_the_audit_file(tmp_path: Path) -> None:
     address = next(addresses())
     secret = tmp_path / "join.secret"

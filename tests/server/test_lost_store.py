@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.server.parts import CQL_PORT, addresses
 
 from .test_process import configured, failed, running
@@ -30,7 +28,6 @@ def shell(address: str, statements: str) -> str:
     return done.stdout
 
 
-@pytest.mark.cluster
 def test_a_flipped_bit_or_a_missing_file_of_the_store_refuses_the_start(tmp_path: Path) -> None:
     address = next(addresses())
     file = configured(tmp_path, address)

@@ -16,9 +16,9 @@ from cassandra.cluster import Cluster, Session
 from cassandra.query import BatchStatement, SimpleStatement
 from prometheus_client.parser import text_string_to_metric_families
 
-from lockstep.server.latencies import BOUNDS_S, OPERATIONS, Latencies
-from lockstep.server.metric_table import METRICS
-from lockstep.server.metrics import exposition
+from lockstep.server.metrics.exposition import exposition
+from lockstep.server.metrics.latencies import BOUNDS_S, OPERATIONS, Latencies
+from lockstep.server.metrics.metric_table import METRICS
 from lockstep.values.ids import Consistency
 from tests.server.parts import CQL_PORT, Nodes
 
@@ -45,7 +45,7 @@ def counted(nodes: Nodes) -> dict[tuple[str, str, str], float]:
     member = nodes.members[0]
 
     async def told() -> str:
-        return exposition(member.node, member.server).decode()
+        return exposition(member.node.services, member.server).decode()
 
     (family,) = [
         family for family in text_string_to_metric_families(nodes.call(told())) if family.name == LATENCY
@@ -111,7 +111,7 @@ def test_errors_are_counted_by_their_code(session: Session, single: Nodes) -> No
     member = single.members[0]
 
     async def told() -> str:
-        return exposition(member.node, member.server).decode()
+        return exposition(member.node.services, member.server).decode()
 
     assert 'request_errors_total{operation="other",code="CQL_INVALID"}' in single.call(told())
 
@@ -139,7 +139,7 @@ def test_labels_are_bounded_whatever_is_asked() -> None:
 
 def test_what_a_cluster_tells_is_in_the_table(three: Nodes) -> None:
     async def told(number: int) -> str:
-        return exposition(three.members[number].node, three.members[number].server).decode()
+        return exposition(three.members[number].node.services, three.members[number].server).decode()
 
     for number in range(3):
         families = list(text_string_to_metric_families(three.call(told(number))))
@@ -175,13 +175,26 @@ def told_in(source: str) -> Iterator[tuple[str, tuple[str, ...] | None]]:
 def test_what_the_code_can_tell_is_in_the_table() -> None:
     found = [
         (name, labels)
-        for path in sorted((ROOT / "lockstep/server").glob("*.py"))
+        for path in sorted((ROOT / "lockstep/server").rglob("*.py"))
         for name, labels in told_in(path.read_text())
     ]
     assert len(found) > 70
     for name, labels in found:
         assert name in METRICS, f"{name} has no row in metric_table"
         assert labels in (None, METRICS[name].labels), f"{name} is told with the labels {labels}"
+
+
+def test_each_row_of_the_table_is_told_somewhere() -> None:
+    named, ends = set[str](), set[str]()
+    for path in (ROOT / "lockstep/server").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())) if path.name != "metric_table.py" else ():
+            if isinstance(node, ast.Constant):
+                named.add(node.value)
+            elif isinstance(node, ast.JoinedStr) and isinstance(node.values[-1], ast.Constant):
+                ends.add(node.values[-1].value)
+    made = tuple(end for end in ends if isinstance(end, str) and end.startswith("_available"))
+    silent = {name for name in set(METRICS) - named if not name.endswith(made)}
+    assert made and not silent, f"rows that nothing tells: {sorted(silent)}"
 
 
 @pytest.fixture(scope="module")

@@ -7,17 +7,17 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.cql import paging
-from lockstep.cql.catalog import Catalog
-from lockstep.cql.context import Context
-from lockstep.cql.prepare import prepare
-from lockstep.cql.results import PageBuilder
-from lockstep.cql.select import plan_select
+from lockstep.cql.bind import paging
+from lockstep.cql.bind.results import PageBuilder
+from lockstep.cql.compile.catalog import Catalog
+from lockstep.cql.compile.context import Context
+from lockstep.cql.compile.prepare import prepare
+from lockstep.cql.compile.select import plan_select
 from lockstep.schema.changes import AddColumns, CreateTable, DropColumns, NewColumn, apply_change
 from lockstep.schema.model import ColumnKind, KeyspaceHead, Replication, Schema, keyspace_of, schema_of
-from lockstep.server import named_rows
-from lockstep.server.system_schema import SchemaTables
-from lockstep.server.virtual import VirtualTables, define
+from lockstep.server.views import named_rows
+from lockstep.server.views.system_schema import SchemaTables
+from lockstep.server.views.virtual import VirtualTables, define
 from lockstep.values.limits import VIRTUAL_ROWS_AT_ONCE_MAX
 
 CONTEXT = Context(1, 1, 1, 1, bytes(14), lambda: bytes(16))

@@ -8,20 +8,20 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from lockstep.cql import tree
-from lockstep.cql.catalog import Catalog
-from lockstep.cql.prepare import prepare
+from lockstep.cql.compile.catalog import Catalog
+from lockstep.cql.compile.prepare import prepare
+from lockstep.cql.parse import tree
+from lockstep.metadata.access.roles import ACCESS, NO_ACCESS, Access, Role
 from lockstep.metadata.cluster import empty_cluster
 from lockstep.metadata.directory import DIRECTORY, EMPTY_DIRECTORY
-from lockstep.metadata.roles import ACCESS, NO_ACCESS, Access, Role
 from lockstep.runtime.real import real_runtime
 from lockstep.schema.changes import CreateKeyspace, CreateTable, NewColumn, SchemaChange, apply_change
 from lockstep.schema.model import ColumnKind, Schema, schema_of
 from lockstep.schema.objects import Aggregate, Function, Index, View
-from lockstep.server.passwords import Passwords, check_hash
-from lockstep.server.permission_needs import _NEEDS, needs_of
-from lockstep.server.permits import Permits, Session
-from lockstep.server.role_statements import RoleStatements
+from lockstep.server.auth.passwords import Passwords, check_hash
+from lockstep.server.auth.permission_needs import _NEEDS, needs_of
+from lockstep.server.auth.permits import Permits, Session
+from lockstep.server.auth.role_statements import RoleStatements
 from lockstep.values.errors import InvalidRequest, Overloaded, Unauthorized
 from lockstep.values.limits import PASSWORD_CHECKS_QUEUED_MAX, PASSWORDS_KNOWN_MAX
 
@@ -191,7 +191,7 @@ def test_without_an_authorizer_only_hashes_are_kept_from_others() -> None:
 
 @pytest.fixture
 def passwords(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Passwords:
-    monkeypatch.setattr("lockstep.server.passwords.COST", 4)
+    monkeypatch.setattr("lockstep.server.auth.passwords.COST", 4)
     return Passwords(real_runtime(str(tmp_path)))
 
 

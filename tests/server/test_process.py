@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from tests.server.parts import ADMIN_PORT, CQL_PORT, INTERNODE_PORT, addresses
 
 MAIN = [sys.executable, "-m", "lockstep.server.main", "--config"]
@@ -55,7 +53,6 @@ def failed(*arguments: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-@pytest.mark.cluster
 def test_a_node_serves_cqlsh_and_ends_in_good_order(tmp_path: Path) -> None:
     address = next(addresses())
     with running(configured(tmp_path, address)) as (process, facts):
@@ -93,7 +90,6 @@ def test_a_node_serves_cqlsh_and_ends_in_good_order(tmp_path: Path) -> None:
         assert "seen" in shell.stdout
 
 
-@pytest.mark.cluster
 def test_a_second_process_on_the_same_address_or_directory_is_told_why(tmp_path: Path) -> None:
     mine, other = tmp_path / "mine", tmp_path / "other"
     mine.mkdir()

@@ -13,7 +13,7 @@ from cassandra.cluster import Cluster, ExecutionProfile, NoHostAvailable, Sessio
 from cassandra.policies import WhiteListRoundRobinPolicy
 from cassandra.query import BatchStatement, BatchType, SimpleStatement
 
-from lockstep.server.plan_payload import PLAN_KEY
+from lockstep.server.statements.plan_payload import PLAN_KEY
 from tests.server.parts import CQL_PORT, Nodes, nodes
 
 WARNED, REFUSED, LARGE = 5, 40, 2000
@@ -145,7 +145,7 @@ def test_who_asks_is_told_the_plans_of_a_request(cluster: Nodes, session: Sessio
     (write,) = plans(future)
     assert (write["kind"], write["level"], write["required"]) == ("write", "QUORUM", 2)
     assert write["reads"] == write["writes"] == write["asked"] and len(write["reads"]) == 3
-    assert write["epoch"] == cluster.members[0].node.cluster.epoch
+    assert write["epoch"] == cluster.members[0].node.log.cluster.epoch
     left, right = write["range"]
     assert left < write["tokens"][1] <= right
 

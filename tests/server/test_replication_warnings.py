@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.metadata.directory import Directory, NodeInfo, NodeState
 from lockstep.schema.model import Replication
-from lockstep.server.replication_warnings import too_high
+from lockstep.server.statements.schema_statements import too_high
 from lockstep.values.ids import NodeId
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.cql.catalog import Catalog
-from lockstep.cql.context import Context
-from lockstep.cql.ddl import schema_change
-from lockstep.cql.prepare import prepare
+from lockstep.cql.compile.catalog import Catalog
+from lockstep.cql.compile.context import Context
+from lockstep.cql.compile.prepare import prepare
+from lockstep.cql.ddl.changes import schema_change
 from lockstep.schema.changes import apply_change
 from lockstep.schema.model import Schema
-from lockstep.server.statements import Statements
+from lockstep.server.statements.statements import Statements
 from lockstep.values.errors import InvalidRequest, Unprepared
 
 KEYSPACE = "CREATE KEYSPACE ks WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}"

@@ -12,15 +12,16 @@ from lockstep.metadata.directory import NodeState
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.metadata.transformations import SetExtension
 from lockstep.node.configuration import Configuration, PlacementSection
-from lockstep.node.moved import Moved
-from lockstep.node.range_sizes import Sizes
+from lockstep.node.work.moved import Moved
+from lockstep.node.work.range_sizes import Sizes
 from lockstep.schema.changes import CreateTable, NewColumn
 from lockstep.schema.model import ColumnKind
-from lockstep.server import plan_bases
-from lockstep.server.requests import Requests
+from lockstep.server.admin.requests import Requests
+from lockstep.server.statements import plan_bases
 from lockstep.values.errors import ConfigurationError, Rejected
 from lockstep.values.ids import NodeId
 from tests.metadata.histories import History, simple, started
+from tests.server.parts import as_services
 
 
 class Place:
@@ -63,11 +64,11 @@ class Place:
             topology=SimpleNamespace(blocking=(), moved=Moved(lambda: 1), follows=lambda: ""),
             runtime=SimpleNamespace(clock=SimpleNamespace(wall_us=lambda: 0)),
             is_leader=True,
-            node_id=1,
+            own_id=lambda: 1,
             sizes=SimpleNamespace(ask=self.sizes),
             state=None,
         )
-        self.requests = Requests(node)  # type: ignore[arg-type]
+        self.requests = Requests(as_services(node))
 
     async def sizes(self, wanted: dict[NodeId, list[Any]], keyspace: str = "") -> dict[NodeId, Sizes]:
         """Every node but the silent one holds 1 MiB of whatever it is asked about."""

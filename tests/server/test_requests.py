@@ -9,22 +9,23 @@ from typing import Any
 import pytest
 
 from lockstep.metadata.directory import Directory
-from lockstep.metadata.operations import Operation, OperationKind, Stage
+from lockstep.metadata.operations import Operation, Stage
 from lockstep.metadata.requests import Request, RequestState
 from lockstep.metadata.requests import Requests as Known
-from lockstep.node.moved import Moved
-from lockstep.server.requests import Requests
+from lockstep.node.work.moved import Moved
+from lockstep.server.admin.requests import Requests
+from lockstep.topology.kinds.decommission import Decommission
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.ids import NodeId
+from tests.server.parts import as_services
 
 
 def requests_of(operations: tuple[Operation, ...]) -> Known:
     """A running request for each operation, of the same number, and one that was cancelled."""
     live = tuple(
-        Request(one.id, one.kind, one.node, state=RequestState.RUNNING, operation_id=one.id)
-        for one in operations
+        Request(one.id, one.body, state=RequestState.RUNNING, operation_id=one.id) for one in operations
     )
-    ended = Request(1, OperationKind.DECOMMISSION, NodeId(9), state=RequestState.CANCELLED, outcome="no")
+    ended = Request(1, Decommission(NodeId(9)), state=RequestState.CANCELLED, outcome="no")
     return Known(live, (ended,), 10)
 
 
@@ -33,19 +34,21 @@ class Asked(Requests):
 
     def __init__(self, own: tuple[Operation, ...], leader: list[dict[str, Any]]) -> None:
         super().__init__(
-            SimpleNamespace(
-                cluster=SimpleNamespace(
-                    operations_by_id={operation.id: operation for operation in own},
-                    requests=requests_of(own),
-                    directory=Directory(),
-                    excluded_by_node={},
-                    epoch=7,
-                ),
-                topology=SimpleNamespace(blocking=(), progress={}, said={}, moved=Moved(lambda: 1)),
-                node_id=1,
-                runtime=SimpleNamespace(clock=SimpleNamespace(wall_us=lambda: 0)),
-                is_leader=False,
-            )  # type: ignore[arg-type]
+            as_services(
+                SimpleNamespace(
+                    cluster=SimpleNamespace(
+                        operations_by_id={operation.id: operation for operation in own},
+                        requests=requests_of(own),
+                        directory=Directory(),
+                        excluded_by_node={},
+                        epoch=7,
+                    ),
+                    topology=SimpleNamespace(blocking=(), progress={}, said={}, moved=Moved(lambda: 1)),
+                    own_id=lambda: 1,
+                    runtime=SimpleNamespace(clock=SimpleNamespace(wall_us=lambda: 0)),
+                    is_leader=False,
+                )
+            )
         )
         self._leader = leader
 
@@ -56,8 +59,7 @@ class Asked(Requests):
 def operation(number: int) -> Operation:
     return Operation(
         id=number,
-        kind=OperationKind.DECOMMISSION,
-        node=NodeId(4),
+        body=Decommission(NodeId(4)),
         stage=Stage.PREPARED,
         stage_epoch=7,
         session_id="",

@@ -6,14 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.registry import Registry
+from lockstep.metadata.log.registry import Registry
 from lockstep.metadata.schema_change import KINDS as SCHEMA_KINDS
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.metadata.transformations import KINDS, Initialize
 from lockstep.schema.changes import CreateKeyspace, CreateTable, DropTable, EmptyTable, NewColumn
 from lockstep.schema.model import ColumnKind
 from lockstep.schema.summaries import ChangeSummary
-from lockstep.server.schema_watch import SchemaWatch, schema_version
+from lockstep.server.cql.schema_watch import SchemaWatch, schema_version
 from tests.metadata.histories import History, founder
 
 _ONE = (("class", "SimpleStrategy"), ("replication_factor", "1"))
@@ -31,18 +31,17 @@ class Followed:
         self.listeners: list[Any] = []
         self.told: list[ChangeSummary] = []
         listen = SimpleNamespace(listen=lambda told, **_: self.listeners.append(told))
-        self.node = SimpleNamespace(
-            cluster=first,
-            node_id=1,
-            state=listen,
-            topology=SimpleNamespace(listen=lambda listener: None),
-            registry=Registry(KINDS, SCHEMA_KINDS),
+        self.log = SimpleNamespace(cluster=first, state=listen, registry=Registry(KINDS, SCHEMA_KINDS))
+        node = SimpleNamespace(
+            context=SimpleNamespace(own_id=lambda: 1),
+            log=self.log,
+            work=SimpleNamespace(topology=SimpleNamespace(listen=lambda listener: None)),
         )
-        self.watch = SchemaWatch(self.node)  # type: ignore[arg-type]
+        self.watch = SchemaWatch(node)  # type: ignore[arg-type]
         self.watch.listen(self.told.append)
 
     def show(self, after: ClusterMetadata) -> None:
-        before, self.node.cluster = self.node.cluster, after
+        before, self.log.cluster = self.log.cluster, after
         for listener in self.listeners:
             listener(before, after, None)
 

@@ -15,8 +15,6 @@ from lockstep.values.limits import SAMPLES_KEPT_MAX
 from tests.server.parts import CQL_PORT, addresses
 from tests.server.test_process import configured, running
 
-pytestmark = pytest.mark.cluster
-
 PARTITIONS = 10_000
 VALUE = "v" * 200
 

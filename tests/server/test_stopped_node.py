@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from lockstep.cli.main import root
 from lockstep.metadata.transformations import SetExtension
-from lockstep.server.admin_door import serve_admin
+from lockstep.server.admin.admin_door import serve_admin
 from tests.server.parts import ADMIN_PORT, nodes
 
 
@@ -28,17 +28,17 @@ SETTLED = {"voters": [1, 2, 3], "outgoing": [], "joint": False, "learners": []}
 
 def test_a_node_that_cannot_apply_an_entry_says_so_everywhere(tmp_path: Path) -> None:
     with nodes(tmp_path, 3) as cluster:
-        doors = [cluster.call(serve_admin(member.node, member.server)) for member in cluster.members]
+        doors = [cluster.call(serve_admin(member.node.services, member.server)) for member in cluster.members]
         admins = [cluster.admin(member) for member in cluster.members]
         until(lambda: admins[0].get("/v1/cms")["raft"] == SETTLED)
         leader = admins[0].get("/v1/cms")["leader"]
-        at = next(index for index, one in enumerate(cluster.members) if one.node.node_id != leader)
+        at = next(index for index, one in enumerate(cluster.members) if one.node.context.own_id() != leader)
         stopped, healthy = cluster.members[at], (at + 1) % 3
         # As an older version, which does not know this kind of entry.
-        registry = stopped.node.registry
+        registry = stopped.node.log.registry
         del registry._decoders[registry.kind_of(SetExtension("", b""))]
-        cluster.call(cluster.members[healthy].node.submit(SetExtension("new", b"thing")))
-        until(lambda: stopped.node.state.broken is not None)
+        cluster.call(cluster.members[healthy].node.log.submit(SetExtension("new", b"thing")))
+        until(lambda: stopped.node.log.state.broken is not None)
 
         status = admins[at].get("/v1/status")
         assert status["verdict"].startswith("unavailable: this node serves no more")
@@ -52,11 +52,11 @@ def test_a_node_that_cannot_apply_an_entry_says_so_everywhere(tmp_path: Path) ->
             return result.exit_code, json.loads(result.stdout)
 
         code, found = run("metadata", "verify")
-        row = next(one for one in found["nodes"] if one["node"] == stopped.node.node_id)
+        row = next(one for one in found["nodes"] if one["node"] == stopped.node.context.own_id())
         assert (code, row["result"], found["agree"], found["complete"]) == (6, "stopped", True, False)
         assert "is not known to this version" in row["why"]
         assert found["to"] == row["newest"] < admins[healthy].get("/v1/metadata")["epoch"]
-        code, why = run("why", str(stopped.node.node_id))
+        code, why = run("why", str(stopped.node.context.own_id()))
         assert code == 0 and why["reasons"], why
         body = CliRunner().invoke(root, ["status", "--host", f"{stopped.address}:{ADMIN_PORT}"]).output
         assert "metadata stopped here: " in body

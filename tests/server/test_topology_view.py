@@ -8,15 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.cql.catalog import Catalog
-from lockstep.cql.prepare import prepare
-from lockstep.metadata.operations import OperationKind, Stage
+from lockstep.cql.compile.catalog import Catalog
+from lockstep.cql.compile.prepare import prepare
+from lockstep.metadata.operations import Stage
 from lockstep.metadata.transformations import Founder, Initialize, Register
 from lockstep.schema.model import Schema
 from lockstep.schema.types import parse_uuid
-from lockstep.server.cdc_views import CdcTables
-from lockstep.server.topology_view import TopologyTables, request_number, request_uuid
-from lockstep.server.virtual import VirtualTables
+from lockstep.server.views.cdc_views import CdcTables
+from lockstep.server.views.topology_view import TopologyTables, request_number, request_uuid
+from lockstep.server.views.virtual import VirtualTables
+from lockstep.topology.kinds.bootstrap import Bootstrap
+from lockstep.topology.kinds.rebuild import Rebuild
+from lockstep.topology.kinds.replication import ReplicationChange
 from lockstep.topology.requests import CancelRequest, EnqueueRequest
 from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.ids import NodeId
@@ -25,7 +28,7 @@ from tests.server.test_virtual import select
 from tests.topology.drills import run_out, run_to
 
 X = NodeId(4)
-JOIN = PrepareOperation(OperationKind.BOOTSTRAP, X, (150,))
+JOIN = PrepareOperation(Bootstrap(X, (150,)))
 #: The columns that are set for each node, and those that all nodes share.
 NODE = (
     "key host_id datacenter rack tokens node_state release_version topology_request replaced_id "
@@ -126,7 +129,7 @@ def test_a_join_shows_in_every_column_that_it_changes() -> None:
 
 def test_requests_are_found_by_the_id_that_the_node_shows() -> None:
     view = View()
-    view.history.submit(EnqueueRequest(OperationKind.BOOTSTRAP, X, (150,)))
+    view.history.submit(EnqueueRequest(Bootstrap(X, (150,))))
     ((request_id, kind, done, start),) = view.requests("id, request_type, done, start_time")
     assert (kind, done, start) == ("join", False, 4000)
     assert view.node(4, "request_id") == [request_id]
@@ -146,7 +149,7 @@ def test_a_select_of_everything_works(text: str) -> None:
 
 def test_a_change_of_replication_is_global() -> None:
     view = View()
-    view.history.submit(EnqueueRequest(OperationKind.REPLICATION, NodeId(0), keyspace="k", target=simple(2)))
+    view.history.submit(EnqueueRequest(ReplicationChange("k", simple(2))))
     columns = "request_type, target_host, new_keyspace_rf_change_ks_name, new_keyspace_rf_change_data"
     options = {"class": "SimpleStrategy", "replication_factor": "2"}
     ((*shown, data),) = view.requests(columns)
@@ -156,9 +159,7 @@ def test_a_change_of_replication_is_global() -> None:
         request_uuid(1),
         [request_uuid(1)],
     ]
-    view.history.submit(
-        PrepareOperation(OperationKind.REPLICATION, NodeId(0), request_id=1, keyspace="k", target=simple(2))
-    )
+    view.history.submit(PrepareOperation(ReplicationChange("k", simple(2)), request_id=1))
     assert view.shared("global_requests, ongoing_rf_changes") == [None, [request_uuid(1)]]
 
 
@@ -171,7 +172,7 @@ def test_features_show_as_nodes_and_the_cluster_have_them() -> None:
 
 def test_the_oldest_transition_shows_and_a_rebuild_is_none() -> None:
     view = View()
-    view.history.submit(PrepareOperation(OperationKind.REBUILD, NodeId(1)))
+    view.history.submit(PrepareOperation(Rebuild(NodeId(1))))
     assert view.shared("transition_state") == [None]
     assert view.node(1, "node_state, topology_request") == ["rebuilding", "rebuild"]
 

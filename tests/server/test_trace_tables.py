@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from lockstep.cql.describe import ClusterFacts, describe
-from lockstep.cql.prepare import prepare
-from lockstep.cql.results import PageBuilder
-from lockstep.cql.select import plan_select
+from lockstep.cql.bind.results import PageBuilder
+from lockstep.cql.compile.prepare import prepare
+from lockstep.cql.compile.select import plan_select
+from lockstep.cql.ddl.describe import ClusterFacts, describe
 from lockstep.schema.changes import SchemaChange, apply_change
 from lockstep.schema.model import Schema
-from lockstep.server.catalogs import Catalogs
-from lockstep.server.system_schema import SchemaTables
-from lockstep.server.trace_tables import changes_that_make_it, trace_tables
-from lockstep.server.virtual import VirtualTables
+from lockstep.server.statements.catalogs import Catalogs
+from lockstep.server.views.system_schema import SchemaTables
+from lockstep.server.views.trace_tables import changes_that_make_it, trace_tables
+from lockstep.server.views.virtual import VirtualTables
 from tests.server.test_named_rows import CONTEXT
 
 

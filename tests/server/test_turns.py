@@ -13,10 +13,10 @@ from lockstep.cql.wire.constants import BATCH_UNLOGGED, Opcode
 from lockstep.cql.wire.frames import Envelope
 from lockstep.cql.wire.messages import BatchStatement, QueryParameters
 from lockstep.runtime.ports import Runtime
-from lockstep.server.flow import Flow, NodeLoad
-from lockstep.server.intake import Intake
-from lockstep.server.turns import Turns
-from lockstep.sim.cql_client import CqlClient
+from lockstep.server.cql.backpressure import Backpressure, NodeLoad
+from lockstep.server.cql.loop_budget import LoopBudget
+from lockstep.server.cql.read_buffer import ReadBuffer
+from lockstep.sim.load.cql_client import CqlClient
 from lockstep.testing import SimulatedCluster
 from lockstep.values.ids import Consistency
 from lockstep.values.limits import (
@@ -41,14 +41,14 @@ class Door:
     def __init__(self) -> None:
         self.load = NodeLoad()
         self.clock = Clock()
-        self.turns = Turns(self.load, self.clock)
+        self.turns = LoopBudget(self.load, self.clock)
         self.begun: list[tuple[str, int]] = []
         self.refused: list[int] = []
         self.shed: list[Envelope] = []
         self.emptied = 0
 
-    def connect(self, name: str, statements: int = 1) -> tuple[Intake, Transport]:
-        flow, transport = Flow(NodeLoad()), Transport()
+    def connect(self, name: str, statements: int = 1) -> tuple[ReadBuffer, Transport]:
+        flow, transport = Backpressure(NodeLoad()), Transport()
         flow.transport = transport  # type: ignore[assignment]
 
         def begin(envelope: Envelope) -> None:
@@ -58,7 +58,7 @@ class Door:
         def emptied() -> None:
             self.emptied += 1
 
-        intake = Intake(self.turns, flow, Case(1).all[0], begin, self.shed.append, emptied)
+        intake = ReadBuffer(self.turns, flow, Case(1).all[0], begin, self.shed.append, emptied)
         self.flow = flow
         return intake, transport
 
@@ -231,7 +231,9 @@ def flooded() -> tuple[list[Any], list[Any], int]:
         world.run_for(120.0, task.done)
         world.processes["n1"].slow_down(0)
         batches, others = task.result()
-        hints = sum(node.hints.left for node in cluster._sim.nodes.values() if node.hints is not None)
+        hints = sum(
+            node.data.hints.left for node in cluster._sim.nodes.values() if node.data.hints is not None
+        )
         return batches, others, hints
 
 
@@ -252,7 +254,7 @@ def test_a_node_that_a_client_floods_answers_other_nodes() -> None:
 
 
 def test_without_turns_the_flood_starves_other_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.server.turns.CQL_STATEMENTS_A_TURN", 1 << 30)
-    monkeypatch.setattr("lockstep.server.turns.CQL_BATCHED_IN_FLIGHT_MAX", 1 << 30)
+    monkeypatch.setattr("lockstep.server.cql.loop_budget.CQL_STATEMENTS_A_TURN", 1 << 30)
+    monkeypatch.setattr("lockstep.server.cql.loop_budget.CQL_BATCHED_IN_FLIGHT_MAX", 1 << 30)
     batches, others, hints = flooded()
     assert failures(batches) or failures(others) or hints

@@ -260,7 +260,6 @@ def test_functions_are_off_unless_a_node_is_told_otherwise(single: Nodes) -> Non
     driver.shutdown()
 
 
-@pytest.mark.cluster
 def test_the_workers_of_a_node_that_is_killed_end_with_it(tmp_path: Path) -> None:
     address = next(addresses())
     settings = "[functions]\nuser_defined_functions_enabled = true"

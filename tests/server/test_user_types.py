@@ -181,7 +181,7 @@ def test_of_a_table_and_the_end_of_its_type_one_wins_on_whatever_nodes(three: No
         lost = [_refusal(future) for future in (made, gone)]
         assert lost.count(None) == 1, lost
         losses += [words for words in lost if words is not None]
-        space = three.members[2].node.cluster.schema.by_name["racing"]
+        space = three.members[2].node.log.cluster.schema.by_name["racing"]
         assert (f"t{turn}" in space.by_name) == (f"u{turn}" in space.types_by_name)
     for words in losses:
         assert "Unknown type racing.u" in words or "as it is still used by tables [t" in words

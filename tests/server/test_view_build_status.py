@@ -9,9 +9,10 @@ import pytest
 
 from lockstep.gossip.soft_state import SoftState
 from lockstep.metadata.directory import NodeState
-from lockstep.node.view_builds import Build
+from lockstep.node.work.view_builds import Build
 from lockstep.schema.model import Column, ColumnKind, Table, View
-from lockstep.server.view_build_rows import build_warning, status_rows
+from lockstep.server.views.view_build_rows import build_warning, status_rows
+from tests.server.parts import as_services
 
 COLUMNS = (Column(1, "k", "int", ColumnKind.PARTITION_KEY, 0),)
 VIEW = Table(9, "u", "ks", "by_v", COLUMNS, epoch=20, view=View("t", "", True, ()))
@@ -27,7 +28,8 @@ class Others:
             at: SimpleNamespace(id=at, host_id=HOST.format(at), state=known)
             for at, known in ((1, NodeState.NORMAL), (2, state))
         }
-        self.node_id = 1
+        self.own_id = lambda: 1
+        as_services(self)
         self.cluster: Any = SimpleNamespace(
             directory=SimpleNamespace(present_ids=(1, 2), by_id=by_id),
             schema=SimpleNamespace(tables_by_id={VIEW.id: VIEW}),

@@ -12,7 +12,7 @@ from cassandra import AlreadyExists, ConsistencyLevel, InvalidRequest
 from cassandra.cluster import Session
 from cassandra.query import SimpleStatement
 
-from lockstep.node.view_builds import Build
+from lockstep.node.work.view_builds import Build
 from tests.server.parts import Nodes
 from tests.server.test_drivers import SIMPLE, connect
 
@@ -81,17 +81,19 @@ def test_who_reads_a_view_that_is_being_built_is_warned(three: Nodes, session: S
     built = f"SELECT view_name FROM system.built_views WHERE keyspace_name = '{session.keyspace}'"
     _eventually(lambda: _rows(session, built), [("by_v",)])
     nodes = [member.node for member in three.members]
-    _eventually(lambda: all(one.done for node in nodes for one in node.view_builds.builds.values()), True)
+    _eventually(
+        lambda: all(one.done for node in nodes for one in node.data.view_builds.builds.values()), True
+    )
     _eventually(lambda: bool(session.execute("SELECT * FROM by_v").response_future.warnings), False)
     for node in nodes:
-        view = node.cluster.schema.table(session.keyspace, "by_v")
+        view = node.log.cluster.schema.table(session.keyspace, "by_v")
         assert view is not None
-        node.view_builds.builds[view.id] = Build()
+        node.data.view_builds.builds[view.id] = Build()
     (told,) = session.execute("SELECT * FROM by_v").response_future.warnings
     assert told.startswith(f"Materialized view {session.keyspace}.by_v is still being built")
     assert not session.execute("SELECT * FROM t").response_future.warnings
     for node in nodes[1:]:
-        node.view_builds.builds[view.id] = Build(done=True)
+        node.data.view_builds.builds[view.id] = Build(done=True)
 
     def status() -> list[str]:
         table = "system_distributed.view_build_status"
@@ -100,7 +102,7 @@ def test_who_reads_a_view_that_is_being_built_is_warned(three: Nodes, session: S
 
     _eventually(status, ["STARTED", "SUCCESS", "SUCCESS"])
     _eventually(lambda: bool(session.execute("SELECT * FROM by_v").response_future.warnings), True)
-    nodes[0].view_builds.builds[view.id] = Build(done=True)
+    nodes[0].data.view_builds.builds[view.id] = Build(done=True)
     _eventually(lambda: bool(session.execute("SELECT * FROM by_v").response_future.warnings), False)
 
 

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.cql import paging
-from lockstep.cql.catalog import Catalog
-from lockstep.cql.context import Context
-from lockstep.cql.prepare import prepare
-from lockstep.cql.results import PageBuilder
-from lockstep.cql.select import plan_select
+from lockstep.cql.bind import paging
+from lockstep.cql.bind.results import PageBuilder
+from lockstep.cql.compile.catalog import Catalog
+from lockstep.cql.compile.context import Context
+from lockstep.cql.compile.prepare import prepare
+from lockstep.cql.compile.select import plan_select
 from lockstep.schema.model import Keyspace, Replication, Schema, schema_of
-from lockstep.server.statements import Statements
-from lockstep.server.virtual import VirtualTables, define
+from lockstep.server.statements.statements import Statements
+from lockstep.server.views.virtual import VirtualTables, define
 from lockstep.values.errors import InvalidRequest, SyntaxError_, Unprepared
 from lockstep.values.limits import PREPARED_STATEMENTS_MAX
 

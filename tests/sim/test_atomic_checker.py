@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bench.proof_checks import Access, check_atomic, check_kept
 from lockstep.sim.checkers.violation import Violation
-from lockstep.sim.history import Outcome
+from lockstep.sim.load.history import Outcome
 
 OK, UNKNOWN, FAILED = Outcome.OK, Outcome.UNKNOWN, Outcome.FAILED
 
@@ -103,6 +103,7 @@ def _histories(draw: st.DrawFn) -> list[Access]:
     return made
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(_histories())
 def test_it_is_exact(accesses: list[Access]) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.sim.checkers.batches import Batched, Row, check_batches
 from lockstep.sim.checkers.violation import Violation
-from lockstep.sim.history import Outcome
+from lockstep.sim.load.history import Outcome
 from lockstep.values.ids import NodeId
 
 OK, FAILED, UNKNOWN = Outcome.OK, Outcome.FAILED, Outcome.UNKNOWN

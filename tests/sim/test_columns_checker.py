@@ -16,7 +16,7 @@ from lockstep.sim.checkers.columns import (
     check_columns,
 )
 from lockstep.sim.checkers.violation import Violation
-from lockstep.sim.history import Outcome
+from lockstep.sim.load.history import Outcome
 from lockstep.values.ids import Consistency
 
 S = 1_000_000_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lockstep.sim.checkers.columns import DELETED, EXPIRES, STAYS, State
 from lockstep.sim.checkers.contents import PartitionCells, _may_go
-from lockstep.storage.fragments import encode_header
+from lockstep.storage.rows.fragments import encode_header
 from lockstep.values.rows import Cell, ColumnDeletion, Deletion, Liveness, RangeDeletion, Row
 
 C = b"\x01"

@@ -13,24 +13,33 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-import lockstep.replication
+from lockstep import coordination, quorum, replica
 from lockstep.cli.sim import sim
-from lockstep.replication import reads, writes
-from lockstep.replication.messages import ReadReply, WriteRequest
-from lockstep.replication.plans import PlanBook
-from lockstep.replication.refusals import LABELS, REASONS
-from lockstep.replication.replica import ReplicaService
-from lockstep.replication.writes import Write
+from lockstep.coordination import reads, writes
+from lockstep.coordination.writes import Write
+from lockstep.quorum.plans import PlanBook
+from lockstep.quorum.refusals import LABELS, REASONS
+from lockstep.quorum.round import End, Round
+from lockstep.replica.messages import ReadReply, WriteRequest
+from lockstep.replica.replica import ReplicaService
 from lockstep.sim.coordinator.script import Verdict, cases, parse_case, play
 from lockstep.sim.replaced import replaced
 from lockstep.values.errors import LockstepError
 from lockstep.values.ids import mutation_id
+from lockstep.values.limits import REQUEST_PLANS_MAX
 from lockstep.values.rows import Mutation
 
 CASES = cases()
 #: Probes of what comes after the request path has judged, or of other things.
-_OTHERS = ("replica.drain", "replica.refused.stale", "replica.write.accepted", "replica.write.applied")
-_LABEL = re.compile(r'(?:reach|linger)\(\s*"((?:replica|read|write)\.[a-z_.]+)"')
+_OTHERS = (
+    "read.local_failure",
+    "replica.drain",
+    "replica.refused",
+    "replica.refused.stale",
+    "replica.write.accepted",
+    "replica.write.applied",
+)
+_LABEL = re.compile(r'"((?:replica|read|write)\.[a-z_.]+)"')
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +49,10 @@ def verdicts() -> dict[str, Verdict]:
 
 def branches() -> set[str]:
     """All branches of refusal and catch-up that the code names."""
-    folder = Path(lockstep.replication.__file__).parent
-    named = {label for file in folder.glob("*.py") for label in _LABEL.findall(file.read_text())}
+    rooms = (Path(room.__file__).parent for room in (coordination, quorum, replica))
+    named = {
+        label for room in rooms for file in room.glob("*.py") for label in _LABEL.findall(file.read_text())
+    }
     refusals = {*LABELS.values(), "replica.write.waits", "replica.read.waits"}
     return (named - set(_OTHERS)) | refusals
 
@@ -140,11 +151,10 @@ def _read_judged_once() -> Any:
 def _write_not_verified() -> Any:
     """Enough answers to the plan end a write, whatever the coordinator has learned since."""
 
-    def judge(self: Any) -> None:
-        if self._plan.satisfied_by(self._counting()):
-            self._end(None)
+    def check(self: Any) -> None:
+        self.end(None)
 
-    return replaced((Write, "_judge", judge))
+    return replaced((Write, "check", check))
 
 
 def _read_not_verified() -> Any:
@@ -152,7 +162,7 @@ def _read_not_verified() -> Any:
 
 
 def _old_acceptances_count() -> Any:
-    return replaced((Write, "_counting", lambda self: list(self._accepted)))
+    return replaced((Round, "counting", lambda self: list(self.accepted)))
 
 
 def _new_identity_when_planned_again() -> Any:
@@ -160,10 +170,10 @@ def _new_identity_when_planned_again() -> Any:
     prepare = Write._prepare
     numbers = iter(range(1, 1 << 20))
 
-    def renamed(self: Any) -> None:
-        mutation: Mutation = self._mutation
-        self._mutation = msgspec.structs.replace(mutation, mutation_id=mutation_id(8, 1, next(numbers)))
-        prepare(self)
+    def renamed(self: Any, plan: Any) -> None:
+        mutation: Mutation = self.mutation
+        self.mutation = msgspec.structs.replace(mutation, mutation_id=mutation_id(8, 1, next(numbers)))
+        prepare(self, plan)
 
     return replaced((Write, "_prepare", renamed))
 
@@ -171,8 +181,8 @@ def _new_identity_when_planned_again() -> Any:
 def _new_time_when_planned_again() -> Any:
     prepare = Write._prepare
 
-    def later(self: Any) -> None:
-        mutation: Mutation = self._mutation
+    def later(self: Any, plan: Any) -> None:
+        mutation: Mutation = self.mutation
         rows = tuple(
             msgspec.structs.replace(
                 row,
@@ -182,8 +192,8 @@ def _new_time_when_planned_again() -> Any:
             )
             for row in mutation.rows
         )
-        self._mutation = msgspec.structs.replace(mutation, rows=rows) if self._accepted else mutation
-        prepare(self)
+        self.mutation = msgspec.structs.replace(mutation, rows=rows) if self.round.accepted else mutation
+        prepare(self, plan)
 
     return replaced((Write, "_prepare", later))
 
@@ -206,7 +216,7 @@ def _every_newer_epoch_is_fetched_first() -> Any:
     replied = Write.replied
 
     def cautious(self: Any, context: Any, reply: Any, sender_epoch: int) -> None:
-        if sender_epoch > self._owner.plans.epoch:
+        if sender_epoch > self.owner.plans.epoch:
             asyncio.get_running_loop().call_later(0.05, cautious, self, context, reply, sender_epoch)
             return
         replied(self, context, reply, sender_epoch)
@@ -223,15 +233,14 @@ def _needs_whole_epoch_on_the_wire() -> Any:
 
 def _one_plan_only() -> Any:
     """A request gives up after as many plans as it may make at once."""
-    follow = Write._follow
+    planned = Round.planned
 
-    def impatient(self: Any, newest: Any, paused: bool = False) -> None:
-        if paused and self._plans_made >= writes.REQUEST_PLANS_MAX:
-            self.expired()
-        else:
-            follow(self, newest, paused)
+    def impatient(self: Any, newest: Any, *, paused: bool = False) -> Any:
+        if paused and self.plans_made >= REQUEST_PLANS_MAX:
+            return (*self._over(End.FAILED),)
+        return planned(self, newest, paused=paused)
 
-    return replaced((Write, "_follow", impatient))
+    return replaced((Round, "planned", impatient))
 
 
 def _no_repair() -> Any:

@@ -14,12 +14,12 @@ from itertools import combinations, product
 import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.transformations import Initialize
 from lockstep.placement.placements import ReplicaGroup
-from lockstep.sim.planted import REGISTRY
+from lockstep.sim.mutants import REGISTRY
 from lockstep.topology import step as step_module
 from lockstep.topology.barriers import barrier_need
+from lockstep.topology.kinds.bootstrap import Bootstrap
 from lockstep.topology.step import Propose, Reports, Wait, WorkReport, step, work_key, work_orders
 from lockstep.topology.transformations import AdvanceOperation, PrepareOperation
 from lockstep.values.ids import NodeId
@@ -43,7 +43,7 @@ def joining() -> dict[int, ClusterMetadata]:
     history.submit(register(4, "dc1", "r1"))
     while history.now.epoch < SPLIT - 2:
         history.submit(SetKeyspaces((("ks", RF3),)))
-    history.submit(PrepareOperation(OperationKind.BOOTSTRAP, X, (TOKEN,)))
+    history.submit(PrepareOperation(Bootstrap(X, (TOKEN,))))
     values: dict[int, ClusterMetadata] = {}
     while history.now.epoch < ALONE:
         operation = history.now.operations[0]

@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.sim.checkers.counters import Count, check_counts
 from lockstep.sim.checkers.violation import Violation
-from lockstep.sim.history import Outcome
+from lockstep.sim.load.history import Outcome
 
 OK, FAILED, UNKNOWN = Outcome.OK, Outcome.FAILED, Outcome.UNKNOWN
 

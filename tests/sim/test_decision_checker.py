@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lockstep.sim.checkers.decisions import Decided, check_decisions
 from lockstep.sim.checkers.violation import Violation
-from lockstep.sim.history import Outcome
+from lockstep.sim.load.history import Outcome
 
 OK, UNKNOWN, FAILED = Outcome.OK, Outcome.UNKNOWN, Outcome.FAILED
 
@@ -140,6 +140,7 @@ def histories(draw: st.DrawFn) -> list[Decided]:
     return events
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(histories())
 def test_it_agrees_with_trying_all_orders(events: list[Decided]) -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from lockstep.metadata import transformations
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.operations import OperationKind, Stage
-from lockstep.metadata.registry import Registry
+from lockstep.metadata.log.registry import Registry
+from lockstep.metadata.operations import Stage
 from lockstep.metadata.schema_change import KINDS, ChangeSchema
 from lockstep.metadata.transformations import Initialize, Register
 from lockstep.runtime.ports import Runtime
@@ -16,10 +16,12 @@ from lockstep.schema.model import ColumnKind
 from lockstep.sim.checkers.replicas import AcknowledgedWrites, DurableContent, check_held, check_wiped
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.door import mutation_for
-from lockstep.sim.history import Change, Event, Outcome
-from lockstep.sim.world import World
+from lockstep.sim.load.history import Change, Event, Outcome
+from lockstep.sim.runtime.world import World
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.model import open_model_store
+from lockstep.topology.kinds.bootstrap import Bootstrap
+from lockstep.topology.kinds.registry import UNIONS
 from lockstep.topology.transformations import KINDS as TOPOLOGY_KINDS
 from lockstep.topology.transformations import AdvanceOperation, PrepareOperation
 from lockstep.values.ids import Consistency, NodeId
@@ -30,7 +32,7 @@ ROWS = 4
 
 def history() -> History:
     """Three nodes, keyspace `sim` at factor 3 with table `t`."""
-    found = History(Registry(transformations.KINDS, KINDS, TOPOLOGY_KINDS))
+    found = History(Registry(transformations.KINDS, KINDS, TOPOLOGY_KINDS, unions=UNIONS))
     founders = tuple(founder(at + 1, (at * 100,)) for at in range(3))
     found.submit(Initialize("cluster-1", "test", founders))
     options = (("class", "SimpleStrategy"), ("replication_factor", "3"))
@@ -147,7 +149,7 @@ def test_a_newer_write_that_covers_the_row_stands_for_the_older(
 def test_a_pending_replica_that_holds_something_of_its_ranges_is_refused() -> None:
     found = history()
     found.submit(Register("host-4", "10.0.0.4", 7000, 9042, 7080, "dc1", "r1", "1"))
-    found.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(4), (50,)))
+    found.submit(PrepareOperation(Bootstrap(NodeId(4), (50,))))
     found.submit(AdvanceOperation(1, Stage.JOIN_GROUP0))
     after = found.submit(AdvanceOperation(1, Stage.COMMIT_CDC_GENERATION))
     operation = after.operations[0]

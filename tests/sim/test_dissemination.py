@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lockstep.gossip.dissemination import Tree
-from lockstep.sim.dissemination import Dissemination, Outcome, Setting
+from lockstep.sim.drills.dissemination import Dissemination, Outcome, Setting
 
 
 def run(**changes: object) -> Outcome:
@@ -47,5 +47,5 @@ def test_when_everyone_is_told_by_the_leader_the_promise_is_broken(monkeypatch: 
     def everyone(tree: Tree, own: int, *, leads: bool, alive: object) -> tuple[int, ...]:
         return tuple(node for node in range(1, 101) if leads and node != own)
 
-    monkeypatch.setattr("lockstep.sim.dissemination.receivers", everyone)
+    monkeypatch.setattr("lockstep.sim.drills.dissemination.receivers", everyone)
     assert not run(nodes=100, commits=20).holds

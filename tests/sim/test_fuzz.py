@@ -9,10 +9,10 @@ from lockstep.cql.wire import messages
 from lockstep.sim.fuzz import effort, garbage, report
 from lockstep.sim.fuzz.altering import Alter, AlterType, Rename
 from lockstep.sim.fuzz.door import Door
-from lockstep.sim.fuzz.planted import PLANTS
-from lockstep.sim.fuzz.play import Difference, Wait, draw_script, in_cql
-from lockstep.sim.fuzz.shrink import shrunk
-from lockstep.sim.planted.plant import Planted
+from lockstep.sim.fuzz.driver import Difference, Wait, draw_script, in_cql
+from lockstep.sim.fuzz.report import shrunk
+from lockstep.sim.mutants.statements import PLANTS
+from lockstep.sim.plant import Planted
 from lockstep.sim.replaced import replaced
 from lockstep.values.ids import Consistency
 

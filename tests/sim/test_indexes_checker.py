@@ -9,7 +9,7 @@ import pytest
 
 from lockstep.sim.checkers.indexes import Row, check_answer, check_index
 from lockstep.sim.checkers.violation import Violation
-from lockstep.sim.side_load import int_bytes
+from lockstep.sim.load.side_load import int_bytes
 
 
 def row(key: int, value: int | None) -> Row:

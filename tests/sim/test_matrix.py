@@ -6,7 +6,6 @@ from itertools import combinations, product
 
 import pytest
 
-from lockstep.metadata.operations import OperationKind
 from lockstep.sim.matrix import report
 from lockstep.sim.matrix.cells import (
     KINDS,
@@ -16,14 +15,14 @@ from lockstep.sim.matrix.cells import (
     Victim,
     chosen,
     every_cell,
-    rows_of,
     why_not,
 )
-from lockstep.sim.matrix.pairs import pairwise
+from lockstep.sim.matrix.report import pairwise
 from lockstep.sim.matrix.run import Ending, difference, run_cell
 from lockstep.sim.matrix.strike import WORK_LABELS, Strike
-from lockstep.sim.planted import REGISTRY
-from lockstep.topology.stages import TABLES, Work
+from lockstep.sim.mutants import REGISTRY
+from lockstep.topology.kinds.registry import BY_NAME
+from lockstep.topology.stages import Work
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import TOKEN_MIN, Range
@@ -39,18 +38,18 @@ def cell(name: str) -> Cell:
 
 
 def test_every_stage_of_every_operation_is_struck_at_every_point() -> None:
-    assert {kind.table for kind in KINDS.values() if kind.table is not None} == set(OperationKind)
+    assert {one.kind.name for one in KINDS.values() if one.kind is not None} == set(BY_NAME)
     strikes = [(v, f) for v, f in product(Victim, Fault) if (v is Victim.NOBODY) == (f is Fault.CANCEL)]
-    steps = sum(len(rows_of(kind)) or 1 for kind in KINDS.values())
+    steps = sum(len(one.rows) or 1 for one in KINDS.values())
     assert len(every_cell()) == len(set(every_cell())) == steps * len(Point) * len(strikes)
-    for kind in KINDS.values():
-        for row in rows_of(kind):
-            struck = {c.point for c in APPLY if (c.kind, c.stage) == (kind.name, row.stage)}
-            assert struck >= {Point.ENTRY, Point.BARRIER, Point.LEAVE}, (kind.name, row.stage)
+    for name, one in KINDS.items():
+        for row in one.rows:
+            struck = {c.point for c in APPLY if (c.kind, c.stage) == (name, row.stage)}
+            assert struck >= {Point.ENTRY, Point.BARRIER, Point.LEAVE}, (name, row.stage)
 
 
 def test_every_work_has_a_place_in_its_middle() -> None:
-    assert set(WORK_LABELS) == {row.work for rows in TABLES.values() for row in rows} - {Work.NONE}
+    assert set(WORK_LABELS) == {row.work for kind in BY_NAME.values() for row in kind.stages} - {Work.NONE}
 
 
 def test_what_does_not_apply_says_why_and_no_kind_is_left_out() -> None:

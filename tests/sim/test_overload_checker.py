@@ -21,9 +21,9 @@ from lockstep.sim.checkers.overload import (
     check_recovered,
 )
 from lockstep.sim.checkers.violation import Violation
-from lockstep.sim.history import Outcome
-from lockstep.sim.loop import SimLoop
-from lockstep.sim.world import World, WorldSettings
+from lockstep.sim.load.history import Outcome
+from lockstep.sim.runtime.loop import SimLoop
+from lockstep.sim.runtime.world import World, WorldSettings
 
 MS = 1_000_000
 

@@ -6,9 +6,9 @@ import pytest
 from click.testing import CliRunner
 
 from lockstep.cli.sim import sim
-from lockstep.sim.placement_drill import Drill, Setting
-from lockstep.sim.placement_model import Circle, Place
-from lockstep.sim.placement_report import FLAWS, check, settings, text_of
+from lockstep.sim.drills.placement_drill import Drill, Setting
+from lockstep.sim.drills.placement_model import Circle, Place
+from lockstep.sim.drills.placement_report import FLAWS, check, settings, text_of
 
 SMALL = settings(10, 10, factors=(2, 3), dcs=(0, 1), tokens=(1,), concurrency=(1, 3))
 

@@ -19,7 +19,7 @@ import pytest
 from _pytest.outcomes import Failed
 
 from lockstep.sim import runner
-from lockstep.sim.planted import DIRECTED, REGISTRY
+from lockstep.sim.mutants import DIRECTED, REGISTRY
 from lockstep.sim.report import noticed_by
 from lockstep.sim.scenarios import SCENARIOS
 from tests.node import (

@@ -7,7 +7,7 @@ import pytest
 
 from lockstep.sim.checkers.registers import check_registers
 from lockstep.sim.checkers.violation import Violation
-from lockstep.sim.history import Change, Event, Look, Outcome
+from lockstep.sim.load.history import Change, Event, Look, Outcome
 from lockstep.values.ids import Consistency
 
 QUORUM, ONE, ALL = Consistency.QUORUM, Consistency.ONE, Consistency.ALL

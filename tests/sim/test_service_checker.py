@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.membership import PrepareMembership
-from lockstep.metadata.operations import OperationKind
-from lockstep.metadata.service import SERVICE, Service
+from lockstep.metadata.groups.membership import PrepareMembership
+from lockstep.metadata.groups.service import SERVICE, Service
 from lockstep.metadata.transformations import Initialize
 from lockstep.sim.checkers.service import check_voters, unsettled_voters
 from lockstep.sim.checkers.violation import Violation
+from lockstep.topology.kinds.decommission import Decommission
 from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.ids import NodeId
 from tests.metadata.histories import History, founder
@@ -56,7 +56,7 @@ def test_a_change_that_nobody_began_is_found() -> None:
 
 def test_a_voter_that_leaves_is_found() -> None:
     _, begun = values()
-    leaves = PrepareOperation(OperationKind.DECOMMISSION, NodeId(5)).apply(begun, 3)
+    leaves = PrepareOperation(Decommission(NodeId(5))).apply(begun, 3)
     with pytest.raises(Violation, match="that node votes"):
         check_voters(begun, with_service(leaves, voters=ids(1, 2, 3, 5)))
 

@@ -10,9 +10,9 @@ import pytest
 from lockstep.consensus.configuration import Configuration, encode_configuration
 from lockstep.consensus.messages import Entry, EntryKind
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
-from lockstep.metadata.entries import LogEntry, seal
-from lockstep.metadata.registry import EntryKind as LogEntryKind
-from lockstep.metadata.service import SERVICE, MembershipChange, Service
+from lockstep.metadata.groups.service import SERVICE, MembershipChange, Service
+from lockstep.metadata.log.entries import LogEntry, seal
+from lockstep.metadata.log.registry import EntryKind as LogEntryKind
 from lockstep.sim.checkers.consensus import CommittedMonitor, meet
 from lockstep.sim.checkers.service import _check_change, check_entry
 from lockstep.sim.checkers.violation import Violation

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from lockstep.metadata.operations import Stage
-from lockstep.replication.session_guards import SessionGuards
+from lockstep.replica.session_guards import SessionGuards
 from lockstep.sim.checkers.shut_out import Apart, Exclusions, check_released
 from lockstep.sim.checkers.violation import Violation
-from lockstep.sim.history import Change, Event, Outcome
+from lockstep.sim.load.history import Change, Event, Outcome
 from lockstep.values.ids import Consistency
 from tests.topology.test_guards_and_relaxing import X, joining
 
@@ -79,8 +79,12 @@ def check_left(
     here: list[Any] = [opened]
     guards = SessionGuards(lambda: here[0])
     state = SimpleNamespace(epoch=history.now.epoch - behind)
-    newcomer: Any = SimpleNamespace(state=state, guards=guards)
-    coordinator: Any = SimpleNamespace(liveness=SimpleNamespace(alive=lambda id_: alive))
+    newcomer: Any = SimpleNamespace(
+        log=SimpleNamespace(state=state), data=SimpleNamespace(guards=guards), is_loaded=True
+    )
+    coordinator: Any = SimpleNamespace(
+        membership=SimpleNamespace(liveness=SimpleNamespace(alive=lambda id_: alive))
+    )
     with guards.hold(session):
         here[0] = history.now
         check_released(history.now, history.now.operations[0], {X: newcomer}, coordinator)

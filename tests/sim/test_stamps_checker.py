@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.sim.checkers.stamps import Stamped, StampedRow, check_stamps
 from lockstep.sim.checkers.violation import Violation
-from lockstep.sim.history import Change, Event, Look, Outcome
+from lockstep.sim.load.history import Change, Event, Look, Outcome
 from lockstep.values.ids import Consistency
 
 QUORUM, ALL = Consistency.QUORUM, Consistency.ALL

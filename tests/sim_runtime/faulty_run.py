@@ -7,9 +7,9 @@ import sys
 from typing import Any
 
 from lockstep.runtime.ports import Runtime
-from lockstep.sim.links import LinkSettings
-from lockstep.sim.probes import CrashRule, DelayRule
-from lockstep.sim.world import World, WorldSettings
+from lockstep.sim.runtime.links import LinkSettings
+from lockstep.sim.runtime.probes import CrashRule, DelayRule
+from lockstep.sim.runtime.world import World, WorldSettings
 
 NODES = ("a", "b", "c")
 HOSTS = {name: f"10.1.0.{index + 1}" for index, name in enumerate(NODES)}

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from lockstep.runtime.ports import Runtime
-from lockstep.sim.guard import Escape
-from lockstep.sim.world import World
+from lockstep.sim.runtime.guard import Escape
+from lockstep.sim.runtime.world import World
 
 
 def _run_inside(action: Callable[[], Any]) -> World:

@@ -9,9 +9,9 @@ import itertools
 import pytest
 
 from lockstep.runtime.ports import Runtime
-from lockstep.sim.loop import SimLoop
-from lockstep.sim.probes import CrashRule, DelayRule
-from lockstep.sim.world import World, WorldSettings
+from lockstep.sim.runtime.loop import SimLoop
+from lockstep.sim.runtime.probes import CrashRule, DelayRule
+from lockstep.sim.runtime.world import World, WorldSettings
 
 from .sim_parts import PORT, SERVER, Sink, dial
 

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from lockstep.runtime.ports import Runtime
-from lockstep.sim.streams import stream
-from lockstep.sim.world import World, WorldSettings
+from lockstep.sim.runtime.streams import stream
+from lockstep.sim.runtime.world import World, WorldSettings
 
 
 def test_an_hour_passes_without_waiting() -> None:

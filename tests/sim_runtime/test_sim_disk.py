@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.runtime.ports import Disk, Runtime
-from lockstep.sim.disk import DiskSettings
-from lockstep.sim.world import World
+from lockstep.sim.runtime.disk import DiskSettings
+from lockstep.sim.runtime.world import World
 from lockstep.values.errors import DiskRefused
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lockstep.runtime.ports import Runtime
-from lockstep.sim.links import LinkSettings
-from lockstep.sim.world import World, WorldSettings
+from lockstep.sim.runtime.links import LinkSettings
+from lockstep.sim.runtime.world import World, WorldSettings
 from lockstep.values.errors import ConfigurationError
 
 from .sim_parts import PORT, SERVER, Echo, Sink, dial, echo_server

@@ -34,8 +34,6 @@ from lockstep.values.errors import (
 )
 from lockstep.values.limits import SPARK_ATTEMPTS_MAX
 
-pytestmark = pytest.mark.spark
-
 Answer = Callable[[Envelope], bytes | None]
 
 

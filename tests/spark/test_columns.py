@@ -21,8 +21,6 @@ from lockstep.spark.encoding import encoder
 from lockstep.spark.pages import PageDecoder, RawPage
 from lockstep.values.errors import InvalidRequest, ProtocolViolation
 
-pytestmark = pytest.mark.spark
-
 UTC = datetime.UTC
 ONE_UUID = "f81d4fae-7dec-11d0-a765-00a0c91e6bf6"
 #: CQL type -> (Spark type, values as Spark shows them).

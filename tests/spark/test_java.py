@@ -14,8 +14,6 @@ pytest.importorskip("pyspark")
 from lockstep.spark import java
 from lockstep.values.errors import ConfigurationError
 
-pytestmark = pytest.mark.spark
-
 ROOT = Path(__file__).resolve().parents[2]
 JOB = """
 from lockstep.spark.session import local_session

@@ -10,7 +10,6 @@ from lockstep.spark.options import parse_options
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.ids import Consistency
 
-pytestmark = pytest.mark.spark
 BASE = {"keyspace": "k", "table": "t"}
 
 

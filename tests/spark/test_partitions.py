@@ -26,8 +26,6 @@ from lockstep.spark.ring import Host, Ring, TableColumn, TableShape
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import FULL_RING, TOKEN_MAX, TOKEN_MIN, Range
 
-pytestmark = pytest.mark.spark
-
 TOKENS = st.integers(TOKEN_MIN + 1, TOKEN_MAX)
 
 

@@ -29,8 +29,6 @@ from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 from .conftest import EVENT_ROWS, EVENTS_PER_DAY, event_rows
 from .support import NOBODYS_ADDRESS, PORTS, TIMEOUT_S, options
 
-pytestmark = [pytest.mark.spark, pytest.mark.cluster]
-
 WHOLE_RING = RangePartition(0, ((TOKEN_MIN, TOKEN_MAX),))
 
 

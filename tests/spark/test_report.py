@@ -21,7 +21,6 @@ from .support import PORTS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
 
 START_S = 5000.0
 SPANS = [
@@ -103,7 +102,6 @@ def test_a_chart_of_nothing_is_drawn(tmp_path: Path) -> None:
     assert all(one.is_file() for one in draw(read_samples(path), [], "Nothing", tmp_path / "chart"))
 
 
-@pytest.mark.cluster
 @pytest.mark.slow
 def test_a_report_counts_exports_and_draws(
     spark: SparkSession, cluster: LocalCluster, tmp_path: Path

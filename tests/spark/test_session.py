@@ -23,7 +23,7 @@ from .test_columns import SAMPLES
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 Load = Callable[..., "DataFrame"]
 

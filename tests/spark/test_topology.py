@@ -13,7 +13,7 @@ from .conftest import EVENT_ROWS, event_rows
 from .support import options
 from .test_reading import WHOLE_RING, rows_of
 
-pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 def test_a_scan_and_an_older_plan_outlive_a_join(cluster: LocalCluster) -> None:

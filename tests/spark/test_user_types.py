@@ -22,8 +22,6 @@ from lockstep.values.ids import Consistency
 
 from .support import connect, options
 
-pytestmark = pytest.mark.spark
-
 _SPACE = Keyspace(
     "shop",
     Replication("SimpleStrategy", ()),
@@ -56,7 +54,6 @@ def test_values_written_before_a_field_was_added_have_a_null_there() -> None:
     assert decode_cells(type_in(_SPACE, "frozen<point>"), [cell]).to_pylist() == [{"x": 5, "y": None}]
 
 
-@pytest.mark.cluster
 def test_rows_written_by_a_job_are_read_by_another(cluster: LocalCluster) -> None:
     connection = connect(cluster)
     connection.query("CREATE TYPE shop.point (x int, y int)")

@@ -21,8 +21,6 @@ from lockstep.values.ids import Consistency
 
 from .support import connect, options
 
-pytestmark = [pytest.mark.spark, pytest.mark.cluster]
-
 SCHEMA = StructType(
     [StructField("v", StringType()), StructField("id", IntegerType()), StructField("n", LongType())]
 )

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from lockstep.runtime.ports import Disk, Runtime
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.model import open_model_store
-from lockstep.storage.rocks import open_rocks_store
+from lockstep.storage.rocks.rocks import open_rocks_store
 from lockstep.storage.store import Pair, Store
 from lockstep.values.errors import DiskRefused
 from lockstep.values.tokens import Range

@@ -10,7 +10,7 @@ import pytest
 
 from lockstep.runtime.real.table_check import damage_in
 from lockstep.storage.model import open_model_store
-from lockstep.storage.rocks import RocksStore, open_rocks_store
+from lockstep.storage.rocks.rocks import RocksStore, open_rocks_store
 from lockstep.values.errors import CorruptFile, TableFileDamaged
 
 from .support import LoopTasks, LossyDisk

@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
-from lockstep.storage import folding, keys, reading
+from lockstep.storage import reading
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.group_commit import GroupCommit
 from lockstep.storage.merging import merge_place
 from lockstep.storage.model import open_model_store
 from lockstep.storage.reading import normal_slices
-from lockstep.storage.reconcile import is_empty, merge_partitions
+from lockstep.storage.rows import folding, keys
+from lockstep.storage.rows.reconcile import is_empty, merge_partitions
+from lockstep.storage.rows.visible import live_view
 from lockstep.storage.store import Batch
-from lockstep.storage.visible import live_view
 from lockstep.values import limits
 from lockstep.values.errors import DiskRefused, InvalidRequest, Overloaded, StorageError
 from lockstep.values.ids import mutation_id

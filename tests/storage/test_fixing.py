@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from lockstep.storage.fixing import Fixing
+from lockstep.storage.engine import Checkpoint
 from lockstep.values.errors import DiskRefused
 from lockstep.values.tokens import FULL_RING
 
@@ -39,7 +39,7 @@ class Refusing:
 def test_a_cancellation_stays_one_when_closing_fails() -> None:
     async def cancelled() -> None:
         both = Refusing()
-        fixing = Fixing(both, both)  # type: ignore[arg-type]
+        fixing = Checkpoint(both, both)  # type: ignore[arg-type]
         task = asyncio.create_task(fixing.fixed(3, FULL_RING, "there"))
         await both.waits.wait()
         task.cancel()
@@ -54,5 +54,5 @@ def test_the_first_refusal_of_the_disk_is_told() -> None:
     first = DiskRefused("the sync failed")
     both = Refusing(first)
     with pytest.raises(DiskRefused) as told:
-        asyncio.run(Fixing(both, both).fixed(3, FULL_RING, "there"))  # type: ignore[arg-type]
+        asyncio.run(Checkpoint(both, both).fixed(3, FULL_RING, "there"))  # type: ignore[arg-type]
     assert told.value is first and both.closed

@@ -14,12 +14,13 @@ from lockstep.schema.clustering import after_prefix
 from lockstep.schema.model import Column, ColumnKind, KeyspaceHead, Replication, Table, keyspace_of
 from lockstep.schema.objects import Index
 from lockstep.schema.types import parse_type
-from lockstep.storage import index_entries, index_reading, indexes, keys
+from lockstep.storage.cooperative_yield import CooperativeYield
 from lockstep.storage.engine import StorageEngine
-from lockstep.storage.index_entries import IndexDefinition, definition_of, entry_bounds
+from lockstep.storage.index import index_entries, index_reading, indexes
+from lockstep.storage.index.index_entries import IndexDefinition, definition_of, entry_bounds
 from lockstep.storage.model import open_model_store
-from lockstep.storage.pace import Pace
-from lockstep.storage.visible import live_view
+from lockstep.storage.rows import keys
+from lockstep.storage.rows.visible import live_view
 from lockstep.values import limits
 from lockstep.values.errors import DiskRefused, IndexNotAvailable, Overloaded, StorageError
 from lockstep.values.ids import mutation_id
@@ -236,7 +237,7 @@ async def history(kind: str, directory: Path, seed: int, steps: int = 25) -> Non
         await engine.synced(engine.apply(random_mutation(dice, number)))
     await idle(engine)
     await check(engine)
-    await engine.indexes.sweep(TABLE, Pace(Ticks()))  # type: ignore[arg-type]
+    await engine.indexes.sweep(TABLE, CooperativeYield(Ticks()))  # type: ignore[arg-type]
     await check(engine)
     await engine.close()
 
@@ -302,7 +303,7 @@ def test_a_dropped_index_leaves_nothing_and_a_wiped_range_is_swept(tmp_path: Pat
         for number, key in enumerate(KEYS, 1):
             engine.apply(put(number, key, 1))
         await engine.wipe((TABLE,), Range(TOKEN_MIN, 0))
-        await engine.indexes.sweep(TABLE, Pace(Ticks()))  # type: ignore[arg-type]
+        await engine.indexes.sweep(TABLE, CooperativeYield(Ticks()))  # type: ignore[arg-type]
         assert await entries(engine) == await counted(engine, 1) == 1
         engine.indexes.define(TABLE, [])
         await idle(engine)

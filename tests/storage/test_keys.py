@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given, settings
 
-from lockstep.storage import keys
+from lockstep.storage.rows import keys
 from lockstep.values.ids import mutation_id
 from lockstep.values.rows import Slice
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range
@@ -24,6 +25,7 @@ def row_key(place: tuple[int, int, bytes, bytes, int, int]) -> bytes:
     return keys.row_prefix(prefix, clustering) + keys.write_suffix(stamp, mutation_id(1, 1, sequence))
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(places, places)
 def test_keys_order_by_table_token_key_clustering_and_newest_first(left, right) -> None:  # type: ignore[no-untyped-def]
@@ -50,6 +52,7 @@ def test_a_key_gives_back_what_it_was_made_of(place) -> None:  # type: ignore[no
     assert keys.row_prefix(prefix, clustering) < made < keys.place_end(keys.row_prefix(prefix, clustering))
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(places, awkward, awkward)
 def test_slice_bounds_hold_exactly_the_rows_of_the_slice(place, start, end) -> None:  # type: ignore[no-untyped-def]

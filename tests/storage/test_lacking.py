@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.storage import keys
-from lockstep.storage.companions import with_ballots
 from lockstep.storage.lacking import (
     FIRST_KEY,
     LAST_KEY,
@@ -15,6 +13,8 @@ from lockstep.storage.lacking import (
     lacks_in,
     tokens_between,
 )
+from lockstep.storage.rows import keys
+from lockstep.storage.rows.paxos_table import with_ballots
 from lockstep.storage.store import Family
 from lockstep.values.tokens import FULL_RING, TOKEN_MAX, TOKEN_MIN, Range
 

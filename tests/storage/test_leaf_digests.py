@@ -9,9 +9,9 @@ from random import Random
 
 import pytest
 
-from lockstep.storage import leaf_digests
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.reading import WholeFold
+from lockstep.storage.rows import leaf_digests
 from lockstep.values.ids import MUTATION_ID_BYTES
 from lockstep.values.limits import BACKGROUND_FRAGMENTS_PER_TURN
 from lockstep.values.merkle import LEAF_BYTES
@@ -20,7 +20,7 @@ from lockstep.values.tokens import FULL_RING, TOKEN_MAX, TOKEN_MIN, Range
 
 from .support import open_store, runtime_of
 from .test_engine import TABLE
-from .test_purging import Turns
+from .test_purging import LoopBudget
 
 LEAVES = (Range(TOKEN_MIN, -5), Range(-5, 0), Range(10, TOKEN_MAX))
 TOKENS = (-50, -5, -4, 0, 10, 11, 90)
@@ -52,13 +52,13 @@ async def digests(path: Path, mutations: list[Mutation], before_s: int, purged_s
         engine.apply(mutation)
     if purged_s:
         engine.purge.before = lambda _table, _token: purged_s
-        await engine.purge.run(TABLE, Turns())
+        await engine.purge.run(TABLE, LoopBudget())
     return await of_leaves(engine, LEAVES, before_s)
 
 
 async def of_leaves(engine: StorageEngine, leaves: Sequence[Range], before_s: int) -> bytes:
     snapshot = engine._store.snapshot()
-    found = await leaf_digests.leaf_digests(snapshot, TABLE, leaves, before_s, Turns())
+    found = await leaf_digests.leaf_digests(snapshot, TABLE, leaves, before_s, LoopBudget())
     snapshot.close()
     await engine.close()
     return found

@@ -13,9 +13,8 @@ import pytest
 
 from lockstep.runtime.real.disk import RealDisk
 from lockstep.storage.model import open_model_store
-from lockstep.storage.rocks import RocksSettings, RocksStore, open_rocks_store
-from lockstep.storage.rocks_keeping import KeptFiles
-from lockstep.storage.rocks_logs import whole_records
+from lockstep.storage.rocks.rocks import RocksSettings, RocksStore, open_rocks_store
+from lockstep.storage.rocks.rocks_keeping import KeptFiles, whole_records
 from lockstep.storage.store import Pair, Store
 from lockstep.values.errors import CorruptFile
 

@@ -14,7 +14,7 @@ import pytest
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.group_commit import GroupCommit
 from lockstep.storage.model import open_model_store
-from lockstep.storage.rocks import open_rocks_store
+from lockstep.storage.rocks.rocks import open_rocks_store
 from lockstep.storage.store import Family
 from lockstep.values.ids import mutation_id
 from lockstep.values.rows import ALL_ROWS, Cell, Mutation, ReadCommand, Row
@@ -120,7 +120,7 @@ def test_a_journal_entry_joins_the_batch_of_its_mutation() -> None:
 
 CHILD = """
 import asyncio, sys
-from lockstep.storage.rocks import open_rocks_store
+from lockstep.storage.rocks.rocks import open_rocks_store
 from tests.storage.support import LoopTasks
 
 async def body():

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from lockstep.storage import purging
+from lockstep.storage.cooperative_yield import CooperativeYield
 from lockstep.storage.engine import StorageEngine
-from lockstep.storage.pace import Pace
-from lockstep.storage.purgeable import partition_left, row_left
 from lockstep.storage.purging import Purge
-from lockstep.storage.reconcile import is_empty
-from lockstep.storage.visible import live_view
+from lockstep.storage.rows.purgeable import partition_left, row_left
+from lockstep.storage.rows.reconcile import is_empty
+from lockstep.storage.rows.visible import live_view
 from lockstep.values.ids import mutation_id
 from lockstep.values.limits import BACKGROUND_FRAGMENTS_PER_TURN
 from lockstep.values.rows import Cell, Deletion, Liveness, Mutation, Partition, RangeDeletion, Row
@@ -29,7 +29,7 @@ KEY = (3, b"k")
 ALL_S = 10
 
 
-class Turns(Pace):
+class LoopBudget(CooperativeYield):
     """Turns without a clock; `between` is called in each."""
 
     def __init__(self, between: Callable[[], None] = lambda: None) -> None:
@@ -47,9 +47,9 @@ async def opened(kind: str, path: Path) -> StorageEngine:
     return StorageEngine(await open_store(kind, path, runtime), runtime, background_merge=False)
 
 
-async def purge(engine: StorageEngine, before_s: int, turns: Turns | None = None) -> None:
+async def purge(engine: StorageEngine, before_s: int, turns: LoopBudget | None = None) -> None:
     engine.purge.before = lambda _table, _token: before_s
-    await engine.purge.run(TABLE, turns or Turns())
+    await engine.purge.run(TABLE, turns or LoopBudget())
 
 
 async def state(engine: StorageEngine) -> dict[tuple[int, bytes], Partition]:
@@ -107,7 +107,7 @@ def test_a_wide_partition_is_purged_in_steps_with_turns_in_between(tmp_path: Pat
         engine = await opened("model", tmp_path)
         for mutation in wide(900):
             engine.apply(mutation)
-        turns = Turns()
+        turns = LoopBudget()
         await purge(engine, ALL_S, turns)
         assert turns.count >= 3
         assert content_of(engine._store) == {}
@@ -126,7 +126,7 @@ def test_many_small_partitions_share_turns_by_what_they_cost(fragments: int, tmp
         for number in range(partitions):
             for row in range(fragments):
                 engine.apply(put((number, b"k"), b"%d" % row, b"v", 100, number * 10 + row))
-        turns = Turns()
+        turns = LoopBudget()
         await purge(engine, 0, turns)
         counts = engine.purge.counts[TABLE]
         assert (counts.fragments, counts.passes) == (partitions * fragments, 1)
@@ -152,7 +152,7 @@ async def purged_while_writes_arrive(engine: StorageEngine) -> None:
             late_write(engine, len(arrived))
             arrived.append(1)
 
-    await purge(engine, ALL_S, Turns(between))
+    await purge(engine, ALL_S, LoopBudget(between))
     assert arrived
 
 

@@ -9,11 +9,11 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from lockstep.storage import reconcile
-from lockstep.storage.deletions import normal_ranges
-from lockstep.storage.difference import difference, repair_mutation
-from lockstep.storage.reconcile import merge_partitions
-from lockstep.storage.visible import live_view
+from lockstep.storage.rows import reconcile
+from lockstep.storage.rows.deletions import normal_ranges
+from lockstep.storage.rows.difference import difference, repair_mutation
+from lockstep.storage.rows.reconcile import merge_partitions
+from lockstep.storage.rows.visible import live_view
 from lockstep.values.ids import mutation_id
 from lockstep.values.rows import (
     Cell,
@@ -132,12 +132,14 @@ def facts(partition: Partition) -> dict[Any, Any]:
 several = st.lists(partitions(), min_size=1, max_size=4)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(several, st.sampled_from([10, 100, 1000]))
 def test_the_live_view_of_a_merge_is_what_the_slow_twin_sees(sources: list[Partition], now_s: int) -> None:
     assert facts(live_view(merge_partitions(sources), now_s)) == twin(sources, now_s)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(several, st.randoms(use_true_random=False))
 def test_merging_does_not_depend_on_order_grouping_or_repetition(sources: list[Partition], dice: Any) -> None:
@@ -151,12 +153,14 @@ def test_merging_does_not_depend_on_order_grouping_or_repetition(sources: list[P
     assert merge_partitions([whole, *sources]) == whole
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(several)
 def test_reversing_only_reverses_the_rows(sources: list[Partition]) -> None:
     assert merge_partitions(sources, reverse=True).rows == merge_partitions(sources).rows[::-1]
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(several)
 def test_sending_a_source_its_difference_makes_it_whole(sources: list[Partition]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lockstep.storage import keys
+from lockstep.storage.rows import keys
 from lockstep.storage.sampling import Sample, Sampling
 from lockstep.storage.store import Pair
 from lockstep.values.limits import SAMPLE_SEEKS_MAX, SAMPLE_STEP_PAIRS

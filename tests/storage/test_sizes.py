@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import rocksdict
 
-from lockstep.storage import keys
-from lockstep.storage.rocks_runs import TableFile
-from lockstep.storage.sizes import estimated_bytes
+from lockstep.storage.engine import estimated_bytes
+from lockstep.storage.rocks.rocks_runs import TableFile
+from lockstep.storage.rows import keys
 from lockstep.storage.store import Pair
 from lockstep.values.tokens import FULL_RING, TOKEN_MAX, TOKEN_MIN, Range
 

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.runtime.real import real_runtime
-from lockstep.storage import keys
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.model import ModelStore
-from lockstep.storage.rocks import RocksStore
+from lockstep.storage.rocks.rocks import RocksStore
+from lockstep.storage.rows import keys
 from lockstep.storage.sorted_file import FileSummary, RangeFiles
 from lockstep.storage.store import Pair, Store
 from lockstep.values.errors import CorruptFile, StorageError

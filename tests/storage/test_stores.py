@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.storage.model import open_model_store
-from lockstep.storage.ordered import OrderedMap
-from lockstep.storage.rocks import open_rocks_store
+from lockstep.storage.model import OrderedMap, open_model_store
+from lockstep.storage.rocks.rocks import open_rocks_store
 from lockstep.storage.store import Operation, Store
 from lockstep.values import limits
 from lockstep.values.errors import CorruptFile, DiskRefused, PreconditionError, StorageError

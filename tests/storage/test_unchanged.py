@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
-from lockstep.storage import keys
 from lockstep.storage.engine import StorageEngine
+from lockstep.storage.rows import keys
 from lockstep.storage.store import Family
 from lockstep.storage.unchanged import BUCKETS, Unchanged, bucket_of
 from lockstep.values.limits import REPAIR_CHANGED_RANGES_MAX

@@ -61,7 +61,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ccm]:
     block.release()
 
 
-@pytest.mark.cluster
 @pytest.mark.slow
 def test_the_life_of_a_cluster_under_ccm(run: Ccm) -> None:
     run("start")

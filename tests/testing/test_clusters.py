@@ -18,8 +18,6 @@ from lockstep.testing import Cluster, CqlError, addresses
 from lockstep.testing.session import Session
 from lockstep.values.errors import ConfigurationError, LockstepError, PeerUnreachable, PreconditionError
 
-pytestmark = pytest.mark.cluster
-
 ROOT = Path(__file__).parents[2]
 UNAVAILABLE = 0x1000
 

@@ -9,10 +9,6 @@ import sys
 import tomllib
 from pathlib import Path
 
-import pytest
-
-pytestmark = pytest.mark.cluster
-
 ROOT = Path(__file__).parents[2]
 STORY = """
 import pytest

@@ -5,11 +5,18 @@ from __future__ import annotations
 import random
 
 from lockstep.metadata.directory import NodeInfo, NodeState
-from lockstep.metadata.operations import Operation, OperationKind, Stage
-from lockstep.metadata.registry import Registry, Transformation
+from lockstep.metadata.log.registry import Registry, Transformation
+from lockstep.metadata.operations import Operation, Stage
 from lockstep.metadata.transformations import Initialize, Register
 from lockstep.schema.model import Replication
 from lockstep.topology.force_remove import ForceRemove, MarkRepaired
+from lockstep.topology.kinds.bootstrap import Bootstrap
+from lockstep.topology.kinds.decommission import Decommission
+from lockstep.topology.kinds.move import Move
+from lockstep.topology.kinds.rebuild import Rebuild
+from lockstep.topology.kinds.remove import Remove
+from lockstep.topology.kinds.replace import Replace
+from lockstep.topology.kinds.replication import ReplicationChange
 from lockstep.topology.step import Idle, Propose, Reports, RunWorkOrders, WorkKey, WorkReport, step, work_key
 from lockstep.topology.transformations import (
     AdvanceOperation,
@@ -83,7 +90,7 @@ def random_change(history: History, rng: random.Random) -> Transformation:
         if draw < 0.44:
             wanted = random_replication(rng, dcs)
             name = rng.choice("ab")
-            return PrepareOperation(OperationKind.REPLICATION, NodeId(0), keyspace=name, target=wanted)
+            return PrepareOperation(ReplicationChange(name, wanted))
         names = rng.sample(["a", "b", "c"], rng.randint(1, 3))
         return SetKeyspaces(tuple((name, random_replication(rng, dcs)) for name in names))
     if draw < 0.475 and normal:
@@ -96,28 +103,26 @@ def random_change(history: History, rng: random.Random) -> Transformation:
     if now.operations:
         chosen = rng.choice(now.operations)
         return AdvanceOperation(chosen.id, chosen.stage, chosen.step)
-    return PrepareOperation(OperationKind.DECOMMISSION, NodeId(rng.randint(1, NODES_MAX)))
+    return PrepareOperation(Decommission(NodeId(rng.randint(1, NODES_MAX))))
 
 
 def random_join(history: History, rng: random.Random, newcomer: NodeInfo) -> PrepareOperation:
     if newcomer.replaces:
-        return PrepareOperation(OperationKind.REPLACE, newcomer.id, replaced=newcomer.replaces)
+        return PrepareOperation(Replace(newcomer.id, newcomer.replaces))
     if rng.random() < 0.2:
         other = rng.choice(history.now.directory.nodes)
-        return PrepareOperation(OperationKind.REPLACE, newcomer.id, replaced=other.id)
-    return PrepareOperation(OperationKind.BOOTSTRAP, newcomer.id, fresh_tokens(history, rng))
+        return PrepareOperation(Replace(newcomer.id, other.id))
+    return PrepareOperation(Bootstrap(newcomer.id, fresh_tokens(history, rng)))
 
 
 def random_work_on(history: History, rng: random.Random, node: NodeInfo) -> PrepareOperation:
-    kind = rng.choice(
-        (OperationKind.DECOMMISSION, OperationKind.MOVE, OperationKind.REMOVE, OperationKind.REBUILD)
-    )
-    if kind is OperationKind.MOVE:
+    kind = rng.choice((Decommission, Move, Remove, Rebuild))
+    if kind is Move:
         kept = node.tokens[: rng.randint(0, 1)]
-        return PrepareOperation(kind, node.id, (*kept, *fresh_tokens(history, rng)))
-    if kind is OperationKind.REBUILD and rng.random() < 0.5:
-        return PrepareOperation(kind, node.id, source_dc=rng.choice(history.now.directory.data_centers))
-    return PrepareOperation(kind, node.id)
+        return PrepareOperation(kind(node.id, (*kept, *fresh_tokens(history, rng))))
+    if kind is Rebuild and rng.random() < 0.5:
+        return PrepareOperation(kind(node.id, source_dc=rng.choice(history.now.directory.data_centers)))
+    return PrepareOperation(kind(node.id))
 
 
 class Coordinator:

@@ -7,11 +7,14 @@ import itertools
 import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.operations import Operation, OperationKind, Stage
+from lockstep.metadata.operations import Operation, Stage
 from lockstep.metadata.transformations import Initialize
 from lockstep.schema.model import Replication
 from lockstep.topology.barriers import BarrierState, GuardReport, barrier_need, evaluate
-from lockstep.topology.stages import Side, stage_row
+from lockstep.topology.kind import stage_row
+from lockstep.topology.kinds.bootstrap import Bootstrap
+from lockstep.topology.kinds.remove import Remove
+from lockstep.topology.stages import Side
 from lockstep.topology.streams import stream_plan
 from lockstep.topology.transformations import CancelOperation, PrepareOperation
 from lockstep.values.ids import NodeId
@@ -25,7 +28,7 @@ def joining(factor: int, stage: Stage) -> tuple[ClusterMetadata, Operation]:
     """X joins A, B and C; at most the last replica of a range gives it up."""
     history = started([(100,), (200,), (300,)], ("ks", simple(factor)))
     history.submit(register(4, "dc1", "r1"))
-    history.submit(PrepareOperation(OperationKind.BOOTSTRAP, X, (150,)))
+    history.submit(PrepareOperation(Bootstrap(X, (150,))))
     if stage is Stage.ROLLBACK_TO_NORMAL:
         run_to(history, 1, Stage.WRITE_BOTH_READ_OLD)
         history.submit(CancelOperation(1))
@@ -76,7 +79,7 @@ def test_a_majority_of_all_is_not_enough_when_a_data_centre_lacks_its_own() -> N
     history.submit(Initialize("c", "n", founders, voters=(A,)))
     history.submit(SetKeyspaces((("ks", network(dc1=3, dc2=3)),)))
     history.submit(register(7, "dc1", "r1"))
-    history.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(7), (15,)))
+    history.submit(PrepareOperation(Bootstrap(NodeId(7), (15,))))
     run_to(history, 1, Stage.WRITE_BOTH_READ_NEW)
     operation = history.now.operations[0]
     aware = tuple(NodeId(n) for n in (3, 4, 5, 6, 7))
@@ -107,10 +110,10 @@ def counts_of(replication: Replication) -> list[tuple[str | None, int]]:
 
 def twin(cluster: ClusterMetadata, operation: Operation, aware: set[NodeId]) -> bool:
     """By the words: no quorum, of all or of one data centre, may consist of unaware members."""
-    row = stage_row(operation.kind, operation.stage)
-    if operation.kind is OperationKind.REMOVE:
+    row = stage_row(operation)
+    if isinstance(operation.body, Remove):
         aware = aware - {operation.node}
-    aware = aware - {operation.replaced}
+    aware = aware - {operation.about.replaced}
     if row.work.value == "rebuild" and operation.node not in aware:
         return False
     for transition in operation.transitions:
@@ -120,12 +123,12 @@ def twin(cluster: ClusterMetadata, operation: Operation, aware: set[NodeId]) -> 
         by_side = {Side.OLD: counts_of(transition.replication)}
         by_side[Side.NEW] = counts_of(transition.replication_after)
         cases = [(used, used, count) for used in row.in_use if used in by_side for count in by_side[used]]
-        one_way = bool(operation.keyspace) and not (transition.gained and transition.lost)
+        one_way = operation.about.is_global and not (transition.gained and transition.lost)
         if one_way and row.stage in (Stage.WRITE_BOTH_READ_NEW, Stage.ROLLBACK_TO_NORMAL):
             # Whoever counts the old group alone is refused since both were written, or does no harm.
             cases = [case for case in cases if case[0] is not Side.OLD]
         if Side.UNION in row.in_use:
-            sides = (Side.OLD, Side.NEW) if operation.keyspace else (Side.OLD,)
+            sides = (Side.OLD, Side.NEW) if operation.about.is_global else (Side.OLD,)
             cases += [(Side.UNION, beside, count) for beside in sides for count in by_side[beside]]
         for side, beside, (dc, factor) in cases:
             local = [n for n in members[side] if dc in (None, cluster.directory.by_id[n].dc)]
@@ -152,7 +155,7 @@ def test_barriers_equal_trying_every_quorum(seed: int) -> None:
                 state = passed(history.now, operation, aware)
                 assert state.passed == twin(history.now, operation, set(aware)), (operation, aware)
                 assert state.passed == (not state.missing)
-                assert not (set(aware) - {operation.presumed_dead}) & {m.node for m in state.missing}
+                assert not (set(aware) - {operation.about.presumed_dead}) & {m.node for m in state.missing}
                 compared, outcomes = compared + 1, outcomes + state.passed
     assert not compared or outcomes > 0
 

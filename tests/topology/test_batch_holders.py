@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.transformations import Initialize
 from lockstep.topology.batch_holders import batch_holders
+from lockstep.topology.kinds.decommission import Decommission
 from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.ids import NodeId
 from tests.metadata.histories import History, founder
@@ -38,7 +38,7 @@ def test_the_turn_varies_who_is_first() -> None:
 def test_the_dead_and_those_that_leave_are_left_out() -> None:
     history = six()
     assert chosen(history, 1, dead=(3, 5)) == [4, 2]
-    history.submit(PrepareOperation(OperationKind.DECOMMISSION, NodeId(4)))
+    history.submit(PrepareOperation(Decommission(NodeId(4))))
     assert chosen(history, 1, dead=(3, 5)) == [2]
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from lockstep.metadata.excluded import ExcludeNodes
-from lockstep.metadata.operations import OperationKind, Stage
+from lockstep.metadata.operations import Stage
 from lockstep.topology.explain import PathStage, Presence, can_cancel, path, presence, workers
-from lockstep.topology.stages import TABLES, Work
+from lockstep.topology.kinds import decommission
+from lockstep.topology.kinds.decommission import Decommission
+from lockstep.topology.kinds.remove import Remove
+from lockstep.topology.stages import Work
 from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
 from lockstep.values.ids import NodeId
 from tests.metadata.histories import History, simple, started
@@ -19,7 +22,7 @@ A, B, C, D = (NodeId(number) for number in (1, 2, 3, 4))
 def leaving() -> History:
     """D leaves A, B and C, which have all copies then."""
     history = started([(100,), (200,), (300,), (400,)], ("ks", simple(3)))
-    history.submit(PrepareOperation(OperationKind.DECOMMISSION, D))
+    history.submit(PrepareOperation(Decommission(D)))
     return history
 
 
@@ -64,7 +67,7 @@ def test_the_way_of_one_that_is_taken_back_ends_where_it_is() -> None:
 @pytest.mark.parametrize("at", range(5))
 def test_whoever_has_applied_the_epoch_has_seen_the_stage(at: int) -> None:
     history = leaving()
-    run_to(history, 1, TABLES[OperationKind.DECOMMISSION][at].stage)
+    run_to(history, 1, decommission.KIND.stages[at].stage)
     operation = history.now.operations[0]
     epoch = operation.stage_epoch
     known = {A: epoch, B: epoch + 5, C: epoch - 1}
@@ -80,7 +83,7 @@ def test_whoever_has_applied_the_epoch_has_seen_the_stage(at: int) -> None:
 
 def test_a_node_that_is_presumed_dead_is_asked_nothing() -> None:
     history = started([(100,), (200,), (300,), (400,)], ("ks", simple(3)))
-    history.submit(PrepareOperation(OperationKind.REMOVE, D))
+    history.submit(PrepareOperation(Remove(D)))
     operation = history.now.operations[0]
     everyone = dict.fromkeys((A, B, C, D), operation.stage_epoch)
     assert presence(operation, history.now, everyone, (D,)) == Presence(operation.stage_epoch, (A, B, C), ())

@@ -15,10 +15,11 @@ from lockstep.metadata.feature_names import (
     ZERO_TOKEN_NODES,
 )
 from lockstep.metadata.features import EnableFeatures, due, refuse_lacking, supported_by_all, unsupporting
-from lockstep.metadata.membership import ServiceWish, SetService
-from lockstep.metadata.operations import OperationKind
+from lockstep.metadata.groups.membership import ServiceWish, SetService
 from lockstep.metadata.transformations import Initialize, UpdateNode
 from lockstep.topology.force_remove import ForceRemove
+from lockstep.topology.kinds.move import Move
+from lockstep.topology.kinds.replication import ReplicationChange
 from lockstep.topology.requests import EnqueueRequest
 from lockstep.topology.step import Idle, Propose, Reports, Wait, step
 from lockstep.topology.transformations import PrepareOperation
@@ -97,7 +98,7 @@ def test_nothing_is_enabled_while_an_operation_runs_or_the_metadata_is_frozen() 
     history.tip.rebuild(history.now, ())
     assert due(history.now) == (FILE_STREAMING,)
     before = history.now
-    history.submit(PrepareOperation(OperationKind.MOVE, NodeId(2), (250,)))
+    history.submit(PrepareOperation(Move(NodeId(2), (250,))))
     assert not due(history.now)
     frozen = SetService(ServiceWish.FREEZE, text="night").apply(before, before.epoch + 1)
     assert not due(frozen)
@@ -135,7 +136,7 @@ def test_what_needs_a_feature_is_refused_before_it_is_enabled() -> None:
     history.values[-1] = history.now.changed(
         FEATURE_STATE.set(msgspec.structs.replace(history.now.features, enabled=()))
     )
-    asked = EnqueueRequest(OperationKind.REPLICATION, NodeId(0), keyspace="ks", target=simple(2))
+    asked = EnqueueRequest(ReplicationChange("ks", simple(2)))
     with pytest.raises(Rejected, match="replication-change is not enabled yet"):
         asked.apply(history.now, history.now.epoch + 1)
 

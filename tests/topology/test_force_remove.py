@@ -7,17 +7,20 @@ import pytest
 from lockstep.metadata.degraded import DEGRADED, Degraded, without_range
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.excluded import ExcludeNodes
-from lockstep.metadata.operations import OperationKind
-from lockstep.metadata.snapshot import SnapshotDecoder, pieces
+from lockstep.metadata.log.snapshot import SnapshotDecoder, pieces
 from lockstep.topology.force_remove import ForceRemove, MarkRepaired
 from lockstep.topology.invariants import check_adjacent, violations
+from lockstep.topology.kinds.bootstrap import Bootstrap
+from lockstep.topology.kinds.decommission import Decommission
+from lockstep.topology.kinds.remove import Remove
+from lockstep.topology.kinds.replace import Replace
 from lockstep.topology.requests import EnqueueRequest
 from lockstep.topology.streams import stream_plan
 from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
 from tests.metadata.histories import History, SetKeyspaces, simple, started
-from tests.metadata.stored import from_stored, stored
+from tests.metadata.stored import REGISTERED, from_stored, stored
 from tests.topology.drills import refused, register, run_out
 from tests.topology.test_histories import assert_rings_are_fresh
 
@@ -53,7 +56,7 @@ def test_the_node_has_left_and_every_range_with_a_new_replica_is_degraded() -> N
 def test_degraded_ranges_are_kept_in_snapshots_and_images() -> None:
     now = forced().now
     assert from_stored(stored(now)).degraded == now.degraded
-    decoder = SnapshotDecoder()
+    decoder = SnapshotDecoder(registered=REGISTERED)
     for piece in pieces(now):
         decoder.feed(piece)
     assert decoder.finish() == now
@@ -125,7 +128,7 @@ def test_a_node_that_cannot_be_given_up_says_why(body: ForceRemove, why: str) ->
 
 def test_nobody_is_given_up_while_ranges_move_nor_twice() -> None:
     history = four()
-    history.submit(PrepareOperation(OperationKind.BOOTSTRAP, X, (150,)))
+    history.submit(PrepareOperation(Bootstrap(X, (150,))))
     assert "while operation 1 (bootstrap of node 5) moves ranges" in refused(history, ForceRemove(D))
     run_out(history, 1)
     history.submit(ForceRemove(D))
@@ -136,7 +139,7 @@ def test_nobody_is_given_up_while_ranges_move_nor_twice() -> None:
 def test_who_lacks_writes_is_no_source_while_enough_others_have_them() -> None:
     history = forced()
     assert [one.missing for one in history.now.degraded] == [(A,), (B,)]
-    history.submit(PrepareOperation(OperationKind.BOOTSTRAP, X, (350,)))
+    history.submit(PrepareOperation(Bootstrap(X, (350,))))
     tasks = stream_plan(history.now.operations[0], history.now, ())
     asked = {(task.range.left, task.range.right): task.sources for task in tasks}
     assert asked == {(200, 300): (C,), (300, 350): (A,)}
@@ -155,7 +158,7 @@ def test_who_is_filled_where_too_few_are_sure_may_lack_writes_too() -> None:
     history.submit(ForceRemove(C))
     lost = [one.range for one in history.now.degraded if not one.missing]
     assert lost == [Range(100, 200), Range(200, 300)], "those of which C and D were two of three"
-    history.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(7), (150,)))
+    history.submit(PrepareOperation(Bootstrap(NodeId(7), (150,))))
     operation = history.now.operations[0]
     (task,) = [task for task in stream_plan(operation, history.now, ()) if task.range == Range(100, 150)]
     assert task.sources
@@ -179,10 +182,10 @@ def test_what_two_in_a_row_take_away_is_counted_together() -> None:
 def test_a_node_is_not_removed_when_only_it_is_sure_to_have_what_others_lack() -> None:
     history = started([(at * 100,) for at in range(1, 7)], ("ks", simple(3)))
     history.submit(ForceRemove(D))
-    message = refused(history, PrepareOperation(OperationKind.REMOVE, C))
+    message = refused(history, PrepareOperation(Remove(C)))
     assert "only node 3 is sure to have all of range" in message
     # One that has nothing alone goes as ever.
-    history.submit(PrepareOperation(OperationKind.DECOMMISSION, C))
+    history.submit(PrepareOperation(Decommission(C)))
     sources = {s for task in stream_plan(history.now.operations[0], history.now, ()) for s in task.sources}
     assert X not in sources or all(X not in one.missing for one in history.now.degraded)
 
@@ -190,7 +193,7 @@ def test_a_node_is_not_removed_when_only_it_is_sure_to_have_what_others_lack() -
 def test_a_replacement_that_is_given_up_lets_the_node_it_was_to_replace_vote_again() -> None:
     history = four()
     history.submit(ExcludeNodes((X,), "silent"))
-    history.submit(EnqueueRequest(OperationKind.REPLACE, X, replaced=D))
+    history.submit(EnqueueRequest(Replace(X, D)))
     assert history.now.service.leaving == (D,)
     history.submit(ForceRemove(X))
     assert history.now.service.leaving == ()

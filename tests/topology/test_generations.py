@@ -8,15 +8,20 @@ import msgspec
 import pytest
 
 from lockstep.metadata.cdc import Generation
-from lockstep.metadata.digest import state_digest
-from lockstep.metadata.operations import OperationKind, Stage
-from lockstep.metadata.snapshot import SnapshotDecoder, pieces
+from lockstep.metadata.log.digest import state_digest
+from lockstep.metadata.log.snapshot import SnapshotDecoder, pieces
+from lockstep.metadata.operations import Stage
+from lockstep.topology.kinds.bootstrap import Bootstrap
+from lockstep.topology.kinds.decommission import Decommission
+from lockstep.topology.kinds.move import Move
+from lockstep.topology.kinds.remove import Remove
+from lockstep.topology.kinds.replace import Replace
 from lockstep.topology.step import Propose, Reports, step
 from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import CDC_GENERATIONS_KEPT_MAX
 from tests.metadata.histories import History, simple, started
-from tests.metadata.stored import from_stored, stored
+from tests.metadata.stored import REGISTERED, from_stored, stored
 from tests.topology.drills import Coordinator, refused, register, replacing, run_out, run_to
 
 RING_DELAY_MS = 30_000
@@ -30,7 +35,7 @@ def joining(*tokens: int, factor: int = 1) -> History:
     history = started([(0,), (1000,), (2000,)], ("ks", simple(factor)))
     for number, token in enumerate(tokens, 4):
         history.submit(register(number, "dc1", "r1"))
-        history.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(number), (token,)))
+        history.submit(PrepareOperation(Bootstrap(NodeId(number), (token,))))
     return history
 
 
@@ -112,7 +117,7 @@ def test_a_join_that_is_cancelled_before_publication_leaves_no_generation() -> N
     assert history.now.generations == before
     run_out(history, 1)
     # It may come again.
-    history.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(4), (500,)))
+    history.submit(PrepareOperation(Bootstrap(NodeId(4), (500,))))
     assert ends(commit(history, 2)) == [0, 500, 1000, 2000]
 
 
@@ -125,11 +130,11 @@ def test_a_published_generation_stays_when_its_join_is_cancelled() -> None:
     assert history.now.generations == published
 
 
-@pytest.mark.parametrize("kind", [OperationKind.DECOMMISSION, OperationKind.MOVE, OperationKind.REMOVE])
-def test_only_joins_make_generations(kind: OperationKind) -> None:
+@pytest.mark.parametrize("kind", [Decommission, Move, Remove])
+def test_only_joins_make_generations(kind: type) -> None:
     history = joining(factor=2)
     before = history.now.generations
-    history.submit(PrepareOperation(kind, NodeId(3), (1500,) if kind is OperationKind.MOVE else ()))
+    history.submit(PrepareOperation(kind(NodeId(3), *([(1500,)] if kind is Move else []))))
     run_out(history, 1)
     assert history.now.generations == before
 
@@ -139,17 +144,17 @@ def test_a_node_without_tokens_and_a_replacement_make_none() -> None:
     before = history.now.generations
     dead = history.now.directory.by_id[NodeId(3)]
     history.submit(msgspec.structs.replace(register(4, "dc1", "r1"), num_tokens=0))
-    history.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(4)))
+    history.submit(PrepareOperation(Bootstrap(NodeId(4))))
     run_out(history, 1)
     history.submit(replacing(5, dead))
-    history.submit(PrepareOperation(OperationKind.REPLACE, NodeId(5), replaced=dead.id))
+    history.submit(PrepareOperation(Replace(NodeId(5), dead.id)))
     run_out(history, 2)
     assert history.now.generations == before
 
 
 def join(history: History, number: int, at_ms: int) -> None:
     history.submit(register(number, "dc1", "r1"))
-    history.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(number), (number * 7 + 1,)))
+    history.submit(PrepareOperation(Bootstrap(NodeId(number), (number * 7 + 1,))))
     operation = history.now.operations[-1].id
     commit(history, operation, at_ms)
     publish(history, operation, at_ms)
@@ -200,7 +205,7 @@ def test_generations_are_part_of_images_snapshots_and_digests() -> None:
     before = history.now
     commit(history, 1)
     now = history.now
-    decoder = SnapshotDecoder()
+    decoder = SnapshotDecoder(registered=REGISTERED)
     for piece in pieces(now):
         decoder.feed(piece)
     assert decoder.finish().generations == now.generations == from_stored(stored(now)).generations

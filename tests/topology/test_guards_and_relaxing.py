@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.metadata.operations import OperationKind, Stage
+from lockstep.metadata.operations import Stage
 from lockstep.metadata.transformations import Initialize
 from lockstep.topology.barriers import GuardReport, barrier_need, evaluate
+from lockstep.topology.kinds.bootstrap import Bootstrap
+from lockstep.topology.kinds.remove import Remove
+from lockstep.topology.kinds.replace import Replace
 from lockstep.topology.step import Propose, Reports, Wait, WorkReport, relaxable, step
 from lockstep.topology.transformations import CancelOperation, PrepareOperation
 from lockstep.values.ids import NodeId
@@ -19,7 +22,7 @@ A, B, C, X = (NodeId(number) for number in (1, 2, 3, 4))
 def joining(stage: Stage) -> History:
     history = started([(100,), (200,), (300,)], ("ks", simple(3)))
     history.submit(register(4, "dc1", "r1"))
-    history.submit(PrepareOperation(OperationKind.BOOTSTRAP, X, (150,)))
+    history.submit(PrepareOperation(Bootstrap(X, (150,))))
     run_to(history, 1, stage)
     return history
 
@@ -76,7 +79,7 @@ def two_centres(stage: Stage) -> History:
     history.submit(Initialize("c", "n", founders, voters=(A,)))
     history.submit(SetKeyspaces((("ks", network(dc1=3, dc2=3)),)))
     history.submit(register(7, "dc1", "r1"))
-    history.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(7), (15,)))
+    history.submit(PrepareOperation(Bootstrap(NodeId(7), (15,))))
     run_to(history, 1, stage)
     return history
 
@@ -113,15 +116,15 @@ def test_what_is_let_go_is_never_the_quorum_of_all_nor_a_node_with_work() -> Non
     assert isinstance(step(history.now, reports), Wait) and relaxable(history.now, reports) == ()
 
 
-@pytest.mark.parametrize("kind", [OperationKind.REMOVE, OperationKind.REPLACE])
+@pytest.mark.parametrize("kind", [Remove, Replace])
 @pytest.mark.parametrize("stage", [Stage.WRITE_BOTH_READ_OLD, Stage.WRITE_BOTH_READ_NEW, Stage.CLEANUP])
-def test_the_dead_node_of_a_remove_or_replace_is_never_required(kind: OperationKind, stage: Stage) -> None:
+def test_the_dead_node_of_a_remove_or_replace_is_never_required(kind: type, stage: Stage) -> None:
     history = started([(at * 100,) for at in range(1, 6)], ("ks", simple(3)))
-    if kind is OperationKind.REPLACE:
+    if kind is Replace:
         history.submit(register(6, "dc1", "r1"))
-        history.submit(PrepareOperation(kind, NodeId(6), replaced=NodeId(5)))
+        history.submit(PrepareOperation(kind(NodeId(6), replaced=NodeId(5))))
     else:
-        history.submit(PrepareOperation(kind, NodeId(5)))
+        history.submit(PrepareOperation(kind(NodeId(5))))
     run_to(history, 1, stage)
     operation = history.now.operations[0]
     need = barrier_need(operation, history.now)

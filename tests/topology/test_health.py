@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,10 +12,10 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.degraded import DEGRADED
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.excluded import ExcludeNodes
-from lockstep.metadata.membership import ServiceWish, SetService
-from lockstep.metadata.operations import OperationKind
+from lockstep.metadata.groups.membership import ServiceWish, SetService
 from lockstep.topology.force_remove import ForceRemove
 from lockstep.topology.health import View, findings, level_of, verdict
+from lockstep.topology.kinds.bootstrap import Bootstrap
 from lockstep.topology.requests import EnqueueRequest
 from lockstep.values.conditions import CONDITIONS, Condition, Level
 from lockstep.values.ids import NodeId
@@ -154,7 +155,7 @@ def test_ranges_that_may_lack_writes_are_a_finding_until_they_are_repaired() -> 
 def test_a_newcomer_that_died_a_drained_and_a_silent_node_are_findings() -> None:
     history = started([(100,), (200,), (300,)], ("ks", simple(3)))
     history.submit(register(4, "dc1", "r1"))
-    history.submit(EnqueueRequest(OperationKind.BOOTSTRAP, NodeId(4), (400,), actor="node 4"))
+    history.submit(EnqueueRequest(Bootstrap(NodeId(4), (400,)), actor="node 4"))
     everyone = frozenset((1, 2, 3))
     (joiner,) = findings(history.now, View(1, everyone, {}))
     assert (joiner.condition.code, joiner.node) == ("JOINER_DOWN", 4)
@@ -205,6 +206,7 @@ def level_by_hand(now: ClusterMetadata, view: View) -> Level:
     return Level.DEGRADED if wrong else Level.HEALTHY
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_the_level_is_that_of_a_slow_twin_for_any_state(data: st.DataObject) -> None:

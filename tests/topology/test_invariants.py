@@ -6,12 +6,13 @@ import msgspec
 import pytest
 
 from lockstep.metadata.directory import DIRECTORY, NodeState
-from lockstep.metadata.operations import OPERATIONS, OperationKind, Stage
+from lockstep.metadata.operations import OPERATIONS, Stage
 from lockstep.metadata.placements_part import PLACEMENTS
 from lockstep.metadata.schema_part import SCHEMA
 from lockstep.placement.placements import PlacedRange, ReplicaGroup, ring_of_ranges
 from lockstep.schema.model import Replication
 from lockstep.topology.invariants import check_endings, check_locks, check_replica_counts, check_restored
+from lockstep.topology.kinds.replace import Replace
 from lockstep.topology.transformations import CancelOperation, PrepareOperation
 from lockstep.values.ids import NodeId
 from tests.metadata.histories import History, simple, started
@@ -120,7 +121,7 @@ def test_a_node_that_does_not_end_as_its_operation_says_is_found() -> None:
 def test_a_replaced_node_that_stays_in_the_ring_is_found() -> None:
     history = started([(0,), (100,), (200,)], ("k", simple(2)))
     history.submit(replacing(4, history.now.directory.by_id[NodeId(3)]))
-    history.submit(PrepareOperation(OperationKind.REPLACE, NodeId(4), replaced=NodeId(3)))
+    history.submit(PrepareOperation(Replace(NodeId(4), NodeId(3))))
     run_to(history, 1, Stage.CLEANUP)
     before = history.now
     run_out(history, 1)

@@ -9,13 +9,20 @@ from msgspec import structs
 
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.excluded import ExcludeNodes
-from lockstep.metadata.operations import OperationKind, Stage
+from lockstep.metadata.operations import Stage
 from lockstep.metadata.transformations import Initialize
 from lockstep.schema.model import Replication
 from lockstep.topology.barriers import barrier_need, evaluate
 from lockstep.topology.explain import explain, headline
 from lockstep.topology.invariants import check_restored, violations
-from lockstep.topology.stages import TABLES, Work
+from lockstep.topology.kind import kind_of
+from lockstep.topology.kinds.bootstrap import Bootstrap
+from lockstep.topology.kinds.decommission import Decommission
+from lockstep.topology.kinds.move import Move
+from lockstep.topology.kinds.rebuild import Rebuild
+from lockstep.topology.kinds.remove import Remove
+from lockstep.topology.kinds.replace import Replace
+from lockstep.topology.stages import Work
 from lockstep.topology.step import Propose, Reports, RunWorkOrders, WorkReport, step, work_orders
 from lockstep.topology.streams import stream_plan
 from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
@@ -25,10 +32,10 @@ from tests.topology.drills import Coordinator, refused, register, replacing, run
 from tests.topology.test_operations import drawn
 
 A, B, C, D, X = (NodeId(number) for number in (1, 2, 3, 4, 5))
-REMOVE_D = PrepareOperation(OperationKind.REMOVE, D)
-MOVE_D = PrepareOperation(OperationKind.MOVE, D, (150,))
-REPLACE_D = PrepareOperation(OperationKind.REPLACE, X, replaced=D)
-REBUILD_D = PrepareOperation(OperationKind.REBUILD, D)
+REMOVE_D = PrepareOperation(Remove(D))
+MOVE_D = PrepareOperation(Move(D, (150,)))
+REPLACE_D = PrepareOperation(Replace(X, D))
+REBUILD_D = PrepareOperation(Rebuild(D))
 
 
 def four(replication: Replication | None = None, same_address: bool = True) -> History:
@@ -68,7 +75,7 @@ def test_a_cancel_restores_everything_and_the_operation_can_run_again(
     history = four()
     before = history.now
     history.submit(body)
-    run_to(history, 1, TABLES[body.kind][at].stage)
+    run_to(history, 1, kind_of(body.body).stages[at].stage)
     history.submit(CancelOperation(1, "no"))
     run_out(history, 1)
     assert check_restored(before, history.now) == ()
@@ -102,7 +109,7 @@ def test_a_move_keeps_the_node_and_changes_its_tokens_and_losers_clean_up() -> N
 def test_the_dead_node_is_no_source_counts_as_unaware_and_cleans_nothing(body: PrepareOperation) -> None:
     history = four()
     history.submit(body)
-    for stage in [row.stage for row in TABLES[body.kind]][:4]:
+    for stage in [row.stage for row in kind_of(body.body).stages][:4]:
         operation = run_to(history, 1, stage)
         need = barrier_need(operation, history.now)
         assert D not in need.nodes()
@@ -178,18 +185,18 @@ def test_a_rebuild_from_a_data_centre_reads_only_there() -> None:
     founders = tuple(founder(n, (n * 10,), f"dc{1 + n // 4}") for n in range(1, 7))
     history.submit(Initialize("c", "n", founders, voters=(A,)))
     history.submit(SetKeyspaces((("ks", network(dc1=3, dc2=3)),)))
-    history.submit(PrepareOperation(OperationKind.REBUILD, D, source_dc="dc1"))
+    history.submit(PrepareOperation(Rebuild(D, source_dc="dc1")))
     tasks = stream_plan(history.now.operations[0], history.now, (A,))
     assert tasks and all(set(task.sources) == {B, C} for task in tasks)
     tasks = stream_plan(history.now.operations[0], history.now, (A, B))
     assert tasks and all(task.sources == () for task in tasks)
-    assert "no data centre" in refused(history, PrepareOperation(OperationKind.REBUILD, X, source_dc="moon"))
+    assert "no data centre" in refused(history, PrepareOperation(Rebuild(X, source_dc="moon")))
 
 
 def test_operations_that_are_each_fine_but_not_together_are_refused() -> None:
     history = started([(at * 100,) for at in range(5)], ("ks", simple(4)))
-    history.submit(PrepareOperation(OperationKind.REMOVE, X))
-    message = refused(history, PrepareOperation(OperationKind.DECOMMISSION, D))
+    history.submit(PrepareOperation(Remove(X)))
+    message = refused(history, PrepareOperation(Decommission(D)))
     assert message == "3 normal nodes would be left, but ks has replication factor 4"
     assert "3 normal nodes" in refused(history, REMOVE_D)
 
@@ -198,24 +205,21 @@ def test_operations_that_are_each_fine_but_not_together_are_refused() -> None:
     ("body", "why"),
     [
         (
-            PrepareOperation(OperationKind.REPLACE, X, replaced=A),
+            PrepareOperation(Replace(X, A)),
             "was admitted to replace node 4, not node 1",
         ),
-        (PrepareOperation(OperationKind.REPLACE, X, replaced=NodeId(9)), "there is no node 9 to replace"),
-        (PrepareOperation(OperationKind.REPLACE, X, replaced=X), "only a normal node is replaced"),
+        (PrepareOperation(Replace(X, NodeId(9))), "there is no node 9 to replace"),
+        (PrepareOperation(Replace(X, X)), "only a normal node is replaced"),
         (
-            PrepareOperation(OperationKind.REPLACE, B, replaced=D),
+            PrepareOperation(Replace(B, D)),
             "needs a node in state none; node 2 is normal",
         ),
-        (PrepareOperation(OperationKind.BOOTSTRAP, X, (5,)), "was admitted to replace node 4"),
-        (PrepareOperation(OperationKind.REMOVE, X), "needs a node in state normal; node 5 is none"),
-        (PrepareOperation(OperationKind.REMOVE, A), "node 1 is a voter"),
-        (PrepareOperation(OperationKind.REMOVE, D, (5,)), "a remove is told no tokens"),
-        (PrepareOperation(OperationKind.REMOVE, D, replaced=A), "a remove replaces no node"),
-        (PrepareOperation(OperationKind.MOVE, D, (7,), source_dc="dc1"), "a move is told no data centre"),
-        (PrepareOperation(OperationKind.MOVE, D, (400,)), "owns exactly these tokens"),
-        (PrepareOperation(OperationKind.MOVE, D, (300,)), "token 300 belongs to node 3"),
-        (PrepareOperation(OperationKind.MOVE, D), "a node owns 1 to"),
+        (PrepareOperation(Bootstrap(X, (5,))), "was admitted to replace node 4"),
+        (PrepareOperation(Remove(X)), "needs a node in state normal; node 5 is none"),
+        (PrepareOperation(Remove(A)), "node 1 is a voter"),
+        (PrepareOperation(Move(D, (400,))), "owns exactly these tokens"),
+        (PrepareOperation(Move(D, (300,))), "token 300 belongs to node 3"),
+        (PrepareOperation(Move(D)), "a node owns 1 to"),
     ],
 )
 def test_an_operation_that_cannot_start_says_why(body: PrepareOperation, why: str) -> None:
@@ -225,15 +229,11 @@ def test_an_operation_that_cannot_start_says_why(body: PrepareOperation, why: st
 def test_a_node_that_another_operation_is_about_is_not_replaced() -> None:
     history = started([(at * 100,) for at in range(6)], ("ks", simple(1)))
     history.submit(replacing(7, history.now.directory.by_id[NodeId(6)]))
-    history.submit(PrepareOperation(OperationKind.DECOMMISSION, NodeId(6)))
-    wanted = PrepareOperation(OperationKind.REPLACE, NodeId(7), replaced=NodeId(6))
+    history.submit(PrepareOperation(Decommission(NodeId(6))))
+    wanted = PrepareOperation(Replace(NodeId(7), NodeId(6)))
     assert refused(history, wanted) == "node 6 takes part in operation 1 (decommission of node 6)"
     history.submit(CancelOperation(1))
     run_out(history, 1)
-    told = PrepareOperation(OperationKind.DECOMMISSION, NodeId(6), keyspace="ks")
-    assert refused(history, told) == "a decommission is told no keyspace"
-    target = PrepareOperation(OperationKind.DECOMMISSION, NodeId(6), target=simple(2))
-    assert refused(history, target) == "a decommission is told no keyspace"
 
 
 def test_a_replacement_registers_only_for_a_node_that_can_be_replaced() -> None:
@@ -254,7 +254,7 @@ def test_the_only_replica_of_its_data_centre_is_rebuilt_from_the_others() -> Non
     founders = tuple(founder(n, (n * 10,), f"dc{n}") for n in (1, 2))
     history.submit(Initialize("c", "n", founders, voters=(A,)))
     history.submit(SetKeyspaces((("ks", network(dc1=1, dc2=1)),)))
-    history.submit(PrepareOperation(OperationKind.REBUILD, B))
+    history.submit(PrepareOperation(Rebuild(B)))
     tasks = stream_plan(history.now.operations[0], history.now, ())
     assert tasks and all(task.sources == (A,) for task in tasks)
 

@@ -6,10 +6,13 @@ import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeState
-from lockstep.metadata.operations import OperationKind, Stage
+from lockstep.metadata.operations import Stage
 from lockstep.schema.model import Replication
 from lockstep.topology.invariants import check_restored
-from lockstep.topology.stages import TABLES
+from lockstep.topology.kind import kind_of
+from lockstep.topology.kinds.bootstrap import Bootstrap
+from lockstep.topology.kinds.decommission import Decommission
+from lockstep.topology.kinds.rebuild import Rebuild
 from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import PARALLEL_OPERATIONS_MAX
@@ -18,8 +21,8 @@ from tests.metadata.histories import History, SetKeyspaces, network, simple, sta
 from tests.topology.drills import refused, register, run_out, run_to
 
 A, B, C, X = (NodeId(number) for number in (1, 2, 3, 4))
-LEAVE_A = PrepareOperation(OperationKind.DECOMMISSION, A)
-JOIN_X = PrepareOperation(OperationKind.BOOTSTRAP, X, (150,))
+LEAVE_A = PrepareOperation(Decommission(A))
+JOIN_X = PrepareOperation(Bootstrap(X, (150,)))
 NAMES = {A: "A", B: "B", C: "C", X: "X"}
 
 
@@ -50,7 +53,7 @@ def transcript(history: History, operation_id: int, body: PrepareOperation) -> s
     pages = []
     while True:
         running = history.now.operations_by_id.get(operation_id)
-        node = history.now.directory.by_id[body.node]
+        node = history.now.directory.by_id[body.body.node]
         session = running.session_id if running is not None else ""
         stage = running.stage if running is not None else "finished"
         pages.append(
@@ -147,25 +150,25 @@ def test_a_bootstrap_and_the_leave_of_the_same_node_step_by_step() -> None:
     history = three()
     assert transcript(history, 1, JOIN_X) == BOOTSTRAP
     assert history.now.directory.circle.owner_of(150) == X
-    leave = PrepareOperation(OperationKind.DECOMMISSION, X)
+    leave = PrepareOperation(Decommission(X))
     assert transcript(history, 2, leave) == DECOMMISSION
     assert history.now.directory.by_id[X].tokens == ()
     assert history.now.locks == history.now.sessions == history.now.operations == ()
 
 
 @pytest.mark.parametrize("at", [0, 1])
-@pytest.mark.parametrize("body", [JOIN_X, PrepareOperation(OperationKind.DECOMMISSION, X)])
+@pytest.mark.parametrize("body", [JOIN_X, PrepareOperation(Decommission(X))])
 def test_a_cancel_restores_everything_and_the_operation_can_run_again(
     at: int, body: PrepareOperation
 ) -> None:
     history = three()
-    if body.kind is OperationKind.DECOMMISSION:
+    if isinstance(body.body, Decommission):
         history.submit(JOIN_X)
         run_out(history, 1)
     before = history.now
     operation_id = before.next_operation_id
     history.submit(body)
-    run_to(history, operation_id, TABLES[body.kind][at].stage)
+    run_to(history, operation_id, kind_of(body.body).stages[at].stage)
     history.submit(CancelOperation(operation_id, "no need"))
     (session,) = history.now.sessions
     assert session.stage is Stage.ROLLBACK_TO_NORMAL, "only what was received is still to be dropped"
@@ -199,11 +202,11 @@ def test_overlapping_operations_are_refused_with_the_name_of_the_holder() -> Non
     history = three()
     history.submit(register(5, "dc1", "r1"))
     history.submit(JOIN_X)
-    message = refused(history, PrepareOperation(OperationKind.BOOTSTRAP, NodeId(5), (120,)))
+    message = refused(history, PrepareOperation(Bootstrap(NodeId(5), (120,))))
     assert message.startswith("operation 1 (bootstrap of node 4) holds range (")
     assert "is bootstrapping, by operation 1" in refused(history, JOIN_X)
     run_out(history, 1)
-    history.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(5), (120,)))
+    history.submit(PrepareOperation(Bootstrap(NodeId(5), (120,))))
 
 
 def test_disjoint_operations_run_together() -> None:
@@ -211,8 +214,8 @@ def test_disjoint_operations_run_together() -> None:
     history = started(tokens, ("ks", simple(1)))
     history.submit(register(7, "dc1", "r1"))
     history.submit(register(8, "dc1", "r1"))
-    history.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(7), (150,)))
-    history.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(8), (350,)))
+    history.submit(PrepareOperation(Bootstrap(NodeId(7), (150,))))
+    history.submit(PrepareOperation(Bootstrap(NodeId(8), (350,))))
     run_out(history, 2)
     assert [operation.id for operation in history.now.operations] == [1]
     run_out(history, 1)
@@ -222,13 +225,13 @@ def test_no_more_than_so_many_run_at_once_whoever_asks() -> None:
     most = PARALLEL_OPERATIONS_MAX
     history = started([(at * 100,) for at in range(2 * most + 4)], ("ks", simple(1)))
     for node in range(2, 2 * most + 2, 2):
-        history.submit(PrepareOperation(OperationKind.DECOMMISSION, NodeId(node)))
-    for kind in (OperationKind.DECOMMISSION, OperationKind.REBUILD):
-        message = refused(history, PrepareOperation(kind, NodeId(2 * most + 3)))
+        history.submit(PrepareOperation(Decommission(NodeId(node))))
+    for kind in (Decommission, Rebuild):
+        message = refused(history, PrepareOperation(kind(NodeId(2 * most + 3))))
         assert message.startswith(f"at most {most} operations run at once: operation 1 (decommission of n")
         assert f", operation {most} (decommission of node {2 * most})" in message
     run_out(history, 1)
-    history.submit(PrepareOperation(OperationKind.DECOMMISSION, NodeId(2 * most + 3)))
+    history.submit(PrepareOperation(Decommission(NodeId(2 * most + 3))))
 
 
 def test_ranges_that_meet_at_the_end_of_the_ring_conflict() -> None:
@@ -236,20 +239,20 @@ def test_ranges_that_meet_at_the_end_of_the_ring_conflict() -> None:
     history = started([(0,), (100,)], ("ks", simple(1)))
     history.submit(register(3, "dc1", "r1"))
     history.submit(register(4, "dc1", "r1"))
-    history.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(3), (-50,)))
-    message = refused(history, PrepareOperation(OperationKind.BOOTSTRAP, NodeId(4), (500,)))
+    history.submit(PrepareOperation(Bootstrap(NodeId(3), (-50,))))
+    message = refused(history, PrepareOperation(Bootstrap(NodeId(4), (500,))))
     assert message.startswith("operation 1 (bootstrap of node 3) holds range (")
 
 
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        (PrepareOperation(OperationKind.BOOTSTRAP, NodeId(9), (5,)), "there is no node 9"),
-        (PrepareOperation(OperationKind.BOOTSTRAP, A, (5,)), "node 1 is normal"),
-        (PrepareOperation(OperationKind.DECOMMISSION, X), "needs a node in state normal; node 4 is none"),
-        (PrepareOperation(OperationKind.BOOTSTRAP, X, ()), "a node owns 1 to"),
-        (PrepareOperation(OperationKind.BOOTSTRAP, X, (100,)), "token 100 belongs to node 1"),
-        (PrepareOperation(OperationKind.BOOTSTRAP, X, (7, 7)), "not distinct"),
+        (PrepareOperation(Bootstrap(NodeId(9), (5,))), "there is no node 9"),
+        (PrepareOperation(Bootstrap(A, (5,))), "node 1 is normal"),
+        (PrepareOperation(Decommission(X)), "needs a node in state normal; node 4 is none"),
+        (PrepareOperation(Bootstrap(X)), "a node owns 1 to"),
+        (PrepareOperation(Bootstrap(X, (100,))), "token 100 belongs to node 1"),
+        (PrepareOperation(Bootstrap(X, (7, 7))), "not distinct"),
         (LEAVE_A, "node 1 is a voter of the metadata group"),
     ],
 )
@@ -264,14 +267,14 @@ def five(replication: Replication) -> History:
 
 @pytest.mark.parametrize("replication", [simple(5), network(dc1=5)])
 def test_a_leave_keeps_enough_nodes_for_every_factor(replication: Replication) -> None:
-    message = refused(five(replication), PrepareOperation(OperationKind.DECOMMISSION, NodeId(5)))
+    message = refused(five(replication), PrepareOperation(Decommission(NodeId(5))))
     assert message.startswith("4 normal nodes would be left") and "ks has replication factor 5" in message
 
 
 def test_leaves_that_are_each_fine_but_not_together_are_refused() -> None:
     history = five(simple(4))
-    history.submit(PrepareOperation(OperationKind.DECOMMISSION, NodeId(5)))
-    message = refused(history, PrepareOperation(OperationKind.DECOMMISSION, NodeId(4)))
+    history.submit(PrepareOperation(Decommission(NodeId(5))))
+    message = refused(history, PrepareOperation(Decommission(NodeId(4))))
     assert message == "3 normal nodes would be left, but ks has replication factor 4"
 
 
@@ -289,6 +292,6 @@ def test_a_cluster_without_keyspaces_grows_and_shrinks() -> None:
     history.submit(register(4, "dc1", "r1"))
     history.submit(JOIN_X)
     run_out(history, 1)
-    history.submit(PrepareOperation(OperationKind.DECOMMISSION, X))
+    history.submit(PrepareOperation(Decommission(X)))
     run_out(history, 2)
     assert history.now.directory.by_id[X].state is NodeState.LEFT

@@ -8,11 +8,15 @@ import random
 import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.operations import OperationKind, Stage, Transition
+from lockstep.metadata.operations import Body, Stage, Transition
 from lockstep.metadata.transformations import Initialize
 from lockstep.placement.deltas import Delta, differences
 from lockstep.placement.strategies import Owner, compute_by_walks
 from lockstep.topology import planning
+from lockstep.topology.kinds.decommission import Decommission
+from lockstep.topology.kinds.move import Move
+from lockstep.topology.kinds.rebuild import Rebuild
+from lockstep.topology.kinds.remove import Remove
 from lockstep.topology.planning import Change, change_of, full_change, plan
 from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.errors import Rejected
@@ -20,19 +24,20 @@ from lockstep.values.ids import NodeId
 from tests.metadata.histories import History, SetKeyspaces, founder, network
 from tests.topology.drills import random_change, random_start
 
-LEAVING = (OperationKind.DECOMMISSION, OperationKind.REMOVE)
+LEAVING = (Decommission, Remove)
 
 
 def owners_after(cluster: ClusterMetadata, changes: list[Change]) -> list[Owner]:
     owners = {owner.node: owner for owner in cluster.directory.owners}
     for change in changes:
-        if change.kind is OperationKind.REBUILD:
+        if isinstance(change.body, Rebuild):
             continue
-        owners.pop(change.replaced, None)
-        owners.pop(change.node, None)
-        if change.kind not in LEAVING:
-            node = cluster.directory.by_id[change.node]
-            owners[change.node] = Owner(node.id, node.dc, node.rack, change.tokens)
+        body = change.body
+        owners.pop(body.about.replaced, None)
+        owners.pop(body.node, None)
+        if not isinstance(body, LEAVING):
+            node = cluster.directory.by_id[body.node]
+            owners[body.node] = Owner(node.id, node.dc, node.rack, change.tokens)
     return [owners[node] for node in sorted(owners)]
 
 
@@ -46,8 +51,10 @@ def twin(cluster: ClusterMetadata, mine: Change) -> tuple[Transition, ...] | Non
             for done in itertools.combinations(running, count):
                 before = compute_by_walks(replication, owners_after(cluster, list(done)))
                 after = compute_by_walks(replication, owners_after(cluster, [*done, mine]))
-                if mine.kind is OperationKind.REBUILD:
-                    plans.append(tuple(Delta(r, nodes, nodes) for r, nodes in before if mine.node in nodes))
+                if isinstance(mine.body, Rebuild):
+                    plans.append(
+                        tuple(Delta(r, nodes, nodes) for r, nodes in before if mine.body.node in nodes)
+                    )
                 else:
                     plans.append(differences(before, after))
         for deltas in plans:
@@ -67,12 +74,12 @@ def test_a_plan_is_made_and_refused_as_by_trying_every_outcome(
     history, rng = random_start(seed)
     for _ in range(80):
         body = random_change(history, rng)
-        if isinstance(body, PrepareOperation):
-            compare(history.now, Change(body.kind, body.node, body.tokens, body.replaced, body.source_dc))
+        if isinstance(body, PrepareOperation) and not body.body.about.is_global:
+            compare(history.now, body.body)
         history.tried(body)
 
 
-def compare(cluster: ClusterMetadata, asked: Change) -> bool:
+def compare(cluster: ClusterMetadata, asked: Body) -> bool:
     """Whether it was refused by other operations."""
     try:
         mine = full_change(cluster, asked)
@@ -90,6 +97,7 @@ def compare(cluster: ClusterMetadata, asked: Change) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_parallel_operations_are_refused_and_made_as_by_trying_every_outcome() -> None:
     """Four operations at once on rings of twelve nodes: most plans see a running one."""
     refused = made = 0
@@ -103,11 +111,11 @@ def test_parallel_operations_are_refused_and_made_as_by_trying_every_outcome() -
         history.submit(Initialize("c", "n", tuple(nodes), voters=(NodeId(1),)))
         history.submit(SetKeyspaces((("k", network(dc1=rng.randint(1, 3))),)))
         for node in rng.sample(range(2, 12), 6):
-            kind = rng.choice((OperationKind.DECOMMISSION, OperationKind.MOVE, OperationKind.REBUILD))
-            moved = tuple(sorted(tokens[30 + node : 31 + node])) if kind is OperationKind.MOVE else ()
-            asked = Change(kind, NodeId(node), moved)
+            kind = rng.choice((Decommission, Move, Rebuild))
+            moved = tuple(sorted(tokens[30 + node : 31 + node])) if kind is Move else ()
+            asked = kind(NodeId(node), moved) if kind is Move else kind(NodeId(node))
             refused += compare(history.now, asked)
-            made += history.tried(PrepareOperation(kind, NodeId(node), moved)) is None
+            made += history.tried(PrepareOperation(asked)) is None
     assert refused > 50 and made > 50
 
 
@@ -120,7 +128,7 @@ def test_operations_that_do_not_touch_are_planned_once(monkeypatch: pytest.Monke
     computed = planning._deltas
     monkeypatch.setattr(planning, "_deltas", lambda *given: asked.append(given[3]) or computed(*given))
     for node in (10, 20, 30):
-        history.submit(PrepareOperation(OperationKind.DECOMMISSION, NodeId(node)))
+        history.submit(PrepareOperation(Decommission(NodeId(node))))
     # A change of an idle ring is planned as often as one beside running operations.
     assert len({asked.count(change) for change in asked}) == 1
     assert len(history.now.operations) == 3

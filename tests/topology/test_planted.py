@@ -9,7 +9,7 @@ import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import Directory
-from lockstep.metadata.operations import OPERATIONS, OperationKind, Stage
+from lockstep.metadata.operations import OPERATIONS, Stage
 from lockstep.schema.model import Replication
 from lockstep.topology import planning, transformations
 from lockstep.topology.invariants import (
@@ -20,14 +20,16 @@ from lockstep.topology.invariants import (
     check_stale_coordinators,
     violations,
 )
-from lockstep.topology.stages import TABLES, Side, StageRow
+from lockstep.topology.kinds import bootstrap, ring
+from lockstep.topology.kinds.bootstrap import Bootstrap
+from lockstep.topology.stages import Side, StageRow
 from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
 from lockstep.values.ids import NodeId
 from tests.metadata.histories import History, simple, started
 from tests.topology.drills import Coordinator, random_change, random_start, refused, register, run_out, run_to
 from tests.topology.test_histories import play
 
-JOIN = PrepareOperation(OperationKind.BOOTSTRAP, NodeId(4), (50,))
+JOIN = PrepareOperation(Bootstrap(NodeId(4), (50,)))
 
 
 def three_nodes(factor: int = 3) -> History:
@@ -37,7 +39,7 @@ def three_nodes(factor: int = 3) -> History:
 
 
 def with_row(stage: Stage, **change: object) -> tuple[StageRow, ...]:
-    rows = TABLES[OperationKind.BOOTSTRAP]
+    rows = bootstrap.KIND.stages
     return tuple(msgspec.structs.replace(r, **change) if r.stage is stage else r for r in rows)
 
 
@@ -64,7 +66,7 @@ def test_a_table_with_an_unsafe_step_is_refused_before_it_begins(
     rows: tuple[StageRow, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     history = three_nodes()
-    monkeypatch.setitem(TABLES, OperationKind.BOOTSTRAP, rows)  # type: ignore[arg-type]
+    monkeypatch.setattr(bootstrap, "KIND", msgspec.structs.replace(bootstrap.KIND, stages=rows))
     message = refused(history, JOIN)
     assert "would be read before it was written" in message or "would miss" in message
 
@@ -75,7 +77,7 @@ def test_without_the_proof_the_invariants_find_it(
     rows: tuple[StageRow, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     history = three_nodes()
-    monkeypatch.setitem(TABLES, OperationKind.BOOTSTRAP, rows)  # type: ignore[arg-type]
+    monkeypatch.setattr(bootstrap, "KIND", msgspec.structs.replace(bootstrap.KIND, stages=rows))
     history.submit(JOIN)
     run_out(history, 1)
     assert [line for line in all_violations(history) if line.startswith(("PLC-2", "PLC-3"))]
@@ -88,7 +90,7 @@ def test_operations_that_ignore_locks_are_found(monkeypatch: pytest.MonkeyPatch)
     history.submit(register(5, "dc1", "r1"))
     history.submit(JOIN)
     assert all_violations(history) == []
-    history.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(5), (60,)))
+    history.submit(PrepareOperation(Bootstrap(NodeId(5), (60,))))
     found = all_violations(history)
     assert any(line.startswith("OP-1") and "lock one range" in line for line in found)
     assert any(line.startswith("PLC-1") and "changed by" in line for line in found)
@@ -116,7 +118,7 @@ def test_an_operation_that_ends_too_early_is_found(stage: Stage) -> None:
 
 
 def test_a_cancel_that_leaves_its_cuts_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformations, "merged_rings", lambda placements, *_: placements)
+    monkeypatch.setattr(ring, "merged_rings", lambda placements, *_: placements)
     history = three_nodes()
     before = history.now
     history.submit(JOIN)
@@ -134,6 +136,7 @@ class Reckless(Coordinator):
         return super().round()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Coordinator, Reckless])
 def test_steps_without_barriers_let_stale_coordinators_miss_writes(kind: type[Coordinator]) -> None:
     found: list[str] = []
@@ -172,7 +175,7 @@ def test_plans_that_assume_one_outcome_of_running_operations_are_found(
         return computed(directory, replication, finished, mine)  # type: ignore[arg-type]
 
     monkeypatch.setattr(planning, "_deltas", one_outcome)
-    monkeypatch.setattr(transformations, "plan", seen)
+    monkeypatch.setattr(ring, "plan", seen)
     with pytest.raises(AssertionError):
         for near in range(seed, seed + 8):
             play(near, 80)

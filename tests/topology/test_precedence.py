@@ -5,17 +5,19 @@ from __future__ import annotations
 import time
 
 import msgspec
+import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.excluded import ExcludeNodes, IncludeNodes
-from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.requests import REQUESTS, Request, Requests, RequestState
 from lockstep.metadata.transformations import Initialize
 from lockstep.topology import queue
-from lockstep.topology.held_ranges import HeldRanges
-from lockstep.topology.precedence import TABLE as PRECEDENCE
+from lockstep.topology.kinds.bootstrap import Bootstrap
+from lockstep.topology.kinds.registry import KINDS
+from lockstep.topology.kinds.remove import Remove
+from lockstep.topology.kinds.replace import Replace
 from lockstep.topology.precedence import is_passed_over
-from lockstep.topology.queue import Rule, Verdict, choose, why
+from lockstep.topology.queue import HeldRanges, Rule, Verdict, choose, why
 from lockstep.topology.requests import EnqueueRequest
 from lockstep.topology.step import Propose, Reports, step
 from lockstep.topology.transformations import CancelOperation, PrepareOperation
@@ -35,13 +37,14 @@ def crowd(nodes: int, operation: PrepareOperation) -> ClusterMetadata:
     history.submit(operation)
     requests = history.now.requests
     for node in range(2, nodes):
-        requests = requests.with_new(Request(requests.next_id, LEAVE, NodeId(node)))
+        requests = requests.with_new(Request(requests.next_id, LEAVE(NodeId(node))))
     return history.now.changed(REQUESTS.set(requests))
 
 
+@pytest.mark.slow
 def test_a_thousand_queued_requests_do_not_slow_the_step() -> None:
     """Plans are counted, not timed; the time is only a bound that no slow machine misses."""
-    crowded = crowd(1010, PrepareOperation(LEAVE, NodeId(1)))
+    crowded = crowd(1010, PrepareOperation(LEAVE(NodeId(1))))
     alone = crowded.changed(REQUESTS.set(Requests(crowded.requests.live[:1])))
     planned = 0
 
@@ -69,7 +72,7 @@ def test_a_thousand_queued_requests_do_not_slow_the_step() -> None:
 
 
 def test_a_range_that_is_held_is_found_without_a_plan_and_only_such_ones_are() -> None:
-    crowded = crowd(40, PrepareOperation(LEAVE, NodeId(20)))
+    crowded = crowd(40, PrepareOperation(LEAVE(NodeId(20))))
     held = HeldRanges(crowded)
     found = 0
     others = [request for request in crowded.requests.queue if request.node != 20]
@@ -86,7 +89,7 @@ def test_a_range_that_is_held_is_found_without_a_plan_and_only_such_ones_are() -
 
 def test_what_is_held_does_not_use_up_the_plans_of_those_behind_it() -> None:
     """More than REQUESTS_PLANNED_MAX leaves wait for the running one; a join elsewhere begins."""
-    crowded = crowd(12, PrepareOperation(LEAVE, NodeId(5)))
+    crowded = crowd(12, PrepareOperation(LEAVE(NodeId(5))))
     choice = choose(crowded)
     waiting = [one for one in choice.waiting if one.rule is Rule.OPERATION]
     assert waiting and {one.operation_id for one in waiting} == {1}
@@ -108,7 +111,7 @@ def test_an_excluded_node_gets_no_ranges_and_whoever_would_give_them_waits() -> 
     history = ring(6, 1)
     history.submit(ExcludeNodes((NodeId(3),), "late"))
     # Node 2 leaves its range to node 3.
-    assert "node 3 is excluded and would get range" in refused(history, PrepareOperation(LEAVE, NodeId(2)))
+    assert "node 3 is excluded and would get range" in refused(history, PrepareOperation(LEAVE(NodeId(2))))
     history.submit(ask(LEAVE, 2))
     waits = why(history.now, history.now.requests.queue[0])
     assert waits is not None and (waits.rule, waits.node) == (Rule.EXCLUSION, 3)
@@ -132,7 +135,7 @@ def test_what_was_passed_too_often_is_passed_no_more_but_by_what_mends_a_dead_no
     more = tuple(msgspec.structs.replace(ended, id=100 + n) for n in range(REQUESTS_PASSED_MAX))
     often = now.changed(REQUESTS.set(msgspec.structs.replace(now.requests, ended=more, next_id=200)))
     assert is_passed_over(often, waiting)
-    leave = Request(200, LEAVE, NodeId(12))
+    leave = Request(200, LEAVE(NodeId(12)))
     held = often.changed(REQUESTS.set(often.requests.with_new(leave)))
     choice = choose(held)
     assert choice.run is None
@@ -146,7 +149,7 @@ def test_what_was_passed_too_often_is_passed_no_more_but_by_what_mends_a_dead_no
         ).run
         is not None
     )
-    mends = Request(200, OperationKind.REMOVE, NodeId(12))
+    mends = Request(200, Remove(NodeId(12)))
     # It stands before the leaves in the queue, and is not held back by them either.
     going = often.changed(REQUESTS.set(often.requests.with_new(mends)))
     assert choose(going).run == mends
@@ -155,7 +158,7 @@ def test_what_was_passed_too_often_is_passed_no_more_but_by_what_mends_a_dead_no
 def passed_over(history: History, times: int) -> ClusterMetadata:
     """The value as if so many requests that were asked for later had begun and ended already."""
     now = history.now
-    later = Request(0, LEAVE, NodeId(1), state=RequestState.DONE, began_epoch=1, ended_epoch=2)
+    later = Request(0, LEAVE(NodeId(1)), state=RequestState.DONE, began_epoch=1, ended_epoch=2)
     more = tuple(msgspec.structs.replace(later, id=100 + number) for number in range(times))
     return now.changed(REQUESTS.set(msgspec.structs.replace(now.requests, ended=more)))
 
@@ -165,8 +168,8 @@ def test_what_a_held_range_keeps_waiting_is_passed_no_more_either() -> None:
     history = ring(14, 1, newcomers=2)
     history.submit(ask(LEAVE, 3))
     proceed(history)
-    history.submit(ask(OperationKind.BOOTSTRAP, 15, 250))
-    history.submit(ask(OperationKind.BOOTSTRAP, 16, 950))
+    history.submit(ask(Bootstrap, 15, 250))
+    history.submit(ask(Bootstrap, 16, 950))
     held, free = history.now.requests.queue
     assert HeldRanges(history.now).holder(held) is not None and HeldRanges(history.now).holder(free) is None
     assert choose(passed_over(history, REQUESTS_PASSED_MAX - 1)).run == free
@@ -185,7 +188,7 @@ def test_of_two_that_were_passed_too_often_the_first_is_named() -> None:
     history.submit(ask(LEAVE, 3))
     proceed(history)
     for node, token in ((15, 250), (16, 260), (17, 950)):
-        history.submit(ask(OperationKind.BOOTSTRAP, node, token))
+        history.submit(ask(Bootstrap, node, token))
     waiting = choose(passed_over(history, REQUESTS_PASSED_MAX)).waiting
     assert [(one.rule, one.node) for one in waiting] == [
         (Rule.OPERATION, 3), (Rule.TURN, 15), (Rule.TURN, 15),
@@ -193,7 +196,7 @@ def test_of_two_that_were_passed_too_often_the_first_is_named() -> None:
 
 
 def test_who_is_not_looked_at_yet_is_told_how_many_wait_before_it() -> None:
-    crowded = crowd(40, PrepareOperation(LEAVE, NodeId(1)))
+    crowded = crowd(40, PrepareOperation(LEAVE(NodeId(1))))
     nobody = Verdict("operation 1 (decommission of node 1) holds it", is_planned=True)
     real, queue._refusal = queue._refusal, lambda *_: nobody
     try:
@@ -208,17 +211,15 @@ def test_who_is_not_looked_at_yet_is_told_how_many_wait_before_it() -> None:
 
 
 def test_every_kind_has_its_place_and_nothing_that_runs_gives_way() -> None:
-    assert {row.kind for row in PRECEDENCE} == set(OperationKind)
-    assert [row.kind for row in PRECEDENCE if not row.is_held_back] == [
-        OperationKind.REPLACE,
-        OperationKind.REMOVE,
-    ]
-    assert [row.kind for row in PRECEDENCE if row.scope == "global"] == [OperationKind.REPLICATION]
+    order = sorted(KINDS, key=lambda kind: kind.precedence)
+    assert len({kind.precedence for kind in order}) == len(order) and all(kind.why for kind in order)
+    assert [kind.name for kind in order if not kind.is_held_back] == ["replace", "remove"]
+    assert [kind.name for kind in order if kind.is_global] == ["replication_change"]
     history = ring(6, 1, newcomers=1)
     history.submit(ask(LEAVE, 3))
     proceed(history)
     running = history.now.operations
-    history.submit(EnqueueRequest(OperationKind.REPLACE, NodeId(7), replaced=NodeId(4)))
+    history.submit(EnqueueRequest(Replace(NodeId(7), NodeId(4))))
     decision = step(history.now, Reports())
     assert not (isinstance(decision, Propose) and isinstance(decision.transformation, CancelOperation))
     assert history.now.operations == running

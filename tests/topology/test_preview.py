@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.metadata.operations import OperationKind, Stage
+from lockstep.metadata.operations import Stage
 from lockstep.topology.barriers import barrier_need
+from lockstep.topology.kinds.decommission import Decommission
+from lockstep.topology.kinds.move import Move
+from lockstep.topology.kinds.rebuild import Rebuild
+from lockstep.topology.kinds.remove import Remove
+from lockstep.topology.kinds.replace import Replace
+from lockstep.topology.kinds.replication import ReplicationChange
 from lockstep.topology.preview import estimate, holder, movements, needed_sizes, present_ring, preview
 from lockstep.topology.stages import Work
 from lockstep.topology.streams import stream_plan
@@ -17,13 +23,13 @@ from tests.topology.test_replication_change import add_table, with_table
 
 D, X = NodeId(4), NodeId(5)
 KINDS = [
-    PrepareOperation(OperationKind.DECOMMISSION, D),
-    PrepareOperation(OperationKind.REMOVE, D),
-    PrepareOperation(OperationKind.MOVE, D, (150,)),
-    PrepareOperation(OperationKind.REPLACE, X, replaced=D),
-    PrepareOperation(OperationKind.REBUILD, D),
+    PrepareOperation(Decommission(D)),
+    PrepareOperation(Remove(D)),
+    PrepareOperation(Move(D, (150,))),
+    PrepareOperation(Replace(X, D)),
+    PrepareOperation(Rebuild(D)),
 ]
-LEAVE = PrepareOperation(OperationKind.DECOMMISSION, D)
+LEAVE = PrepareOperation(Decommission(D))
 
 
 def four(factor: int = 3) -> History:
@@ -81,7 +87,7 @@ def test_a_plan_of_what_would_be_refused_is_refused_alike() -> None:
 
 def test_an_estimate_asks_every_source_and_counts_what_each_target_takes_in() -> None:
     history = four()
-    told = preview(history.now, PrepareOperation(OperationKind.DECOMMISSION, D))
+    told = preview(history.now, PrepareOperation(Decommission(D)))
     wanted = needed_sizes(told.tasks)
     asked = {(source, *piece) for source, pieces in wanted.items() for piece in pieces}
     assert asked == {(s, task.replication, task.range) for task in told.tasks for s in task.sources} != set()
@@ -101,9 +107,7 @@ def test_an_estimate_asks_every_source_and_counts_what_each_target_takes_in() ->
 def test_a_change_of_replication_is_copied_from_those_that_hold_the_keyspace_now() -> None:
     """A source of a later step has nothing yet: whoever reads the range now is asked for its size."""
     history = with_table(5, simple(1), others=(simple(3),))
-    told = preview(
-        history.now, PrepareOperation(OperationKind.REPLICATION, NodeId(0), keyspace="ks", target=simple(3))
-    )
+    told = preview(history.now, PrepareOperation(ReplicationChange("ks", simple(3))))
     present = present_ring(history.now, told.operation)
     assert present is history.now.placements.ring(simple(1))
     assert told.point_of_no_return is None and len(told.steps) == 10, "two steps of five stages"

@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import msgspec
 import pytest
 
 from lockstep.metadata.conflicts import TABLE, Held, Scope, Wanted, wanted_of
-from lockstep.metadata.digest import state_digest
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.excluded import ExcludeNodes, IncludeNodes
-from lockstep.metadata.membership import (
+from lockstep.metadata.groups.membership import (
     AdvanceMembership,
     CancelMembership,
     PrepareMembership,
     ServiceWish,
     SetService,
 )
-from lockstep.metadata.operations import OperationKind, Stage
-from lockstep.metadata.registry import EntryKind
-from lockstep.metadata.requests import PRIORITY, REQUESTS, Policy, Request, RequestState
-from lockstep.metadata.snapshot import SnapshotDecoder, pieces
-from lockstep.metadata.voter_choice import eligible
+from lockstep.metadata.groups.voter_choice import eligible
+from lockstep.metadata.log.digest import state_digest
+from lockstep.metadata.log.registry import EntryKind
+from lockstep.metadata.log.snapshot import SnapshotDecoder, pieces
+from lockstep.metadata.operations import Stage
+from lockstep.metadata.requests import REQUESTS, Policy, Request, RequestState
 from lockstep.topology import requests
 from lockstep.topology.force_remove import ForceRemove, MarkRepaired
 from lockstep.topology.invariants import violations
+from lockstep.topology.kinds.bootstrap import Bootstrap
+from lockstep.topology.kinds.decommission import Decommission
+from lockstep.topology.kinds.move import Move
+from lockstep.topology.kinds.rebuild import Rebuild
+from lockstep.topology.kinds.registry import asked
+from lockstep.topology.kinds.remove import Remove
+from lockstep.topology.kinds.replace import Replace
 from lockstep.topology.queue import Rule, choose, judged_anew, why
 from lockstep.topology.requests import CancelRequest, EnqueueRequest, FailRequest
 from lockstep.topology.step import Idle, Propose, Reports, Wait, WorkReport, step
@@ -40,11 +48,13 @@ from lockstep.values.limits import (
     TOKENS_PER_NODE_MAX,
 )
 from tests.metadata.histories import History, SetKeyspaces, simple, started
-from tests.metadata.stored import from_stored, stored
+from tests.metadata.stored import REGISTERED, from_stored, stored
 from tests.topology.drills import Coordinator, refused, register, run_out, run_to
 
-JOIN, LEAVE = OperationKind.BOOTSTRAP, OperationKind.DECOMMISSION
-MOVE, REBUILD, REMOVE = OperationKind.MOVE, OperationKind.REBUILD, OperationKind.REMOVE
+JOIN, LEAVE = Bootstrap, Decommission
+MOVE, REBUILD, REMOVE = Move, Rebuild, Remove
+#: Of the queue, first what goes first.
+ORDER = ("replace", "bootstrap", "remove", "decommission", "move", "rebuild", "replication_change")
 
 
 def ring(nodes: int, factor: int, newcomers: int = 0) -> History:
@@ -55,8 +65,8 @@ def ring(nodes: int, factor: int, newcomers: int = 0) -> History:
     return history
 
 
-def ask(kind: OperationKind, node: int, *tokens: int, policy: Policy = Policy.WAIT) -> EnqueueRequest:
-    return EnqueueRequest(kind, NodeId(node), tuple(tokens), policy=policy, actor="test")
+def ask(kind: type, node: int, *tokens: int, policy: Policy = Policy.WAIT) -> EnqueueRequest:
+    return EnqueueRequest(kind(NodeId(node), *([tokens] if tokens else [])), policy=policy, actor="test")
 
 
 def proceed(history: History) -> str:
@@ -99,7 +109,7 @@ def test_a_request_is_queued_begins_and_ends_with_its_operation() -> None:
 
 def test_an_operation_that_was_not_queued_has_a_request_too() -> None:
     history = ring(4, 2)
-    history.submit(PrepareOperation(LEAVE, NodeId(3)))
+    history.submit(PrepareOperation(LEAVE(NodeId(3))))
     (request,) = history.now.requests.live
     assert (request.policy, request.state, request.began_epoch) == ("refuse", "running", history.now.epoch)
     history.submit(CancelOperation(1, "wrong node"))
@@ -138,14 +148,9 @@ def test_policy_refuse_begins_in_the_same_entry_or_not_at_all() -> None:
 # ---- order
 
 
-def test_every_kind_has_a_priority() -> None:
-    assert sorted(PRIORITY) == sorted(kind.value for kind in OperationKind if kind.value in PRIORITY)
-    assert [kind.value for kind in OperationKind if kind.value not in PRIORITY] in ([], ["force_remove"])
-
-
 def test_joins_go_before_leaves_and_first_come_first_served_within() -> None:
     history = ring(6, 1, newcomers=2)
-    history.submit(PrepareOperation(LEAVE, NodeId(2)))
+    history.submit(PrepareOperation(LEAVE(NodeId(2))))
     for wanted in (
         ask(REBUILD, 6),
         ask(MOVE, 5, 555),
@@ -155,7 +160,7 @@ def test_joins_go_before_leaves_and_first_come_first_served_within() -> None:
         ask(JOIN, 8, 60),
     ):
         history.submit(wanted)
-    kinds = [(r.kind.value, r.node) for r in history.now.requests.queue]
+    kinds = [(r.kind, r.node) for r in history.now.requests.queue]
     assert kinds == [
         ("bootstrap", 7), ("bootstrap", 8), ("decommission", 4), ("decommission", 3), ("move", 5),
         ("rebuild", 6),
@@ -317,7 +322,7 @@ def test_an_ended_request_is_forgotten_after_so_many_others() -> None:
 
 def test_an_excluded_node_counts_as_having_seen_nothing() -> None:
     history = ring(4, 3)
-    history.submit(PrepareOperation(LEAVE, NodeId(2)))
+    history.submit(PrepareOperation(LEAVE(NodeId(2))))
     history.submit(ExcludeNodes((NodeId(3), NodeId(4)), "their disks are suspect"))
     seen = {NodeId(node): history.now.epoch for node in range(1, 5)}
     decision = step(history.now, Reports(acknowledged=seen))
@@ -328,7 +333,7 @@ def test_an_excluded_node_counts_as_having_seen_nothing() -> None:
 
 def test_a_request_of_an_excluded_node_waits_until_it_is_back() -> None:
     history = ring(4, 2)
-    history.submit(PrepareOperation(LEAVE, NodeId(2)))
+    history.submit(PrepareOperation(LEAVE(NodeId(2))))
     history.submit(ExcludeNodes((NodeId(3),), "broken"))
     excluded_at = history.now.epoch
     history.submit(ask(MOVE, 3, 7))
@@ -362,7 +367,7 @@ def test_requests_and_exclusions_survive_images_snapshots_and_replay() -> None:
     history.submit(ask(JOIN, 6, 5, 7))
     history.submit(ExcludeNodes((NodeId(5),), "broken"))
     now = history.now
-    decoder = SnapshotDecoder()
+    decoder = SnapshotDecoder(registered=REGISTERED)
     for piece in pieces(now):
         decoder.feed(piece)
     for other in (decoder.finish(), from_stored(stored(now)), history.replayed()):
@@ -432,20 +437,15 @@ def slow_choice(history: History) -> tuple[str, int]:
     """What the queue should do now, by trying everything in the obvious order and keeping nothing."""
     now = history.now
     queued = [r for r in now.requests.live if r.state is RequestState.QUEUED]
-    queued.sort(key=lambda r: (PRIORITY.index(r.kind.value), r.id))
+    queued.sort(key=lambda r: (ORDER.index(r.kind), r.id))
     open_ended = bool(now.operations) or bool(now.service.frozen)
     for request in queued:
-        leaving = request.kind in (LEAVE, REMOVE)
+        leaving = isinstance(request.body, LEAVE | REMOVE)
         votes = leaving and request.node in now.service.members
         if votes or now.service.frozen:
             open_ended = True
             continue
-        entry = PrepareOperation(
-            request.kind,
-            request.node,
-            request.tokens,
-            request_id=request.id,
-        )
+        entry = PrepareOperation(request.body, request_id=request.id)
         try:
             entry.apply(now, now.epoch + 1)
         except Rejected:
@@ -502,7 +502,7 @@ def random_step(history: History, rng: random.Random) -> None:
         node = rng.randint(1, len(now.directory.nodes))
         kind = rng.choice((JOIN, LEAVE, LEAVE, MOVE, REBUILD))
         tokens = (rng.randint(-900, 900),) if kind in (JOIN, MOVE) else ()
-        history.tried(EnqueueRequest(kind, NodeId(node), tokens))
+        history.tried(ask(kind, node, *tokens))
     elif draw < 0.42 and now.requests.live:
         history.tried(CancelRequest(rng.choice(now.requests.live).id, "drill"))
     elif draw < 0.7:
@@ -536,9 +536,9 @@ def test_requests_that_go_astray_are_found(planted: str) -> None:
     elif planted == "back":
         live = (msgspec.structs.replace(running, state=RequestState.QUEUED, operation_id=0), queued)
     elif planted == "changed":
-        live = (running, msgspec.structs.replace(queued, node=NodeId(5)))
+        live = (running, msgspec.structs.replace(queued, body=LEAVE(NodeId(5))))
     else:
-        live = (running, msgspec.structs.replace(queued, node=running.node))
+        live = (running, msgspec.structs.replace(queued, body=running.body))
     after = before.changed(REQUESTS.set(msgspec.structs.replace(requests, live=live)))
     assert [line for line in violations(before, after) if line.startswith("REQ")]
     assert violations(before, before) == ()
@@ -572,7 +572,7 @@ def test_the_words_of_a_failure_do_not_depend_on_what_a_node_judged_before() -> 
 def test_a_node_that_is_being_replaced_gets_no_vote_unless_it_stays(policy: Policy, ends: str) -> None:
     history = ring(4, 2, newcomers=1)
     history.submit(ExcludeNodes((NodeId(5),), "late"))
-    replace = EnqueueRequest(OperationKind.REPLACE, NodeId(5), replaced=NodeId(4), policy=policy)
+    replace = EnqueueRequest(Replace(NodeId(5), NodeId(4)), policy=policy)
     if policy is Policy.REFUSE:
         assert "node 5 is excluded" in refused(history, replace)
         history.submit(IncludeNodes((NodeId(5),), (history.now.epoch,)))
@@ -595,29 +595,43 @@ def test_a_node_that_is_being_replaced_gets_no_vote_unless_it_stays(policy: Poli
 def test_requests_that_no_wait_would_mend_are_refused_behind_others_too() -> None:
     history = ring(3, 2, newcomers=2)
     history.submit(ExcludeNodes((NodeId(4),), "late"))
-    history.submit(EnqueueRequest(JOIN, NodeId(4), (50,)))
+    history.submit(EnqueueRequest(JOIN(NodeId(4), (50,))))
     assert history.now.requests.queue
-    itself = EnqueueRequest(OperationKind.REPLACE, NodeId(5), replaced=NodeId(5))
+    itself = EnqueueRequest(Replace(NodeId(5), NodeId(5)))
     assert "cannot replace itself" in refused(history, itself)
-    crowd = EnqueueRequest(JOIN, NodeId(5), tuple(range(1000, 1001 + TOKENS_PER_NODE_MAX)))
+    crowd = EnqueueRequest(JOIN(NodeId(5), tuple(range(1000, 1001 + TOKENS_PER_NODE_MAX))))
     assert "tokens, not" in refused(history, crowd)
-    endless = EnqueueRequest(JOIN, NodeId(5), (60,), actor="x" * (SERVICE_TEXT_CHARACTERS_MAX + 1))
+    endless = EnqueueRequest(JOIN(NodeId(5), (60,)), actor="x" * (SERVICE_TEXT_CHARACTERS_MAX + 1))
     assert "an actor has at most" in refused(history, endless)
 
 
 @pytest.mark.parametrize(
-    ("body", "why_"),
+    ("kind", "told", "why_"),
     [
-        (EnqueueRequest(OperationKind.REPLICATION, NodeId(1), keyspace="ks"), "not about a node"),
-        (EnqueueRequest(OperationKind.REPLICATION, NodeId(0), (5,), keyspace="ks"), "not about a node"),
-        (EnqueueRequest(OperationKind.REPLICATION, NodeId(0), source_dc="x", keyspace="ks"), "not about a"),
-        (EnqueueRequest(LEAVE, NodeId(3), keyspace="ks"), "a decommission is told no keyspace"),
-        (EnqueueRequest(LEAVE, NodeId(3), target=simple(1)), "a decommission is told no keyspace"),
-        (EnqueueRequest(OperationKind.REPLACE, NodeId(5), replaced=NodeId(9)), "there is no node 9"),
+        ("replication_change", {"node": NodeId(1)}, "is about a keyspace, not about a node"),
+        (
+            "replication_change",
+            {"tokens": (5,)},
+            "a replication_change is about a keyspace, not about a node",
+        ),
+        ("replication_change", {"source_dc": "x"}, "is about a keyspace, not about a node"),
+        ("decommission", {"keyspace": "ks"}, "a decommission is told no keyspace"),
+        ("decommission", {"target": simple(1)}, "a decommission is told no keyspace"),
+        ("remove", {"tokens": (5,)}, "a remove is told no tokens"),
+        ("remove", {"replaced": NodeId(1)}, "a remove replaces no node"),
+        ("move", {"tokens": (7,), "source_dc": "dc1"}, "a move is told no data centre"),
     ],
 )
-def test_a_request_that_is_told_what_it_is_not_about_is_refused(body: EnqueueRequest, why_: str) -> None:
-    assert why_ in refused(ring(4, 2, newcomers=1), body)
+def test_a_kind_is_not_told_what_it_is_not_about(kind: str, told: dict[str, Any], why_: str) -> None:
+    subject = {"keyspace": "ks"} if kind == "replication_change" else {"node": NodeId(3)}
+    with pytest.raises(Rejected, match=why_):
+        asked(kind, **{**subject, **told})
+    assert asked(kind, **subject, presumed_dead=True).about.kind == kind
+
+
+def test_a_replacement_of_nobody_is_refused() -> None:
+    nobody = EnqueueRequest(Replace(NodeId(5), NodeId(9)))
+    assert "there is no node 9" in refused(ring(4, 2, newcomers=1), nobody)
 
 
 def test_who_has_left_asks_for_nothing_and_the_queue_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,15 +7,16 @@ from random import Random
 import msgspec
 import pytest
 
-from lockstep.metadata.digest import state_digest
-from lockstep.metadata.membership import ServiceWish, SetService
-from lockstep.metadata.operations import OperationKind
+from lockstep.metadata.groups.membership import ServiceWish, SetService
+from lockstep.metadata.log.digest import state_digest
+from lockstep.metadata.log.snapshot import SnapshotDecoder, pieces
 from lockstep.metadata.repairs import Repaired, RepairPart, RepairState, oldest, recorded
 from lockstep.metadata.schema_change import ChangeSchema
-from lockstep.metadata.snapshot import SnapshotDecoder, pieces
 from lockstep.schema.changes import CreateTable, DropTable, NewColumn
 from lockstep.schema.model import ColumnKind
 from lockstep.topology.force_remove import ForceRemove
+from lockstep.topology.kinds.decommission import Decommission
+from lockstep.topology.kinds.replication import ReplicationChange
 from lockstep.topology.repairs import (
     BACKUP,
     RESTORE,
@@ -35,7 +36,7 @@ from lockstep.values.limits import (
 )
 from lockstep.values.tokens import FULL_RING, Range
 from tests.metadata.histories import History, network
-from tests.metadata.stored import from_stored, stored
+from tests.metadata.stored import REGISTERED, from_stored, stored
 from tests.topology.drills import run_out
 from tests.topology.test_replication_change import with_table
 
@@ -95,7 +96,7 @@ def test_what_was_repaired_by_all_is_recorded_and_nothing_else() -> None:
     assert [len(one.ranges) for one in history.now.repairs.tables] == [1, 1]
     again = from_stored(stored(history.now))
     assert again.repairs == history.now.repairs
-    decoder = SnapshotDecoder()
+    decoder = SnapshotDecoder(registered=REGISTERED)
     for piece in pieces(history.now):
         decoder.feed(piece)
     assert state_digest(decoder.finish()) == state_digest(history.now)
@@ -112,7 +113,7 @@ def test_ranges_that_move_are_refused_and_those_that_changed_meanwhile_not_recor
     assert changed and before is not history.now.placements
     for table in history.now.repairs.tables:
         assert not any(one.range.intersects(range_) for one in table.ranges for range_ in changed)
-    history.submit(PrepareOperation(OperationKind.DECOMMISSION, NodeId(3)))
+    history.submit(PrepareOperation(Decommission(NodeId(3))))
     assert "moves" in refused(history, BeginRepair(ONE, (part(history),), 1000))
 
 
@@ -244,9 +245,7 @@ def test_so_many_repairs_run_at_once_where_they_are_about_other_ranges() -> None
 
 def test_a_keyspace_is_not_repaired_while_its_replication_changes_and_others_are() -> None:
     history = two_keyspaces()
-    history.submit(
-        PrepareOperation(OperationKind.REPLICATION, NodeId(0), keyspace="k0", target=network(dc1=3))
-    )
+    history.submit(PrepareOperation(ReplicationChange("k0", network(dc1=3))))
     message = refused(history, BeginRepair(ONE, (other_part(history),), 1000))
     assert message == "keyspace k0 is not repaired during operation 1 (replication_change of keyspace k0)"
     begin(history)
@@ -256,7 +255,7 @@ def test_a_keyspace_is_not_repaired_while_its_replication_changes_and_others_are
 
 def test_only_ranges_that_move_are_refused() -> None:
     history = ring(6)
-    history.submit(PrepareOperation(OperationKind.DECOMMISSION, NodeId(6)))
+    history.submit(PrepareOperation(Decommission(NodeId(6))))
     locked = {range_ for lock in history.now.locks for _, range_ in lock.ranges}
     free = set[Range]()
     for placed in history.now.placements.ring(part(history).replication).ranges:

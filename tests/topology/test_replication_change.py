@@ -10,22 +10,25 @@ from msgspec import structs
 
 from lockstep.metadata.degraded import DEGRADED, Degraded
 from lockstep.metadata.excluded import ExcludeNodes, IncludeNodes
-from lockstep.metadata.operations import OperationKind, Stage
+from lockstep.metadata.operations import Stage
 from lockstep.metadata.requests import Policy, RequestState
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.metadata.transformations import Initialize
 from lockstep.placement.deltas import same_placement
-from lockstep.replication.plans import PlanBook
+from lockstep.quorum.plans import PlanBook
 from lockstep.schema.changes import AlterKeyspace, CreateKeyspace, CreateTable, DropKeyspace, NewColumn
 from lockstep.schema.model import ColumnKind, Replication
 from lockstep.topology.barriers import barrier_need, evaluate
 from lockstep.topology.force_remove import ForceRemove
 from lockstep.topology.invariants import check_restored, check_stale_coordinators, violations
+from lockstep.topology.kinds.decommission import Decommission
+from lockstep.topology.kinds.remove import Remove
+from lockstep.topology.kinds.replication import ReplicationChange
 from lockstep.topology.preview import preview
 from lockstep.topology.queue import Rule, Waiting, why
-from lockstep.topology.replication_steps import replication_steps
+from lockstep.topology.replication_change import replication_steps
 from lockstep.topology.requests import CancelRequest, EnqueueRequest
-from lockstep.topology.stages import TABLES
+from lockstep.topology.stages import RANGE_MOVEMENT
 from lockstep.topology.step import Idle, Propose, Reports, Wait, step, work_orders
 from lockstep.topology.streams import filled_nodes, refills, stream_plan
 from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
@@ -34,7 +37,7 @@ from tests.metadata.histories import History, founder, network, registry, simple
 from tests.topology.drills import Coordinator, refused, run_out
 
 NONE = Waiting(0, Rule.TURN, "")
-STAGES = [row.stage for row in TABLES[OperationKind.REPLICATION] if row.stage is not Stage.ROLLBACK_TO_NORMAL]
+STAGES = [row.stage for row in RANGE_MOVEMENT if row.stage is not Stage.ROLLBACK_TO_NORMAL]
 
 
 def options(replication: Replication) -> tuple[tuple[str, str], ...]:
@@ -74,11 +77,7 @@ def add_table(history: History, name: str) -> None:
 
 
 def change(history: History, target: Replication, policy: Policy = Policy.REFUSE) -> None:
-    history.submit(
-        EnqueueRequest(
-            OperationKind.REPLICATION, NodeId(0), policy=policy, actor="a", keyspace="ks", target=target
-        )
-    )
+    history.submit(EnqueueRequest(ReplicationChange("ks", target), policy=policy, actor="a"))
 
 
 def advance(history: History) -> None:
@@ -181,7 +180,7 @@ def test_a_way_back_that_is_cancelled_too_ends_at_rest_where_it_is(reads_moved: 
     while history.now.operations[0].step < 2 or history.now.operations[0].stage is not Stage.CLEANUP:
         advance(history)
     history.submit(CancelRequest(1, "no"))
-    while not history.now.operations[0].is_returning:
+    while not history.now.operations[0].body.is_returning:
         advance(history)
     while reads_moved and history.now.operations[0].stage is not Stage.WRITE_BOTH_READ_NEW:
         advance(history)
@@ -196,8 +195,8 @@ def test_a_way_back_that_is_cancelled_too_ends_at_rest_where_it_is(reads_moved: 
 def test_two_keyspaces_change_at_once_and_ring_operations_wait() -> None:
     history = with_table(5, simple(2), others=(simple(2),))
     change(history, simple(3))
-    history.submit(PrepareOperation(OperationKind.REPLICATION, NodeId(0), keyspace="k0", target=simple(1)))
-    leave = EnqueueRequest(OperationKind.DECOMMISSION, NodeId(4), policy=Policy.REFUSE)
+    history.submit(PrepareOperation(ReplicationChange("k0", simple(1))))
+    leave = EnqueueRequest(Decommission(NodeId(4)), policy=Policy.REFUSE)
     assert "operation 1 (replication_change of keyspace ks)" in refused(history, leave)
     history.submit(structs.replace(leave, policy=Policy.WAIT))
     decision = step(history.now, Reports())
@@ -210,10 +209,8 @@ def test_two_keyspaces_change_at_once_and_ring_operations_wait() -> None:
 
 def test_a_movement_is_named_to_a_change_that_will_not_wait_and_tables_can_still_be_altered() -> None:
     history = with_table(5, simple(2))
-    history.submit(PrepareOperation(OperationKind.DECOMMISSION, NodeId(4)))
-    enqueue = EnqueueRequest(
-        OperationKind.REPLICATION, NodeId(0), policy=Policy.REFUSE, keyspace="ks", target=simple(3)
-    )
+    history.submit(PrepareOperation(Decommission(NodeId(4))))
+    enqueue = EnqueueRequest(ReplicationChange("ks", simple(3)), policy=Policy.REFUSE)
     message = refused(history, enqueue)
     assert "keyspace ks" in message and "operation 1 (decommission of node 4)" in message
     change(history, simple(3), Policy.WAIT)
@@ -230,7 +227,7 @@ def test_the_keyspace_is_not_dropped_or_altered_again_meanwhile_and_its_tables_a
     change(history, simple(2))
     for body in (DropKeyspace("ks"), AlterKeyspace("ks", options(simple(3)))):
         assert "request 1 (replication_change of keyspace ks)" in refused(history, ChangeSchema(body))
-    again = EnqueueRequest(OperationKind.REPLICATION, NodeId(0), keyspace="ks", target=simple(3))
+    again = EnqueueRequest(ReplicationChange("ks", simple(3)))
     assert "request 1" in refused(history, again)
     add_table(history, "u")
     history.submit(ChangeSchema(AlterKeyspace("ks", durable_writes=False)))
@@ -253,9 +250,9 @@ def test_the_keyspace_is_not_dropped_or_altered_again_meanwhile_and_its_tables_a
 )
 def test_what_cannot_be_is_refused(target: Replication, message: str) -> None:
     history = with_table(3, simple(2))
-    wanted = EnqueueRequest(OperationKind.REPLICATION, NodeId(0), keyspace="ks", target=target)
+    wanted = EnqueueRequest(ReplicationChange("ks", target))
     assert message in refused(history, wanted)
-    assert "doesn't exist" in refused(history, structs.replace(wanted, keyspace="nobody"))
+    assert "doesn't exist" in refused(history, EnqueueRequest(ReplicationChange("nobody", target)))
 
 
 def test_a_change_that_moves_nothing_is_immediate_and_keeps_degraded_ranges() -> None:
@@ -273,7 +270,7 @@ def test_degraded_ranges_follow_the_keyspace_and_stay_with_those_that_share_its_
     history = with_table(4, simple(1), others=(simple(1),))
     line = Degraded(simple(1), history.now.placements.rings[0].ranges[0].range, 2, (NodeId(1),))
     value = history.now.changed(DEGRADED.set((line,)))
-    prepare = PrepareOperation(OperationKind.REPLICATION, NodeId(0), keyspace="ks", target=simple(2))
+    prepare = PrepareOperation(ReplicationChange("ks", simple(2)))
     value = prepare.apply(value, value.epoch + 1)
     while value.operations:
         operation = value.operations[0]
@@ -291,7 +288,7 @@ def test_who_is_filled_from_a_replica_that_lacks_writes_lacks_them_too() -> None
     (owner,) = placed.group.reads
     line = Degraded(simple(1), placed.range, 2, (owner,), keyspaces=("ks",))
     value = history.now.changed(DEGRADED.set((line,)))
-    prepare = PrepareOperation(OperationKind.REPLICATION, NodeId(0), keyspace="ks", target=simple(2))
+    prepare = PrepareOperation(ReplicationChange("ks", simple(2)))
     value = prepare.apply(value, value.epoch + 1)
     while value.operations:
         operation = value.operations[0]
@@ -407,7 +404,7 @@ def test_a_driven_change_with_lagging_nodes_ends_and_keeps_every_invariant(seed:
 
 def test_a_dry_run_goes_through_all_steps() -> None:
     history = with_table(4, simple(1))
-    wanted = PrepareOperation(OperationKind.REPLICATION, NodeId(0), keyspace="ks", target=simple(3))
+    wanted = PrepareOperation(ReplicationChange("ks", simple(3)))
     found = preview(history.now, wanted)
     assert [one.row.stage for one in found.steps] == STAGES * 2
     assert found.last.schema.by_name["ks"].replication == simple(3)
@@ -438,7 +435,7 @@ def test_what_only_a_replica_that_goes_has_is_given_to_one_that_lacks_writes(bef
     lacking = stays.group.reads[0]
     line = Degraded(simple(before), stays.range, 2, (lacking,))
     value = history.now.changed(DEGRADED.set((line,)))
-    wanted = PrepareOperation(OperationKind.REPLICATION, NodeId(0), keyspace="ks", target=simple(after))
+    wanted = PrepareOperation(ReplicationChange("ks", simple(after)))
     value = wanted.apply(value, value.epoch + 1)
     operation = value.operations[0]
     value = AdvanceOperation(operation.id, operation.stage, operation.step).apply(value, value.epoch + 2)
@@ -458,7 +455,7 @@ def test_what_only_a_replica_that_goes_has_is_given_to_one_that_lacks_writes(bef
 
 
 def removal(node: int) -> EnqueueRequest:
-    return EnqueueRequest(OperationKind.REMOVE, NodeId(node), presumed_dead=True)
+    return EnqueueRequest(Remove(NodeId(node), presumed_dead=True))
 
 
 def driven_to_rest(history: History) -> None:
@@ -488,7 +485,7 @@ def test_between_two_steps_a_walk_gives_way_to_the_removal_of_a_dead_node_and_go
     kinds = []
     while world.round():
         kinds += [operation.kind for operation in history.now.operations if operation.kind not in kinds]
-    assert kinds == [OperationKind.REMOVE, OperationKind.REPLICATION]
+    assert kinds == ["remove", "replication_change"]
     assert replication_of(history) == simple(5)
     assert [one.state for one in history.now.requests.ended] == [RequestState.DONE] * 2
     all_sound(history)
@@ -500,13 +497,13 @@ def test_a_cancel_after_a_rest_leads_back_to_where_the_walk_began() -> None:
     history.submit(removal(4))
     driven_to_rest(history)
     Coordinator(history, random.Random(3), dead=(NodeId(4),))
-    history.submit(PrepareOperation(OperationKind.REMOVE, NodeId(4), request_id=2))
+    history.submit(PrepareOperation(Remove(NodeId(4), presumed_dead=True), request_id=2))
     run_out(history, 2)
     resumed = step(history.now, Reports())
     assert isinstance(resumed, Propose)
     history.submit(resumed.transformation)
     operation = history.now.operations[0]
-    assert (operation.path, operation.at) == (tuple(simple(n) for n in (1, 2, 3, 4)), 1)
+    assert (operation.body.path, operation.body.at) == (tuple(simple(n) for n in (1, 2, 3, 4)), 1)
     history.submit(CancelRequest(1, "no"))
     finish(history)
     assert replication_of(history) == simple(1)
@@ -549,9 +546,7 @@ def test_a_walk_that_is_on_its_way_back_or_whose_removal_cannot_begin_does_not_r
 def test_a_change_waits_for_nodes_that_are_shut_out_and_would_get_ranges() -> None:
     history = with_table(4, simple(1))
     history.submit(ExcludeNodes((NodeId(3),), "drill"))
-    refusal = EnqueueRequest(
-        OperationKind.REPLICATION, NodeId(0), policy=Policy.REFUSE, keyspace="ks", target=simple(2)
-    )
+    refusal = EnqueueRequest(ReplicationChange("ks", simple(2)), policy=Policy.REFUSE)
     assert "node 3 is excluded and would get range" in refused(history, refusal)
     change(history, simple(2), Policy.WAIT)
     assert isinstance(step(history.now, Reports()), Idle)

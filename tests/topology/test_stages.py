@@ -5,15 +5,16 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from lockstep.metadata.operations import OperationKind, Stage
-from lockstep.topology.stages import TABLES, Drain, Side, StageRow, Work, mermaid, problems
+from lockstep.metadata.operations import Stage
+from lockstep.topology.kinds.registry import BY_NAME
+from lockstep.topology.stages import Drain, Side, StageRow, Work, mermaid, problems
 
-ROWS = TABLES[OperationKind.BOOTSTRAP]
+ROWS = BY_NAME["bootstrap"].stages
 
 
-@pytest.mark.parametrize("kind", list(OperationKind))
-def test_every_kind_has_a_sound_table(kind: OperationKind) -> None:
-    assert problems(TABLES[kind]) == ()
+@pytest.mark.parametrize("kind", list(BY_NAME))
+def test_every_kind_has_a_sound_table(kind: str) -> None:
+    assert problems(BY_NAME[kind].stages) == ()
 
 
 @pytest.mark.parametrize(
@@ -55,17 +56,17 @@ def test_a_step_to_a_stage_without_a_row_is_refused() -> None:
     assert "a stage has two rows" in problems([*ROWS, ROWS[0]])
 
 
-def table_text(kind: OperationKind) -> list[str]:
+def table_text(kind: str) -> list[str]:
     """One line a row: reads, writes, groups in use, drain, work, where it leads, where failure leads."""
     return [
         f"{row.stage}: {row.reads} {row.writes} {'+'.join(row.in_use)} {row.drain} {row.work} "
         f"{row.next or '-'} {row.on_failure or '-'}{' pending' if row.pending_votes else ''}"
-        for row in TABLES[kind]
+        for row in BY_NAME[kind].stages
     ]
 
 
 def test_ranges_move_by_these_rows() -> None:
-    assert table_text(OperationKind.BOOTSTRAP) == [
+    assert table_text("bootstrap") == [
         "join_group0: old old old+union none wipe commit_cdc_generation rollback_to_normal",
         "commit_cdc_generation: old old old+union none none write_both_read_old rollback_to_normal",
         "write_both_read_old: old union old+union sources stream write_both_read_new rollback_to_normal",
@@ -74,30 +75,30 @@ def test_ranges_move_by_these_rows() -> None:
         "cleanup: new new new workers cleanup - -",
         "rollback_to_normal: old old old+union workers discard - - pending",
     ]
-    rows = {kind: table_text(kind) for kind in OperationKind}
+    rows = {kind: table_text(kind) for kind in BY_NAME}
     # The others differ in what their ends are called, and make no generation.
-    plain = [row for row in rows[OperationKind.BOOTSTRAP] if not row.startswith("commit_cdc_generation")]
+    plain = [row for row in rows["bootstrap"] if not row.startswith("commit_cdc_generation")]
     plain[0] = plain[0].replace("commit_cdc_generation", "write_both_read_old")
     for kind, first, last in (
-        (OperationKind.DECOMMISSION, "prepared", "left_token_ring"),
-        (OperationKind.REMOVE, "prepared", "left_token_ring"),
-        (OperationKind.REPLACE, "join_group0", "left_token_ring"),
-        (OperationKind.MOVE, "prepared", "new_only"),
-        (OperationKind.REPLICATION, "prepared", "new_only"),
+        ("decommission", "prepared", "left_token_ring"),
+        ("remove", "prepared", "left_token_ring"),
+        ("replace", "join_group0", "left_token_ring"),
+        ("move", "prepared", "new_only"),
+        ("replication_change", "prepared", "new_only"),
     ):
         wanted = [row.replace("join_group0", first).replace("new_only", last) for row in plain]
         assert rows[kind] == wanted, kind
 
 
 def test_a_rebuild_only_fills() -> None:
-    assert table_text(OperationKind.REBUILD) == [
+    assert table_text("rebuild") == [
         "rebuilding: old old old sources rebuild - rollback_to_normal",
         "rollback_to_normal: old old old none none - -",
     ]
 
 
 def test_the_diagram_of_a_rebuild_in_full() -> None:
-    assert mermaid(OperationKind.REBUILD) == (
+    assert mermaid(BY_NAME["rebuild"].stages) == (
         "stateDiagram-v2\n"
         "  [*] --> rebuilding\n"
         "  rebuilding : reads old, writes old, drain sources, work rebuild\n"
@@ -109,7 +110,7 @@ def test_the_diagram_of_a_rebuild_in_full() -> None:
 
 
 def test_the_diagram_shows_every_step() -> None:
-    diagram = mermaid(OperationKind.DECOMMISSION)
+    diagram = mermaid(BY_NAME["decommission"].stages)
     assert diagram.startswith("stateDiagram-v2\n  [*] --> prepared\n")
     for edge in (
         "prepared --> write_both_read_old",

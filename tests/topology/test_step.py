@@ -7,10 +7,13 @@ from itertools import combinations
 
 import pytest
 
-from lockstep.metadata.operations import OperationKind, Stage
+from lockstep.metadata.operations import Stage
 from lockstep.metadata.transformations import Initialize
 from lockstep.schema.model import Replication
 from lockstep.topology.explain import can_cancel, explain, headline
+from lockstep.topology.kinds.bootstrap import Bootstrap
+from lockstep.topology.kinds.decommission import Decommission
+from lockstep.topology.kinds.rebuild import Rebuild
 from lockstep.topology.stages import Work
 from lockstep.topology.step import Idle, Propose, Reports, RunWorkOrders, Wait, WorkReport, step
 from lockstep.topology.streams import stream_plan
@@ -26,7 +29,7 @@ ALL = (A, B, C, X)
 def joining(replication: Replication, stage: Stage = Stage.WRITE_BOTH_READ_OLD, nodes: int = 3) -> History:
     history = started([(at * 100,) for at in range(1, nodes + 1)], ("ks", replication))
     history.submit(register(nodes + 1, "dc1", "r1"))
-    history.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(nodes + 1), (150,)))
+    history.submit(PrepareOperation(Bootstrap(NodeId(nodes + 1), (150,))))
     run_to(history, 1, stage)
     return history
 
@@ -66,14 +69,14 @@ def test_a_new_data_centre_reads_a_quorum_of_each_old_one() -> None:
     history.submit(Initialize("c", "n", founders))
     history.submit(register(4, "dc2", "r1"))
     history.submit(SetKeyspaces((("ks", network(dc1=3, dc2=1)),)))
-    history.submit(PrepareOperation(OperationKind.BOOTSTRAP, X, (15,)))
+    history.submit(PrepareOperation(Bootstrap(X, (15,))))
     tasks = stream_plan(history.now.operations[0], history.now, (A,))
     assert tasks and all(sorted(task.sources) == [B, C] for task in tasks)
 
 
 def test_a_leave_streams_from_the_leaving_node() -> None:
     history = started([(at * 100,) for at in range(1, 5)], ("ks", simple(2)))
-    history.submit(PrepareOperation(OperationKind.DECOMMISSION, X))
+    history.submit(PrepareOperation(Decommission(X)))
     tasks = stream_plan(history.now.operations[0], history.now, ())
     assert tasks and all(task.sources == (X,) and task.target != X for task in tasks)
 
@@ -88,10 +91,10 @@ def test_sources_meet_every_quorum_that_acknowledged_a_write(seed: int) -> None:
         dead = tuple(node.id for node in now.directory.nodes if rng.random() < 0.2)
         for operation in now.operations:
             for task in stream_plan(operation, now, dead):
-                assert not set(task.sources) & {*dead, operation.presumed_dead}
-                if operation.kind is OperationKind.REBUILD:
+                assert not set(task.sources) & {*dead, operation.about.presumed_dead}
+                if isinstance(operation.body, Rebuild):
                     assert task.target == operation.node and operation.node not in task.sources
-                    if operation.source_dc:
+                    if operation.body.source_dc:
                         continue
                 transition = next(
                     t
@@ -211,7 +214,7 @@ def test_parallel_operations_wait_together_for_the_newest_epoch() -> None:
     history = started([(at * 100,) for at in range(6)], ("ks", simple(1)))
     for number, token in ((7, 150), (8, 350)):
         history.submit(register(number, "dc1", "r1"))
-        history.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(number), (token,)))
+        history.submit(PrepareOperation(Bootstrap(NodeId(number), (token,))))
     decision = step(history.now, Reports())
     assert isinstance(decision, Wait)
     assert decision.operation_id == 1 and decision.epoch == history.now.epoch

@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterator
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.excluded import ExcludeNodes, IncludeNodes
-from lockstep.metadata.membership import AdvanceMembership, PrepareMembership
-from lockstep.metadata.operations import OperationKind
+from lockstep.metadata.groups.membership import AdvanceMembership, PrepareMembership
 from lockstep.metadata.transformations import UpdateNode
 from lockstep.topology import story
+from lockstep.topology.kinds.bootstrap import Bootstrap
+from lockstep.topology.kinds.decommission import Decommission
+from lockstep.topology.kinds.move import Move
+from lockstep.topology.kinds.rebuild import Rebuild
 from lockstep.topology.requests import CancelRequest, EnqueueRequest
 from lockstep.topology.transformations import AdvanceOperation, PrepareOperation, preparation
 from lockstep.values.ids import NodeId
@@ -42,7 +45,7 @@ def told() -> Told:
 
 def run(history: Told, cancel_at: int | None = None) -> None:
     """A decommission of node 4, from the wish to the end."""
-    history.does(EnqueueRequest(OperationKind.DECOMMISSION, FOUR, actor="ann"))
+    history.does(EnqueueRequest(Decommission(FOUR), actor="ann"))
     (request,) = history.now.requests.queue
     history.does(preparation(request, request.id))
     for at in range(10):
@@ -83,9 +86,9 @@ def test_a_cancelled_one_says_why() -> None:
 
 def test_a_request_that_waits_tells_for_what() -> None:
     history = told()
-    history.does(EnqueueRequest(OperationKind.DECOMMISSION, FOUR))
+    history.does(EnqueueRequest(Decommission(FOUR)))
     history.does(preparation(history.now.requests.queue[0], history.now.requests.queue[0].id))
-    history.does(EnqueueRequest(OperationKind.MOVE, NodeId(1), (350,)))
+    history.does(EnqueueRequest(Move(NodeId(1), (350,))))
     waiting = history.now.requests.queue[0]
     texts = history.story(lambda before, after: story.of_request(before, after, waiting.id))
     assert "operation 1 (decommission of node 4)" in texts[1] and texts[1].startswith("waits: ")
@@ -148,7 +151,7 @@ def test_a_founder_a_newcomer_and_a_replacement_tell_how_they_came() -> None:
 def test_a_newcomer_tells_how_it_joined_and_the_others_what_they_gave() -> None:
     history = told()
     history.does(register(5, "dc1", "r1"))
-    history.does(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(5), (350, 360)))
+    history.does(PrepareOperation(Bootstrap(NodeId(5), (350, 360))))
     run_out(history, 1)
     texts = of_node(history, 5)
     assert texts[1:] == [
@@ -174,11 +177,11 @@ def test_a_node_tells_of_its_address_version_tokens_and_what_was_done_to_it() ->
         history.does(UpdateNode(three, address, 7001, here.cql_port, here.admin_port, version))
     assert of_node(history, 3) == ["is now at 10.9.9.9:7001 in dc1/r1", "runs version 2"]
     history.first = len(history.values) - 1
-    history.does(PrepareOperation(OperationKind.MOVE, three, (300, 320)))
+    history.does(PrepareOperation(Move(three, (300, 320))))
     run_out(history, 1)
     assert "owns 2 tokens, 1 of them new" in of_node(history, 3)
     history.first = len(history.values) - 1
-    history.does(PrepareOperation(OperationKind.REBUILD, three))
+    history.does(PrepareOperation(Rebuild(three)))
     history.does(CancelRequest(2, "too slow"))
     run_out(history, 2)
     texts = of_node(history, 3)
@@ -216,10 +219,10 @@ def test_an_operation_tells_why_it_is_cancelled_once_and_how_many_ranges_it_has_
 
 def test_a_request_that_is_forgotten_says_how_it_had_ended() -> None:
     history = told()
-    history.does(EnqueueRequest(OperationKind.DECOMMISSION, FOUR))
+    history.does(EnqueueRequest(Decommission(FOUR)))
     history.does(CancelRequest(1, "no"))
     for number in range(2, REQUESTS_ENDED_KEPT_MAX + 2):
-        history.does(EnqueueRequest(OperationKind.DECOMMISSION, FOUR))
+        history.does(EnqueueRequest(Decommission(FOUR)))
         history.does(CancelRequest(number, "no"))
     texts = history.story(lambda before, after: story.of_request(before, after, 1))
     assert texts == [
@@ -232,7 +235,7 @@ def test_a_request_that_is_forgotten_says_how_it_had_ended() -> None:
 
 def test_a_token_tells_of_the_end_of_its_keyspace_and_nothing_of_what_left_it_alone() -> None:
     history = told()
-    history.does(EnqueueRequest(OperationKind.DECOMMISSION, FOUR))
+    history.does(EnqueueRequest(Decommission(FOUR)))
     history.does(CancelRequest(1, "no"))
     history.does(SetKeyspaces(()))
     history.does(SetKeyspaces((("ks", simple(1)),)))

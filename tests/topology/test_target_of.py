@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.schema.changes import AlterKeyspace
 from lockstep.schema.model import Replication
-from lockstep.topology.replication_change import target_of, under_way
+from lockstep.topology.kinds.replication import target_of, under_way
 from lockstep.topology.requests import CancelRequest
 from lockstep.values.errors import Rejected
 from tests.metadata.histories import History, network, simple

@@ -6,11 +6,17 @@ import msgspec
 import pytest
 
 from lockstep.metadata.directory import NodeState
-from lockstep.metadata.operations import OperationKind, Stage
+from lockstep.metadata.groups.voter_choice import eligible
+from lockstep.metadata.operations import Stage
 from lockstep.metadata.transformations import Initialize, Register
-from lockstep.metadata.voter_choice import eligible
 from lockstep.placement.allocation import even_tokens, splitting_tokens
 from lockstep.topology.invariants import check_endings
+from lockstep.topology.kind import moves_nothing
+from lockstep.topology.kinds.bootstrap import Bootstrap
+from lockstep.topology.kinds.decommission import Decommission
+from lockstep.topology.kinds.move import Move
+from lockstep.topology.kinds.remove import Remove
+from lockstep.topology.kinds.replace import Replace
 from lockstep.topology.requests import EnqueueRequest
 from lockstep.topology.step import Propose, Reports, step
 from lockstep.topology.transformations import CancelOperation, PrepareOperation
@@ -42,7 +48,7 @@ def coordinated(history: History) -> int:
 def with_zero() -> History:
     history = started([(1,), (200,), (300,)], ("ks", simple(3)))
     history.submit(zero(4))
-    history.submit(EnqueueRequest(OperationKind.BOOTSTRAP, FOUR))
+    history.submit(EnqueueRequest(Bootstrap(FOUR)))
     return history
 
 
@@ -53,7 +59,7 @@ def test_it_goes_from_join_group0_straight_to_normal_and_holds_nothing() -> None
     assert isinstance(begun, Propose)
     history.submit(begun.transformation)
     (operation,) = history.now.operations
-    assert operation.stage is Stage.JOIN_GROUP0 and operation.moves_nothing and not operation.transitions
+    assert operation.stage is Stage.JOIN_GROUP0 and moves_nothing(operation) and not operation.transitions
     assert coordinated(history) == 1
     node = history.now.directory.by_id[FOUR]
     assert node.state is NodeState.NORMAL and not node.tokens and not node.owns_tokens
@@ -63,26 +69,26 @@ def test_it_goes_from_join_group0_straight_to_normal_and_holds_nothing() -> None
     assert history.replayed() == history.now
 
 
-@pytest.mark.parametrize("kind", [OperationKind.DECOMMISSION, OperationKind.REMOVE])
-def test_it_leaves_at_once(kind: OperationKind) -> None:
+@pytest.mark.parametrize("kind", [Decommission, Remove])
+def test_it_leaves_at_once(kind: type) -> None:
     history = with_zero()
     coordinated(history)
     placements = history.now.placements
-    history.submit(EnqueueRequest(kind, FOUR))
+    history.submit(EnqueueRequest(kind(FOUR)))
     assert coordinated(history) == 2, "the entry that begins it, and the one that ends it"
     assert history.now.directory.by_id[FOUR].state is NodeState.LEFT
     assert history.now.placements == placements
 
 
-@pytest.mark.parametrize("kind", [OperationKind.DECOMMISSION, OperationKind.REMOVE])
-def test_it_leaves_also_where_owners_of_tokens_are_too_few_already(kind: OperationKind) -> None:
+@pytest.mark.parametrize("kind", [Decommission, Remove])
+def test_it_leaves_also_where_owners_of_tokens_are_too_few_already(kind: type) -> None:
     """It has no copies, so no factor is missed by its leaving; only a vote is in the way."""
     history = with_zero()
     coordinated(history)
     history.submit(SetKeyspaces((("ks", simple(5)), ("far", network(dc1=4)))))
-    assert "is a voter" in refused(history, PrepareOperation(kind, NodeId(1)))
-    assert "4 normal nodes" not in refused(history, PrepareOperation(kind, NodeId(2)))
-    history.submit(PrepareOperation(kind, FOUR))
+    assert "is a voter" in refused(history, PrepareOperation(kind(NodeId(1))))
+    assert "4 normal nodes" not in refused(history, PrepareOperation(kind(NodeId(2))))
+    history.submit(PrepareOperation(kind(FOUR)))
     assert coordinated(history) == 1
     assert history.now.directory.by_id[FOUR].state is NodeState.LEFT
 
@@ -96,7 +102,7 @@ def test_it_replaces_only_its_like() -> None:
     with_tokens = history.tried(msgspec.structs.replace(zero(5, replaces=4), num_tokens=1))
     assert with_tokens is not None and "only a node without tokens" in with_tokens.message
     history.submit(zero(5, replaces=4))
-    history.submit(EnqueueRequest(OperationKind.REPLACE, five, replaced=FOUR))
+    history.submit(EnqueueRequest(Replace(five, FOUR)))
     assert coordinated(history) == 2
     states = {node.id: node.state for node in history.now.directory.nodes}
     assert states[FOUR] is NodeState.LEFT and states[five] is NodeState.NORMAL
@@ -105,13 +111,13 @@ def test_it_replaces_only_its_like() -> None:
 def test_replication_factors_count_owners_of_tokens_only() -> None:
     history = with_zero()
     coordinated(history)
-    refused = history.tried(PrepareOperation(OperationKind.DECOMMISSION, NodeId(2)))
+    refused = history.tried(PrepareOperation(Decommission(NodeId(2))))
     assert refused is not None and "2 normal nodes would be left" in refused.message
     alone = started([(1,)])
     alone.submit(zero(2))
-    alone.submit(EnqueueRequest(OperationKind.BOOTSTRAP, NodeId(2)))
+    alone.submit(EnqueueRequest(Bootstrap(NodeId(2))))
     coordinated(alone)
-    last = alone.tried(PrepareOperation(OperationKind.REMOVE, NodeId(1)))
+    last = alone.tried(PrepareOperation(Remove(NodeId(1))))
     assert last is not None and ("owns tokens" in last.message or "voter" in last.message)
 
 
@@ -124,8 +130,8 @@ def test_a_data_centre_without_tokens_is_none_for_replication() -> None:
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
-        (PrepareOperation(OperationKind.BOOTSTRAP, FOUR, (5,)), "joined to own no tokens"),
-        (PrepareOperation(OperationKind.BOOTSTRAP, NodeId(5)), "a node owns 1 to"),
+        (PrepareOperation(Bootstrap(FOUR, (5,))), "joined to own no tokens"),
+        (PrepareOperation(Bootstrap(NodeId(5))), "a node owns 1 to"),
     ],
 )
 def test_tokens_are_as_they_were_announced(asked: PrepareOperation, why: str) -> None:
@@ -139,7 +145,7 @@ def test_tokens_are_as_they_were_announced(asked: PrepareOperation, why: str) ->
 def test_it_cannot_move() -> None:
     history = with_zero()
     coordinated(history)
-    refused = history.tried(PrepareOperation(OperationKind.MOVE, FOUR, (5,)))
+    refused = history.tried(PrepareOperation(Move(FOUR, (5,))))
     assert refused is not None and "nothing to move" in refused.message
 
 

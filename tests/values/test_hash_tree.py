@@ -43,6 +43,7 @@ def run(held: dict[int, str], tree: HashTree[str], steps: list[tuple[int, str]])
 STEPS = st.lists(st.tuples(KEYS, st.sampled_from(["", "", "x", "y", "z"])), max_size=40)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(STEPS, STEPS)
 def test_any_history_gives_the_digest_and_the_pairs_of_its_end(

@@ -11,8 +11,10 @@ import abc
 import asyncio
 from collections.abc import Callable
 
-from lockstep.metadata.tip import Expired
-from lockstep.node.messages import Submit
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.log.entries import LogEntry
+from lockstep.metadata.log.tip import Expired
+from lockstep.node.log.messages import Submit
 from lockstep.values.errors import LockstepError, NotLeader, OutcomeUnknown
 
 #: Told how a submission ended.
@@ -45,6 +47,10 @@ class Processor(abc.ABC):
         except NotLeader:
             return False
         return True
+
+    def known_value(self, entry: LogEntry, before: ClusterMetadata) -> ClusterMetadata | None:
+        """What applying `entry` to `before` makes, when that was found out while it was judged here."""
+        return None
 
     async def submit(self, submit: Submit) -> int:
         """Epoch at which the submission's entry is committed. Errors: see the module."""

@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lockstep.node.messages import Submit
-from lockstep.node.metadata_state import MetadataState
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.log.entries import LogEntry
+from lockstep.node.log.messages import Submit
+from lockstep.node.log.metadata_state import MetadataState
 from lockstep.node.processors.base import Processor, Settle
 from lockstep.values.errors import ConfigurationError, LockstepError, NotLeader, Overloaded
 from lockstep.values.limits import GATE_HELD_MAX
@@ -161,6 +163,9 @@ class GatedProcessor(Processor):
 
     def leading_term(self) -> int:
         return self.inner.leading_term()
+
+    def known_value(self, entry: LogEntry, before: ClusterMetadata) -> ClusterMetadata | None:
+        return self.inner.known_value(entry, before)
 
     @property
     def leads(self) -> bool:

@@ -4,6 +4,11 @@ Invariant: a kind is chosen by configuration alone, once, before the node starts
 itself, when it becomes a member of the consensus group; every other kind is a factory called once at start.
 A distribution brings a kind by an entry point in the group `lockstep.processors`: its name is the kind, its
 object a factory.
+
+The processor of a node that never takes part in the metadata service: submissions are others' to judge.
+
+Invariant: it appends nothing and claims nothing; submissions made on such a node are forwarded to the voters
+(node.submission), and those that others send here are answered NotLeader.
 """
 
 from __future__ import annotations
@@ -13,14 +18,23 @@ from typing import Final, Protocol
 
 import msgspec
 
-from lockstep.metadata.registry import Registry
+from lockstep.metadata.log.registry import Registry
 from lockstep.node.configuration import Configuration
-from lockstep.node.metadata_state import MetadataState
-from lockstep.node.processors.base import Processor
+from lockstep.node.log.messages import Submit
+from lockstep.node.log.metadata_state import MetadataState
+from lockstep.node.processors.base import Processor, Settle
 from lockstep.node.processors.local import LocalProcessor
-from lockstep.node.processors.remote import RemoteProcessor
 from lockstep.runtime.ports import Runtime
-from lockstep.values.errors import ConfigurationError
+from lockstep.values.errors import ConfigurationError, NotLeader
+
+
+class RemoteProcessor(Processor):
+    def take(self, submit: Submit, settle: Settle) -> None:
+        settle(NotLeader(None))
+
+    def leading_term(self) -> int:
+        raise NotLeader(None)
+
 
 ENTRY_POINT_GROUP: Final = "lockstep.processors"
 RAFT: Final = "raft"
@@ -41,9 +55,7 @@ Factory = Callable[[Surroundings], Processor]
 
 
 def _local(given: Surroundings) -> Processor:
-    processor = LocalProcessor(given.runtime, given.state, given.registry)
-    given.state.known_value = processor.known_value
-    return processor
+    return LocalProcessor(given.runtime, given.state, given.registry)
 
 
 def _remote(_given: Surroundings) -> Processor:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.entries import LogEntry
-from lockstep.metadata.registry import Registry
-from lockstep.metadata.tip import Appended, Expired, Judgement, Refused, Tip
-from lockstep.node.messages import Submit
-from lockstep.node.metadata_state import MetadataState
+from lockstep.metadata.log.entries import LogEntry
+from lockstep.metadata.log.registry import Registry
+from lockstep.metadata.log.tip import Appended, Expired, Judgement, Refused, Tip
+from lockstep.node.log.messages import Submit
+from lockstep.node.log.metadata_state import MetadataState
 from lockstep.node.processors.base import Processor, Settle, expired
 from lockstep.runtime.ports import Runtime
 from lockstep.values.errors import CannotApply, InvalidRequest, LockstepError, Overloaded
@@ -97,7 +97,6 @@ class LocalProcessor(Processor):
             self._state.give_up(CannotApply("another node wrote to the log of a local metadata service"))
 
     def known_value(self, entry: LogEntry, before: ClusterMetadata) -> ClusterMetadata | None:
-        """What applying `entry` to `before` makes, when that was found out while it was judged here."""
         return self._tip.value_at(entry, before)
 
     def _applied(self, _before: ClusterMetadata, after: ClusterMetadata, entry: LogEntry) -> None:

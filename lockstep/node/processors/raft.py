@@ -18,14 +18,14 @@ from collections.abc import Callable
 
 from lockstep.consensus.messages import Entry, EntryKind
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.entries import ENTRY_DECODER, LogEntry
-from lockstep.metadata.registry import EntryKind as LogEntryKind
-from lockstep.metadata.registry import Registry
-from lockstep.metadata.tip import Appended, Expired, Judgement, Refused, Tip
-from lockstep.node.messages import Submit
-from lockstep.node.metadata_state import MetadataState
+from lockstep.metadata.log.entries import ENTRY_DECODER, LogEntry
+from lockstep.metadata.log.registry import EntryKind as LogEntryKind
+from lockstep.metadata.log.registry import Registry
+from lockstep.metadata.log.tip import Appended, Expired, Judgement, Refused, Tip
+from lockstep.node.log.messages import Submit
+from lockstep.node.log.metadata_state import MetadataState
+from lockstep.node.log.raft_driver import RaftDriver
 from lockstep.node.processors.base import Processor, Settle, expired
-from lockstep.node.raft_driver import RaftDriver
 from lockstep.runtime.ports import Runtime
 from lockstep.values.codec import encode
 from lockstep.values.errors import InvalidRequest, LeadershipLost, LockstepError, NotLeader, Overloaded
@@ -275,7 +275,6 @@ class RaftProcessor(Processor):
                     settle(entry.epoch)
 
     def known_value(self, entry: LogEntry, before: ClusterMetadata) -> ClusterMetadata | None:
-        """What applying `entry` to `before` makes, when that was found out while it was judged here."""
         return self._tip.value_at(entry, before) if self._tip is not None else None
 
     def _applied(self, before: ClusterMetadata, after: ClusterMetadata, entry: LogEntry) -> None:

@@ -6,10 +6,9 @@ tests) import it, and the simulator reuses its task owner.
 """
 
 from lockstep.runtime.real.certificates import Certificate, own_certificate, refuse_ended
-from lockstep.runtime.real.clock import RealClock
 from lockstep.runtime.real.diagnostics import facts_of, route_diagnostics
 from lockstep.runtime.real.directory import claim
-from lockstep.runtime.real.family import real_runtime, run
+from lockstep.runtime.real.family import RealClock, real_runtime, run
 from lockstep.runtime.real.helper_processes import HelperProcesses
 from lockstep.runtime.real.network import require_free, require_usable
 from lockstep.runtime.real.private_files import keep_private, read_secret

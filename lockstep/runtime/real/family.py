@@ -1,22 +1,37 @@
 """Composition of the production ports, and the entry into their event loop.
 
 Invariant: every call of `real_runtime` gives ports of its own, so several nodes can live in one process.
+
+The system's clocks.
+
+Invariant: monotonic_s never steps back; wall_us is what the host believes and may jump.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from lockstep.runtime.ports import Helpers, Runtime, Workers
-from lockstep.runtime.real.clock import RealClock
 from lockstep.runtime.real.disk import RealDisk
 from lockstep.runtime.real.network import RealNetwork
 from lockstep.runtime.real.probes import NoProbes
 from lockstep.runtime.real.random import RealRandom
 from lockstep.runtime.real.tasks import RealTasks, Report
 from lockstep.values.limits import BLOCKING_THREADS_MAX
+
+
+class RealClock:
+    """Clock port."""
+
+    # The system's function itself, for every request asks several times.
+    monotonic_s = staticmethod(time.monotonic)
+
+    def wall_us(self) -> int:
+        return time.time_ns() // 1000
+
 
 T = TypeVar("T")
 

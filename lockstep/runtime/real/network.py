@@ -2,6 +2,10 @@
 
 Invariant: small writes go out at once (TCP_NODELAY, which both asyncio and uvloop set on every TCP
 transport); a port that cannot be had is a ConfigurationError that names it.
+
+Why a TLS handshake failed: event loops end such connections without a word to who listens.
+
+Invariant: what is told changes nothing of how the handshake goes on.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import ssl
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -21,6 +26,26 @@ from lockstep.values.limits import RAW_THREADS_MAX
 if TYPE_CHECKING:
     import ssl
     from concurrent.futures import ThreadPoolExecutor
+
+
+def tell_refusals(context: ssl.SSLContext, refused: Callable[[str], None]) -> None:
+    """Have `refused` called with the reason of each handshake under this context that fails on this side."""
+
+    class Handshake(ssl.SSLObject):
+        def do_handshake(self) -> None:
+            try:
+                super().do_handshake()
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                raise
+            except ssl.SSLCertVerificationError as error:
+                refused(f"its certificate is refused: {error.verify_message}")
+                raise
+            except ssl.SSLError as error:
+                refused(f"it does not speak TLS as this node does: {error.reason or error}")
+                raise
+
+    context.sslobject_class = Handshake
+
 
 _UNUSABLE = {
     errno.EADDRINUSE: ("is in use", "stop the other process or choose another port"),
@@ -78,7 +103,7 @@ class RealNetwork:
         loop = asyncio.get_running_loop()
         secured = _context(tls, listens=True) if tls is not None else None
         if secured is not None and refused is not None:
-            from lockstep.runtime.real.handshakes import tell_refusals
+            from lockstep.runtime.real.network import tell_refusals
 
             tell_refusals(secured, refused)
         try:

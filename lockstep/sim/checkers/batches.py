@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from lockstep.sim.checkers.violation import Violation
-from lockstep.sim.history import Outcome
+from lockstep.sim.load.history import Outcome
 from lockstep.values.ids import NodeId
 
 #: (table, partition key, clustering) of a row.

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from lockstep.sim.checkers.violation import Violation
-from lockstep.sim.history import Outcome
+from lockstep.sim.load.history import Outcome
 from lockstep.values.ids import Consistency
 
 #: (partition key, clustering or STATIC_ROW, column or `column[element]`).

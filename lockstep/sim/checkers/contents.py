@@ -14,8 +14,8 @@ from lockstep.metadata.repairs import Repair, RepairState
 from lockstep.sim.checkers.columns import DELETED, EXPIRES, STAYS, State
 from lockstep.sim.checkers.replicas import DurableContent
 from lockstep.sim.checkers.violation import Violation
-from lockstep.storage import keys
-from lockstep.storage.fragments import decode_header, decode_row
+from lockstep.storage.rows import keys
+from lockstep.storage.rows.fragments import decode_header, decode_row
 from lockstep.storage.store import Family
 from lockstep.values.ids import NodeId
 from lockstep.values.rows import Row

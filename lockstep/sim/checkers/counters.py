@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from lockstep.sim.checkers.violation import Violation
-from lockstep.sim.history import Outcome
+from lockstep.sim.load.history import Outcome
 
 
 class Count(msgspec.Struct, frozen=True):

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.operations import Operation, Stage
-from lockstep.node.work import gained_ranges, lost_ranges
+from lockstep.node.work.worker import gained_ranges, lost_ranges
 from lockstep.sim.checkers.replicas import DurableContent
 from lockstep.sim.checkers.violation import Violation
-from lockstep.topology.stages import DELETING, Work, stage_row
+from lockstep.topology.kind import stage_row
+from lockstep.topology.stages import DELETING, Work
 from lockstep.values.ids import NodeId
 
 _DONE = "work.done"
@@ -71,5 +72,5 @@ class Emptied:
 
     @staticmethod
     def _deletes(operation: Operation) -> Work | None:
-        work = stage_row(operation.kind, operation.stage).work
+        work = stage_row(operation).work
         return work if work in DELETING else None

@@ -15,7 +15,7 @@ from lockstep.consensus.raft import Raft
 from lockstep.gossip.failure_detector import FailureDetector
 from lockstep.gossip.pulling import Puller
 from lockstep.gossip.soft_state import SoftStates
-from lockstep.metadata.tip import Tip
+from lockstep.metadata.log.tip import Tip
 
 #: A prime, so that no rhythm of ticks and messages meets the same machine always.
 RAFT_EVERY = 7

@@ -14,7 +14,7 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeState
-from lockstep.metadata.management import EMPTY_STATE, ManagementState
+from lockstep.metadata.groups.management import EMPTY_STATE, ManagementState
 from lockstep.sim.checkers.violation import Violation
 
 

@@ -16,9 +16,9 @@ from typing import Final
 
 import msgspec
 
-from lockstep.replication.shared_requests import SHARED_SPREAD_MS
+from lockstep.internode.shared_requests import SHARED_SPREAD_MS
 from lockstep.sim.checkers.violation import Violation
-from lockstep.sim.history import Outcome
+from lockstep.sim.load.history import Outcome
 from lockstep.values.limits import PEER_SWEEP_MS
 from lockstep.values.request_limits import EXPIRED_SLACK_MS
 

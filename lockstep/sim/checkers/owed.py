@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from lockstep.handoff.hint_records import DroppedHints, Hint, target_of
+from lockstep.handoff.hint_store import Stored
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.node.node import Node
-from lockstep.replication.hint_records import DroppedHints, Hint, target_of
-from lockstep.replication.hint_store import Stored
 from lockstep.sim.checkers.replicas import DurableContent
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.cluster import SimCluster
@@ -33,12 +33,12 @@ class OwedHints:
 
     def attach(self, name: str, node: Node) -> None:
         """Look at all that a node's store forgets from now on."""
-        store = node.hints.store
+        store = node.data.hints.store
         delete: Callable[..., int] = store.delete
 
         def judged(hints: Sequence[Stored], marks: Sequence[DroppedHints] = ()) -> int:
             try:
-                self.forgotten(name, node.cluster, hints, marks)
+                self.forgotten(name, node.log.cluster, hints, marks)
             except Violation as found:
                 self._cluster.world.fail("monitor", name, str(found), found)
             return delete(hints, marks)

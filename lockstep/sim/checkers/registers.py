@@ -18,7 +18,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 
 from lockstep.sim.checkers.violation import Violation
-from lockstep.sim.history import Change, Event, Look, Outcome
+from lockstep.sim.load.history import Change, Event, Look, Outcome
 from lockstep.values.ids import Consistency
 
 Place = tuple[str, bytes, int]

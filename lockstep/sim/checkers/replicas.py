@@ -24,11 +24,11 @@ from lockstep.sim.checkers.registers import (
     state_after,
 )
 from lockstep.sim.checkers.violation import Violation
-from lockstep.sim.disk import SimDisk
 from lockstep.sim.door import KEYSPACE, clustering_bytes
-from lockstep.sim.history import Change, Event, Outcome
-from lockstep.storage import keys
-from lockstep.storage.fragments import decode_header, decode_row
+from lockstep.sim.load.history import Change, Event, Outcome
+from lockstep.sim.runtime.disk import SimDisk
+from lockstep.storage.rows import keys
+from lockstep.storage.rows.fragments import decode_header, decode_row
 from lockstep.values import codec, limits
 from lockstep.values.errors import CorruptFile
 from lockstep.values.ids import NodeId

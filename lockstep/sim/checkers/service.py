@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeInfo, NodeState
-from lockstep.metadata.entries import LogEntry
-from lockstep.metadata.operations import OperationKind
-from lockstep.metadata.registry import EntryKind
-from lockstep.metadata.service import Service
-from lockstep.metadata.voter_choice import choose_voters, dc_limit
+from lockstep.metadata.groups.service import Service
+from lockstep.metadata.groups.voter_choice import choose_voters, dc_limit
+from lockstep.metadata.log.entries import LogEntry
+from lockstep.metadata.log.registry import EntryKind
 from lockstep.node.node import Node
 from lockstep.sim.checkers.violation import Violation
+from lockstep.topology.kinds.replace import Replace
 
 #: Kinds that the design lets pass while the service is frozen.
 _WHILE_FROZEN = (
@@ -40,7 +40,7 @@ def check_voters(before: ClusterMetadata, after: ClusterMetadata) -> None:
     _check_change(before.service, after.service)
     _check_tolerance(before, after)
     for operation in after.operations:
-        if operation.departing and operation.departing in after.service.members:
+        if operation.about.departing and operation.about.departing in after.service.members:
             raise Violation("CMS-1", f"{operation.title()} runs, and that node votes")
     for voter in after.voters:
         if after.directory.by_id[voter].state is NodeState.LEFT:
@@ -92,11 +92,11 @@ def _votes_allowed(cluster: ClusterMetadata) -> int:
 
 
 def _is_member(cluster: ClusterMetadata, node: NodeInfo) -> bool:
-    if node.id in cluster.service.leaving or any(node.id == o.departing for o in cluster.operations):
+    if node.id in cluster.service.leaving or any(node.id == o.about.departing for o in cluster.operations):
         return False
     if node.state in (NodeState.NORMAL, NodeState.REBUILDING):
         return True
-    return any(one.kind is OperationKind.REPLACE and one.node == node.id for one in cluster.requests.live)
+    return any(isinstance(one.body, Replace) and one.node == node.id for one in cluster.requests.live)
 
 
 def check_entry(before: ClusterMetadata, entry: LogEntry) -> None:
@@ -112,9 +112,9 @@ def unsettled_voters(cluster: ClusterMetadata, leader: Node | None) -> str:
         return f"{service.change.title()} runs"
     if service.leaving:
         return f"nodes {list(service.leaving)} wait to leave"
-    if leader is None or leader.driver is None:
+    if leader is None or leader.log.driver is None:
         return "nobody leads"
-    configuration = leader.driver.raft.configuration
+    configuration = leader.log.driver.raft.configuration
     if configuration.voters != service.voters or configuration.learners or configuration.outgoing:
         return f"Raft has {configuration}, recorded are {list(service.voters)}"
     if len(service.voters) % 2 == 0:

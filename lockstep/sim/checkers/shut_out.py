@@ -13,7 +13,7 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.operations import Operation
 from lockstep.node.node import Node
 from lockstep.sim.checkers.violation import Violation
-from lockstep.sim.history import Event, Outcome
+from lockstep.sim.load.history import Event, Outcome
 from lockstep.topology.barriers import barrier_need
 from lockstep.values.ids import Consistency, NodeId
 
@@ -96,9 +96,14 @@ def check_released(
     need = barrier_need(operation, before)
     for id_ in need.must_release:
         node = nodes.get(id_)
-        if node is None or node.state.epoch < need.epoch or not coordinator.liveness.alive(id_):
+        if (
+            node is None
+            or not node.is_loaded
+            or node.log.state.epoch < need.epoch
+            or not coordinator.membership.liveness.alive(id_)
+        ):
             continue
-        for session, count in node.guards.stragglers():
+        for session, count in node.data.guards.stragglers():
             if session.startswith(need.session_prefix) and not before.session_open(session):
                 raise Violation(
                     "TAB-2",

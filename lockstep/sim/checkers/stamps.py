@@ -15,7 +15,7 @@ import msgspec
 
 from lockstep.sim.checkers.registers import State, check_registers
 from lockstep.sim.checkers.violation import Violation
-from lockstep.sim.history import Change, Event, Look, Outcome
+from lockstep.sim.load.history import Change, Event, Look, Outcome
 
 #: (mark, whether the value is there, the timestamp that the server tells).
 StampedRow = tuple[bytes, bool, int]

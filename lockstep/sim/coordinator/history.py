@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
-from lockstep.metadata.entries import ENTRY_ID_BYTES, LogEntry
-from lockstep.metadata.operations import OperationKind, Stage
-from lockstep.metadata.registry import Registry
+from lockstep.metadata.log.entries import ENTRY_ID_BYTES, LogEntry
+from lockstep.metadata.log.registry import Registry
+from lockstep.metadata.log.tip import Appended, Refused, Tip
+from lockstep.metadata.operations import Stage
 from lockstep.metadata.schema_change import ChangeSchema
-from lockstep.metadata.tip import Appended, Refused, Tip
 from lockstep.metadata.transformations import Founder, Initialize, Register, SetExtension
 from lockstep.node.kinds import every_kind
 from lockstep.schema.changes import (
@@ -31,6 +31,7 @@ from lockstep.schema.changes import (
 )
 from lockstep.schema.model import ColumnKind
 from lockstep.schema.type_changes import AddTypeField, CreateType
+from lockstep.topology.kinds.bootstrap import Bootstrap
 from lockstep.topology.transformations import AdvanceOperation, PrepareOperation
 from lockstep.values.compatibility import CASSANDRA_RELEASE
 from lockstep.values.ids import NodeId
@@ -79,7 +80,7 @@ CHANGES: dict[str, Any] = {
     "register": Register(
         host_id_of(JOINING), host_of(JOINING), 7000, 9042, 7080, "dc1", "rack1", CASSANDRA_RELEASE
     ),
-    "prepare": PrepareOperation(OperationKind.BOOTSTRAP, NodeId(JOINING), (token_of(JOINING_KEY.encode()),)),
+    "prepare": PrepareOperation(Bootstrap(NodeId(JOINING), (token_of(JOINING_KEY.encode()),))),
     "commit streams": AdvanceOperation(_OPERATION, Stage.JOIN_GROUP0),
     "write both": AdvanceOperation(_OPERATION, Stage.COMMIT_CDC_GENERATION),
     "read new": AdvanceOperation(_OPERATION, Stage.WRITE_BOTH_READ_OLD),

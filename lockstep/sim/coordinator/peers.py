@@ -12,7 +12,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from lockstep.node.messages import (
+from lockstep.internode import verbs
+from lockstep.internode.handshake import PROTOCOL_VERSION, Address, Hello, PeerInfo
+from lockstep.internode.internode import Internode
+from lockstep.internode.responding import Respond
+from lockstep.node.log.messages import (
     Announce,
     AskMembers,
     EpochQuery,
@@ -25,14 +29,10 @@ from lockstep.node.messages import (
     MemberList,
     Ping,
 )
-from lockstep.replication import verbs
-from lockstep.replication.handshake import PROTOCOL_VERSION, Address, Hello, PeerInfo
-from lockstep.replication.internode import Internode
-from lockstep.replication.messages import ReadReply, ReadRequest, WriteReply, WriteRequest
-from lockstep.replication.responding import Respond
+from lockstep.replica.messages import ReadReply, ReadRequest, WriteReply, WriteRequest
 from lockstep.runtime.ports import Runtime
 from lockstep.sim.coordinator.history import CLUSTER_ID, CaseHistory, host_id_of, host_of
-from lockstep.sim.process import Process
+from lockstep.sim.runtime.process import Process
 from lockstep.values.codec import encode
 from lockstep.values.errors import LockstepError
 

@@ -213,7 +213,7 @@ class _Player:
 
     def _epoch(self) -> int:
         assert self.stage.node is not None, "n1 runs"
-        return self.stage.node.cluster.epoch
+        return self.stage.node.log.cluster.epoch
 
     def _asked(self, match: re.Match[str]) -> None:
         asked = [peer.number for peer in self.stage.peers.values() if peer.fetches]
@@ -229,7 +229,7 @@ class _Player:
 
     def _counts(self, match: re.Match[str]) -> None:
         assert self.stage.node is not None, "n1 runs"
-        refusals = self.stage.node.replica.refusals
+        refusals = self.stage.node.data.replica.refusals
         counted = refusals.waits if match["reason"] == "waits" else refusals.counts[match["reason"]]
         if counted != int(match["count"]):
             raise StepFailed(f"it counts {counted}")

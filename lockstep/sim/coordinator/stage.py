@@ -14,7 +14,7 @@ from typing import Any
 from lockstep.cql.wire import client as wire
 from lockstep.cql.wire.constants import Opcode
 from lockstep.cql.wire.messages import QueryParameters
-from lockstep.metadata.snapshot_file import entry_batches
+from lockstep.metadata.log.snapshot_file import entry_batches
 from lockstep.node.configuration import (
     ClusterSection,
     Configuration,
@@ -22,18 +22,18 @@ from lockstep.node.configuration import (
     NodeSection,
     TimeoutsSection,
 )
-from lockstep.node.identity import Identity
-from lockstep.node.journal import Journal
-from lockstep.node.metadata_store import DEFAULT_RETENTION, MetadataStore
+from lockstep.node.log.journal import Journal
+from lockstep.node.log.metadata_store import DEFAULT_RETENTION, MetadataStore
+from lockstep.node.membership.identity import Identity
 from lockstep.node.node import Node
 from lockstep.runtime.ports import Runtime
-from lockstep.server.cql_server import serve
+from lockstep.server.cql.cql_server import serve
 from lockstep.sim.coordinator.history import CLUSTER_ID, JOINING, CaseHistory, host_id_of, host_of
 from lockstep.sim.coordinator.peers import PORT, ScriptedPeer
-from lockstep.sim.cql_client import CqlClient, CqlError
-from lockstep.sim.disk import DiskSettings
-from lockstep.sim.links import LinkSettings
-from lockstep.sim.world import World, WorldSettings
+from lockstep.sim.load.cql_client import CqlClient, CqlError
+from lockstep.sim.runtime.disk import DiskSettings
+from lockstep.sim.runtime.links import LinkSettings
+from lockstep.sim.runtime.world import World, WorldSettings
 from lockstep.storage.model import open_model_store
 from lockstep.storage.store import STORE_DIRECTORY, Family
 from lockstep.values.codec import encode
@@ -109,8 +109,8 @@ class Stage:
         node = self.node
         if node is None or not node.ready or self._connection is None:
             return False
-        present = [info.id for info in node.cluster.directory.nodes if info.id in self.peers]
-        return all(node.liveness.alive(number) for number in present)
+        present = [info.id for info in node.log.cluster.directory.nodes if info.id in self.peers]
+        return all(node.membership.liveness.alive(number) for number in present)
 
     async def _prepare(self, runtime: Runtime) -> None:
         await Journal(runtime.disk, "identity").append(encode(Identity(host_id_of(1), CLUSTER_ID, 1)))
@@ -133,7 +133,7 @@ class Stage:
         )
         node = Node(runtime, configuration, _open_store, lambda *_, **__: None)
         await node.start()
-        await serve(node, runtime)
+        await serve(node.services, runtime)
         self.node = node
         assert node.broken is not None, "a node that started can break"
         raise await node.broken

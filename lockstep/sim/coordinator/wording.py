@@ -15,9 +15,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from lockstep.internode import verbs
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.replication import verbs
-from lockstep.replication.messages import ReadReply, ReadRequest, WriteReply, WriteRequest
+from lockstep.replica.messages import ReadReply, ReadRequest, WriteReply, WriteRequest
 from lockstep.sim.coordinator.history import JOINING_KEY, KEYS
 from lockstep.sim.door import clustering_bytes, clustering_number
 from lockstep.values.errors import (

@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 
 from lockstep.sim.fuzz import kinds
+from lockstep.sim.fuzz.binding import Say
 from lockstep.sim.fuzz.changes import DONE, Answer, Moment
 from lockstep.sim.fuzz.facts import Content, Facts, Row
 from lockstep.sim.fuzz.kinds import Kind
 from lockstep.sim.fuzz.relations import Relation
-from lockstep.sim.fuzz.saying import Say
 from lockstep.sim.fuzz.tables import KEYSPACE, Column, Table, View
 
 

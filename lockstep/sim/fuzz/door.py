@@ -13,11 +13,11 @@ import msgspec
 from lockstep.node.configuration import Configuration, FunctionsSection
 from lockstep.runtime.ports import Runtime
 from lockstep.sim.cluster import Shape, SimCluster
-from lockstep.sim.fuzz.asking import Asking, Told
-from lockstep.sim.fuzz.saying import Said
+from lockstep.sim.fuzz.binding import Said
+from lockstep.sim.fuzz.client import Asking, Told
 from lockstep.sim.fuzz.selecting import FUNCTIONS
 from lockstep.sim.fuzz.tables import KEYSPACE
-from lockstep.sim.world import World
+from lockstep.sim.runtime.world import World
 from lockstep.values.errors import LockstepError
 
 _START_S: Final = 60.0

@@ -15,17 +15,17 @@ from typing import Any, Final
 
 import msgspec
 
-from lockstep.replication import replica
-from lockstep.server import batch_writes, execution
-from lockstep.server.planning_aside import PlanningAside
-from lockstep.sim import loop as loop_module
+from lockstep.replica import replica
+from lockstep.server.statements import batch_writes, execution
+from lockstep.server.statements.long_statements import LongStatements
+from lockstep.sim.fuzz.binding import Said
 from lockstep.sim.fuzz.door import Door
-from lockstep.sim.fuzz.saying import Said
-from lockstep.sim.planted.plant import Planted
+from lockstep.sim.plant import Planted
 from lockstep.sim.replaced import replaced
-from lockstep.sim.streams import Stream, stream
-from lockstep.sim.world import World
-from lockstep.storage import folding
+from lockstep.sim.runtime import loop as loop_module
+from lockstep.sim.runtime.streams import Stream, stream
+from lockstep.sim.runtime.world import World
+from lockstep.storage.rows import folding
 from lockstep.values.request_limits import CALLBACK_CALLS_MAX
 
 #: The scheduler's frame, which begins each callback.
@@ -218,10 +218,10 @@ _NEVER: Final = 1 << 40
 
 
 def _planned_on_the_loop() -> contextlib.AbstractContextManager[None]:
-    async def run(self: PlanningAside, work: Callable[[], Any]) -> Any:
+    async def run(self: LongStatements, work: Callable[[], Any]) -> Any:
         return work()
 
-    return replaced((PlanningAside, "run", run))
+    return replaced((LongStatements, "run", run))
 
 
 def _plant(name: str, harm: str, *changes: tuple[Any, str, Any]) -> Planted:

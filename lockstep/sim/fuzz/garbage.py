@@ -17,12 +17,12 @@ from lockstep.cql.wire.frames import encode_request
 from lockstep.cql.wire.messages import BatchStatement, QueryParameters
 from lockstep.cql.wire.segments import encode_segments
 from lockstep.runtime.ports import Runtime
+from lockstep.sim.fuzz.binding import Binder
 from lockstep.sim.fuzz.door import Door
-from lockstep.sim.fuzz.draw_looks import Looks
-from lockstep.sim.fuzz.draws import Changes
-from lockstep.sim.fuzz.saying import Binder
+from lockstep.sim.fuzz.generators import Changes
+from lockstep.sim.fuzz.query_generators import Looks
 from lockstep.sim.fuzz.tables import draw_table
-from lockstep.sim.streams import Stream, stream
+from lockstep.sim.runtime.streams import Stream, stream
 from lockstep.values.errors import LockstepError
 from lockstep.values.ids import Consistency
 

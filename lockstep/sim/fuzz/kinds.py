@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from lockstep.schema.types import parse_type
-from lockstep.sim.streams import Stream
+from lockstep.sim.runtime.streams import Stream
 
 SCALARS: Final = (
     *("int", "text", "int", "text", "bigint", "ascii", "blob", "boolean", "date", "decimal", "double"),

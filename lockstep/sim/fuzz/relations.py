@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from lockstep.sim.fuzz import kinds
-from lockstep.sim.fuzz.saying import BIGINT, INT, Say, listed
+from lockstep.sim.fuzz.binding import BIGINT, INT, Say, listed
 from lockstep.sim.fuzz.tables import Column, Table
 
 

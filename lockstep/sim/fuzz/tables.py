@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from lockstep.sim.fuzz.kinds import Kind, draw_kind, draw_scalar, draw_value, frozen, order, text, wire
-from lockstep.sim.streams import Stream
+from lockstep.sim.runtime.streams import Stream
 
 KEYSPACE: Final = "f"
 #: (part of a key, values of it): few partitions with few rows each.

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import msgspec
 
 from lockstep.sim.fuzz import kinds
+from lockstep.sim.fuzz.binding import Say
 from lockstep.sim.fuzz.changes import Answer, Moment
 from lockstep.sim.fuzz.facts import Content, Mark, Row, Seen, each
-from lockstep.sim.fuzz.looks import Look
-from lockstep.sim.fuzz.saying import Say
+from lockstep.sim.fuzz.queries import Look
 from lockstep.sim.fuzz.tables import Column, Table, View
-from lockstep.sim.streams import Stream
+from lockstep.sim.runtime.streams import Stream
 
 
 class ViewLook(msgspec.Struct, frozen=True):

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lockstep.cql.wire.messages import UNSET
 from lockstep.sim.fuzz import kinds
+from lockstep.sim.fuzz.binding import BESIDE, BIGINT, INT, TEXT, Say
 from lockstep.sim.fuzz.relations import where_text
-from lockstep.sim.fuzz.saying import BESIDE, BIGINT, INT, TEXT, Say
 from lockstep.sim.fuzz.tables import Table
 
 if TYPE_CHECKING:

@@ -11,8 +11,10 @@ import fnmatch
 
 import msgspec
 
-from lockstep.metadata.operations import OperationKind, Stage
-from lockstep.topology.stages import TABLES, StageRow, Work
+from lockstep.metadata.operations import Stage
+from lockstep.topology.kind import Drill, Kind
+from lockstep.topology.kinds.registry import KINDS as ALL_KINDS
+from lockstep.topology.stages import StageRow, Work
 
 #: The one step of an operation that is a single entry.
 AT_ONCE = "at_once"
@@ -46,55 +48,24 @@ class Fault(enum.StrEnum):
     CANCEL = "cancel"
 
 
-class Kind(msgspec.Struct, frozen=True):
-    """An operation as operators begin it. `table` None: it is one entry without stages."""
+class Subject(msgspec.Struct, frozen=True):
+    """What a row of the matrix is about: a drill of a kind, or an operation that is one entry (no kind)."""
 
-    name: str
-    table: OperationKind | None
-    #: Its subject is dead when it begins.
-    dead: bool = False
-    #: The subject gives everything, or gets everything: nobody else is the source, or the target.
-    gives: bool = False
-    gets: bool = False
-    #: No node is its subject.
-    nobodys: bool = False
-    #: Somebody gets ranges; somebody who stays gives some up.
-    fills: bool = True
-    sheds: bool = True
-    #: It can be taken back at any stage: it walks back over the steps that it has done.
-    walks: bool = False
-    #: How many nodes the cluster begins with, and copies of all data that are there before.
-    founders: int = 4
-    factor: int = 3
+    drill: Drill
+    kind: Kind | None
+
+    @property
+    def rows(self) -> tuple[StageRow, ...]:
+        return self.kind.stages if self.kind is not None else ()
 
 
-_KNOWN = (
-    Kind("bootstrap", OperationKind.BOOTSTRAP, gets=True),
-    Kind("decommission", OperationKind.DECOMMISSION, gives=True, sheds=False),
-    Kind("move", OperationKind.MOVE),
-    Kind("replace_same_address", OperationKind.REPLACE, dead=True, gets=True, sheds=False),
-    Kind("replace_new_address", OperationKind.REPLACE, dead=True, gets=True, sheds=False),
-    Kind("remove", OperationKind.REMOVE, dead=True, sheds=False),
-    Kind("rebuild", OperationKind.REBUILD, gets=True),
-    Kind("force_remove", None, dead=True),
-    Kind("replication_up", OperationKind.REPLICATION, nobodys=True, sheds=False, walks=True, founders=6),
-    Kind(
-        "replication_down",
-        OperationKind.REPLICATION,
-        nobodys=True,
-        fills=False,
-        walks=True,
-        founders=6,
-        factor=5,
-    ),
-)
-_TABLED = {kind.table: None for kind in _KNOWN}
-#: By name; a kind that only the stage tables know is here too.
-KINDS: dict[str, Kind] = {
-    kind.name: kind
-    for kind in (
-        *_KNOWN,
-        *(Kind(table.value, table, nobodys=True) for table in TABLES if table not in _TABLED),
+#: By name.
+KINDS: dict[str, Subject] = {
+    subject.drill.name: subject
+    for subject in (
+        *(Subject(drill, kind) for kind in ALL_KINDS if not kind.is_global for drill in kind.drills),
+        Subject(Drill("force_remove", dead=True), None),
+        *(Subject(drill, kind) for kind in ALL_KINDS if kind.is_global for drill in kind.drills),
     )
 }
 
@@ -112,20 +83,20 @@ class Cell(msgspec.Struct, frozen=True, order=True):
 
     @property
     def row(self) -> StageRow | None:
-        return next((row for row in rows_of(KINDS[self.kind]) if row.stage == self.stage), None)
+        return next((row for row in KINDS[self.kind].rows if row.stage == self.stage), None)
 
     @property
     def factor(self) -> int:
         """Copies of all data: with one node dead already, a second one may be lost only of five."""
-        return 5 if self._two_lost else KINDS[self.kind].factor
+        return 5 if self._two_lost else KINDS[self.kind].drill.factor
 
     @property
     def founders(self) -> int:
-        return 6 if self._two_lost else KINDS[self.kind].founders
+        return 6 if self._two_lost else KINDS[self.kind].drill.founders
 
     @property
     def _two_lost(self) -> bool:
-        return KINDS[self.kind].dead and self.fault is Fault.LOST
+        return KINDS[self.kind].drill.dead and self.fault is Fault.LOST
 
     @property
     def goes_back(self) -> bool:
@@ -133,19 +104,15 @@ class Cell(msgspec.Struct, frozen=True, order=True):
         return self.stage == Stage.ROLLBACK_TO_NORMAL
 
 
-def rows_of(kind: Kind) -> tuple[StageRow, ...]:
-    return TABLES[kind.table] if kind.table is not None else ()
-
-
 def every_cell() -> tuple[Cell, ...]:
     """All combinations, those that do not apply too."""
     cells = []
-    for kind in KINDS.values():
-        for stage in [row.stage.value for row in rows_of(kind)] or [AT_ONCE]:
+    for name, subject in KINDS.items():
+        for stage in [row.stage.value for row in subject.rows] or [AT_ONCE]:
             for point in Point:
-                cells.append(Cell(kind.name, stage, point, Victim.NOBODY, Fault.CANCEL))
+                cells.append(Cell(name, stage, point, Victim.NOBODY, Fault.CANCEL))
                 cells.extend(
-                    Cell(kind.name, stage, point, victim, fault)
+                    Cell(name, stage, point, victim, fault)
                     for victim in Victim
                     for fault in Fault
                     if victim is not Victim.NOBODY and fault is not Fault.CANCEL
@@ -155,36 +122,36 @@ def every_cell() -> tuple[Cell, ...]:
 
 def why_not(cell: Cell) -> str:
     """Why there is nothing to run; empty when there is."""
-    kind, row = KINDS[cell.kind], cell.row
+    drill, row = KINDS[cell.kind].drill, cell.row
     if cell.fault is Fault.CANCEL and (row is None or cell.goes_back):
         return "it is going back already" if row is not None else "one entry cannot be taken back"
     if row is None and cell.point is not Point.ENTRY:
         return "one entry has no barrier, no work and no next step"
-    return (_point(kind, row, cell.point) if row is not None else "") or _victim(kind, row, cell.victim)
+    return (_point(drill, row, cell.point) if row is not None else "") or _victim(drill, row, cell.victim)
 
 
-def _point(kind: Kind, row: StageRow, point: Point) -> str:
+def _point(drill: Drill, row: StageRow, point: Point) -> str:
     if point is not Point.WORK:
         return ""
     if row.work is Work.NONE:
         return "the stage has no work"
-    if row.work is Work.CLEANUP and not kind.sheds:
+    if row.work is Work.CLEANUP and not drill.sheds:
         return "nobody who stays gives anything up"
-    if row.work in (Work.WIPE, Work.STREAM, Work.DISCARD) and not kind.fills:
+    if row.work in (Work.WIPE, Work.STREAM, Work.DISCARD) and not drill.fills:
         return "nobody gets anything"
     return ""
 
 
-def _victim(kind: Kind, row: StageRow | None, victim: Victim) -> str:
-    if victim is Victim.SUBJECT and kind.nobodys:
+def _victim(drill: Drill, row: StageRow | None, victim: Victim) -> str:
+    if victim is Victim.SUBJECT and drill.nobodys:
         return "it has no subject"
-    if victim is Victim.SUBJECT and kind.dead and not kind.gets:
+    if victim is Victim.SUBJECT and drill.dead and not drill.gets:
         return "the subject is dead already"
-    if victim is Victim.SOURCE and (kind.gives or row is None):
-        return "the subject is the source" if kind.gives else "nothing is streamed"
-    if victim in (Victim.SOURCE, Victim.TARGET) and not kind.fills:
+    if victim is Victim.SOURCE and (drill.gives or row is None):
+        return "the subject is the source" if drill.gives else "nothing is streamed"
+    if victim in (Victim.SOURCE, Victim.TARGET) and not drill.fills:
         return "nobody gets anything"
-    if victim is Victim.TARGET and kind.gets:
+    if victim is Victim.TARGET and drill.gets:
         return "the subject is the target"
     return ""
 

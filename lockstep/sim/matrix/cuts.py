@@ -13,12 +13,12 @@ from functools import partial
 
 import msgspec
 
-from lockstep.sim.probes import CrashRule
-from lockstep.sim.process import POWER
 from lockstep.sim.report import story_text
+from lockstep.sim.runtime.probes import CrashRule
+from lockstep.sim.runtime.process import POWER
+from lockstep.sim.runtime.streams import stream
 from lockstep.sim.scenario import Run, Scenario
 from lockstep.sim.scenarios import SCENARIOS
-from lockstep.sim.streams import stream
 from lockstep.sim.workers import spread
 from lockstep.values.errors import ConfigurationError
 

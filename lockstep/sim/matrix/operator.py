@@ -13,20 +13,22 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeState
-from lockstep.metadata.operations import Operation, OperationKind, Stage
-from lockstep.metadata.registry import EntryKind
+from lockstep.metadata.log.registry import EntryKind
+from lockstep.metadata.operations import Body, Operation
 from lockstep.metadata.requests import Request
 from lockstep.runtime.ports import Runtime
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.cluster import SimCluster
 from lockstep.sim.door import KEYSPACE
+from lockstep.sim.load.operators import Operators
 from lockstep.sim.matrix.cells import KINDS, Cell
 from lockstep.sim.matrix.strike import Strike
-from lockstep.sim.operators import Operators
 from lockstep.topology.force_remove import ForceRemove
 from lockstep.topology.invariants import check_restored
+from lockstep.topology.kind import body_fields, kind_of, stage_row
+from lockstep.topology.kinds.remove import Remove
+from lockstep.topology.kinds.replication import Walk
 from lockstep.topology.requests import CancelRequest, EnqueueRequest
-from lockstep.topology.stages import stage_row
 from lockstep.values.errors import LockstepError, Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
@@ -51,7 +53,12 @@ class CellOperator(Operators):
         #: What a refused cancel said, where the operation could only go on.
         self.refused = ""
         self._cell = cell
-        self._kind = KINDS[cell.kind]
+        self._drill, self._kind = KINDS[cell.kind].drill, KINDS[cell.kind].kind
+        ring = self._kind.ring if self._kind is not None else None
+        #: Whether a new node asks for it by itself.
+        self._by_itself = ring is not None and ring.is_newcomers
+        #: What there is to say when one asks for it.
+        self._fields = body_fields(self._kind) if self._kind is not None else ()
         self._subject = _NOBODY
         self._tokens: tuple[int, ...] = ()
         self._before: dict[int, ClusterMetadata] = {}
@@ -68,19 +75,20 @@ class CellOperator(Operators):
         for operation in before.operations:
             if operation.id not in after.operations_by_id:
                 self._ended(operation, after)
-        if self._kind.table is None and self._subject:
+        if self._kind is None and self._subject:
             self._given_up(before, after)
 
     def _ended(self, operation: Operation, after: ClusterMetadata) -> None:
-        if operation.is_stopped:
+        walk = operation.body
+        if isinstance(walk, Walk) and walk.is_stopped:
             return  # Taken back a second time, it ends between two steps: the watch knows where.
-        if operation.stage is Stage.ROLLBACK_TO_NORMAL or operation.is_cancelled:
+        if kind_of(operation).is_taken_back(operation):
             found = check_restored(self._before[operation.id], after)
             if found:
                 invariant, _, text = found[0].partition(": ")
                 raise Violation(invariant, text)
             self.restored += 1
-        elif operation.kind is self._kind.table:
+        elif self._kind is not None and operation.kind == self._kind.name:
             self.completed = True
 
     def _given_up(self, before: ClusterMetadata, after: ClusterMetadata) -> None:
@@ -122,25 +130,25 @@ class CellOperator(Operators):
         return next(r for r in self.cluster.newest.requests.live if r.operation_id == operation.id)
 
     async def _begin(self, runtime: Runtime) -> None:
-        newest, kind = self.cluster.newest, self._kind
-        if kind.name == "bootstrap":
+        newest, drill = self.cluster.newest, self._drill
+        if self._by_itself and not drill.dead:
             self.join()
             return
-        if kind.table is OperationKind.REPLICATION:
+        if drill.nobodys:
             await self._ask_again(runtime)
             return
         normal = [node.id for node in newest.directory.in_state(NodeState.NORMAL)]
         others = [node for node in normal if node not in newest.service.members]
         self._subject = (others or normal)[-1]
-        if kind.table is OperationKind.MOVE:
+        if "tokens" in self._fields and not self._by_itself:
             span = TOKEN_MAX - TOKEN_MIN
             count = len(newest.directory.by_id[self._subject].tokens)
             tokens = (TOKEN_MIN + 1 + self._draw.randrange(span - 1) for _ in range(count))
             self._tokens = tuple(sorted(tokens))
-        if kind.dead:
+        if drill.dead:
             self.cluster.park(self.cluster.name_of(self._subject), self._subject)
-        if kind.table is OperationKind.REPLACE:
-            same = self.cluster.name_of(self._subject) if kind.name == "replace_same_address" else ""
+        if self._by_itself:
+            same = self.cluster.name_of(self._subject) if drill.name == "replace_same_address" else ""
             self.replace(self._subject, same)
         else:
             await self._ask_again(runtime)
@@ -184,7 +192,7 @@ class CellOperator(Operators):
 
         async def submit(_: Runtime) -> None:
             try:
-                await node.submit(CancelRequest(request.id, "operator"))
+                await node.log.submit(CancelRequest(request.id, "operator"))
                 self.cancelled = True
             except Rejected as refusal:
                 self.refused = str(refusal)
@@ -199,8 +207,8 @@ class CellOperator(Operators):
         info = newest.directory.by_id[lost]
         if running is not None:
             waited_s = (self.cluster.world.now_ns - strike.at_ns) / 1e9
-            back = stage_row(running.kind, running.stage).on_failure
-            hopeless = lost in running.subjects and running.departing != lost
+            back = stage_row(running).on_failure
+            hopeless = lost in running.about.nodes and running.about.departing != lost
             if back is not None and (hopeless or waited_s > _PATIENCE_S):
                 cancel = CancelRequest(self._request_of(running).id, "a node is lost")
                 await self.submit(runtime, EntryKind.CANCEL_REQUEST, cancel)
@@ -220,7 +228,7 @@ class CellOperator(Operators):
         replaced = self.cluster.newest.directory.by_id[lost].replaces
         if replaced:
             name = self.cluster.name_of(lost)
-            same = self._kind.name == "replace_same_address"
+            same = self._drill.name == "replace_same_address"
             self.replace(replaced, name if same else "")
         elif not self.completed:
             self.join()
@@ -234,8 +242,8 @@ class CellOperator(Operators):
 
     async def _supersede(self, runtime: Runtime, lost: NodeId) -> None:
         """A member is gone: one that was leaving is removed, the place of any other is taken."""
-        if self._kind.table is OperationKind.DECOMMISSION and lost == self._subject:
-            submitted = await self._request(runtime, OperationKind.REMOVE, lost)
+        if self._drill.gives and lost == self._subject:
+            submitted = await self._request(runtime, Remove(lost))
             self.completed = self.completed or submitted
         elif not self._superseded:
             self._superseded = True
@@ -244,30 +252,21 @@ class CellOperator(Operators):
             self.replace(lost)
 
     async def _ask_again(self, runtime: Runtime) -> None:
-        table = self._kind.table
-        if table in (OperationKind.BOOTSTRAP, OperationKind.REPLACE):
-            return  # A newcomer asks by itself, as often as it takes.
-        if table is None:
+        """With two copies more, or two less, where it changes a replication."""
+        if self._by_itself:
+            return  # As often as it takes.
+        if self._kind is None:
             await self.submit(runtime, EntryKind.FORCE_REMOVE, ForceRemove(self._subject, "its disk is gone"))
-        elif table is OperationKind.REPLICATION:
-            await self._change_replication(runtime)
-        else:
-            await self._request(runtime, table, self._subject)
-
-    async def _change_replication(self, runtime: Runtime) -> None:
-        """Two copies more, or two less."""
+            return
         present = self.cluster.newest.schema.by_name[KEYSPACE].replication
-        copies = 5 if self._kind.factor == 3 else 3
+        copies = 5 if self._drill.factor == 3 else 3
         target = msgspec.structs.replace(present, factors=tuple((dc, copies) for dc, _ in present.factors))
-        if target != present:
-            request = EnqueueRequest(
-                OperationKind.REPLICATION, _NOBODY, actor="operator", keyspace=KEYSPACE, target=target
-            )
-            await self.submit(runtime, EntryKind.ENQUEUE_REQUEST, request)
+        known = {"node": self._subject, "tokens": self._tokens, "keyspace": KEYSPACE, "target": target}
+        body = self._kind.body(**{field: known[field] for field in self._fields if field in known})
+        if "target" not in self._fields or target != present:
+            await self._request(runtime, body)
 
-    async def _request(self, runtime: Runtime, kind: OperationKind, node: NodeId) -> bool:
-        request = EnqueueRequest(
-            kind, node, self._tokens if kind is OperationKind.MOVE else (), actor="operator"
-        )
+    async def _request(self, runtime: Runtime, body: Body) -> bool:
+        request = EnqueueRequest(body, actor="operator")
         submitted = await self.submit(runtime, EntryKind.ENQUEUE_REQUEST, request)
         return submitted.outcome == "ok"

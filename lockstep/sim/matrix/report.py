@@ -2,22 +2,52 @@
 
 Invariant: every cell that was asked for is run or counted as not applicable with its reason; the text and the
 exit code follow from (cells, seed) alone.
+
+A small choice of cells in which every pair of two values that any cell has is in one of them.
+
+Invariant: pure, and the same for the same cells.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import combinations
 
 import msgspec
 
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.matrix.cells import Cell, chosen, why_not
-from lockstep.sim.matrix.pairs import pairwise
 from lockstep.sim.matrix.run import CellResult, Ending, run_cell, undisturbed
 from lockstep.sim.report import story_text
 from lockstep.sim.workers import spread, timed
 from lockstep.values.errors import ConfigurationError
+
+#: Two values of two parts of a cell, with the places of these parts.
+Pair = tuple[int, str, int, str]
+
+
+def pairs_of(cell: Cell) -> tuple[Pair, ...]:
+    parts = cell.name.split("/")
+    return tuple((i, parts[i], j, parts[j]) for i, j in combinations(range(len(parts)), 2))
+
+
+def pairwise(cells: Sequence[Cell]) -> tuple[Cell, ...]:
+    """Greedy: the cell with most new pairs is next, the first of equals."""
+    pairs = {cell: pairs_of(cell) for cell in cells}
+    missing = {pair: None for of_cell in pairs.values() for pair in of_cell}
+    picked: list[Cell] = []
+    while missing:
+        best, news = cells[0], 0
+        for cell in cells:
+            count = sum(pair in missing for pair in pairs[cell])
+            if count > news:
+                best, news = cell, count
+        picked.append(best)
+        for pair in pairs[best]:
+            missing.pop(pair, None)
+    return tuple(picked)
+
 
 #: Which cells have the same undisturbed run.
 _Alike = tuple[str, int]

@@ -12,13 +12,13 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.door import KEYSPACE
+from lockstep.sim.load.operators import Operators
+from lockstep.sim.load.workload import Load
 from lockstep.sim.matrix.cells import Cell, Fault
 from lockstep.sim.matrix.operator import CellOperator
 from lockstep.sim.matrix.strike import Strike
-from lockstep.sim.operators import Operators
+from lockstep.sim.runtime.streams import Stream
 from lockstep.sim.scenario import Run, Scenario, SeedResult
-from lockstep.sim.streams import Stream
-from lockstep.sim.workload import Load
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 from lockstep.metadata.operations import Operation, Stage
 from lockstep.sim.cluster import SimCluster
-from lockstep.sim.faults import LAG_PROBE
-from lockstep.sim.matrix.cells import KINDS, Cell, Fault, Point, Victim, rows_of
-from lockstep.sim.nemesis import Nemesis
-from lockstep.sim.probes import CrashRule, DelayRule
-from lockstep.sim.process import KILL, POWER
+from lockstep.sim.faults.kinds import LAG_PROBE
+from lockstep.sim.faults.nemesis import Nemesis
+from lockstep.sim.matrix.cells import KINDS, Cell, Fault, Point, Victim
+from lockstep.sim.runtime.probes import CrashRule, DelayRule
+from lockstep.sim.runtime.process import KILL, POWER
 from lockstep.topology.stages import Work
 from lockstep.topology.streams import stream_plan
 from lockstep.values.ids import NodeId
@@ -48,7 +48,7 @@ class Strike:
         self.at_ns = 0
         self.victim = ""
         self.lost = NodeId(0)
-        self._kind = KINDS[cell.kind]
+        self._subject = KINDS[cell.kind]
         self._cluster = cluster
         self._nemesis = nemesis
         self._take_back = take_back
@@ -59,7 +59,7 @@ class Strike:
     # ---- told by the watch
 
     def stage_entered(self, operation: Operation, stage: Stage | None) -> None:
-        if self.struck or operation.kind is not self._kind.table:
+        if self.struck or self._subject.kind is None or operation.kind != self._subject.kind.name:
             return
         if self._armed:
             self.disarm()
@@ -72,7 +72,7 @@ class Strike:
 
     def _turn(self) -> Stage:
         """The last stage that an operation of the kind comes back from."""
-        return [row.stage for row in rows_of(self._kind) if row.on_failure is not None][-1]
+        return [row.stage for row in self._subject.rows if row.on_failure is not None][-1]
 
     def given_up(self, subject: NodeId, targets: list[NodeId]) -> None:
         """An operation of one entry was applied for the first time."""

@@ -1,0 +1,330 @@
+"""Rounds of ballots on one partition: what writes and reads that take ballots have in common.
+
+Invariants. What was decided last, or where deletions of its time may be purged what was read, is held by a
+quorum before a round says what it read. Nothing is brought or finished that a purged deletion may have been
+later than. A round counts only when nothing that matters has changed since it was planned. What goes wrong
+once something was proposed is unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from lockstep.consensus import paxos
+from lockstep.consensus.decisions import STEPS, Happened, Phase
+from lockstep.consensus.paxos import Ballot, Promises, Proposal
+from lockstep.coordination import past_proposals
+from lockstep.coordination.conditional_counts import ConditionalCounts
+from lockstep.coordination.paxos_round import PaxosRound
+from lockstep.coordination.writes import require_alive
+from lockstep.internode import verbs
+from lockstep.metadata.purging import purge_before_s
+from lockstep.quorum.failure_codes import causes_of, late, reasons_of
+from lockstep.quorum.plans import Plan
+from lockstep.quorum.policies import BALLOT
+from lockstep.quorum.request_trace import REQUEST_TRACE
+from lockstep.quorum.round import End, Round, Target
+from lockstep.replica.ballot_messages import (
+    CommitRequest,
+    Place,
+    PrepareReply,
+    PrepareRequest,
+    ProposeRequest,
+)
+from lockstep.replica.merging import lacking, merge_answers
+from lockstep.storage.rows.difference import repair_mutation
+from lockstep.values.errors import (
+    ColumnsGone,
+    ConditionalUnknown,
+    LockstepError,
+    RequestError,
+    Unavailable,
+    WriteFailure,
+    WriteTimeout,
+)
+from lockstep.values.ids import Consistency, NodeId
+from lockstep.values.limits import (
+    BALLOT_BROUGHT_S,
+    BALLOT_PAUSE_MS_MAX,
+    BALLOT_PAUSE_MS_MIN,
+    BALLOTS_KEPT_S,
+    PURGE_AGE_S_MIN,
+    REPLICA_RETRY_MS,
+)
+from lockstep.values.rows import ReadCommand, ReadResult
+from lockstep.values.tokens import Range
+
+if TYPE_CHECKING:
+    from lockstep.coordination.conditional import Conditionals
+
+_CAS = "CAS"
+#: Ballots go to the replicas of a write and need what it needs, also while replicas are filled: any two
+#: quorums of one epoch or of two that follow each other then have a voter in common.
+COUNTED_AS = {
+    Consistency.SERIAL: Consistency.QUORUM,
+    Consistency.LOCAL_SERIAL: Consistency.LOCAL_QUORUM,
+}
+
+
+class Patience(msgspec.Struct, frozen=True):
+    """How long a request may take in all, and how long it may begin rounds that others may beat."""
+
+    timeout_ms: float
+    contention_ms: float
+
+
+class Rounds:
+    """One request that takes ballots. `own`: what it proposed and what may take effect."""
+
+    def __init__(
+        self,
+        owner: Conditionals,
+        counts: ConditionalCounts,
+        place: Place,
+        serial: Consistency,
+        patience: Patience,
+    ) -> None:
+        self.owner = owner
+        self.counts = counts
+        self.place = place
+        self.serial = serial
+        now_s = owner.runtime.clock.monotonic_s()
+        self.deadline_s = now_s + patience.timeout_ms / 1000
+        self._contention_s = now_s + min(patience.contention_ms, patience.timeout_ms) / 1000
+        self.own: Proposal | None = None
+        self.required = 0
+        self.phase = Phase.ASKING
+        self._notes = REQUEST_TRACE.get()
+        self.contentions = 0
+        self._floor_us = 0
+        table = owner.plans.cluster.table(place.table_id)
+        self._table_epoch = table.epoch if table is not None else 0
+
+    def goes(self, happened: Happened) -> None:
+        self.phase = STEPS[self.phase][happened]
+
+    def did(self, activity: str, nodes: Collection[NodeId] = ()) -> None:
+        """For a trace, if there is one."""
+        if self._notes is not None:
+            self._notes.did(activity, nodes)
+
+    def contention_left_s(self) -> float:
+        return max(0.0, self._contention_s - self.owner.runtime.clock.monotonic_s())
+
+    def plan(self) -> Plan:
+        """Who votes now. InvalidRequest when the table is gone, ColumnsGone when it changed and nothing was
+        proposed: whoever decided what to write has to do so again."""
+        plans, place = self.owner.plans, self.place
+        plan = plans.write_plan(place.table_id, place.token, COUNTED_AS[self.serial])
+        table = plans.cluster.table(place.table_id)
+        if table is not None and table.epoch != self._table_epoch and self.own is None:
+            raise ColumnsGone(table.name, begun=False)
+        self.required = plan.required
+        return plan
+
+    def require_voters(self) -> None:
+        """Unavailable when too few seem to be alive for anything to be decided."""
+        try:
+            require_alive(self.plan(), self.owner.alive)
+        except Unavailable as error:
+            raise Unavailable(self.serial, error.required, error.alive) from error
+
+    def voters(self, plan: Plan) -> Sequence[Target]:
+        """LOCAL_SERIAL asks no other data centre."""
+        dcs = {need.dc for need in plan.needs}
+        return plan.targets if "" in dcs else [target for target in plan.targets if target.dc in dcs]
+
+    # -- rounds -----------------------------------------------------------------------------------
+
+    async def promised(
+        self, plan: Plan, command: ReadCommand
+    ) -> tuple[Ballot, Promises, list[ReadResult]] | None:
+        """A quorum's promise with what it read, all that was decided being held by a quorum; None: again."""
+        ballot = self.owner.next_ballot(self._floor_us)
+        self._floor_us = ballot.time_us
+        self.did("Asking for promises and reading existing values")
+        request = PrepareRequest(plan.epoch, plan.needs_epoch, self.place, ballot, command)
+        canvass = self.canvass(plan, verbs.CAS_PREPARE, request, promises)
+        if not await self.won(plan, canvass) or self.changed(plan):
+            self.goes(Happened.AGAIN)
+            return None
+        self.did("Promised a ballot", canvass.granted)
+        states = {node: reply.state for node, reply in canvass.granted.items()}
+        found = paxos.judge(states)
+        if found.in_progress is not None:
+            self.goes(Happened.IN_PROGRESS)
+            self.counts.finished += 1
+            self.owner.reach("conditional.finishes")
+            self.did("Finishing a proposal that another request left in progress")
+            left = await self._finished(plan, found.in_progress)
+            # The other one's request goes on from here: it learns of its outcome by itself.
+            if left is not None and await self.accepted(plan, left.under(ballot)):
+                await self.held(plan, left.under(ballot), ())
+            self.goes(Happened.AGAIN)
+            return None
+        results = [reply.result for reply in canvass.granted.values()]
+        if found.committed is not None and found.lacking:
+            self.goes(Happened.LACKING)
+            if self._is_past(found.committed):
+                self.owner.reach("conditional.past")
+                await self.made_good(command, results)
+            elif not await self._brought(plan, found.committed, found.lacking, states):
+                self.goes(Happened.AGAIN)
+                return None
+        self.goes(Happened.KNOWN)
+        return ballot, found, results
+
+    async def _brought(
+        self, plan: Plan, decided: Proposal, lacking_: Sequence[NodeId], voters: Collection[NodeId]
+    ) -> bool:
+        self.owner.reach("conditional.brings")
+        self.did("Bringing replicas the last decision, which they missed")
+        return await self.held(plan, decided, [node for node in voters if node not in lacking_])
+
+    async def made_good(self, command: ReadCommand, results: Sequence[ReadResult]) -> None:
+        """Have what was read held by a quorum."""
+        try:
+            await self.show(command, results)
+        except (WriteTimeout, WriteFailure):
+            raise self.late(0) from None
+
+    async def _finished(self, plan: Plan, left: Proposal) -> Proposal | None:
+        """What is to be decided of a proposal that was left in progress: without its effect, when others may
+        have forgotten that they decided against it, or a later deletion may be purged; None: begin again."""
+        if not left.value:
+            return left
+        if left.origin.time_us // 1_000_000 < self._now_s() - BALLOTS_KEPT_S + BALLOT_BROUGHT_S:
+            self.owner.reach("conditional.voids")
+            return left.voided()
+        return await past_proposals.ended(self, plan, left, self._now_s()) if self._is_past(left) else left
+
+    def _is_past(self, proposal: Proposal) -> bool:
+        """Whether a later deletion of what was proposed may be purged already, or while this goes on: brought
+        now, it would return. What is there of it is then made good on a quorum as any rows are."""
+        owner, place, now_s = self.owner, self.place, self._now_s()
+        table = owner.plans.cluster.table(place.table_id)
+        if table is None:
+            return False
+        purged_s = purge_before_s(owner.plans.cluster, table, Range(place.token - 1, place.token), now_s)
+        oldest_s = min(purged_s, now_s - PURGE_AGE_S_MIN) + BALLOT_BROUGHT_S
+        return proposal.origin.time_us // 1_000_000 < oldest_s
+
+    def _now_s(self) -> int:
+        return self.owner.runtime.clock.wall_us() // 1_000_000
+
+    async def accepted(self, plan: Plan, proposal: Proposal) -> bool:
+        """Whether the proposal is decided, as far as this round says."""
+        request = ProposeRequest(plan.epoch, plan.needs_epoch, self.place, proposal)
+        canvass = self.canvass(plan, verbs.CAS_PROPOSE, request, lambda reply: bool(reply.accepted))
+        self.owner.reach("conditional.proposed")
+        won = await self.won(plan, canvass)
+        if won:
+            self.did("Accepted a proposal", canvass.granted)
+            self.owner.reach("conditional.decided")
+        return won and not self.changed(plan)
+
+    async def held(self, plan: Plan, decided: Proposal, holders: Sequence[NodeId]) -> bool:
+        """Bring a decided proposal to a quorum; `holders` know it already."""
+        request = CommitRequest(plan.epoch, plan.needs_epoch, self.place, decided)
+        targets = [target for target in plan.targets if target.node not in holders]
+        round_ = Round(BALLOT, plan, targets, dict.fromkeys(holders, plan.epoch))
+        canvass = PaxosRound(
+            self.owner, round_, verbs.CAS_COMMIT, request, self.deadline_s, lambda reply: True
+        )
+        return await self.won(plan, canvass) and not self.changed(plan)
+
+    def canvass(self, plan: Plan, verb: int, request: Any, agrees: Callable[[Any], bool]) -> PaxosRound:
+        round_ = Round(BALLOT, plan, self.voters(plan))
+        return PaxosRound(self.owner, round_, verb, request, self.deadline_s, agrees)
+
+    async def won(self, plan: Plan, canvass: PaxosRound) -> bool:
+        """Whether enough agreed; if not, this returns when another round may do better."""
+        end = await canvass.run()
+        if end is End.ENOUGH:
+            return True
+        if end is End.STALE:
+            await self.learn(canvass)
+        elif end is End.REFUSED:
+            for reply in canvass.refused.values():
+                floor = reply.state.floor if isinstance(reply, PrepareReply) else reply.floor
+                self._floor_us = max(self._floor_us, floor.time_us)
+            await self.step_back(canvass.granted)
+        elif end is End.FAILED:
+            raise too_many_failed(plan, canvass, self.serial, _CAS)
+        else:
+            raise late(self.late(plan.counted(canvass.granted)), plan.targets, canvass.round.failures)
+        return False
+
+    async def step_back(self, granted: Collection[NodeId]) -> None:
+        """Others were first: let them end, for longer each time."""
+        self.contentions += 1
+        self.owner.reach("conditional.beaten")
+        self.did("Others were promised a later ballot: waiting to ask again")
+        runtime = self.owner.runtime
+        most_ms = min(BALLOT_PAUSE_MS_MAX, BALLOT_PAUSE_MS_MIN << min(self.contentions - 1, 16))
+        pause_s = runtime.random.real() * most_ms / 1000
+        if runtime.clock.monotonic_s() + pause_s >= self._contention_s:
+            raise self.late(len(granted))
+        await asyncio.sleep(pause_s)
+
+    async def learn(self, canvass: PaxosRound) -> None:
+        """Catch up with a replica that is ahead; a source that does not deliver costs a pause."""
+        assert canvass.round.source is not None, "a stale answer has a source"
+        epoch, source = canvass.round.source
+        self.owner.reach("conditional.behind")
+        self.owner.replans += 1
+        try:
+            async with asyncio.timeout(self.left_ms() / 1000):
+                await self.owner.catch_up(epoch, source.address)
+        except TimeoutError:
+            raise self.late(0) from None
+        except RequestError:
+            raise
+        except LockstepError:
+            self.owner.reach("conditional.catch_up_failed")
+            await asyncio.sleep(REPLICA_RETRY_MS / 1000)
+
+    def changed(self, plan: Plan) -> bool:
+        """Whether what the answers say about a quorum no longer holds."""
+        place = self.place
+        tokens = Range(place.token - 1, place.token)
+        if not self.owner.plans.changed_since(place.table_id, tokens, plan.epoch):
+            return False
+        self.owner.replans += 1
+        self.owner.reach("conditional.plan_changed")
+        return True
+
+    async def show(self, command: ReadCommand, results: Sequence[ReadResult]) -> None:
+        """What is told to a client is held by a quorum: plain writes may have reached a few replicas only."""
+        if all(result == results[0] for result in results[1:]):
+            return
+        owner = self.owner
+        partitions, _ = merge_answers(results, command.reverse)
+        for part, _ in lacking(partitions, results):
+            owner.reach("conditional.repaired")
+            mutation = repair_mutation(self.place.table_id, part, owner.new_mutation_id())
+            await owner.writes.begin(mutation, COUNTED_AS[self.serial], self.left_ms())
+
+    def late(self, received: int) -> RequestError:
+        """The error of a request whose time is over."""
+        if self.own is not None:
+            self.owner.reach("conditional.unknown")
+            return ConditionalUnknown(self.serial, received, self.required)
+        return WriteTimeout(self.serial, received, self.required, _CAS, self.contentions)
+
+    def left_ms(self) -> float:
+        return max(1.0, (self.deadline_s - self.owner.runtime.clock.monotonic_s()) * 1000)
+
+
+def too_many_failed(plan: Plan, canvass: PaxosRound, level: Consistency, write_type: str) -> WriteFailure:
+    counted, failed = plan.counted(canvass.granted), canvass.round.failures
+    reasons, causes = reasons_of(plan.targets, failed), causes_of(plan.targets, failed)
+    return WriteFailure(level, counted, plan.required, len(failed), write_type, reasons, causes)
+
+
+def promises(reply: PrepareReply) -> bool:
+    return reply.result is not None

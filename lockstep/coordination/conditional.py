@@ -1,0 +1,340 @@
+"""The coordinator of conditional writes and serial reads: rounds of ballots until a request has its outcome.
+
+Invariants. What decides a request was read by a quorum of acceptors in the step of their promise, so it is
+what was decided before the ballot and nothing later. What was decided last is held by a quorum before
+anything is decided behind it. Once a proposal was sent, its request ends as applied, or as unknown, or goes
+on until it is known that the proposal never takes effect; it is never answered as not applied before. A round
+counts only when nothing that matters has changed since it was planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from lockstep.consensus import paxos
+from lockstep.consensus.decisions import Happened, Phase
+from lockstep.consensus.paxos import NO_BALLOT, Ballot, Fate, Proposal
+from lockstep.coordination.ballot_rounds import Patience, Rounds, promises, too_many_failed
+from lockstep.coordination.conditional_counts import ABANDONED, DONE, NOT_MET, ConditionalCounts, outcome_of
+from lockstep.coordination.gates import Gates
+from lockstep.coordination.page import Page
+from lockstep.coordination.paxos_round import PaxosRound
+from lockstep.coordination.writes import Writes, require_alive
+from lockstep.internode import verbs
+from lockstep.internode.deadlines import Deadlines
+from lockstep.internode.handshake import Address
+from lockstep.internode.internode import Internode
+from lockstep.quorum.failure_codes import late
+from lockstep.quorum.plans import Plan, PlanBook
+from lockstep.quorum.policies import BALLOT
+from lockstep.quorum.round import End, Round
+from lockstep.replica.ballot_messages import CommitRequest, Place, PrepareRequest
+from lockstep.replica.ballots import MUTATION, BallotService
+from lockstep.replica.merging import merge_answers
+from lockstep.runtime.ports import Runtime
+from lockstep.storage.rows.fragments import require_fitting
+from lockstep.values.codec import encode
+from lockstep.values.errors import (
+    ConditionalUnknown,
+    InvalidRequest,
+    LockstepError,
+    Overloaded,
+    ReadFailure,
+    ReadTimeout,
+    RequestError,
+    WriteFailure,
+    WriteTimeout,
+)
+from lockstep.values.ids import Consistency
+from lockstep.values.limits import (
+    BALLOT_LOOKS_MAX,
+    BALLOT_ROUNDS_MAX,
+    CONDITIONAL_IN_FLIGHT_MAX,
+    MUTATION_BYTES_MAX,
+    SHORT_READ_ROUNDS_MAX,
+)
+from lockstep.values.rows import Mutation, Partition, Position, ReadCommand, ReadResult, has_large_row
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """What a request makes of what it read: what to write, or None, and what its client is told."""
+
+    mutation: Mutation | None
+    answer: Any
+
+
+#: Told the rows that are there and the timestamp that what it writes has to have.
+Decide = Callable[[ReadResult, int], Decision]
+
+
+class Conditionals:
+    """What all conditional requests of one node share."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        internode: Internode,
+        plans: PlanBook,
+        ballots: BallotService,
+        writes: Writes,
+        catch_up: Callable[[int, Address], Awaitable[None]],
+        alive: Callable[[int], bool],
+        own_id: Callable[[], int],
+        new_mutation_id: Callable[[], bytes],
+        next_stamp_us: Callable[[], int],
+    ) -> None:
+        self.runtime = runtime
+        self.internode = internode
+        self.plans = plans
+        self.ballots = ballots
+        self.writes = writes
+        self.catch_up = catch_up
+        self.alive = alive
+        self.own_id = own_id
+        self.new_mutation_id = new_mutation_id
+        self.reach = runtime.probes.reach
+        self.in_flight = Deadlines(runtime.clock)
+        self._gates = Gates()
+        self._requests = 0
+        self._next_stamp_us = next_stamp_us
+        self.writes_ended = ConditionalCounts()
+        self.reads_ended = ConditionalCounts()
+        #: Rounds planned anew.
+        self.replans = 0
+
+    def stop(self) -> None:
+        self.in_flight.stop()
+
+    def next_ballot(self, floor_us: int) -> Ballot:
+        """By this node's timestamps, if those are later than `floor_us`. A floor that is ahead of them moves
+        no other partition's ballots: one clock that is wrong would take all others along."""
+        time_us = max(self._next_stamp_us(), floor_us + 1)
+        return Ballot(time_us, self.runtime.random.below(1 << 62))
+
+    async def write(
+        self,
+        place: Place,
+        command: ReadCommand,
+        decide: Decide,
+        serial: Consistency,
+        consistency: Consistency,
+        patience: Patience,
+        *,
+        is_long: bool = False,
+    ) -> Any:
+        """The answer of the decision that took effect, or that wrote nothing. `is_long`: to decide takes
+        longer than the loop may.
+
+        Unavailable, Overloaded, InvalidRequest, ColumnsGone: nothing was proposed. WriteTimeout of type CAS:
+        as far as this node knows, nothing was decided. ConditionalUnknown. WriteTimeout or WriteFailure of
+        type SIMPLE: it was decided, and too few replicas have applied it yet.
+        """
+        require_alive(self.plans.write_plan(place.table_id, place.token, consistency), self.alive)
+        request = _Write(self, self.writes_ended, place, serial, patience)
+
+        async def run() -> Any:
+            decision = await self._passing(request, lambda: request.decided(command, decide, is_long=is_long))
+            if request.own is not None:
+                await request.apply(request.own, consistency)
+            return decision.answer
+
+        return await self._counted(request, run)
+
+    async def read(self, command: ReadCommand, serial: Consistency, patience: Patience) -> ReadResult:
+        """Live content of one partition that reflects all that was decided before. ReadTimeout and the other
+        errors of reads."""
+        assert command.key is not None, "ballots are of one partition"
+        place = Place(command.table_id, command.right, command.key)
+        request = _Read(self, self.reads_ended, place, serial, patience)
+        try:
+            found: ReadResult = await self._counted(
+                request, lambda: self._passing(request, lambda: request.page(command))
+            )
+        except (WriteTimeout, WriteFailure) as error:
+            raise ReadTimeout(serial, error.received, error.required, False) from error
+        return found
+
+    async def _counted(self, request: Rounds, run: Callable[[], Awaitable[Any]]) -> Any:
+        clock, outcome = self.runtime.clock, ABANDONED
+        began_s = clock.monotonic_s()
+        try:
+            answer = await run()
+            is_met = request.own is not None or isinstance(request, _Read)
+            outcome = DONE if is_met else NOT_MET
+            return answer
+        except LockstepError as error:
+            outcome = outcome_of(error)
+            raise
+        finally:
+            request.counts.note(outcome, clock.monotonic_s() - began_s, request.contentions)
+
+    async def _passing(self, request: Rounds, run: Callable[[], Awaitable[Any]]) -> Any:
+        if self._requests >= CONDITIONAL_IN_FLIGHT_MAX:
+            raise Overloaded("too many conditional requests in flight on this node")
+        request.require_voters()
+        self._requests += 1
+        place = request.place
+        try:
+            async with self._gates.passing((place.table_id, place.key), request.contention_left_s()):
+                return await run()
+        except TimeoutError:
+            raise request.late(0) from None
+        except RequestError as error:
+            if request.own is not None and error.outcome_known:
+                raise ConditionalUnknown(request.serial, 0, request.required) from error
+            raise
+        finally:
+            self._requests -= 1
+
+
+class _Write(Rounds):
+    """A conditional write."""
+
+    async def decided(self, command: ReadCommand, decide: Decide, *, is_long: bool) -> Decision:
+        """Returns once the decision has its outcome; `own` is then what was decided, or None."""
+        decision: Decision | None = None
+        for _ in range(BALLOT_ROUNDS_MAX):
+            plan = self.plan()
+            round_ = await self.promised(plan, command)
+            if round_ is None:
+                continue
+            ballot, found, results = round_
+            fate = Fate.LOST if self.own is None else paxos.fate(self.own, found.committed)
+            if fate is Fate.UNKNOWN:
+                raise ConditionalUnknown(self.serial, 0, plan.required)
+            if fate is Fate.LOST:
+                self.own, work = None, partial(self._decision, command, results, decide, ballot)
+                beside = is_long or has_large_row(results)
+                decision = await self.owner.runtime.tasks.run_blocking(work) if beside else work()
+                if decision.mutation is None:
+                    self.goes(Happened.ANSWERED)
+                    self.did("The condition does not match existing values")
+                    await self.show(command, results)
+                    return decision
+                self.did("The condition is met: proposing what is to be written")
+                self.own = paxos.propose(ballot, _encoded(decision.mutation), found.committed)
+            assert decision is not None and self.own is not None, "what is proposed was decided"
+            if fate is Fate.DECIDED:
+                self.goes(Happened.DECIDED)
+                return decision
+            self.own = self.own.under(ballot)
+            self.goes(Happened.PROPOSES)
+            if await self.accepted(plan, self.own):
+                self.goes(Happened.DECIDED)
+                return decision
+            self.goes(Happened.AGAIN)
+        raise self.late(0)
+
+    def _decision(
+        self, command: ReadCommand, results: Sequence[ReadResult], decide: Decide, ballot: Ballot
+    ) -> Decision:
+        """Pure, but for what `decide` looks at: it may be worked out beside the loop."""
+        partitions, end = merge_answers(results, command.reverse)
+        page = Page(command)
+        page.add(partitions, None)
+        if end is not None and not command.row_limit:
+            raise ReadFailure(self.serial, len(results), self.required, 0, True)
+        return decide(page.result(None), ballot.time_us)
+
+    async def apply(self, decided: Proposal, consistency: Consistency) -> None:
+        """Have what was decided applied at the level of the write."""
+        owner, place = self.owner, self.place
+        while True:
+            try:
+                plan = owner.plans.write_plan(place.table_id, place.token, consistency)
+            except InvalidRequest:
+                return  # The table was dropped meanwhile, and everything in it.
+            request = CommitRequest(plan.epoch, plan.needs_epoch, place, decided)
+            round_ = Round(BALLOT, plan)
+            canvass = PaxosRound(
+                owner, round_, verbs.CAS_COMMIT, request, self.deadline_s, lambda reply: True
+            )
+            end = await canvass.run()
+            if end is End.ENOUGH and not self.changed(plan):
+                self.goes(Happened.HELD)
+                self.did("Applied what was decided", canvass.granted)
+                self._leave_hints(plan, decided, canvass)
+                return
+            self.goes(Happened.AGAIN)
+            if end is End.STALE:
+                await self.learn(canvass)
+            elif end is End.FAILED:
+                raise too_many_failed(plan, canvass, consistency, "SIMPLE")
+            elif end is not End.ENOUGH:
+                counted = plan.counted(canvass.granted)
+                timeout = WriteTimeout(consistency, counted, plan.required, "SIMPLE")
+                raise late(timeout, plan.targets, canvass.round.failures)
+
+    def _leave_hints(self, plan: Plan, decided: Proposal, canvass: PaxosRound) -> None:
+        """For replicas that seem dead; the next decision brings what others miss."""
+        owner = self.owner
+        missed = [t for t in plan.targets if t.node not in canvass.granted and not owner.alive(t.node)]
+        if missed and owner.writes.hints is not None:
+            mutation, made_us = MUTATION.decode(decided.value), decided.origin.time_us
+            owner.writes.hints.leave(mutation, plan.epoch, missed, made_us=made_us)
+
+
+class _Read(Rounds):
+    """A serial read."""
+
+    async def page(self, command: ReadCommand) -> ReadResult:
+        """The page of a serial read; each piece of it is a round of its own."""
+        page, after = Page(command), command.after
+        for short in range(SHORT_READ_ROUNDS_MAX):
+            limit = page.room() << min(short, 16)
+            piece = msgspec.structs.replace(command, after=after, row_limit=limit, partition_row_limit=0)
+            partitions, end = await self._piece(piece)
+            page.add(partitions, end)
+            if end is None:
+                return page.result(None)
+            after = page.skip_full(end)
+            if page.full():
+                return page.result(after)
+        raise ReadFailure(self.serial, 0, self.required, 0, True)
+
+    async def _piece(self, piece: ReadCommand) -> tuple[tuple[Partition, ...], Position | None]:
+        self.phase = Phase.ASKING
+        for attempt in range(BALLOT_ROUNDS_MAX):
+            results = await self._looked(self.plan(), piece) if attempt < BALLOT_LOOKS_MAX else None
+            if results is not None:
+                await self.show(piece, results)
+                return merge_answers(results, piece.reverse)
+            if attempt + 1 < BALLOT_LOOKS_MAX:
+                await self.step_back(())
+                continue
+            round_ = await self.promised(self.plan(), piece)
+            if round_ is not None:
+                self.goes(Happened.ANSWERED)
+                await self.show(piece, round_[2])
+                return merge_answers(round_[2], piece.reverse)
+        raise self.late(0)
+
+    async def _looked(self, plan: Plan, command: ReadCommand) -> list[ReadResult] | None:
+        """What a quorum holds, if nothing is in progress there and all of it knows what was decided last:
+        nothing was decided before that it does not hold then, and no promise is needed."""
+        request = PrepareRequest(plan.epoch, plan.needs_epoch, self.place, NO_BALLOT, command)
+        canvass = self.canvass(plan, verbs.CAS_PREPARE, request, promises)
+        if not await self.won(plan, canvass) or self.changed(plan):
+            return None
+        found = paxos.judge({node: reply.state for node, reply in canvass.granted.items()})
+        if found.in_progress is not None:
+            self.owner.reach("conditional.look_in_progress")
+            return None
+        if found.lacking:
+            self.owner.reach("conditional.look_lacks")
+            return None
+        return [reply.result for reply in canvass.granted.values()]
+
+
+def _encoded(mutation: Mutation) -> bytes:
+    value = encode(mutation)
+    # It is stored twice: as what was accepted, and in the table.
+    if len(value) > MUTATION_BYTES_MAX // 2:
+        raise InvalidRequest(f"a conditional write of {len(value)} bytes is above {MUTATION_BYTES_MAX // 2}")
+    # Once proposed it would be brought for ever, and no replica could apply it.
+    require_fitting(mutation, len(value))
+    return value

@@ -1,0 +1,330 @@
+"""The coordinator of reads: ask enough replicas, merge, repair, go on where answers fell short.
+
+Invariants. Every answer used was given under a plan that still held, at the replica and here, when all
+answers were in. What is returned at a level above ONE is held by enough replicas for the next read of the
+level. Rows that one replica's limit hid are asked for, never skipped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+from msgspec.structs import replace
+
+from lockstep.coordination import index_reads
+from lockstep.coordination.index_scan import scan
+from lockstep.coordination.page import Page
+from lockstep.coordination.read_round import Answer, ReadRound
+from lockstep.coordination.repair import Additional, repair
+from lockstep.coordination.writes import Writes, require_alive
+from lockstep.internode.deadlines import Deadlines
+from lockstep.internode.handshake import Address
+from lockstep.internode.internode import Internode
+from lockstep.quorum.plans import Plan, PlanBook
+from lockstep.quorum.request_trace import REQUEST_TRACE
+from lockstep.quorum.round import Target
+from lockstep.quorum.speculation import NEVER, ExtraRequests, Latencies
+from lockstep.replica.merging import merge_answers
+from lockstep.replica.messages import ReadRequest
+from lockstep.replica.replica import ReplicaService
+from lockstep.replica.scanned import Scanned, Thresholds
+from lockstep.runtime.ports import Runtime
+from lockstep.values.errors import (
+    LockstepError,
+    NotReplica,
+    Overloaded,
+    ReadFailure,
+    ReadTimeout,
+    RequestError,
+    StaleEpoch,
+)
+from lockstep.values.ids import Consistency
+from lockstep.values.limits import (
+    DIGEST_OVER_BYTES,
+    PAGE_ROWS_MAX,
+    READS_IN_FLIGHT_MAX,
+    REPLICA_RETRY_MS,
+    REQUEST_PLANS_MAX,
+    SHORT_READ_ROUNDS_MAX,
+)
+from lockstep.values.request_limits import ROWS_A_TURN
+from lockstep.values.rows import Partition, Position, ReadCommand, ReadResult, has_large_row
+from lockstep.values.tokens import Range
+
+
+class Reads:
+    """What all reads of one node share."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        internode: Internode,
+        plans: PlanBook,
+        replica: ReplicaService,
+        catch_up: Callable[[int, Address], Awaitable[None]],
+        alive: Callable[[int], bool],
+        prefers: Callable[[int], bool],
+        own_id: Callable[[], int],
+        writes: Writes,
+        new_mutation_id: Callable[[], bytes],
+        thresholds: Thresholds,
+    ) -> None:
+        self.runtime = runtime
+        self.internode = internode
+        self.plans = plans
+        self.replica = replica
+        self.own_id = own_id
+        self._catch_up = catch_up
+        self._alive = alive
+        self._prefers = prefers
+        self._writes = writes
+        self._new_mutation_id = new_mutation_id
+        self._thresholds = thresholds
+        self.reach = runtime.probes.reach
+        #: How large an answer is whose digest is asked for where only agreement is.
+        self.digest_over_bytes = DIGEST_OVER_BYTES
+        #: Questions asked anew because something that matters had changed when the answers were in.
+        self.replans = 0
+        #: Refusals that made this node learn a newer epoch first.
+        self.catch_ups = 0
+        self.in_flight = Deadlines(runtime.clock)
+        #: Rounds that ask another replica when those asked are slow.
+        self.slow = Deadlines(runtime.clock)
+        #: How long questions about a partition took, and repairs of what replicas lacked.
+        self.latencies = Latencies()
+        self.repair_latencies = Latencies()
+        self.counters = ExtraRequests()
+
+    def stop(self) -> None:
+        self.in_flight.stop()
+        self.slow.stop()
+
+    async def read(self, command: ReadCommand, consistency: Consistency, timeout_ms: float) -> ReadResult:
+        """Live content only, at most `row_limit` rows; `end` is where to go on when there is `more`.
+
+        Unavailable, ReadTimeout, ReadFailure, Overloaded or InvalidRequest.
+        """
+        if len(self.in_flight) >= READS_IN_FLIGHT_MAX:
+            raise Overloaded("too many reads in flight on this node")
+        deadline_s = self.runtime.clock.monotonic_s() + timeout_ms / 1000
+        if command.index is None or command.key is not None:
+            return await self._read(command, consistency, deadline_s)
+        return await scan(
+            command,
+            lambda part: self._read(part, consistency, deadline_s),
+            lambda token: self._plan(replace(command, left=token - 1), consistency).range.right,
+            self.runtime.tasks,
+        )
+
+    async def _read(self, command: ReadCommand, consistency: Consistency, deadline_s: float) -> ReadResult:
+        page = Page(command)
+        scanned: Scanned | None = None
+        left, after = command.left, command.after
+        #: Short rounds in a row of one data range, and those of them that gave no row.
+        short = barren = 0
+        while True:
+            if after is not None and command.key is None:
+                left = max(left, after.token - 1)
+            piece = _piece(command, left, after, page.room() << min(short, SHORT_READ_ROUNDS_MAX))
+            answers, asked, plan = await self._ask(piece, consistency, deadline_s)
+            for _, reply in answers:
+                if reply.dead:
+                    scanned = scanned or Scanned(self._thresholds)
+                    scanned.add(plan, answers)
+                    break
+            if asked.index is None:
+                partitions, end = await self._reconcile(asked, plan, answers, deadline_s)
+            else:
+                asked, (partitions, end) = await self._confirmed(asked, answers, consistency, deadline_s)
+            held = page.count()
+            if has_large_row(reply.result for _, reply in answers):
+                await self.runtime.tasks.run_blocking(partial(page.add, partitions, end))
+            else:
+                await _add(page, partitions, end)
+            if end is None:
+                after, short, barren = None, 0, 0
+                if asked.right >= command.right:
+                    return page.result(None)
+                left = asked.right
+                resume = None
+            else:
+                resume = after = page.skip_full(end)
+                short += 1
+                barren = 0 if page.count() > held else barren + 1
+            if page.full():
+                return page.result(resume or page.behind_last())
+            if barren > SHORT_READ_ROUNDS_MAX:
+                raise ReadFailure(consistency, len(answers), plan.required, 0, True)
+
+    async def _reconcile(
+        self, command: ReadCommand, plan: Plan, answers: list[Answer], deadline_s: float
+    ) -> tuple[tuple[Partition, ...], Position | None]:
+        results = [reply.result for _, reply in answers]
+        first = results[0]
+        differ = not all(result == first for result in results[1:])
+        notes = REQUEST_TRACE.get()
+        if not differ:
+            found = first.partitions, first.end if first.more else None
+        elif has_large_row(results):
+            found = await self.runtime.tasks.run_blocking(partial(merge_answers, results, command.reverse))
+        else:
+            found = merge_answers(results, command.reverse)
+        placement = self.plans.placement(command.table_id) if differ else None
+        repaired = False
+        if placement is not None and placement.repairs:
+            repaired = True
+            await repair(
+                self._writes,
+                self._new_mutation_id,
+                command.table_id,
+                found[0],
+                answers,
+                plan.consistency,
+                deadline_s,
+                Additional(placement.additional_write, self.repair_latencies, self.counters),
+            )
+        if notes is not None:
+            responders = [(target.node, reply.accepted_epoch) for target, reply in answers]
+            notes.read(plan, command, responders, repaired=repaired)
+        return found
+
+    async def _confirmed(
+        self, command: ReadCommand, answers: list[Answer], consistency: Consistency, deadline_s: float
+    ) -> tuple[ReadCommand, index_reads.Found]:
+        """What is true of the rows that an index named, and the command as far as that covers it."""
+        results = [reply.result for _, reply in answers]
+        found = index_reads.agreed(results)
+        if found is not None:
+            return command, found
+        self.reach("index.confirmed")
+        places, end = index_reads.places_named(command, results)
+        if not places.places:
+            return command, ((), end)
+        answers, asked, plan = await self._ask(places, consistency, deadline_s)
+        told = [
+            (target, replace(reply, result=index_reads.ended(reply.result, asked, end)))
+            for target, reply in answers
+        ]
+        covered = replace(command, right=asked.right)
+        return covered, await self._reconcile(asked, plan, told, deadline_s)
+
+    # -- one piece --------------------------------------------------------------------------------
+
+    async def _ask(
+        self, piece: ReadCommand, consistency: Consistency, deadline_s: float
+    ) -> tuple[list[Answer], ReadCommand, Plan]:
+        """(answers that satisfy the newest plan, the command they answer, that plan).
+
+        The command is `piece` cut at the end of the data range in which it begins.
+        """
+        changes = 0
+        while True:
+            plan = self._plan(piece, consistency)
+            if changes >= REQUEST_PLANS_MAX:
+                await self._pause(plan, deadline_s)
+            require_alive(plan, self._alive)
+            command = piece
+            if plan.range.right < piece.right or (plan.required > 1 and piece.partition_row_limit):
+                right = min(piece.right, plan.range.right)
+                limit = piece.partition_row_limit if plan.required == 1 else 0
+                command = replace(piece, right=right, partition_row_limit=limit)
+            request = ReadRequest(plan.epoch, plan.needs_epoch, command)
+            answers = await self._answers(plan, request, deadline_s)
+            tokens = Range(command.left, command.right)
+            if answers is not None:
+                if not self.plans.changed_since(piece.table_id, tokens, plan.epoch):
+                    return answers, command, plan
+                self.replans += 1
+                self.reach("read.plan_changed")
+            changes += 1
+
+    def _plan(self, piece: ReadCommand, consistency: Consistency) -> Plan:
+        """InvalidRequest when the table is gone."""
+        try:
+            return self.plans.read_plan(piece.table_id, piece.left + 1, consistency)
+        except RequestError:
+            self.reach("read.table_gone")
+            raise
+
+    async def _pause(self, plan: Plan, deadline_s: float) -> None:
+        """Before one more plan of a question that has had many. ReadTimeout when its time is over."""
+        self.reach("read.replans_paced")
+        await asyncio.sleep(REPLICA_RETRY_MS / 1000)
+        if self.runtime.clock.monotonic_s() >= deadline_s:
+            raise ReadTimeout(plan.consistency, 0, plan.required, False)
+
+    async def _answers(self, plan: Plan, request: ReadRequest, deadline_s: float) -> list[Answer] | None:
+        """Enough answers, or None when the plan turned out stale and this node has caught up."""
+        ordered = self.plans.read_order(plan, self._prefers, self._alive)
+        if plan.required == 1 and ordered[0].node == self.own_id():
+            answer = await self._answer_here(plan, ordered[0], request, deadline_s)
+            if answer is not None:
+                return [answer]
+        placement = self.plans.placement(request.command.table_id)
+        policy = placement.speculation if placement is not None else NEVER
+        round_ = ReadRound(self, plan, ordered, request, deadline_s, policy)
+        round_.start()
+        answers = await round_.future
+        if answers is None:
+            assert round_.round.source is not None, "a stale answer has a source"
+            epoch, source = round_.round.source
+            await self._learn(epoch, source.address, plan, deadline_s)
+        return answers
+
+    async def _answer_here(
+        self, plan: Plan, own: Target, request: ReadRequest, deadline_s: float
+    ) -> Answer | None:
+        """This node's answer where one suffices; None when it cannot, so that others are asked."""
+        left_s = deadline_s - self.runtime.clock.monotonic_s()
+        try:
+            reply = self.replica.read_now(request)
+            if reply is not None:
+                return own, reply
+            async with asyncio.timeout(max(left_s, 0.0)):
+                return own, await self.replica.read(request)
+        except TimeoutError:
+            raise ReadTimeout(plan.consistency, 0, plan.required, False) from None
+        except (StaleEpoch, NotReplica):
+            self.reach("read.refused_here")
+            return None
+        except RequestError:
+            raise
+        except LockstepError as error:
+            self.runtime.probes.observe("read.local_failure", code=error.code)
+            return None
+
+    async def _learn(self, epoch: int, source: Address, plan: Plan, deadline_s: float) -> None:
+        """Catch up with a replica that is ahead; a source that does not deliver costs a pause."""
+        self.catch_ups += 1
+        self.reach("read.behind")
+        left_s = deadline_s - self.runtime.clock.monotonic_s()
+        if left_s <= 0:
+            raise ReadTimeout(plan.consistency, 0, plan.required, False)
+        try:
+            async with asyncio.timeout(left_s):
+                await self._catch_up(epoch, source)
+        except TimeoutError:
+            raise ReadTimeout(plan.consistency, 0, plan.required, False) from None
+        except RequestError:
+            raise
+        except LockstepError:
+            # Nothing was learned: the next attempt asks again, perhaps another replica.
+            self.reach("read.catch_up_failed")
+            await asyncio.sleep(REPLICA_RETRY_MS / 1000)
+
+
+async def _add(page: Page, partitions: Sequence[Partition], end: Position | None) -> None:
+    """In parts, with turns for others between them."""
+    page.add(partitions[:ROWS_A_TURN], end)
+    for at in range(ROWS_A_TURN, len(partitions), ROWS_A_TURN):
+        await asyncio.sleep(0)
+        page.add(partitions[at : at + ROWS_A_TURN], end)
+
+
+def _piece(command: ReadCommand, left: int, after: Position | None, row_limit: int) -> ReadCommand:
+    limit = min(row_limit, max(PAGE_ROWS_MAX, command.row_limit))
+    if left == command.left and after is command.after and limit == command.row_limit:
+        return command
+    return replace(command, left=left, after=after, row_limit=limit)

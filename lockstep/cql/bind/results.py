@@ -1,0 +1,328 @@
+"""Read results to result rows: which reads come next, and what the client receives.
+
+Invariant: rows are consumed strictly in answer order, and `cursor` always names the last one consumed, so
+a page can stop behind any row. A page ends with the row that passes PAGE_BYTES_MAX, however many rows the
+client asks for; a result that cannot end early is refused above UNPAGED_BYTES_MAX. Read results hold live
+data only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from lockstep.cql.bind import paging
+from lockstep.cql.bind.grouping import Groups, ResultRow
+from lockstep.cql.bind.keys import split_key
+from lockstep.cql.bind.records import RecordReader
+from lockstep.cql.compile.select import POINT, SelectPlan
+from lockstep.cql.compile.selection import Record
+from lockstep.schema.clustering import decode, encode_prefix
+from lockstep.values.errors import InvalidRequest, ServerFault
+from lockstep.values.limits import PAGE_ROWS_DEFAULT, PARTITION_READS_AT_ONCE_MAX
+from lockstep.values.request_limits import (
+    PAGE_BYTES_MAX,
+    ROWS_A_TURN,
+    UNPAGED_BYTES_MAX,
+    UNPAGED_ROWS_MAX,
+)
+from lockstep.values.rows import Partition, Position, ReadCommand, ReadResult
+from lockstep.values.tokens import token_of
+
+
+class Page(msgspec.Struct, frozen=True):
+    """`paging_state` is None when there is nothing more."""
+
+    rows: list[ResultRow]
+    paging_state: bytes | None = None
+
+
+class PageBuilder:
+    """Drives one execution of a SELECT: ask `commands()`, read them, `add` the results, repeat until
+    there are none, then take `page()`.
+    """
+
+    def __init__(self, plan: SelectPlan) -> None:
+        self._plan = plan
+        self._reader = RecordReader(plan.select)
+        self._rows: list[ResultRow] = []
+        self._sortable: list[tuple[bytes, ResultRow]] = []
+        #: Bytes of the rows given so far as the protocol writes them.
+        self._bytes = 0
+        select = plan.select
+        self._is_paged = plan.page_size > 0
+        self._groups: Groups | None = None
+        if select.folds:
+            self._groups = Groups(select.selection, plan.moment, by_key=select.grouped)
+        start = plan.start
+        self._cursor: Position | None = start.position if start is not None else None
+        self._partition_rows = start.partition_rows if start is not None else 0
+        self._remaining = plan.limit
+        self._asked: tuple[ReadCommand, ...] = ()
+        self._finished = plan.is_empty or plan.limit == 0
+        self._page_full = False
+
+    # Commands
+
+    def commands(self) -> tuple[ReadCommand, ...]:
+        """The next reads, to be done in any order or at once; () when the page is complete."""
+        if self._finished or self._page_full or self._room() == 0:
+            return ()
+        plan = self._plan
+        self._asked = self._point_commands() if plan.kind == POINT else self._range_commands()
+        if not self._asked:
+            self._finished = True
+        return self._asked
+
+    def _row_limit(self) -> int:
+        plan = self._plan
+        bounds = [bound for bound in (self._room(), self._remaining) if bound >= 0]
+        if plan.checks or self._groups is not None or not bounds:
+            return PAGE_ROWS_DEFAULT
+        return min(*bounds, PAGE_ROWS_DEFAULT)
+
+    def _room(self) -> int:
+        """Rows that the page has room for; -1 where the client asked for no pages."""
+        page_size = self._plan.page_size
+        if page_size <= 0:
+            return -1
+        if self._bytes >= PAGE_BYTES_MAX and self._is_paged:
+            return 0
+        return page_size - len(self._rows)
+
+    def _partition_limit(self, used: int) -> int:
+        """Rows of one partition the storage may give; 0 means all."""
+        plan = self._plan
+        if plan.select.distinct:
+            return 1
+        if plan.per_partition_limit < 0 or plan.checks or self._groups is not None:
+            return 0
+        return plan.per_partition_limit - used
+
+    def _command(
+        self, left: int, right: int, key: bytes | None, after: Position | None, used: int
+    ) -> ReadCommand:
+        select = self._plan.select
+        return ReadCommand(
+            select.shape.table.id,
+            left,
+            right,
+            key,
+            self._plan.slices,
+            (),
+            select.reads_static,
+            select.reverse,
+            self._row_limit(),
+            self._partition_limit(used),
+            self._plan.moment.context.now_s,
+            after,
+            select.dropped,
+            self._plan.index,
+            dead=select.shape.table.dead,
+        )
+
+    def _point(self, key: bytes, after: Position | None, used: int) -> ReadCommand:
+        token = token_of(key)
+        return self._command(token - 1, token, key, after, used)
+
+    def _point_commands(self) -> tuple[ReadCommand, ...]:
+        keys, cursor = self._plan.keys, self._cursor
+        commands: list[ReadCommand] = []
+        if cursor is not None:
+            at = keys.index(cursor.key) if cursor.key in keys else len(keys)
+            if cursor.clustering is not None and self._may_continue():
+                commands.append(self._point(cursor.key, cursor, self._partition_rows))
+            keys = keys[at + 1 :]
+        keys = keys[: PARTITION_READS_AT_ONCE_MAX - len(commands)]
+        return (*commands, *(self._point(key, None, 0) for key in keys))
+
+    def _range_commands(self) -> tuple[ReadCommand, ...]:
+        plan, cursor = self._plan, self._cursor
+        if cursor is None:
+            return (self._command(plan.left, plan.right, None, None, 0),)
+        left = max(plan.left, cursor.token - 1)
+        if left >= plan.right:
+            return ()
+        ends_early = plan.per_partition_limit >= 0 and not plan.checks and self._groups is None
+        if cursor.clustering is None or not ends_early:
+            return (self._command(left, plan.right, None, cursor, 0),)
+        rest = self._command(left, plan.right, None, Position(cursor.token, cursor.key), 0)
+        if not self._may_continue():
+            return (rest,)
+        return (self._point(cursor.key, cursor, self._partition_rows), rest)
+
+    def _may_continue(self) -> bool:
+        plan = self._plan
+        if self._groups is not None:
+            # Its last group may have more rows.
+            return not plan.select.distinct
+        limit = plan.limit if plan.select.sorts and plan.per_partition_limit < 0 else plan.per_partition_limit
+        return not plan.select.distinct and (limit < 0 or self._partition_rows < limit)
+
+    # Results
+
+    def add(self, results: Sequence[ReadResult]) -> None:
+        """Take the results of the last commands, in the order of the commands."""
+        for _ in self.adding(results):
+            pass
+
+    def adding(self, results: Sequence[ReadResult]) -> Iterator[None]:
+        """`add` in steps of some ROWS_A_TURN rows, for who has other work between them."""
+        assert len(results) == len(self._asked), "one result for each command"
+        taken = 0
+        for command, result in zip(self._asked, results, strict=True):
+            for partition in result.partitions:
+                if not self._add_partition(partition):
+                    return
+                taken += 1 + len(partition.rows)
+                if taken >= ROWS_A_TURN:
+                    taken = 0
+                    yield
+            if result.more:
+                self._go_on_at(result)
+                return
+            if command.key is not None:
+                self._close_partition(command.key, command.right)
+        # Behind a full page there is always another one, maybe empty: whether a scan ended exactly there
+        # depends on how ranges lie on nodes, and clients count on pages that do not.
+        if self._plan.kind != POINT and self._room() != 0:
+            self._finished = True
+
+    def _go_on_at(self, result: ReadResult) -> None:
+        """The command has more behind `end`; it is asked again from there."""
+        end, cursor = result.end, self._cursor
+        if end is None:
+            if not result.partitions:
+                raise ServerFault("a read stopped at its limit without a row and without a place to go on")
+            return
+        if cursor is None or cursor.key != end.key:
+            self._partition_rows = 0
+        self._cursor = end
+
+    def _close_partition(self, key: bytes, token: int) -> None:
+        self._cursor = Position(token, key)
+        self._partition_rows = 0
+
+    def _add_partition(self, partition: Partition) -> bool:
+        """Consume one partition; False when the page or the limit is reached."""
+        cursor = self._cursor
+        entered = cursor is not None and cursor.key == partition.key
+        resumed = entered and cursor is not None and cursor.clustering is not None
+        select, folds = self._plan.select, self._groups is not None
+        static_row_counts = not resumed and not select.restrictions.has_clustering
+        parts = split_key(partition.key, len(select.shape.partition_types))
+        for clustering, record in self._reader.records(partition, parts, static_row_counts):
+            if self._is_stopped() or (folds and self._ends_with_group(partition.key, record)):
+                self._page_full = not self._finished
+                return False
+            if not entered:
+                # Not before: a full page's state counts the rows of the partition it ends in.
+                self._partition_rows, entered = 0, True
+            # A row without clustering is all its partition has.
+            place = None if select.distinct else clustering or None
+            self._cursor = Position(partition.token, partition.key, place)
+            self._consume(partition.key, clustering or b"", record)
+        if not partition.rows:
+            # Read again only for its static row, which was given with an earlier page.
+            self._close_partition(partition.key, partition.token)
+        if self._remaining == 0:
+            self._finished = True
+        return not self._finished
+
+    def _is_stopped(self) -> bool:
+        if self._remaining == 0:
+            self._finished = True
+            return True
+        return self._room() == 0
+
+    def _ends_with_group(self, key: bytes, record: Record) -> bool:
+        """End the open group when the record is not of it; True when the page or limit ends with it."""
+        groups = self._groups
+        if groups is None or not groups.is_open or not groups.begins(key, record):
+            return False
+        self._give(*groups.close())
+        return self._is_stopped()
+
+    def _consume(self, key: bytes, clustering: bytes, record: Record) -> None:
+        plan, groups = self._plan, self._groups
+        for check in plan.checks:
+            if not check(record):
+                return
+        if groups is not None and groups.is_open:
+            groups.add(key, clustering, record)
+            return
+        if 0 <= plan.per_partition_limit <= self._partition_rows:
+            return
+        self._partition_rows += 1
+        if groups is not None:
+            groups.add(key, clustering, record)
+            return
+        selection = plan.select.selection
+        if selection.plain is not None:
+            row: ResultRow = tuple([record[slot] for slot in selection.plain])
+        else:
+            row = tuple([output.evaluate(record, plan.moment) for output in selection.outputs])
+        self._give(clustering, row)
+
+    def _give(self, clustering: bytes, row: ResultRow) -> None:
+        self._bytes += 4 * len(row) + sum([len(value) for value in row if value is not None])
+        if not self._is_paged:
+            self._require_bounded()
+        if self._plan.select.sorts:
+            self._sortable.append((clustering, row))
+            return
+        self._rows.append(row)
+        if self._remaining > 0:
+            self._remaining -= 1
+
+    def _require_bounded(self) -> None:
+        """InvalidRequest when there is more than one answer may hold and pages cannot be cut."""
+        if self._bytes <= UNPAGED_BYTES_MAX and max(len(self._rows), len(self._sortable)) < UNPAGED_ROWS_MAX:
+            return
+        why = "is sorted by the coordinator" if self._plan.select.sorts else "was asked for without paging"
+        raise InvalidRequest(
+            f"The result {why} and exceeds {UNPAGED_BYTES_MAX} bytes or {UNPAGED_ROWS_MAX} rows: "
+            "set a page size or a LIMIT, or ask for fewer partitions"
+        )
+
+    # The page
+
+    def page(self) -> Page:
+        """The rows so far, and the paging state when more may follow."""
+        plan = self._plan
+        groups = self._groups
+        if groups is not None and (groups.is_open or not plan.select.grouped):
+            self._give(*groups.close())
+        if plan.select.sorts:
+            self._sortable.sort(key=self._order, reverse=plan.select.reverse)
+            rows = [row for _, row in self._sortable]
+            return Page(rows if plan.limit < 0 else rows[: plan.limit])
+        return Page(self._rows, self._paging_state())
+
+    def _order(self, entry: tuple[bytes, ResultRow]) -> bytes:
+        shape, count = self._plan.select.shape, self._plan.select.sorts
+        if count >= len(shape.clustering_types):
+            return entry[0]
+        values = decode(shape.clustering_types, shape.descending, entry[0])
+        return encode_prefix(shape.clustering_types, shape.descending, values[:count])
+
+    def _paging_state(self) -> bytes | None:
+        if self._finished or self._plan.page_size <= 0 or self._cursor is None:
+            return None
+        if not self._page_full and self._room() != 0:
+            return None
+        if self._remaining == 0 or not self._rest_exists():
+            return None
+        state = paging.PagePosition(
+            self._plan.select.shape.table.uuid, self._cursor, self._remaining, self._partition_rows
+        )
+        return paging.encode(state)
+
+    def _rest_exists(self) -> bool:
+        """False when the cursor is provably at the end: the last key's last possible row."""
+        plan, cursor = self._plan, self._cursor
+        assert cursor is not None
+        if plan.kind != POINT or cursor.key != plan.keys[-1]:
+            return True
+        return cursor.clustering is not None and self._may_continue()

@@ -1,0 +1,367 @@
+"""Expressions of a SELECT list compiled: columns, what is inside them, functions, aggregates, arithmetic.
+
+Invariant: a compiled expression reads the slots it was given and, for aggregates, what was folded; nothing
+else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from lockstep.cql.bind import evaluation
+from lockstep.cql.bind.evaluation import Evaluate, Moment, Record
+from lockstep.cql.compile.catalog import TableShape
+from lockstep.cql.compile.literals import natural_type
+from lockstep.cql.compile.naming import counts_rows, shown
+from lockstep.cql.compile.prepared import Scope
+from lockstep.cql.compile.terms import assignable_type, choose_overload, compile_term, fits, is_loose
+from lockstep.cql.functions import aggregates, cell_facts
+from lockstep.cql.functions.arithmetic import negation, operand_types, operation
+from lockstep.cql.functions.casts import cast_function
+from lockstep.cql.functions.cell_facts import key_type, position_in
+from lockstep.cql.functions.native import family
+from lockstep.cql.functions.signatures import Known
+from lockstep.cql.functions.user_aggregates import UserAggregate, aggregates_in, finished, row_of
+from lockstep.cql.functions.user_functions import choose_own, is_native, overloads_in
+from lockstep.cql.parse import tree
+from lockstep.cql.wire.messages import UNSET
+from lockstep.schema.types import (
+    CollectionType,
+    CqlType,
+    ListType,
+    MapType,
+    SetType,
+    TupleType,
+    UserDefinedType,
+)
+from lockstep.values.errors import InvalidRequest
+from lockstep.values.limits import CQL_EXPRESSION_DEPTH_MAX
+
+Typed = tuple[Evaluate, CqlType]
+
+_COMPOUND = tree.ListLiteral | tree.SetLiteral | tree.MapLiteral | tree.TupleLiteral | tree.UserLiteral
+
+
+class Folding(msgspec.Struct, frozen=True):
+    """One aggregate of a SELECT list: it folds `evaluate` over the rows of a group."""
+
+    aggregate: aggregates.Aggregate
+    evaluate: Evaluate
+
+
+class CellSlot(msgspec.Struct, frozen=True):
+    """A slot for the only cell of a column, or for all its cells (`whole`)."""
+
+    column: int
+    whole: bool
+
+
+class Expressions:
+    """Compiles the expressions of one SELECT and hands out slots."""
+
+    def __init__(self, shape: TableShape, scope: Scope) -> None:
+        self.shape = shape
+        self.scope = scope
+        self.slots: dict[str, int] = {}
+        self.cells: dict[CellSlot, int] = {}
+        self.foldings: list[Folding] = []
+        self._in_aggregate = False
+        self._depth = 0
+
+    def slot(self, name: str) -> int:
+        self.shape.column(name)
+        return self.slots.setdefault(name, len(self.slots))
+
+    def compile(self, term: tree.Term, wanted: Known = None) -> Typed:
+        """How to work an expression out, and its type; `wanted` is what a bind variable would be."""
+        if self._depth >= CQL_EXPRESSION_DEPTH_MAX:
+            raise InvalidRequest("The statement is nested too deeply")
+        self._depth += 1
+        found = self._compiled(term, wanted)
+        self._depth -= 1
+        return found
+
+    def _compiled(self, term: tree.Term, wanted: Known) -> Typed:
+        if isinstance(term, tree.ColumnName):
+            return evaluation.take(self.slot(term.name)), self.shape.types[term.name]
+        if isinstance(term, tree.Literal | tree.Bind):
+            return self._plain(term, wanted)
+        if isinstance(term, tree.Call):
+            return self._call(term, wanted)
+        if isinstance(term, tree.Arithmetic | tree.Negation):
+            return self._computation(term, wanted)
+        if isinstance(term, tree.Cast):
+            evaluate, source = self.compile(term.term)
+            target = self.scope.type_named(term.type)
+            return evaluation.applied_run(cast_function(source, target, shown(term.term)), [evaluate]), target
+        if isinstance(term, tree.TypeHint):
+            return self._hinted(term)
+        if isinstance(term, tree.Element):
+            return self._element(term)
+        if isinstance(term, tree.Span):
+            return self._span(term)
+        if isinstance(term, tree.Field):
+            return self._field(term)
+        if isinstance(term, tree.TupleLiteral) and len(term.items) == 1:
+            return self.compile(term.items[0], wanted)
+        return self._compound(term, wanted)
+
+    # Literals
+
+    def _plain(self, term: tree.Literal | tree.Bind, wanted: Known) -> Typed:
+        kind = wanted
+        if kind is None and isinstance(term, tree.Literal):
+            kind = natural_type(term)
+        if kind is None:
+            raise InvalidRequest(
+                f"Cannot infer type for term {shown(term)} in selection clause "
+                "(try using a cast to force a type)"
+            )
+        return self.plain_term(term, kind)
+
+    def plain_term(self, term: tree.Term, kind: CqlType) -> Typed:
+        plan = compile_term(term, kind, "[selection]", self.scope)
+
+        def evaluate(record: Record, moment: Moment) -> bytes | None:
+            value = plan.get(moment.values, moment.context)
+            if value is UNSET:
+                raise InvalidRequest("Invalid unset value in selection clause")
+            return value
+
+        return evaluate, kind
+
+    def _hinted(self, term: tree.TypeHint) -> Typed:
+        kind, inner = self.scope.type_named(term.type), term.term
+        if isinstance(inner, tree.MapLiteral) and isinstance(kind, UserDefinedType):
+            named = [(key.name, value) for key, value in inner.entries if isinstance(key, tree.ColumnName)]
+            if len(named) == len(inner.entries):
+                inner = tree.UserLiteral(tuple(named))
+        if isinstance(inner, tree.Literal | tree.Bind | tree.UserLiteral):
+            return self.plain_term(inner, kind)
+        evaluate, found = self.compile(inner, kind)
+        if not assignable_type(found, kind):
+            raise InvalidRequest(f"Cannot assign value of type {found.text} to type {kind.text}")
+        return evaluate, kind
+
+    def _compound(self, term: tree.Term, wanted: Known) -> Typed:
+        """A collection or tuple of expressions, of the type wanted or else that of its first element."""
+        if isinstance(term, tree.TupleLiteral):
+            parts = [self.compile(item) for item in term.items]
+            of_parts = wanted if isinstance(wanted, TupleType) else TupleType(tuple(k for _, k in parts))
+            if len(of_parts.elements) != len(parts):
+                raise InvalidRequest(f"Cannot assign value {shown(term)} to type {of_parts.text}")
+            evaluates = [
+                self._as(item, kind) for item, kind in zip(term.items, of_parts.elements, strict=True)
+            ]
+            return evaluation.joined(of_parts.join, evaluates, takes_null=True), of_parts
+        if isinstance(term, tree.MapLiteral):
+            kind = (
+                wanted
+                if isinstance(wanted, MapType)
+                else MapType(
+                    self._common([key for key, _ in term.entries]),
+                    self._common([value for _, value in term.entries]),
+                    frozen=True,
+                )
+            )
+            pairs = [(self._as(key, kind.key), self._as(value, kind.value)) for key, value in term.entries]
+            flat = [part for pair in pairs for part in pair]
+            return evaluation.joined(kind.join, flat, takes_null=False), kind
+        if not isinstance(term, tree.ListLiteral | tree.SetLiteral):
+            raise InvalidRequest(f"Cannot infer type for term {shown(term)} in selection clause")
+        return self._listed(term, wanted)
+
+    def _listed(self, term: tree.ListLiteral | tree.SetLiteral, wanted: Known) -> Typed:
+        if wanted is not None and wanted.name in ("list", "set", "vector"):
+            if (wanted.name == "set") != isinstance(term, tree.SetLiteral):
+                raise InvalidRequest(f"Cannot assign value {shown(term)} to type {wanted.text}")
+            if all(isinstance(item, tree.Literal | tree.Bind) for item in term.items):
+                return self.plain_term(term, wanted)
+            kind: CqlType = wanted
+        elif isinstance(term, tree.ListLiteral):
+            kind = ListType(self._common(term.items), frozen=True)
+        else:
+            kind = SetType(self._common(term.items), frozen=True)
+        parts = [self._as(item, kind.element) for item in term.items]
+        assert isinstance(kind, CollectionType) or kind.name == "vector"
+        return evaluation.joined(kind.join, parts, takes_null=False), kind  # type: ignore[attr-defined]
+
+    def _common(self, items: Sequence[tree.Term]) -> CqlType:
+        """The one type of several elements: that of those which are no literals, else of the first."""
+        kinds = [self.compile(item)[1] for item in items if not isinstance(item, tree.Literal | tree.Bind)]
+        kinds += [self.compile(item)[1] for item in items if isinstance(item, tree.Literal)]
+        if not kinds:
+            raise InvalidRequest("Cannot infer type for an empty literal in selection clause (try a cast)")
+        return kinds[0]
+
+    def _as(self, term: tree.Term, kind: CqlType) -> Evaluate:
+        evaluate, found = self.compile(term, kind)
+        if not assignable_type(found, kind):
+            raise InvalidRequest(
+                f"Cannot assign value {shown(term)} of type {found.text} to type {kind.text}"
+            )
+        return evaluate
+
+    # Inside columns
+
+    def _element(self, element: tree.Element) -> Typed:
+        evaluate, kind = self.compile(element.term)
+        of_key = key_type(element, kind)
+        key, _ = self.plain_term(element.key, of_key)
+        assert isinstance(kind, CollectionType)
+        if isinstance(kind, MapType):
+            return evaluation.element_of(evaluate, kind, key, 1), kind.value
+        return evaluation.element_of(evaluate, kind, key, 0), kind.element
+
+    def _span(self, span: tree.Span) -> Typed:
+        evaluate, kind = self.compile(span.term)
+        of_key = key_type(span, kind)
+        ends = [None if end is None else self.plain_term(end, of_key)[0] for end in (span.low, span.high)]
+        assert isinstance(kind, CollectionType)
+        return evaluation.span_of(evaluate, kind, of_key, ends[0], ends[1]), kind
+
+    def _field(self, selected: tree.Field) -> Typed:
+        evaluate, kind = self.compile(selected.term)
+        position = position_in(selected, kind)
+        assert isinstance(kind, UserDefinedType)
+        return evaluation.field_of(evaluate, kind, position), kind.elements[position]
+
+    # Calls
+
+    def _call(self, call: tree.Call, wanted: Known) -> Typed:
+        native = call.keyspace in (None, "system")
+        if native and call.name in aggregates.NAMES:
+            return self._aggregate(call)
+        if call.name in cell_facts.NAMES and call.keyspace is None:
+            return cell_facts.cell_fact(self, call)
+        if native and call.name == "token":
+            return self._token(call)
+        own = _own_aggregates(call, self.scope)
+        if own:
+            return _user_aggregate(self, call, own, wanted)
+        found = family(call.keyspace, call.name)
+        if found is not None:
+            function = found.function([self._known(argument) for argument in call.arguments], None)
+        else:
+            function = choose_overload(call, wanted, self._fit, self.scope)
+        pairs = zip(call.arguments, function.arguments, strict=True)
+        return evaluation.applied(function, [self._as(term, kind) for term, kind in pairs]), function.returns
+
+    def _known(self, term: tree.Term) -> Known:
+        if isinstance(term, tree.Literal):
+            return natural_type(term)
+        if isinstance(term, tree.Bind):
+            return None
+        if isinstance(term, _COMPOUND) and not (isinstance(term, tree.TupleLiteral) and len(term.items) == 1):
+            return None
+        kind = self.scope.types.get(term)
+        if kind is None:
+            before = len(self.foldings)
+            kind = self.compile(term)[1]
+            # Only its type is wanted: what it folds is compiled again.
+            del self.foldings[before:]
+            self.scope.types[term] = kind
+        return kind
+
+    def _fit(self, term: tree.Term, kind: CqlType) -> int:
+        if isinstance(term, tree.Literal | tree.Bind):
+            return fits(term, kind, self.scope)
+        found = self._known(term)
+        if found is None:
+            return fits(term, kind, self.scope)
+        if found == kind:
+            return 2
+        return int(found.name != "blob" and assignable_type(found, kind) and kind.name != "blob")
+
+    def _aggregate(self, call: tree.Call) -> Typed:
+        if self._in_aggregate:
+            raise InvalidRequest("aggregate functions cannot be used as arguments of aggregate functions")
+        if counts_rows(call):
+            found = aggregates.aggregate("count", None)
+            evaluate: Evaluate = evaluation.always
+        else:
+            if len(call.arguments) != 1:
+                raise InvalidRequest(
+                    f"Invalid number of arguments in call to function {call.name}: 1 required but "
+                    f"{len(call.arguments)} provided"
+                )
+            self._in_aggregate = True
+            evaluate, kind = self.compile(call.arguments[0])
+            self._in_aggregate = False
+            found = aggregates.aggregate(call.name, kind)
+        self.foldings.append(Folding(found, evaluate))
+        return evaluation.folded(len(self.foldings) - 1), found.returns
+
+    def _computation(self, term: tree.Arithmetic | tree.Negation, wanted: Known) -> Typed:
+        if isinstance(term, tree.Negation):
+            evaluate, kind = self.compile(term.term, wanted)
+            function = negation(kind, shown(term.term))
+            return evaluation.applied(function, [evaluate]), function.returns
+        left, right = operand_types(
+            shown(term),
+            (self._operand(term.left), self._operand(term.right)),
+            (is_loose(term.left), is_loose(term.right)),
+            wanted,
+        )
+        function = operation(term.operator, left, right, (shown(term.left), shown(term.right)))
+        sides = [self.compile(term.left, left)[0], self.compile(term.right, right)[0]]
+        return evaluation.applied(function, sides), function.returns
+
+    def _operand(self, term: tree.Term) -> Known:
+        if is_loose(term) and not isinstance(term, tree.Literal):
+            return None if isinstance(term, tree.Bind) else _type_of_loose(self, term)
+        return self._known(term)
+
+    def _token(self, call: tree.Call) -> Typed:
+        kinds = self.shape.partition_types
+        if len(call.arguments) != len(kinds):
+            raise InvalidRequest(
+                f"Invalid number of arguments in call to function token: "
+                f"{len(kinds)} required but {len(call.arguments)} provided"
+            )
+        pairs = zip(call.arguments, kinds, strict=True)
+        return evaluation.token_of_key([self._as(term, kind) for term, kind in pairs]), evaluation.BIGINT
+
+    def cell_slot(self, column: int, *, whole: bool) -> int:
+        return self.cells.setdefault(CellSlot(column, whole), len(self.cells))
+
+
+def _own_aggregates(call: tree.Call, scope: Scope) -> tuple[UserAggregate, ...]:
+    """The user aggregates that a call may mean; () when it can only mean functions of the same name."""
+    if call.keyspace is None and is_native(call.name):
+        return ()
+    space = scope.space_of(call.keyspace, call.name)
+    own = aggregates_in(space, call.name)
+    count = len(call.arguments)
+    takes = [one for one in own if len(one.arguments) == count]
+    return own if takes or not overloads_in(space, call.name) else ()
+
+
+def _user_aggregate(
+    expressions: Expressions, call: tree.Call, own: Sequence[UserAggregate], wanted: Known
+) -> Typed:
+    if expressions._in_aggregate:
+        raise InvalidRequest("aggregate functions cannot be used as arguments of aggregate functions")
+    expressions._in_aggregate = True
+    aggregate = choose_own(call.name, own, call.arguments, wanted, expressions._fit)
+    pairs = zip(call.arguments, aggregate.arguments, strict=True)
+    row = row_of([expressions._as(term, kind) for term, kind in pairs])
+    expressions._in_aggregate = False
+    expressions.foldings.append(Folding(aggregate.gather, row))
+    return finished(aggregate, evaluation.folded(len(expressions.foldings) - 1)), aggregate.returns
+
+
+def _type_of_loose(expressions: Expressions, term: tree.Term) -> Known:
+    """The type of a nested number without columns; None when it holds nothing but bind variables."""
+    if isinstance(term, tree.Arithmetic):
+        kinds = [expressions._operand(side) for side in (term.left, term.right)]
+        known = [kind for kind in kinds if kind is not None]
+        if len(known) == 2:
+            return operation(term.operator, known[0], known[1], ("", "")).returns
+        return known[0] if known else None
+    if isinstance(term, tree.Negation):
+        return expressions._operand(term.term)
+    assert isinstance(term, tree.TupleLiteral)
+    return expressions._operand(term.items[0])

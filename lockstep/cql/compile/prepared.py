@@ -1,0 +1,124 @@
+"""A statement ready to be executed any number of times, and what a client is told about it.
+
+Invariant: immutable, and a function of (text, session keyspace, catalog).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from lockstep.cql.compile.catalog import Catalog, TableShape
+from lockstep.cql.parse.tree import Statement, Term
+from lockstep.cql.wire.messages import Value
+from lockstep.cql.wire.responses import ColumnSpec
+from lockstep.schema.model import Keyspace
+from lockstep.schema.types import CqlType, parse_type
+from lockstep.schema.user_types import type_in
+from lockstep.values.errors import InvalidRequest
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """`kind`: SELECT, MODIFY, BATCH, TRUNCATE, USE, DDL, DESCRIBE.
+
+    `keyspace`, `table`: what it touches ("" where that is nothing or several). `table_id` and
+    `table_epoch` are those planned against, so a cached statement can be prepared again when they
+    moved. `partition_key_indexes`: bind indexes of the whole partition key in order, or () when it is
+    not bound completely. `result_columns`: () unless SELECT. `plan`: the compiled ModificationPlan,
+    BatchPlan or SelectPrepared; None for other kinds, which are read from `statement`.
+    `is_counter_batch`, `is_logged` describe a BATCH. `called`: (keyspace, name) of user functions and
+    aggregates that it may call.
+    """
+
+    kind: str
+    statement: Statement
+    keyspace: str
+    table: str
+    table_id: int
+    table_epoch: int
+    bind_columns: tuple[ColumnSpec, ...]
+    bind_names: tuple[str | None, ...]
+    partition_key_indexes: tuple[int, ...] = ()
+    result_columns: tuple[ColumnSpec, ...] = ()
+    plan: Any = None
+    session_keyspace: str | None = None
+    is_virtual: bool = False
+    called: tuple[tuple[str, str], ...] = ()
+
+    def check_values(self, values: object) -> None:
+        """InvalidRequest when the number of values is wrong."""
+        given = len(values) if isinstance(values, list | tuple) else 0
+        if given != len(self.bind_columns):
+            raise wrong_value_count(len(self.bind_columns), given)
+
+    def positional(self, named: dict[str, Value]) -> list[Value]:
+        """Values sent by name, in bind order; InvalidRequest for a variable without a value."""
+        values: list[Value] = []
+        for column in self.bind_columns:
+            if column.name not in named:
+                raise InvalidRequest(f"Missing value for bind variable {column.name}")
+            values.append(named[column.name])
+        return values
+
+
+def wrong_value_count(expected: int, given: int) -> InvalidRequest:
+    return InvalidRequest(f"Invalid amount of bind variables: expected {expected} but got {given}")
+
+
+class Scope:
+    """Collects the bind variables of one statement while its terms are compiled."""
+
+    def __init__(self, names: tuple[str | None, ...]) -> None:
+        self.keyspace = ""
+        self.table = ""
+        self.partition_types: tuple[CqlType, ...] = ()
+        self.space: Keyspace | None = None
+        #: Where functions of other keyspaces are looked up.
+        self.catalog: Catalog | None = None
+        self._called: dict[tuple[str, str], None] = {}
+        self.names = names
+        self._columns: list[ColumnSpec | None] = [None] * len(names)
+        #: Types of calls and operators, so that those inside each other are worked out once.
+        self.types: dict[Term, CqlType] = {}
+
+    def enter(self, shape: TableShape) -> None:
+        """The bind variables that follow belong to this table."""
+        self.keyspace = shape.table.keyspace
+        self.table = shape.table.name
+        self.partition_types = shape.partition_types
+        self.space = shape.space
+        self.types = {}
+
+    def type_named(self, text: str) -> CqlType:
+        """The type that a text of the statement names, user-defined ones included."""
+        return parse_type(text) if self.space is None else type_in(self.space, text)
+
+    def space_of(self, keyspace: str | None, name: str) -> Keyspace | None:
+        """The keyspace that a call of a function of this name looks into, which is remembered."""
+        space = self.space
+        if keyspace is not None and (space is None or keyspace != space.name):
+            space = self.catalog.schema.by_name.get(keyspace) if self.catalog is not None else None
+        if space is not None and name in space.function_names:
+            self._called[space.name, name] = None
+        return space
+
+    @property
+    def called(self) -> tuple[tuple[str, str], ...]:
+        """(keyspace, name) of the user functions and aggregates that calls so far may mean."""
+        return tuple(self._called)
+
+    def bind(self, index: int, receiver: str, kind: CqlType) -> None:
+        name = self.names[index]
+        self._columns[index] = ColumnSpec(
+            self.keyspace, self.table, name if name is not None else receiver, kind
+        )
+
+    def columns(self) -> tuple[ColumnSpec, ...]:
+        found = tuple(column for column in self._columns if column is not None)
+        if len(found) != len(self._columns):
+            raise InvalidRequest("Cannot infer the type of a bind variable; use a type hint")
+        return found
+
+
+__all__ = ["ColumnSpec", "Prepared", "Scope", "wrong_value_count"]

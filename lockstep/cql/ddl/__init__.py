@@ -1,0 +1,1 @@
+"""Schema statements to schema changes, and schemas back to the statements that make them."""

@@ -1,0 +1,166 @@
+"""Statements about materialized views to schema changes, and views to the statements that make them.
+
+Invariant: as in `ddl`; the text of a WHERE clause that is kept reads back as the same clause, whatever it was
+written like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from lockstep.cql.compile.catalog import Catalog, cql_name
+from lockstep.cql.compile.naming import shown
+from lockstep.cql.ddl.view_filter import compile_filter, parsed_where
+from lockstep.cql.parse import tree
+from lockstep.schema.model import Table
+from lockstep.schema.table_options import OptionValue
+from lockstep.schema.view_changes import AlterView, CreateView, DropView, ViewChange
+from lockstep.values.errors import ConfigurationInvalid, InvalidRequest
+
+ViewStatement = tree.CreateViewStatement | tree.AlterViewStatement | tree.DropViewStatement
+Options = tuple[tuple[str, OptionValue], ...]
+
+_NOT_NULL: Final = "IS NOT NULL"
+
+
+def view_change(
+    statement: ViewStatement, keyspace: str, uuid: str, options: Options, descending: Sequence[str]
+) -> ViewChange:
+    """The change that a statement asks for in a keyspace; `uuid`, `options` and `descending` are what its
+    properties come to. InvalidRequest or ConfigurationInvalid."""
+    name = statement.table.name
+    if isinstance(statement, tree.DropViewStatement):
+        return DropView(keyspace, name, statement.if_exists)
+    if statement.properties.compact_storage:
+        raise InvalidRequest("Cannot use 'COMPACT STORAGE' when defining a materialized view")
+    if isinstance(statement, tree.AlterViewStatement):
+        if statement.properties.clustering_order:
+            raise InvalidRequest("Cannot alter the clustering order of a materialized view")
+        if any(option == "id" for option, _ in options):
+            raise ConfigurationInvalid("Cannot alter table id.")
+        return AlterView(keyspace, name, options, statement.if_exists)
+    key = statement.primary_key
+    single = [relation for relation in statement.where if relation.shape == "single"]
+    return CreateView(
+        keyspace,
+        name,
+        uuid,
+        statement.base.keyspace or keyspace,
+        statement.base.name,
+        tuple(_selected(selector) for selector in statement.selectors),
+        key.partition if key is not None else (),
+        key.clustering if key is not None else (),
+        tuple(sorted(descending)),
+        tuple(sorted({relation.names[0] for relation in single if relation.operator == _NOT_NULL})),
+        tuple(
+            sorted({name for found in statement.where if found.operator != _NOT_NULL for name in found.names})
+        ),
+        where_text(statement.where),
+        options,
+        statement.if_not_exists,
+        base_order=not statement.properties.clustering_order,
+    )
+
+
+def _selected(selector: tree.Selector) -> str:
+    expression = selector.expression
+    if selector.alias is not None:
+        raise InvalidRequest("Cannot use alias when defining a materialized view")
+    if not isinstance(expression, tree.ColumnName):
+        raise InvalidRequest(
+            f"Can only select columns by name when defining a materialized view (got {shown(expression)})"
+        )
+    return expression.name
+
+
+def check_where(statement: tree.CreateViewStatement, keyspace: str, catalog: Catalog) -> None:
+    """InvalidRequest when the WHERE clause compares what cannot be compared. Whether the base table is there
+    and the clause allowed is judged where the change is applied."""
+    space = catalog.schema.by_name.get(keyspace)
+    base = space.by_name.get(statement.base.name) if space is not None else None
+    if space is not None and base is not None:
+        compile_filter(statement.where, base, space)
+
+
+# Texts
+
+
+def where_text(relations: Sequence[tree.Relation]) -> str:
+    """A WHERE clause as CQL text."""
+    return " AND ".join(_relation_text(relation) for relation in relations)
+
+
+def shown_where(text: str) -> str:
+    """A stored clause without quotes that it does not need."""
+    return where_text(parsed_where(text)) if '"' in text else text
+
+
+def _relation_text(relation: tree.Relation) -> str:
+    if relation.shape == "token":
+        raise InvalidRequest("Cannot use token relation when defining a materialized view")
+    if relation.shape not in ("single", "tuple"):
+        raise InvalidRequest("WHERE of a materialized view can only restrict columns, not elements of them")
+    name = cql_name(relation.names[0])
+    if relation.shape == "tuple":
+        name = f"({', '.join(map(cql_name, relation.names))})"
+    if relation.operator == _NOT_NULL:
+        return f"{name} {_NOT_NULL}"
+    if relation.operator == "IN":
+        return f"{name} IN ({', '.join(_text(value) for value in relation.values)})"
+    if relation.value is None:
+        raise InvalidRequest(f"WHERE of a materialized view cannot have {relation.operator}")
+    return f"{name} {relation.operator} {_text(relation.value)}"
+
+
+def _text(term: tree.Term) -> str:
+    if isinstance(term, tree.Literal):
+        return _quoted(term.text) if term.kind == "string" else term.text
+    if isinstance(term, tree.TypeHint):
+        return f"({term.type}){_text(term.term)}"
+    if isinstance(term, tree.Negation):
+        return f"-{_text(term.term)}"
+    if isinstance(term, tree.TupleLiteral):
+        return f"({', '.join(map(_text, term.items))})"
+    if isinstance(term, tree.ListLiteral):
+        return f"[{', '.join(map(_text, term.items))}]"
+    if isinstance(term, tree.SetLiteral):
+        return f"{{{', '.join(map(_text, term.items))}}}"
+    if isinstance(term, tree.MapLiteral):
+        return f"{{{', '.join(f'{_text(key)}: {_text(value)}' for key, value in term.entries)}}}"
+    if isinstance(term, tree.UserLiteral):
+        return f"{{{', '.join(f'{cql_name(name)}: {_text(value)}' for name, value in term.entries)}}}"
+    if isinstance(term, tree.Cast):
+        return f"CAST({_text(term.term)} AS {term.type})"
+    if isinstance(term, tree.Arithmetic):
+        return f"({_text(term.left)} {term.operator} {_text(term.right)})"
+    if isinstance(term, tree.Call):
+        space = "" if term.keyspace is None else f"{cql_name(term.keyspace)}."
+        name = term.name if term.name == "token" else cql_name(term.name)
+        return f"{space}{name}({', '.join(map(_text, term.arguments))})"
+    raise InvalidRequest("Cannot use query parameters in CREATE MATERIALIZED VIEW statements")
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def view_statement(view: Table, options: Sequence[str]) -> str:
+    """CREATE MATERIALIZED VIEW for a view with these texts of options."""
+    definition = view.view
+    assert definition is not None, f"{view.name} is no view"
+    ordered = [*view.partition_key, *view.clustering, *view.regular]
+    selected = "*" if definition.all_columns else ", ".join(cql_name(column.name) for column in ordered)
+    partition = ", ".join(cql_name(column.name) for column in view.partition_key)
+    if len(view.partition_key) > 1:
+        partition = f"({partition})"
+    key = ", ".join([partition, *(cql_name(column.name) for column in view.clustering)])
+    space = cql_name(view.keyspace)
+    return (
+        f"CREATE MATERIALIZED VIEW {space}.{cql_name(view.name)} AS\n"
+        f"    SELECT {selected}\n"
+        f"    FROM {space}.{cql_name(definition.base)}\n"
+        f"    WHERE {shown_where(definition.where)}\n"
+        f"    PRIMARY KEY ({key})\n"
+        f" WITH " + "\n    AND ".join(options) + ";"
+    )

@@ -1,0 +1,110 @@
+"""`backup-run/1`, `backups/1` and the plans of backups and restores."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class RunProgress(msgspec.Struct, frozen=True):
+    """What the driver of a backup or restore has counted."""
+
+    name: str = ""
+    backup_id: str = ""
+    parts: int = 0
+    parts_done: int = 0
+    bytes: int = 0
+    files: int = 0
+
+
+class BackupRun(msgspec.Struct, frozen=True):
+    """A backup or a restore that runs or ended lately."""
+
+    schema: str = "backup-run/1"
+    id: int = 0
+    purpose: str = ""
+    state: str = ""
+    driver: int = 0
+    began_epoch: int = 0
+    began_s: int = 0
+    ended_s: int | None = None
+    reason: str | None = None
+    progress: RunProgress | None = None
+
+
+class KeptPart(msgspec.Struct, frozen=True):
+    """A node's part; `of` are the host ids whose parts the backup has, `problem` says why it is no part."""
+
+    node: int
+    host_id: str
+    backup_id: str | None = None
+    bytes: int = 0
+    began_us: int | None = None
+    of: tuple[str, ...] = ()
+    problem: str | None = None
+
+
+class KeptBackup(msgspec.Struct, frozen=True):
+    name: str
+    parts: tuple[KeptPart, ...] = ()
+    complete: bool = False
+    missing: tuple[str, ...] = ()
+    bytes: int = 0
+    began_us: int | None = None
+
+
+class Backups(msgspec.Struct, frozen=True):
+    """`silent` are nodes that could not be asked."""
+
+    schema: str = "backups/1"
+    backups: tuple[KeptBackup, ...] = ()
+    silent: tuple[int, ...] = ()
+
+
+class Removed(msgspec.Struct, frozen=True):
+    schema: str = "backup-removed/1"
+    name: str = ""
+    parts: int = 0
+    bytes: int = 0
+    silent: tuple[int, ...] = ()
+
+
+class PlannedPart(msgspec.Struct, frozen=True):
+    node: int
+    bytes_at_most: int | None = None
+
+
+class BackupPlan(msgspec.Struct, frozen=True):
+    schema: str = "backup-plan/1"
+    name: str = ""
+    refused: str | None = None
+    tables: tuple[str, ...] = ()
+    nodes: tuple[PlannedPart, ...] = ()
+    absent: tuple[int, ...] = ()
+    steps: tuple[str, ...] = ()
+    way_back: str = ""
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A node that serves the parts of these hosts."""
+
+    node: int
+    host_ids: tuple[str, ...] = ()
+
+
+class RestoredTable(msgspec.Struct, frozen=True):
+    table: str
+    bytes: int = 0
+    action: str = ""
+
+
+class RestorePlan(msgspec.Struct, frozen=True):
+    schema: str = "restore-plan/1"
+    name: str = ""
+    cluster: str = ""
+    epoch: int = 0
+    began_us: int = 0
+    absent: tuple[str, ...] = ()
+    sources: tuple[Source, ...] = ()
+    tables: tuple[RestoredTable, ...] = ()
+    steps: tuple[str, ...] = ()
+    way_back: str = ""

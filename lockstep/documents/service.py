@@ -1,0 +1,139 @@
+"""`cms/1`: who votes on the metadata, how both groups fare, what changes, and what the log keeps."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from lockstep.documents.plans import Change
+from lockstep.documents.requests import Waiting
+
+
+class Member(msgspec.Struct, frozen=True):
+    """A voter, or a node that becomes one. `state` is its own word, `reason` why there is none."""
+
+    node: int
+    address: str | None = None
+    dc: str | None = None
+    rack: str | None = None
+    alive: bool = False
+    leader: bool = False
+    role: str = ""
+    state: str | None = None
+    epoch: int = 0
+    lag: int = 0
+    reason: str = ""
+
+
+class ManagementState(msgspec.Struct, frozen=True):
+    node: int
+    role: str | None = None
+    state: str | None = None
+
+
+class Management(msgspec.Struct, frozen=True):
+    state: str = ""
+    leader: int | None = None
+    term: int | None = None
+    voters: tuple[int, ...] = ()
+    outgoing: tuple[int, ...] = ()
+    states: tuple[ManagementState, ...] = ()
+    unavailable: tuple[int, ...] = ()
+
+
+class RaftVoters(msgspec.Struct, frozen=True):
+    """The configuration of the metadata group; `learners` are known to members only."""
+
+    voters: tuple[int, ...] = ()
+    outgoing: tuple[int, ...] = ()
+    joint: bool = False
+    learners: tuple[int, ...] | None = None
+
+
+class VoterCount(msgspec.Struct, frozen=True):
+    actual: int = 0
+    wanted: int = 0
+    set_by: str = ""
+
+
+class VoterChange(msgspec.Struct, frozen=True):
+    """A change of the voters that is under way."""
+
+    id: int
+    additions: tuple[int, ...] = ()
+    removals: tuple[int, ...] = ()
+    done: int = 0
+    steps: int = 0
+    cancelled: bool = False
+    reason: str = ""
+
+
+class KeptLog(msgspec.Struct, frozen=True):
+    """What the asked node keeps of the metadata log, and its newest snapshot."""
+
+    oldest_entry: int = 0
+    oldest_value: int = 0
+    bytes_since_snapshot: int = 0
+    snapshot_epoch: int = 0
+    truncated_epoch: int = 0
+    snapshot_here: int | None = None
+    snapshot_bytes: int | None = None
+    snapshot_age_s: float | None = None
+
+
+class Service(msgspec.Struct, frozen=True):
+    schema: str = "cms/1"
+    epoch: int = 0
+    asked: int = 0
+    role: str = ""
+    leader: int | None = None
+    term: int | None = None
+    commit_index: int | None = None
+    processor: str = ""
+    recovery_generation: int = 0
+    groups: dict[str, str] = {}
+    members: tuple[Member, ...] = ()
+    management: Management = Management()
+    raft: RaftVoters = RaftVoters()
+    size: VoterCount = VoterCount()
+    state: str = ""
+    change: VoterChange | None = None
+    waiting: tuple[Waiting, ...] = ()
+    frozen: str = ""
+    paused: str = ""
+    leaving: tuple[int, ...] = ()
+    log: KeptLog = KeptLog()
+
+
+class Voters(msgspec.Struct, frozen=True):
+    """`cms-reconfiguration/1`: who votes and what changes. `size` is what an operator asked for, 0 for what
+    the cluster's size asks, which is `target`."""
+
+    schema: str = "cms-reconfiguration/1"
+    epoch: int = 0
+    leads: bool = False
+    voters: tuple[int, ...] = ()
+    size: int = 0
+    target: int = 0
+    change: VoterChange | None = None
+    paused: str = ""
+    frozen: str = ""
+    leaving: tuple[int, ...] = ()
+    waiting: tuple[Waiting, ...] = ()
+    state: str = ""
+    settled: bool = False
+
+
+class ServicePlan(msgspec.Struct, frozen=True):
+    """`cms-plan/1`: what a wish about the service would do; the voters are told where they would change."""
+
+    schema: str = "cms-plan/1"
+    epoch: int = 0
+    voters: tuple[int, ...] | UnsetType = UNSET
+    voters_after: tuple[int, ...] | UnsetType = UNSET
+    additions: tuple[int, ...] | UnsetType = UNSET
+    removals: tuple[int, ...] | UnsetType = UNSET
+    steps: tuple[str, ...] = ()
+    waits_for: str | UnsetType | None = UNSET
+    changes: tuple[Change, ...] | UnsetType = UNSET
+    way_back: str | UnsetType | None = UNSET

@@ -1,0 +1,130 @@
+"""Which transformation an entry's kind number means, and which parts the metadata has.
+
+Invariant: kind numbers are stable for ever and never reused. Each room defines its own transformations and
+parts; the node joins their tables into one registry.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Protocol, runtime_checkable
+
+import msgspec
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.part import Part, Registered
+from lockstep.metadata.parts import PARTS
+from lockstep.values import codec
+from lockstep.values.errors import CannotApply
+
+
+class EntryKind(enum.IntEnum):
+    INITIALIZE = 1
+    REGISTER = 2
+    SCHEMA_CHANGE = 3
+    PREPARE_OPERATION = 4
+    ADVANCE_OPERATION = 5
+    CANCEL_OPERATION = 6
+    UPDATE_NODE = 7
+    SET_EXTENSION = 8
+    SNAPSHOT = 9
+    TRUNCATE_LOG = 10
+    PREPARE_MEMBERSHIP = 11
+    ADVANCE_MEMBERSHIP = 12
+    CANCEL_MEMBERSHIP = 13
+    SET_SERVICE = 14
+    FORCE_REMOVE = 15
+    MARK_REPAIRED = 16
+    ENQUEUE_REQUEST = 20
+    CANCEL_REQUEST = 21
+    FAIL_REQUEST = 22
+    EXCLUDE_NODES = 23
+    INCLUDE_NODES = 24
+    ENABLE_FEATURES = 30
+    BEGIN_REPAIR = 34
+    END_REPAIR = 35
+    RECORD_UNDELIVERED = 36
+    ROLE_CHANGE = 31
+    ROLE_MEMBERSHIP = 32
+    PERMISSIONS = 33
+
+
+class Transformation(Protocol):
+    """A frozen msgspec.Struct: the body of an entry."""
+
+    def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
+        """The next value's parts (epoch, hash and ids are set by the caller); raises errors.Rejected."""
+        ...
+
+
+@runtime_checkable
+class Prepared(Protocol):
+    """A transformation that the leader completes before it judges it, from the tip's value alone."""
+
+    def prepared(self, cluster: ClusterMetadata) -> Transformation: ...
+
+
+class Registry:
+    """Kind number -> transformation type, with decoders built once.
+
+    `since` tells of each kind the version of the log since which it is there; 1 when it tells nothing.
+    `version` is said to be the newest that can be read, instead of what the kinds tell. `parts` are those of
+    rooms above this one, `unions` the structs that they put where this room names a protocol.
+    """
+
+    def __init__(
+        self,
+        *tables: Mapping[int, type[Any]],
+        since: Mapping[int, int] | None = None,
+        version: int | None = None,
+        parts: Sequence[Part[Any]] = (),
+        unions: Mapping[Any, Any] = MappingProxyType({}),
+    ) -> None:
+        self.parts = Registered(PARTS, parts, unions=unions)
+        self._since = dict(since or {})
+        self._version = version
+        self._decoders: dict[int, msgspec.msgpack.Decoder[Any]] = {}
+        self._kinds: dict[type[Any], int] = {}
+        self._prepared: dict[int, bool] = {}
+        for table in tables:
+            for kind in sorted(table):
+                assert kind not in self._decoders, f"kind {kind} is registered twice"
+                self._decoders[kind] = codec.decoder(table[kind], unions)
+                self._kinds[table[kind]] = kind
+                self._prepared[kind] = issubclass(table[kind], Prepared)
+
+    @property
+    def version(self) -> int:
+        """The newest version of the log that can be read with these kinds."""
+        if self._version is not None:
+            return self._version
+        return max((self.since(kind) for kind in self._decoders), default=1)
+
+    def since(self, kind: int) -> int:
+        """The first version of the log that has this kind."""
+        return self._since.get(kind, 1)
+
+    def kind_of(self, transformation: Transformation) -> int:
+        """The kind number of a transformation; KeyError when its type is not registered."""
+        return self._kinds[type(transformation)]
+
+    def is_prepared(self, kind: int) -> bool:
+        """Whether transformations of this kind are Prepared."""
+        return self._prepared.get(kind, False)
+
+    def encode(self, transformation: Transformation) -> tuple[int, bytes]:
+        """(kind, body) for a new entry."""
+        return self.kind_of(transformation), codec.encode(transformation)
+
+    def decode(self, kind: int, body: bytes) -> Transformation:
+        """Raises CannotApply for a kind or body this version does not know."""
+        decode = self._decoders.get(kind)
+        if decode is None:
+            raise CannotApply(f"entry kind {kind} is not known to this version", hint="upgrade this node")
+        try:
+            transformation: Transformation = decode.decode(body)
+        except codec.UNREADABLE as problem:
+            raise CannotApply(f"the body of an entry of kind {kind} cannot be read: {problem}") from problem
+        return transformation

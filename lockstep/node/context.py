@@ -1,0 +1,55 @@
+"""What every part of a node may know of its node, handed to each of them once.
+
+Invariant: it holds no state of its own: what changes is asked for, and is then as of now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from lockstep.internode.handshake import Address
+from lockstep.internode.internode import Internode
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.directory import NodeInfo, NodeState
+from lockstep.node.configuration import Configuration
+from lockstep.node.log.catch_up import CatchUp
+from lockstep.node.membership.identity import IdentityFile
+from lockstep.node.work.conditions import Conditions
+from lockstep.runtime.ports import Runtime
+
+
+class NodeContext(msgspec.Struct, frozen=True, eq=False):
+    """`log` takes an event and its facts. `own_id()` is 0 until the metadata gave one. `alive(node)` is an
+    opinion: it orders and refuses, and never decides who owns what."""
+
+    runtime: Runtime
+    configuration: Configuration
+    log: Callable[..., None]
+    identity: IdentityFile
+    conditions: Conditions
+    internode: Internode
+    catch_up: CatchUp
+    cluster: Callable[[], ClusterMetadata]
+    own_id: Callable[[], int]
+    alive: Callable[[int], bool]
+
+    @property
+    def address(self) -> Address:
+        """Where other nodes reach this one, by its configuration."""
+        network = self.configuration.network
+        return (network.address, network.internode_port)
+
+    def host_id(self) -> str:
+        return self.identity.value.host_id
+
+    @property
+    def info(self) -> NodeInfo | None:
+        """What the metadata says of this node; None before it says anything."""
+        return self.cluster().directory.by_host_id.get(self.identity.value.host_id)
+
+    @property
+    def has_left(self) -> bool:
+        info = self.info
+        return info is not None and info.state is NodeState.LEFT

@@ -1,0 +1,297 @@
+"""What clients stored at one node: the store, this node as a replica of it, and as a coordinator of requests.
+
+Invariant: nothing is served before the store is open and what it lacks is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+import msgspec
+
+from lockstep.coordination.conditional import Conditionals
+from lockstep.coordination.coordinator import Coordinator
+from lockstep.coordination.counter_leader import CounterLeader
+from lockstep.coordination.counters import Counters
+from lockstep.coordination.forwarding import Forwarding, dc_of_own
+from lockstep.handoff.base_writes import BaseWrites
+from lockstep.handoff.batch_store import BatchStore
+from lockstep.handoff.batches import Batches
+from lockstep.handoff.hint_delivery import HintDelivery
+from lockstep.handoff.hint_store import HintStore
+from lockstep.handoff.hints import HintPolicy, Hints
+from lockstep.handoff.view_log import ViewLog
+from lockstep.handoff.view_pairs import ViewPairs
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.node.context import NodeContext
+from lockstep.node.identifying import MutationIds
+from lockstep.node.log_service import NodeLog
+from lockstep.node.membership.decommission_handoff import DecommissionHandoff
+from lockstep.node.membership.identity import keep_generation
+from lockstep.node.work.condition_watches import watch_disk
+from lockstep.node.work.index_upkeep import IndexUpkeep
+from lockstep.node.work.inherited import InheritedRanges
+from lockstep.node.work.lacking import Lacking
+from lockstep.node.work.scrubbing import Scrub
+from lockstep.node.work.table_damage import TableDamage
+from lockstep.node.work.view_builds import ViewBuilds
+from lockstep.replica.ballots import BallotService
+from lockstep.replica.repair_participant import RepairParticipant
+from lockstep.replica.replica import ReplicaService
+from lockstep.replica.scanned import Thresholds
+from lockstep.replica.session_guards import SessionGuards
+from lockstep.runtime.ports import Runtime
+from lockstep.storage.engine import StorageEngine
+from lockstep.storage.store import Store
+from lockstep.streaming.stream_source import StreamService
+from lockstep.streaming.stream_target import StreamClient
+from lockstep.values.errors import LockstepError
+from lockstep.values.limits import TABLES_DROPPED_AT_ONCE_MAX
+
+StoreOpener = Callable[[Runtime], Awaitable[Store]]
+
+
+class NodeData(msgspec.Struct, frozen=True, eq=False):
+    """`new_mutation_id()` names a write of this node."""
+
+    context: NodeContext
+    store: Store
+    engine: StorageEngine
+    lacking: Lacking
+    guards: SessionGuards
+    replica: ReplicaService
+    new_mutation_id: Callable[[], bytes]
+    coordinator: Coordinator
+    conditionals: Conditionals
+    counters: Counters
+    hints: Hints
+    hint_delivery: HintDelivery
+    batch_store: BatchStore
+    batches: Batches
+    view_log: ViewLog
+    view_builds: ViewBuilds
+    streams: StreamService
+    stream_client: StreamClient
+    repair_participant: RepairParticipant
+    index_upkeep: IndexUpkeep
+    inherited: InheritedRanges
+    table_damage: TableDamage
+    scrub: Scrub
+    farewell: DecommissionHandoff
+
+    def start(self) -> None:
+        self.hint_delivery.start()
+        self.batch_store.start()
+        self.view_builds.start()
+
+    def refuse_requests(self) -> None:
+        """Begin nothing more for clients; what is being asked for ends."""
+        self.conditionals.stop()
+        self.coordinator.stop()
+
+    def oldest_hint_us(self) -> int | None:
+        """When the oldest write was made that this node may still bring to a replica; None without any.
+
+        Tombstones of then and later are still needed, for what they deleted may arrive after them.
+        """
+        return oldest_hint_us(self.context, self.hints, self.batch_store)
+
+    def applied(self, before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
+        """Let go of what the metadata says is gone."""
+        if before.sessions is not after.sessions:
+            self.streams.forget_closed()
+            self.stream_client.forget_closed(after.session_open)
+        if before.repairs is not after.repairs:
+            self.repair_participant.forget_closed(after.session_open)
+        if before.repairs is not after.repairs or before.schema is not after.schema:
+            self.hints.forget_marks(after)
+        gone = before.schema.table_ids_gone_in(after.schema) if before.schema is not after.schema else ()
+        if gone:
+            self.context.runtime.tasks.spawn(self._forget_tables(gone), f"storage.drop.{after.epoch}")
+
+    async def _forget_tables(self, table_ids: Sequence[int]) -> None:
+        """Their ids are never given again, so what a failure leaves behind is only space."""
+        try:
+            for at in range(0, len(table_ids), TABLES_DROPPED_AT_ONCE_MAX):
+                await self.engine.drop_tables(table_ids[at : at + TABLES_DROPPED_AT_ONCE_MAX])
+        except LockstepError as error:
+            first, log = table_ids[0], self.context.log
+            log("storage.drop_failed", first=first, tables=len(table_ids), error=str(error))
+
+
+def oldest_hint_us(context: NodeContext, hints: Hints, batches: BatchStore) -> int | None:
+    kept = [at for at in (hints.oldest_us(), batches.oldest_us()) if at is not None]
+    # A write is left for a replica at its deadline at the latest.
+    return min(kept) - context.configuration.timeouts.write_ms * 1000 if kept else None
+
+
+async def open_engine(
+    context: NodeContext, open_store: StoreOpener, fail: Callable[[LockstepError], None]
+) -> tuple[Store, StorageEngine]:
+    """`fail(error)` is called when the store can keep nothing more."""
+    store, settings = await open_store(context.runtime), context.configuration.storage
+    engine = StorageEngine(
+        store,
+        context.runtime,
+        on_failure=fail,
+        sync_period_ms=settings.period_ms,
+        reserve_bytes=settings.reserve_bytes,
+    )
+    return store, engine
+
+
+def wire_data(log: NodeLog, store: Store, engine: StorageEngine) -> NodeData:
+    """CorruptFile when the store and what else this node keeps contradict each other."""
+    context, state = log.context, log.state
+    runtime, internode, configuration = context.runtime, context.internode, context.configuration
+    cluster, own_id, alive, reach = context.cluster, context.own_id, context.alive, context.catch_up.reach
+    timeouts, liveness = configuration.timeouts, log.liveness
+    generation = context.identity.value.generation
+    keep_generation(engine, generation)
+    context.conditions.watch(watch_disk(context.conditions, engine.space))
+    new_mutation_id = MutationIds(own_id, generation).new
+    lacking, guards = Lacking(engine), SessionGuards(cluster)
+    replica = ReplicaService(runtime, internode, engine, cluster, reach, own_id, lacking.require)
+    table_damage = TableDamage(context, store.damaged, lacking)
+    coordinator = _coordinator(log, replica, new_mutation_id)
+    plans, writes = coordinator.plans, coordinator.writes
+    conditionals = _conditionals(log, engine, replica, coordinator, lacking, new_mutation_id)
+    leader = CounterLeader(runtime, internode, engine, replica, writes, cluster, reach, alive, own_id)
+    hints = Hints(runtime, HintStore(engine), plans, liveness.silent_s, _hint_policy(context))
+    delivery = HintDelivery(runtime, internode, hints, replica, reach, alive, own_id)
+    coordinator.keep_hints(hints)
+    writes.alive_until_s = liveness.alive_until_s
+    own_dc = dc_of_own(lambda: cluster().directory.dc_by_id, own_id)
+    writes.forwarding = Forwarding(runtime, internode, replica, alive, own_dc, context.address)
+    batch_store = BatchStore(runtime, internode, engine, writes, hints, own_id, 2 * timeouts.write_ms)
+    view_pairs = ViewPairs(plans, own_id)
+    view_log = ViewLog(runtime, engine, writes, batch_store, hints, cluster, view_pairs, timeouts.write_ms)
+    engine.derive = view_log.derive
+    writes.base_writes = BaseWrites(runtime, internode, hints, context.address, view_log.settled)
+    read_at = partial(coordinator.read, timeout_ms=timeouts.range_read_ms)
+    streams = _streams(context, engine, replica)
+    stream_client = StreamClient(runtime, internode, engine, guards)
+    # What is left of closed sessions goes now, and whenever one closes.
+    streams.clean()
+    streams.forget_closed()
+    stream_client.forget_closed(cluster().session_open)
+    participant = RepairParticipant(runtime, internode, engine, guards, cluster, reach, own_id)
+
+    def oldest_write_us() -> int:
+        """As `oldest_hint_us`, or when a write was begun at the earliest that may yet leave a hint."""
+        begun_us = runtime.clock.wall_us() - timeouts.write_ms * 1000
+        kept_us = oldest_hint_us(context, hints, batch_store)
+        return begun_us if kept_us is None else min(begun_us, kept_us)
+
+    participant.asks(oldest_write_us, log.stamps.caught_up_us)
+    return NodeData(
+        context=context,
+        store=store,
+        engine=engine,
+        lacking=lacking,
+        guards=guards,
+        replica=replica,
+        new_mutation_id=new_mutation_id,
+        coordinator=coordinator,
+        conditionals=conditionals,
+        counters=Counters(runtime, internode, plans, leader, reach, alive, own_id),
+        hints=hints,
+        hint_delivery=delivery,
+        batch_store=batch_store,
+        batches=Batches(runtime, internode, writes, batch_store, cluster, alive, own_id),
+        view_log=view_log,
+        view_builds=ViewBuilds(context, state, engine, view_log, read_at, lacking),
+        streams=streams,
+        stream_client=stream_client,
+        repair_participant=participant,
+        index_upkeep=IndexUpkeep(state, engine),
+        inherited=InheritedRanges(context, state, engine),
+        table_damage=table_damage,
+        scrub=Scrub(context, store),
+        farewell=DecommissionHandoff(context, batch_store, hints, delivery, log.submitter),
+    )
+
+
+def _hint_policy(context: NodeContext) -> HintPolicy:
+    settings = context.configuration.hints
+    return HintPolicy(
+        settings.hinted_handoff_enabled,
+        settings.max_hint_window_ms,
+        settings.max_bytes_per_node,
+        settings.max_bytes,
+        settings.throttle_bytes_s,
+    )
+
+
+def _coordinator(log: NodeLog, replica: ReplicaService, new_mutation_id: Callable[[], bytes]) -> Coordinator:
+    context = log.context
+    runtime, internode, cluster = context.runtime, context.internode, context.cluster
+    own_id, alive, reach = context.own_id, context.alive, context.catch_up.reach
+    reads, liveness = context.configuration.reads, log.liveness
+    return Coordinator(
+        runtime,
+        internode,
+        replica,
+        cluster,
+        reach,
+        alive,
+        own_id,
+        new_mutation_id,
+        liveness.prefers,
+        Thresholds(reads.tombstone_warn_threshold, reads.tombstone_failure_threshold),
+    )
+
+
+def _conditionals(
+    log: NodeLog,
+    engine: StorageEngine,
+    replica: ReplicaService,
+    coordinator: Coordinator,
+    lacking: Lacking,
+    new_mutation_id: Callable[[], bytes],
+) -> Conditionals:
+    """Both sides of conditional writes: this node answers ballots from now on, and takes some for clients."""
+    context = log.context
+    runtime, internode, cluster = context.runtime, context.internode, context.cluster
+    own_id, alive, reach = context.own_id, context.alive, context.catch_up.reach
+    plans, writes = coordinator.plans, coordinator.writes
+    ballots = BallotService(
+        runtime,
+        internode,
+        engine,
+        cluster,
+        reach,
+        own_id,
+        new_mutation_id,
+        replica.refusals,
+        lacking.require,
+    )
+    return Conditionals(
+        runtime,
+        internode,
+        plans,
+        ballots,
+        writes,
+        reach,
+        alive,
+        own_id,
+        new_mutation_id,
+        log.stamps.next_us,
+    )
+
+
+def _streams(context: NodeContext, engine: StorageEngine, replica: ReplicaService) -> StreamService:
+    runtime, internode, cluster = context.runtime, context.internode, context.cluster
+    streaming, reach = context.configuration.streaming, context.catch_up.reach
+    return StreamService(
+        runtime,
+        internode,
+        engine,
+        replica,
+        cluster,
+        reach,
+        throughput_bytes_s=streaming.throughput_bytes_s,
+        file_bytes=streaming.file_bytes,
+        log=context.log,
+    )

@@ -1,0 +1,274 @@
+"""Signs of life: pings to known nodes, and who seems alive.
+
+A ping is a request: a connection that went silent shows by its missing answer, and is replaced. In each round
+a bounded number of nodes is asked, in turn; where that is fewer than all, silence is suspected later.
+
+Invariant: liveness is an opinion of this node. It orders replicas, refuses hopeless requests early and
+tells clients; it never changes the metadata.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from math import inf
+
+from lockstep.gossip.dissemination import PINGED_AT_ONCE, ping_rounds, pinged
+from lockstep.gossip.failure_detector import FailureDetector
+from lockstep.internode import verbs
+from lockstep.internode.handshake import PeerInfo
+from lockstep.internode.internode import Internode
+from lockstep.internode.responding import Respond
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.directory import NodeState
+from lockstep.node.log.messages import Answers, AskForMe, Ping
+from lockstep.node.log.metadata_state import MetadataState
+from lockstep.node.membership.clocks import Clocks
+from lockstep.node.membership.identity import IdentityFile
+from lockstep.runtime.ports import Runtime
+from lockstep.values.codec import encode
+from lockstep.values.errors import LockstepError
+from lockstep.values.ids import NodeId
+from lockstep.values.limits import ASKED_FOR_ME_MAX
+
+#: Between two rounds of pings; the detector needs a few from one node to suspect it.
+PING_INTERVAL_MS = 500
+#: A node that wakes so much later than it meant to was not listening: paused, or its machine overloaded.
+PAUSED_MS = 500
+#: An answer that takes longer is no sign of life.
+PING_TIMEOUT_MS = 2000
+
+#: A node that is asked because somebody takes it for dead has this long: a life round trip takes far less.
+PROBE_TIMEOUT_MS = 1000
+
+#: A node that is heard so long after it was said to be dead has come back.
+CAME_BACK_AFTER_MS = 3000
+
+#: Told (node, alive) when this node's opinion changes.
+LivenessListener = Callable[[NodeId, bool], None]
+
+
+class Liveness:
+    def __init__(
+        self,
+        runtime: Runtime,
+        state: MetadataState,
+        internode: Internode,
+        detector: FailureDetector,
+        own_id: Callable[[], int],
+        leads: Callable[[], bool],
+        identity: IdentityFile,
+        clocks: Clocks,
+    ) -> None:
+        self._runtime = runtime
+        self._state = state
+        self._internode = internode
+        self._detector = detector
+        self._own_id = own_id
+        self._leads = leads
+        #: The node that last said it leads the metadata group.
+        self._leading: int | None = None
+        self._identity = identity
+        self._clocks = clocks
+        self._monotonic_s = runtime.clock.monotonic_s
+        #: Nodes that say of themselves that they do not serve yet: others are preferred.
+        self.avoided: frozenset[int] = frozenset()
+        self._opinions: dict[int, bool] = {}
+        self._round = 0
+        self._listeners: list[LivenessListener] = []
+        internode.register_fast(verbs.PING, Ping, Ping, self._receive)
+        internode.register(verbs.ASK_FOR_ME, AskForMe, Answers, self._ask_for)
+
+    @property
+    def _generation(self) -> int:
+        """Of this start; 0 before the identity was read."""
+        return self._identity.value.generation
+
+    def start(self) -> None:
+        self._state.listen(self._applied, parts_only=True)
+        self._runtime.tasks.spawn(self._ping_loop(), "liveness.ping")
+
+    def _applied(self, before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
+        """A newcomer that learns of others asks them at once: it may soon need to know who is there.
+
+        Who came while this node was in the cluster counts as heard: it may own ranges before it is asked for
+        a sign of life, and a request must not fail because its coordinator has only just learned of it.
+        """
+        if not before.directory.nodes:
+            if after.directory.nodes:
+                self._ping(self._chosen())
+            return
+        if before.directory is after.directory:
+            return
+        came = [node for node in after.directory.present_ids if NodeId(node) not in before.directory.by_id]
+        now_s = self._monotonic_s()
+        for node in came:
+            self._detector.heard(node, now_s)
+        present = frozenset(after.directory.present_ids)
+        for node in before.directory.present_ids:
+            if node not in present and node != self._own_id():
+                self._detector.forget(node)
+                self._clocks.forget(node)
+                self._opinions.pop(node, None)
+
+    def listen(self, listener: LivenessListener) -> None:
+        self._listeners.append(listener)
+
+    def alive(self, node: int) -> bool:
+        """This node always seems alive to itself; nobody does whose address another node has taken, or who is
+        shut out."""
+        if node in self._state.current.not_served:
+            return node == self._own_id()
+        return self._detector.alive(node, self._monotonic_s()) or node == self._own_id()
+
+    def alive_until_s(self, node: int) -> float:
+        """It is alive until then by the metadata of now, and longer if more is heard of it."""
+        if node == self._own_id():
+            return inf
+        return -inf if node in self._state.current.not_served else self._detector.alive_until_s(node)
+
+    def prefers(self, node: int) -> bool:
+        """Whether requests should go there before they go to a node that is alive but slow or not ready."""
+        if NodeId(node) in self._state.current.directory.shadowed:
+            return False
+        prompt = self._detector.prompt(node, self._monotonic_s()) and node not in self.avoided
+        return prompt or node == self._own_id()
+
+    def phi(self, node: int) -> float:
+        """How strongly the node is suspected; 0 for this one."""
+        return 0.0 if node == self._own_id() else self._detector.phi(node, self._monotonic_s())
+
+    def silent_s(self, node: int) -> float | None:
+        """Seconds since a sign of life; None when there never was one."""
+        return 0.0 if node == self._own_id() else self._detector.silent_s(node, self._monotonic_s())
+
+    def suspected_in_s(self, node: int) -> float:
+        """Seconds of further silence until it does not seem alive any more."""
+        return self._detector.suspected_in_s(node, self._monotonic_s())
+
+    def heard_since(self, node: int, wall_us: int) -> bool:
+        """Whether a live node gave a sign of life after this time of the wall clock, with room for one that
+        was on its way and for clocks that differ."""
+        silent_s = self.silent_s(node)
+        if silent_s is None or not self.alive(node):
+            return False
+        return self._runtime.clock.wall_us() - silent_s * 1e6 > wall_us + CAME_BACK_AFTER_MS * 1000
+
+    async def answers(self, node: int) -> bool:
+        """Ask the node now, whatever was heard of it before: True once it answered for itself."""
+        info = self._state.current.directory.by_id.get(NodeId(node))
+        if info is None or node in self._state.current.directory.shadowed:
+            return False
+        ping = Ping(self._generation, self._leads(), self._own_id())
+        address = (info.address, info.internode_port)
+        try:
+            reply: Ping = await self._internode.request(address, verbs.PING, ping, PROBE_TIMEOUT_MS)
+        except LockstepError:
+            return False  # Whatever the reason: it gave no sign of life.
+        if reply.node == node:
+            self._heard(node)
+        return reply.node == node
+
+    async def answers_somebody(self, node: int) -> bool:
+        """As `answers`, and when it does not, ask a few others the same: only the link may be broken."""
+        if await self.answers(node):
+            return True
+        directory = self._state.current.directory
+        others = [
+            directory.by_id[other]
+            for other in directory.present_ids
+            if other not in (node, self._own_id()) and self.alive(other)
+        ]
+        asked = [
+            self._internode.begin(
+                (info.address, info.internode_port), verbs.ASK_FOR_ME, AskForMe(node), 2 * PROBE_TIMEOUT_MS
+            )
+            for info in others[:ASKED_FOR_ME_MAX]
+        ]
+        told = await asyncio.gather(*asked, return_exceptions=True)
+        return any(isinstance(answer, Answers) and answer.alive for answer in told)
+
+    async def _ask_for(self, _peer: PeerInfo, question: AskForMe) -> Answers:
+        return Answers(await self.answers(question.node))
+
+    def heard(self, peer: PeerInfo) -> None:
+        """A sign of life of a peer that has introduced itself."""
+        if peer.node_id:
+            self._heard(peer.node_id)
+
+    def _heard(self, node: int) -> None:
+        info = self._state.current.directory.by_id.get(NodeId(node))
+        if info is not None and info.state is NodeState.LEFT:
+            return  # It is forgotten, whatever it still says.
+        self._detector.heard(node, self._monotonic_s())
+        if not self._opinions.get(node, False):
+            self._tell(node, True)
+
+    @property
+    def leading(self) -> int | None:
+        """Who leads the metadata group by its own word, while it seems alive."""
+        return self._leading if self._leading is not None and self.alive(self._leading) else None
+
+    def _receive(self, peer: PeerInfo, ping: Ping, respond: Respond) -> None:
+        self.heard(peer)
+        self._hear_leading(peer.node_id, ping)
+        wall_us = self._runtime.clock.wall_us()
+        respond(Ping(self._generation, self._leads(), self._own_id(), ping.asked_us, wall_us))
+
+    def replied(self, context: NodeId, reply: Ping, sender_epoch: int) -> None:
+        """A ping to the node `context` was answered, maybe by another one that stands at its address now."""
+        if reply.node != context:
+            return
+        self._heard(context)
+        self._hear_leading(context, reply)
+        self._clocks.answered(context, reply.asked_us, reply.wall_us)
+
+    def _hear_leading(self, node: int, ping: Ping) -> None:
+        if ping.leads and node:
+            self._leading = node
+        elif self._leading == node:
+            self._leading = None
+
+    def failed(self, context: NodeId, error: LockstepError) -> None:
+        """A ping was not answered: silence speaks for itself."""
+
+    async def _ping_loop(self) -> None:
+        while True:
+            chosen = self._chosen()
+            groups = max(1, -(-len(chosen) // PINGED_AT_ONCE))
+            for first in range(0, groups * PINGED_AT_ONCE, PINGED_AT_ONCE):
+                self._ping(chosen[first : first + PINGED_AT_ONCE])
+                await self._rest(PING_INTERVAL_MS / 1000 / groups)
+            for node in self._state.current.directory.nodes:
+                alive = self.alive(node.id)
+                if self._opinions.get(node.id, alive) != alive:
+                    self._tell(node.id, alive)
+
+    async def _rest(self, seconds: float) -> None:
+        """Sleep; what was slept too much is silence that this node made itself."""
+        due_s = self._monotonic_s() + seconds
+        await asyncio.sleep(seconds)
+        now_s = self._monotonic_s()
+        if now_s - due_s > PAUSED_MS / 1000:
+            self._detector.excuse(now_s - due_s, now_s)
+
+    def _chosen(self) -> tuple[int, ...]:
+        """Whom this round asks; the detector is told how often that is."""
+        present = self._state.current.directory.present_ids
+        self._round += 1
+        self._detector.expect(PING_INTERVAL_MS / 1000 * ping_rounds(len(present)))
+        return pinged(present, self._own_id(), self._round)
+
+    def _ping(self, chosen: tuple[int, ...]) -> None:
+        directory = self._state.current.directory
+        ping = encode(Ping(self._generation, self._leads(), self._own_id(), self._clocks.asks()))
+        deadline_s = self._monotonic_s() + PING_TIMEOUT_MS / 1000
+        for node_id in chosen:
+            node = directory.by_id[NodeId(node_id)]
+            address = (node.address, node.internode_port)
+            self._internode.submit(address, verbs.PING, ping, deadline_s, self, node.id)
+
+    def _tell(self, node: int, alive: bool) -> None:
+        self._opinions[node] = alive
+        for listener in self._listeners:
+            listener(NodeId(node), alive)

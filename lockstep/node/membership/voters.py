@@ -1,0 +1,77 @@
+"""Who the voters of the metadata group are, and where.
+
+Invariant: a voter is a host, known by its host id from the first entry's directory, or before that from what
+the founders bound themselves to. An address only says where to find it: whoever else uses that address is
+not the voter, and a voter that moved is found where it was last heard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from lockstep.internode.handshake import Address
+from lockstep.node.log.metadata_state import MetadataState
+from lockstep.node.membership.founders_file import FoundersFile
+from lockstep.values.ids import NodeId
+
+#: A new cluster begins with one voter, its first founder; the group then grows with the cluster.
+FIRST_VOTER = 1
+
+
+class Member(msgspec.Struct, frozen=True):
+    """Where a voter is, and which host it is."""
+
+    address: Address
+    host_id: str
+
+
+class Voters:
+    def __init__(self, state: MetadataState, founders: FoundersFile) -> None:
+        self._state = state
+        self._founders = founders
+        self._seen_at: dict[str, Address] = {}
+
+    def ids(self) -> Sequence[int]:
+        """Voters' node ids, ascending; empty when nothing was founded or begun to be."""
+        return self._state.current.voters or self.founding()
+
+    def founding(self) -> Sequence[int]:
+        """Whom the groups began with: the first founder alone; the same after every restart.
+
+        Empty on a node that is no founder.
+        """
+        return (FIRST_VOTER,) if self._founders.value is not None else ()
+
+    def member(self, voter: int) -> Member | None:
+        """None when there is no such node."""
+        info = self._state.current.directory.by_id.get(NodeId(voter))
+        bound = self._founders.value
+        if info is not None:
+            host_id, address = info.host_id, (info.address, info.internode_port)
+        elif bound is not None and 0 < voter <= len(bound.host_ids):
+            host_id, address = bound.host_ids[voter - 1], bound.addresses[voter - 1]
+        else:
+            return None
+        return Member(self._seen_at.get(host_id, address), host_id)
+
+    def members(self) -> dict[int, Member]:
+        found = ((voter, self.member(voter)) for voter in self.ids())
+        return {voter: member for voter, member in found if member is not None}
+
+    def id_of(self, host_id: str) -> int | None:
+        """Which member this host is: a voter, or a node that becomes one."""
+        coming = self._state.current.service.members or self.founding()
+        members = ((number, self.member(number)) for number in coming)
+        return next((n for n, member in members if member is not None and member.host_id == host_id), None)
+
+    def is_first(self, host_id: str) -> bool:
+        """Whether this host is the founder that begins the groups."""
+        bound = self._founders.value
+        return bound is not None and bound.host_ids[FIRST_VOTER - 1] == host_id
+
+    def seen(self, host_id: str, address: Address) -> None:
+        """If it is a member, it is at this address; that wins over the metadata while an address changes."""
+        if self._seen_at.get(host_id) != address and self.id_of(host_id) is not None:
+            self._seen_at[host_id] = address

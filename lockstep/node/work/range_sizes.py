@@ -1,0 +1,109 @@
+"""How many bytes ranges hold, as the nodes that hold them estimate: for plans, never for decisions.
+
+Invariant: asking changes nothing. A node that does not answer in time makes its ranges unknown, not empty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from lockstep.internode import verbs
+from lockstep.node.context import NodeContext
+from lockstep.node.work.worker import table_ids
+from lockstep.schema.model import Replication
+from lockstep.storage.engine import StorageEngine
+from lockstep.values.errors import LockstepError
+from lockstep.values.ids import NodeId
+from lockstep.values.limits import (
+    SIZE_PAIRS_PER_QUESTION_MAX,
+    SIZE_PAIRS_PER_RANGE_MIN,
+    SIZE_RANGES_ASKED_MAX,
+)
+from lockstep.values.tokens import Range
+
+#: A person waits for the plan: whoever has not answered by then is unknown.
+ASK_TIMEOUT_MS = 2000
+
+#: One thing to measure: all tables of a replication, in a range.
+Wanted = tuple[Replication, Range]
+
+
+class AskSizes(msgspec.Struct, frozen=True, array_like=True):
+    """How many bytes do you hold of each of these? At most SIZE_RANGES_ASKED_MAX. With `keyspace`, of that
+    one alone: a change of its replication copies nothing else, and gives it a ring that is not there yet."""
+
+    ranges: tuple[Wanted, ...]
+    keyspace: str = ""
+
+
+class Sizes(msgspec.Struct, frozen=True, array_like=True):
+    """One number for each range asked about, as many as the question's first ones. `rate_bytes_s`: the rate
+    of the last stream that this node took in, 0 when it took none since it started."""
+
+    bytes: tuple[int, ...]
+    rate_bytes_s: int = 0
+
+
+class RangeSizes:
+    """`rate()` is the rate of the last stream taken in here, bytes a second."""
+
+    def __init__(
+        self,
+        context: NodeContext,
+        engine: StorageEngine,
+        rate: Callable[[], int],
+    ) -> None:
+        self._internode = context.internode
+        self._engine = engine
+        self._cluster = context.cluster
+        self._own_id = context.own_id
+        self._rate = rate
+        context.internode.register(verbs.RANGE_SIZES, AskSizes, Sizes, self._serve)
+
+    async def _serve(self, _peer: object, question: AskSizes) -> Sizes:
+        return await self.own(question.ranges, question.keyspace)
+
+    async def own(self, ranges: Sequence[Wanted], keyspace: str = "") -> Sizes:
+        """What this node holds of the ranges; the work is bounded whatever is asked."""
+        cluster = self._cluster()
+        asked = ranges[:SIZE_RANGES_ASKED_MAX]
+        each = max(SIZE_PAIRS_PER_RANGE_MIN, SIZE_PAIRS_PER_QUESTION_MAX // max(1, len(asked)))
+        found = []
+        named = cluster.schema.by_name.get(keyspace)
+        for replication, range_ in asked:
+            total = 0
+            tables = table_ids(cluster, replication)
+            if keyspace:
+                tables = tuple(table.id for table in named.tables) if named is not None else ()
+            for table in tables:
+                total += self._engine.estimated_bytes(table, range_, each)[0]
+                await asyncio.sleep(0)
+            found.append(total)
+        return Sizes(tuple(found), self._rate())
+
+    async def ask(self, wanted: Mapping[NodeId, Sequence[Wanted]], keyspace: str = "") -> dict[NodeId, Sizes]:
+        """What each node says of its ranges; nodes that do not answer are left out."""
+        answers: dict[NodeId, Sizes] = {}
+
+        async def one(node: NodeId, ranges: Sequence[Wanted]) -> None:
+            info = self._cluster().directory.by_id[node]
+            if node == self._own_id():
+                answers[node] = await self.own(ranges, keyspace)
+                return
+            try:
+                answers[node] = await self._internode.request(
+                    (info.address, info.internode_port),
+                    verbs.RANGE_SIZES,
+                    AskSizes(tuple(ranges[:SIZE_RANGES_ASKED_MAX]), keyspace),
+                    ASK_TIMEOUT_MS,
+                )
+            except LockstepError:
+                return  # Unknown, as the plan then says.
+
+        async with asyncio.TaskGroup() as group:
+            for node in sorted(wanted):
+                group.create_task(one(node, wanted[node]))
+        return answers

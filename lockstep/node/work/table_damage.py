@@ -1,0 +1,81 @@
+"""Telling of damaged table files and of what a node lacks, by name of table and range.
+
+Invariant: each file is a condition of its own from the first time that anything met its damage; it ends with
+the process, for only a store that is opened anew can be without the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.node.context import NodeContext
+from lockstep.node.work.lacking import Lacking
+from lockstep.storage.damage import DamagedFiles
+from lockstep.storage.lacking import tokens_between
+from lockstep.storage.rows.paxos_table import table_of, with_ballots
+from lockstep.values.conditions import Condition
+from lockstep.values.errors import TableFileDamaged
+
+#: Tables named in one line; a file of many says how many more there are.
+TABLES_NAMED_MAX = 4
+#: Named instead of a file when the whole store is lacking.
+ALL_OF_IT = "all of it"
+
+
+class TableDamage:
+    def __init__(
+        self,
+        context: NodeContext,
+        damaged: DamagedFiles,
+        lacking: Lacking,
+    ) -> None:
+        self._lacking = lacking
+        self._conditions = context.conditions
+        self._cluster = context.cluster
+        self._log = context.log
+        self._told: dict[tuple[str, str], None] = {}
+        damaged.listen(self._heard)
+        context.conditions.watch(self._look)
+
+    def _heard(self, error: TableFileDamaged) -> None:
+        name = error.path.rpartition("/")[2]
+        content = content_between(error.first_key, error.last_key, self._cluster())
+        self._conditions.report("TABLE_FILE_DAMAGED", name, f"{content}; byte {error.offset}")
+        self._log("storage.table_file_damaged", path=error.path, offset=error.offset, error=error.why)
+
+    def _look(self) -> None:
+        """What is lacking is reported under the file that held it."""
+        cluster = self._cluster()
+        now: dict[tuple[str, str], str] = {}
+        for lack in self._lacking.current:
+            content = content_between(lack.first_key, lack.last_key, cluster)
+            if lack.sole:
+                now["RANGE_LOST", content] = lack.lost
+            else:
+                now["RANGE_LACKING", lack.lost or ALL_OF_IT] = content
+        for code, subject in self._told:
+            if (code, subject) not in now:
+                self._conditions.clear(code, subject)
+        for (code, subject), detail in now.items():
+            self._conditions.report(code, subject, detail)
+        self._told = dict.fromkeys(now)
+
+
+def lacks_everything(told: Sequence[Condition]) -> bool:
+    """Whether a node says that it has lost its whole store, and is not filled yet."""
+    return any((one.code, one.subject) == ("RANGE_LACKING", ALL_OF_IT) for one in told)
+
+
+def content_between(first_key: bytes, last_key: bytes, cluster: ClusterMetadata) -> str:
+    """Tables and tokens some of whose keys may lie between two, for people."""
+    found: dict[str, None] = {}
+    for keyspace in cluster.schema.keyspaces:
+        for stored_id in with_ballots(table.id for table in keyspace.tables):
+            tokens = tokens_between(first_key, last_key, stored_id)
+            if tokens is not None:
+                name = cluster.schema.tables_by_id[table_of(stored_id)].name
+                found[f"{keyspace.name}.{name} ({tokens.left}, {tokens.right}]"] = None
+    more = len(found) - TABLES_NAMED_MAX
+    named = ", ".join(list(found)[:TABLES_NAMED_MAX]) or "no table, but records of this node"
+    return f"{named} and {more} more" if more > 0 else named

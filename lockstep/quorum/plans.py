@@ -1,0 +1,318 @@
+"""From one ClusterMetadata value to whom a request asks, and when it is satisfied.
+
+Invariant: a plan is a pure function of the metadata value, table, token and level; a count is satisfied
+only by replicas of the plan's own group, each at an address of its own. Plans are kept per metadata value, so
+planning a write is a bisection and two look-ups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from math import inf
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.placement.placements import PlacedRange, ReplicaGroup, RingPlacement
+from lockstep.placement.quorums import (
+    MONOTONIC_LEVELS,
+    DcOf,
+    Passing,
+    Requirement,
+    reads_like_writes,
+    required_reads,
+    required_while_filling,
+    required_writes,
+)
+from lockstep.quorum.round import Target
+from lockstep.quorum.speculation import Policy, policy_of
+from lockstep.schema.model import Replication, Table
+from lockstep.schema.table_options import option
+from lockstep.schema.views import views_of
+from lockstep.topology.running import passing
+from lockstep.values.errors import InvalidRequest, Unavailable
+from lockstep.values.ids import Consistency, NodeId
+from lockstep.values.limits import PLANS_CACHED_MAX
+from lockstep.values.tokens import Range
+
+
+class Plan:
+    """`targets` in the group's order; `needs` must all be met; `required` is what errors report.
+
+    `needs_epoch` is the newest change that matters to the plan: of its group, table or keyspace (whose
+    replication may have been altered to one whose ring is older).
+    """
+
+    __slots__ = (
+        "_counts",
+        "alive_until_s",
+        "attainable",
+        "by_node",
+        "consistency",
+        "epoch",
+        "group",
+        "has_views",
+        "is_local",
+        "near_first",
+        "needs",
+        "needs_epoch",
+        "range",
+        "required",
+        "targets",
+    )
+
+    def __init__(
+        self,
+        epoch: int,
+        needs_epoch: int,
+        range_: Range,
+        group: ReplicaGroup,
+        targets: tuple[Target, ...],
+        needs: tuple[Requirement, ...],
+        consistency: Consistency,
+        near_first: tuple[Target, ...] = (),
+    ) -> None:
+        self.epoch = epoch
+        self.needs_epoch = needs_epoch
+        self.range = range_
+        self.group = group
+        self.targets = targets
+        self.needs = needs
+        self.required = _least(needs)
+        self.consistency = consistency
+        self.by_node = {target.node: target for target in targets}
+        #: Whether all targets are in this node's data centre; whether writes of the table change views.
+        self.is_local = self.has_views = False
+        #: All targets seem alive until then, whatever is heard of them.
+        self.alive_until_s = -inf
+        #: The targets: this node, then its data centre, then others.
+        self.near_first = near_first or targets
+        #: For each need: how many answers, and whose count.
+        self._counts = tuple(
+            (need.count, frozenset(t.node for t in targets if not need.dc or t.dc == need.dc))
+            for need in needs
+        )
+        #: Whether all targets together would do.
+        self.attainable = self.satisfied_by(target.node for target in targets)
+
+    def satisfied_by(self, nodes: Iterable[NodeId]) -> bool:
+        """Whether answers of these nodes (others are ignored) meet every need."""
+        held = nodes if len(self._counts) == 1 else tuple(nodes)
+        # A loop, for it costs half of `all` and runs in every request.
+        for count, voters in self._counts:  # noqa: SIM110
+            if len(voters.intersection(held)) < count:
+                return False
+        return True
+
+    def counted(self, nodes: Iterable[NodeId]) -> int:
+        """How many of these nodes count towards `required`, for error messages."""
+        held = tuple(nodes)
+        left = tuple(
+            Requirement(need.dc, max(0, count - len(voters.intersection(held))))
+            for need, (count, voters) in zip(self.needs, self._counts, strict=True)
+        )
+        return self.required - _least(left)
+
+    def shortage(self, alive: Iterable[NodeId]) -> Unavailable:
+        """What too few live replicas are answered with; a level of each data centre names the one that lacks
+        them, with its own counts."""
+        held = tuple(alive)
+        if self.consistency is Consistency.EACH_QUORUM:
+            for need, (count, voters) in zip(self.needs, self._counts, strict=True):
+                live = len(voters.intersection(held))
+                if need.dc and live < count:
+                    return Unavailable(self.consistency, count, live, need.dc)
+        return Unavailable(self.consistency, self.required, self.counted(held))
+
+
+def _least(needs: Iterable[Requirement]) -> int:
+    """How many answers may do: one counts for its data centre and for the whole."""
+    whole = local = 0
+    for need in needs:
+        if need.dc:
+            local += need.count
+        else:
+            whole = need.count
+    return max(whole, local)
+
+
+def needs_of(
+    consistency: Consistency,
+    replication: Replication,
+    local_dc: str,
+    group: ReplicaGroup,
+    dc_of: DcOf,
+    writing: bool,
+    passing: Passing | None = None,
+) -> tuple[tuple[Requirement, ...], tuple[NodeId, ...]]:
+    """What a request must hear, and of which replicas. `passing`: where the range is going while replicas
+    are filled for other counts."""
+    if passing is not None and consistency in MONOTONIC_LEVELS:
+        needs = required_while_filling(consistency, replication, local_dc, group, dc_of, passing)
+        return needs, group.writes
+    if writing or reads_like_writes(consistency, replication, group):
+        return required_writes(consistency, replication, local_dc, group, dc_of), group.writes
+    return required_reads(consistency, replication, local_dc), group.reads
+
+
+class TablePlacement:
+    """Where one table's tokens live in one metadata value, with the plans made so far."""
+
+    __slots__ = (
+        "additional_write",
+        "changed_epoch",
+        "epoch",
+        "has_views",
+        "plans",
+        "repairs",
+        "replication",
+        "ring",
+        "speculation",
+    )
+
+    def __init__(
+        self, epoch: int, changed_epoch: int, replication: Replication, ring: RingPlacement, table: Table
+    ) -> None:
+        #: Of the metadata value.
+        self.epoch = epoch
+        #: When the table, one of its views or its keyspace last changed.
+        self.changed_epoch = changed_epoch
+        self.replication = replication
+        self.ring = ring
+        self.has_views = bool(table.views)
+        #: By (whether it writes, level, right bound of the range).
+        self.plans: dict[tuple[bool, Consistency, int], Plan] = {}
+        #: When a read, or the repair that it needs, turns to one more replica.
+        self.speculation: Policy = policy_of(option(table.options, "speculative_retry"))
+        self.additional_write: Policy = policy_of(option(table.options, "additional_write_policy"))
+        #: Whether reads repair what replicas lack before they answer.
+        self.repairs = option(table.options, "read_repair") == "BLOCKING"
+
+    def group_for(self, token: int) -> ReplicaGroup:
+        return self.ring.range_at(token).group
+
+
+class PlanBook:
+    """Plans against the newest metadata value this node knows.
+
+    `own_id` decides what is local; `metadata` is asked at every call, and a new value drops all plans.
+    """
+
+    def __init__(self, metadata: Callable[[], ClusterMetadata], own_id: Callable[[], int]) -> None:
+        self._metadata = metadata
+        self._own_id = own_id
+        self._cluster: ClusterMetadata | None = None
+        self._tables: dict[int, TablePlacement] = {}
+        self._kept = 0
+
+    @property
+    def cluster(self) -> ClusterMetadata:
+        return self._metadata()
+
+    @property
+    def epoch(self) -> int:
+        return self._metadata().epoch
+
+    def placement(self, table_id: int) -> TablePlacement | None:
+        """Where the table lives now; None when this node's metadata has no such table."""
+        cluster = self._metadata()
+        if cluster is not self._cluster or self._kept > PLANS_CACHED_MAX:
+            self._cluster = cluster
+            self._tables = {}
+            self._kept = 0
+        found = self._tables.get(table_id)
+        return found if found is not None else self._find(cluster, table_id)
+
+    def _find(self, cluster: ClusterMetadata, table_id: int) -> TablePlacement | None:
+        table = cluster.table(table_id)
+        if table is None:
+            return None
+        keyspace = cluster.schema.by_name[table.keyspace]
+        ring = cluster.placements.ring(keyspace.replication)
+        # Who applies a write without knowing of a view derives nothing for it, and tells nobody what is gone.
+        views = (view.epoch for view in views_of(cluster.schema, table))
+        changed_epoch = max(table.epoch, keyspace.epoch, *views)
+        found = TablePlacement(cluster.epoch, changed_epoch, keyspace.replication, ring, table)
+        self._tables[table_id] = found
+        return found
+
+    def write_plan(self, table_id: int, token: int, consistency: Consistency) -> Plan:
+        """InvalidRequest when the table is gone."""
+        return self._plan(table_id, token, consistency, True)
+
+    def read_plan(self, table_id: int, token: int, consistency: Consistency) -> Plan:
+        """InvalidRequest when the table is gone."""
+        return self._plan(table_id, token, consistency, False)
+
+    def changed_since(self, table_id: int, tokens: Range, epoch: int) -> bool:
+        """Whether anything that matters to a request for these tokens changed after `epoch`."""
+        placement = self.placement(table_id)
+        if placement is None or placement.changed_epoch > epoch:
+            return True
+        if placement.epoch <= epoch:
+            return False
+        return any(placed.group.epoch > epoch for placed in placement.ring.overlapping(tokens))
+
+    def _plan(self, table_id: int, token: int, consistency: Consistency, writing: bool) -> Plan:
+        placement = self.placement(table_id)
+        if placement is None:
+            raise InvalidRequest(f"table id {table_id} is gone: it was dropped")
+        placed = placement.ring.range_at(token)
+        key = (writing, consistency, placed.range.right)
+        plan = placement.plans.get(key)
+        if plan is None:
+            plan = placement.plans[key] = self._make(placement, placed, consistency, writing)
+            self._kept += 1
+        return plan
+
+    def _make(
+        self, placement: TablePlacement, placed: PlacedRange, consistency: Consistency, writing: bool
+    ) -> Plan:
+        cluster = self._cluster
+        assert cluster is not None, "plans are made against a metadata value"
+        group = placed.group
+        dcs = cluster.directory.dc_by_id
+        local_dc = self._local_dc(cluster)
+        needs, nodes = needs_of(
+            consistency,
+            placement.replication,
+            local_dc,
+            group,
+            lambda node: dcs[node],
+            writing,
+            passing(cluster, placement.replication, placed.range),
+        )
+        by_id, shadowed = cluster.directory.by_id, cluster.directory.shadowed
+        # What is sent to a node whose address another one took would be answered, and counted, twice.
+        targets = tuple(
+            Target(node, (by_id[node].address, by_id[node].internode_port), by_id[node].dc)
+            for node in nodes
+            if node not in shadowed
+        )
+        addresses = {target.address for target in targets}
+        assert len(addresses) == len(targets), (
+            "one node answers for one replica: each has an address of its own"
+        )
+        needs_epoch = max(group.epoch, placement.changed_epoch)
+        own = self._own_id()
+        near_first = sorted(targets, key=lambda t: 0 if t.node == own else 1 if t.dc == local_dc else 2)
+        plan = Plan(
+            cluster.epoch, needs_epoch, placed.range, group, targets, needs, consistency, tuple(near_first)
+        )
+        plan.is_local = all(target.dc == local_dc for target in targets)
+        plan.has_views = placement.has_views
+        return plan
+
+    def _local_dc(self, cluster: ClusterMetadata) -> str:
+        own = cluster.node(NodeId(self._own_id()))
+        return own.dc if own is not None else ""
+
+    def read_order(
+        self, plan: Plan, prefers: Callable[[int], bool], alive: Callable[[int], bool]
+    ) -> list[Target]:
+        """A read plan's targets as they should be asked: this node, near preferred ones, far ones, then those
+        that are alive but slow or not ready, then those that seem dead."""
+        own = self._own_id()
+        ordered = [target for target in plan.near_first if target.node == own or prefers(target.node)]
+        if len(ordered) < len(plan.near_first):
+            others = [target for target in plan.near_first if target not in ordered]
+            ordered.extend(sorted(others, key=lambda target: not alive(target.node)))
+        return ordered

@@ -1,0 +1,239 @@
+"""The replica's side of conditional writes: promises, accepts and commits, judged and kept as writes are.
+
+Invariants. The check of the epoch, the step of the acceptor, what it writes, and what a promise reads are one
+synchronous step. Nothing is answered before it is durable, and nothing when the replica group changed since
+the request was planned. What is known here as decided was applied before that is stored; nothing is applied
+that is older than what a repair lets this node purge and its sender does not know of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from lockstep.consensus import paxos
+from lockstep.consensus.paxos import NO_BALLOT, Acceptor
+from lockstep.internode import verbs
+from lockstep.internode.handshake import PeerInfo
+from lockstep.internode.internode import Internode
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.purging import purge_before_s
+from lockstep.quorum.plans import PlanBook
+from lockstep.quorum.refusals import (
+    CATCH_UP_FAILED,
+    NOT_REPLICA,
+    STALE_AFTERWARDS,
+    STALE_DROPPED,
+    STALE_PLACEMENT,
+    STALE_TABLE,
+    UNKNOWN_TABLE,
+    WRITE,
+    Refusals,
+)
+from lockstep.replica.ballot_messages import (
+    CommitReply,
+    CommitRequest,
+    Place,
+    PrepareReply,
+    PrepareRequest,
+    ProposeReply,
+    ProposeRequest,
+)
+from lockstep.replica.ballot_rows import command_for, mutation_between, state_in
+from lockstep.replica.replica import CatchUp
+from lockstep.runtime.ports import Runtime
+from lockstep.values.codec import decoder
+from lockstep.values.errors import LockstepError, NotReplica, StaleEpoch
+from lockstep.values.limits import PURGE_AGE_S_MIN
+from lockstep.values.request_limits import MERGED_BYTES_INLINE
+from lockstep.values.rows import Mutation, ReadCommand, ReadResult
+from lockstep.values.tokens import Range
+
+MUTATION = decoder(Mutation)
+
+Request = PrepareRequest | ProposeRequest | CommitRequest
+
+
+class Engine(Protocol):
+    """What acceptors need of one node's storage."""
+
+    def apply(self, mutation: Mutation) -> int: ...
+
+    async def synced(self, sequence: int) -> None: ...
+
+    async def read(self, command: ReadCommand) -> ReadResult: ...
+
+    def peek(self, command: ReadCommand) -> ReadResult: ...
+
+
+class BallotService:
+    def __init__(
+        self,
+        runtime: Runtime,
+        internode: Internode,
+        engine: Engine,
+        metadata: Callable[[], ClusterMetadata],
+        catch_up: CatchUp,
+        own_id: Callable[[], int],
+        new_mutation_id: Callable[[], bytes],
+        refusals: Refusals,
+        require_held: Callable[[int, Range], None] = lambda _table_id, _tokens: None,
+    ) -> None:
+        self._runtime = runtime
+        #: Raises RangeLacking when this node may lack what it stored of a table's range.
+        self.require_held = require_held
+        self._engine = engine
+        self._metadata = metadata
+        self._catch_up = catch_up
+        self._own_id = own_id
+        self._new_mutation_id = new_mutation_id
+        self._plans = PlanBook(metadata, own_id)
+        self._refusals = refusals
+        self._steps: dict[type[Any], Callable[[Any], Any]] = {
+            PrepareRequest: self._prepare,
+            ProposeRequest: self._propose,
+            CommitRequest: self._commit,
+        }
+        internode.register(verbs.CAS_PREPARE, PrepareRequest, PrepareReply, self._receive)
+        internode.register(verbs.CAS_PROPOSE, ProposeRequest, ProposeReply, self._receive)
+        internode.register(verbs.CAS_COMMIT, CommitRequest, CommitReply, self._receive)
+
+    async def _receive(self, peer: PeerInfo, request: Request) -> Any:
+        if request.needs_epoch > self._metadata().epoch:
+            self._refusals.waiting(WRITE)
+            try:
+                await self._catch_up(request.needs_epoch, peer.endpoint)
+            except LockstepError:
+                self._refusals.refused(WRITE, CATCH_UP_FAILED)
+                raise
+        return await self.answer(request)
+
+    async def answer(self, request: Request) -> Any:
+        """The reply to a request whose `needs_epoch` this node has applied. StaleEpoch, NotReplica or the
+        engine's error; after the former something may have been stored."""
+        return await self._steps[type(request)](request)
+
+    # -- the three steps --------------------------------------------------------------------------
+
+    async def _prepare(self, request: PrepareRequest) -> PrepareReply:
+        epoch = self._judge(request)
+        self._require_held(request.place)
+        before = self._state(request.place)
+        if request.ballot == NO_BALLOT:
+            result = await self._engine.read(request.command)
+            self._fence(request)
+            return PrepareReply(epoch, before, result)
+        after, promised = paxos.prepare(before, request.ballot)
+        if not promised:
+            if request.ballot.time_us == after.floor.time_us:
+                self._runtime.probes.reach("ballots.of_one_time")
+            return PrepareReply(epoch, after, None)
+        sequence = self._keep(request.place, before, after)
+        self._runtime.probes.reach("ballots.promised")
+        # Awaited here, it takes its snapshot in this very step.
+        result = await self._engine.read(request.command)
+        await self._engine.synced(sequence)
+        self._fence(request)
+        return PrepareReply(epoch, after, result)
+
+    async def _propose(self, request: ProposeRequest) -> ProposeReply:
+        epoch = self._judge(request)
+        self._require_held(request.place)
+        before = self._state(request.place)
+        after, accepted = paxos.accept(before, request.proposal)
+        if not accepted:
+            return ProposeReply(epoch, False, after.floor)
+        sequence = self._keep(request.place, before, after)
+        self._runtime.probes.reach("ballots.accepted")
+        await self._engine.synced(sequence)
+        self._fence(request)
+        return ProposeReply(epoch, True, after.floor)
+
+    async def _commit(self, request: CommitRequest) -> CommitReply:
+        value, sequence = request.proposal.value, 0
+        mutation = await self._decoded(value) if value else None
+        epoch = self._judge(request)
+        before = self._state(request.place)
+        after = paxos.commit(before, request.proposal)
+        if mutation is not None:
+            self._require_unpurged(request)
+            sequence = self._engine.apply(mutation)
+        if after is not before or not value:
+            # Later in the store's log: a crash never leaves this without what it speaks of.
+            sequence = self._keep(request.place, before, after)
+        self._runtime.probes.reach("ballots.committed")
+        await self._engine.synced(sequence)
+        self._fence(request)
+        return CommitReply(epoch)
+
+    async def _decoded(self, value: bytes) -> Mutation:
+        if len(value) <= MERGED_BYTES_INLINE:
+            return MUTATION.decode(value)
+        return await self._runtime.tasks.run_blocking(partial(MUTATION.decode, value))
+
+    def _require_unpurged(self, request: CommitRequest) -> None:
+        """StaleEpoch when a later deletion may be gone here by a change that the sender may not know."""
+        cluster, place = self._metadata(), request.place
+        table = cluster.table(place.table_id)
+        if table is None or request.epoch >= cluster.epoch:
+            return
+        now_s = self._runtime.clock.wall_us() // 1_000_000
+        purged_s = purge_before_s(cluster, table, Range(place.token - 1, place.token), now_s)
+        if request.proposal.origin.time_us // 1_000_000 < min(purged_s, now_s - PURGE_AGE_S_MIN):
+            self._refusals.refused(WRITE, STALE_TABLE)
+            raise StaleEpoch(cluster.epoch, STALE_TABLE)
+
+    # -- what is stored ---------------------------------------------------------------------------
+
+    def _state(self, place: Place) -> Acceptor:
+        return state_in(self._engine.peek(command_for(place.table_id, place.token, place.key)))
+
+    def _keep(self, place: Place, before: Acceptor, after: Acceptor) -> int:
+        """The sequence to await; 0 when nothing has changed that is not durable."""
+        if after == before:
+            # It was written before, perhaps a moment ago: an own write is the surest way to know it synced.
+            before = Acceptor()
+        mutation = mutation_between(
+            before,
+            after,
+            table_id=place.table_id,
+            token=place.token,
+            key=place.key,
+            mutation_id=self._new_mutation_id(),
+            now_s=self._runtime.clock.wall_us() // 1_000_000,
+        )
+        return self._engine.apply(mutation)
+
+    def _require_held(self, place: Place) -> None:
+        self.require_held(place.table_id, Range(place.token - 1, place.token))
+
+    # -- judging ----------------------------------------------------------------------------------
+
+    def _judge(self, request: Request) -> int:
+        """The epoch at which the request is taken. StaleEpoch or NotReplica when it is not."""
+        table_id, token = request.place.table_id, request.place.token
+        placement = self._plans.placement(table_id)
+        if placement is None:
+            newest = self._metadata().epoch
+            if newest > request.epoch:
+                self._refusals.refused(WRITE, STALE_DROPPED)
+                raise StaleEpoch(newest, STALE_DROPPED)
+            self._refusals.refused(WRITE, UNKNOWN_TABLE)
+            raise NotReplica(f"table id {table_id} is not known at epoch {newest}")
+        group = placement.group_for(token)
+        if group.epoch > request.epoch or placement.changed_epoch > request.epoch:
+            reason = STALE_PLACEMENT if placement.changed_epoch <= request.epoch else STALE_TABLE
+            self._refusals.refused(WRITE, reason)
+            raise StaleEpoch(placement.epoch, reason)
+        if self._own_id() not in group.writes:
+            self._refusals.refused(WRITE, NOT_REPLICA)
+            raise NotReplica(f"node {self._own_id()} receives no writes for token {token}")
+        return placement.epoch
+
+    def _fence(self, request: Request) -> None:
+        """StaleEpoch when the group changed while the request was executed; what was stored stays."""
+        placement = self._plans.placement(request.place.table_id)
+        if placement is not None and placement.group_for(request.place.token).epoch > request.epoch:
+            self._refusals.refused(WRITE, STALE_AFTERWARDS)
+            raise StaleEpoch(placement.epoch, STALE_AFTERWARDS)

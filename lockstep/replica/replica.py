@@ -1,0 +1,329 @@
+"""The replica side: judges the plan a request was made with, applies or reads, answers when durable.
+
+Invariants. The check of the epoch and the apply are one synchronous step, so no metadata change lies
+between them. A straggler is refused before and after it is executed: a write is acknowledged, and a read
+answered, only when the replica group it was planned with still holds. A write is acknowledged only after it
+is synced. Writes are numbered as they are accepted, epochs of acceptance never fall, and `drain` returns only
+when all accepted under older epochs are durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from lockstep.internode import verbs
+from lockstep.internode.handshake import Address, PeerInfo
+from lockstep.internode.internode import Internode
+from lockstep.internode.responding import Respond
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.placement.placements import ReplicaGroup
+from lockstep.quorum.plans import PlanBook, TablePlacement
+from lockstep.quorum.refusals import (
+    CATCH_UP_FAILED,
+    NOT_REPLICA,
+    READ,
+    STALE_AFTERWARDS,
+    STALE_DROPPED,
+    STALE_KEYSPACE,
+    STALE_PLACEMENT,
+    STALE_TABLE,
+    UNKNOWN_TABLE,
+    WRITE,
+    Refusals,
+)
+from lockstep.replica.digests import reply_to
+from lockstep.replica.messages import ReadReply, ReadRequest, WriteReply, WriteRequest
+from lockstep.runtime.ports import Runtime
+from lockstep.values.errors import LockstepError, NotReplica, StaleEpoch
+from lockstep.values.request_limits import WRITES_A_TURN
+from lockstep.values.rows import Mutation, ReadCommand, ReadResult, has_large_row
+from lockstep.values.tokens import Range
+
+#: `await catch_up(epoch, source address)`: returns when the epoch is applied here, or raises PeerTimeout.
+CatchUp = Callable[[int, Address], Awaitable[None]]
+
+
+class Engine(Protocol):
+    """What replication needs of one node's storage."""
+
+    def apply(self, mutation: Mutation, *, first_epoch: int | None) -> int: ...
+
+    async def synced(self, sequence: int) -> None: ...
+
+    async def read(self, command: ReadCommand) -> ReadResult: ...
+
+    def read_now(self, command: ReadCommand) -> ReadResult | None: ...
+
+
+#: A write that was applied and is not yet durable: its sequence, the epoch at which it was accepted, who gets
+#: a WriteReply or an error, and the request.
+_Unsynced = tuple[int, int, Callable[[Any], None], WriteRequest]
+
+
+class ReplicaService:
+    """`refusals` counts what was not taken as it came, and why."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        internode: Internode,
+        engine: Engine,
+        metadata: Callable[[], ClusterMetadata],
+        catch_up: CatchUp,
+        own_id: Callable[[], int],
+        require_held: Callable[[int, Range], None] = lambda _table_id, _tokens: None,
+    ) -> None:
+        self._runtime = runtime
+        #: Raises RangeLacking when this node may lack what it stored of a table's range.
+        self.require_held = require_held
+        self._probes = runtime.probes
+        self._engine = engine
+        self._metadata = metadata
+        self._catch_up = catch_up
+        self._own_id = own_id
+        self._plans = PlanBook(metadata, own_id)
+        self.refusals = Refusals(runtime.probes)
+        self._unsynced: list[_Unsynced] = []
+        self._syncing = False
+        self._accepted = 0
+        self._finished = 0
+        self._drains: list[tuple[int, asyncio.Future[None]]] = []
+        #: Why this store can make nothing durable any more; set by the first failed sync.
+        self._failed: LockstepError | None = None
+        internode.register_fast(verbs.WRITE, WriteRequest, WriteReply, self._receive_write, shares=True)
+        internode.register_fast(verbs.READ_REPAIR, WriteRequest, WriteReply, self._receive_write)
+        internode.register_fast(verbs.HINT, WriteRequest, WriteReply, self._receive_write)
+        internode.register_fast(verbs.READ, ReadRequest, ReadReply, self._receive_read)
+
+    # -- writes -----------------------------------------------------------------------------------
+
+    def _receive_write(self, peer: PeerInfo, request: WriteRequest, respond: Respond) -> None:
+        if request.needs_epoch <= self._metadata().epoch:
+            self.write(request, respond)
+        else:
+            self.take(peer.endpoint, request, respond)
+
+    def take(self, source: Address, request: WriteRequest, respond: Callable[[Any], None]) -> None:
+        """As `write`, once this node has caught up with the plan; `source` is who knows what that needs."""
+        if request.needs_epoch > self._metadata().epoch:
+            work = self._write_after_catch_up(source, request, respond)
+            self._runtime.tasks.spawn(work, "replica-catch-up")
+            return
+        self.write(request, respond)
+
+    async def _write_after_catch_up(
+        self, source: Address, request: WriteRequest, respond: Callable[[Any], None]
+    ) -> None:
+        try:
+            await self._reach(request.needs_epoch, source, WRITE)
+            self.write(request, respond)
+        except LockstepError as error:
+            respond(error)
+
+    async def _reach(self, epoch: int, source: Address, kind: str) -> None:
+        """Learn a change that matters before judging. PeerTimeout when it does not arrive."""
+        self.refusals.waiting(kind)
+        try:
+            await self._catch_up(epoch, source)
+        except LockstepError:
+            self.refusals.refused(kind, CATCH_UP_FAILED)
+            raise
+
+    def write(self, request: WriteRequest, answer: Callable[[Any], None]) -> None:
+        """Judge and apply in one step; `answer` gets a WriteReply once durable, or a LockstepError.
+
+        Raises the refusal (StaleEpoch, NotReplica) or the engine's error when nothing was applied.
+        The caller has seen to it that this node has applied `needs_epoch`.
+        """
+        mutation = request.mutation
+        epoch = request.epoch
+        placement = self._plans.placement(mutation.table_id)
+        if placement is None:
+            raise self._unknown_table(mutation.table_id, epoch, WRITE)
+        group = placement.group_for(mutation.token)
+        if group.epoch > epoch or placement.changed_epoch > epoch:
+            raise self._stale(placement, mutation.table_id, epoch, WRITE)
+        if self._own_id() not in group.writes:
+            self.refusals.refused(WRITE, NOT_REPLICA)
+            raise NotReplica(f"node {self._own_id()} receives no writes for token {mutation.token}")
+        if placement.has_views:
+            # What follows for a view is worked out from the row that was there.
+            self.require_held(mutation.table_id, Range(mutation.token - 1, mutation.token))
+        self._probes.reach("replica.write.accepted")
+        first_epoch = request.first_epoch if placement.has_views else None
+        sequence = self._engine.apply(request.mutation, first_epoch=first_epoch)
+        self._accepted += 1
+        self._probes.reach("replica.write.applied")
+        self._unsynced.append((sequence, placement.epoch, answer, request))
+        if not self._syncing:
+            self._syncing = True
+            self._runtime.tasks.spawn(self._sync(), "replica-sync")
+
+    async def _sync(self) -> None:
+        """Wait for durability of everything applied so far, answer it, and again while there is more."""
+        while self._unsynced:
+            batch, self._unsynced = self._unsynced, []
+            try:
+                await self._engine.synced(batch[-1][0])
+            except LockstepError as error:
+                self._failed = error
+                for _, _, answer, _ in batch:
+                    answer(error)
+            else:
+                self._probes.reach("replica.write.synced")
+                for at in range(0, len(batch), WRITES_A_TURN):
+                    if at:
+                        await asyncio.sleep(0)
+                    self._acknowledge(batch[at : at + WRITES_A_TURN])
+            self._finished += len(batch)
+            self._wake_drains()
+        self._syncing = False
+
+    def _acknowledge(self, batch: Sequence[_Unsynced]) -> None:
+        """Answer durable writes: those of other nodes in crowds, for one sync has many of them."""
+        crowds: dict[int, list[Respond]] = {}
+        reply, epoch = WriteReply(0), self._metadata().epoch
+        for _, accepted_epoch, answer, request in batch:
+            if accepted_epoch != epoch and (refusal := self._fenced(request)) is not None:
+                answer(refusal)
+            elif isinstance(answer, Respond):
+                crowds.setdefault(accepted_epoch, []).append(answer)
+            else:
+                if reply.accepted_epoch != accepted_epoch:
+                    reply = WriteReply(accepted_epoch)
+                answer(reply)
+        for accepted_epoch, answers in crowds.items():
+            Respond.all(answers, WriteReply(accepted_epoch))
+
+    def _fenced(self, request: WriteRequest) -> StaleEpoch | None:
+        """The refusal of a write whose replica group changed while it was executed; None when it holds.
+
+        What was applied stays: the coordinator plans again and sends the identical mutation. A table that
+        changed or is gone does not matter, for nobody looks for the write elsewhere.
+        """
+        placement = self._plans.placement(request.mutation.table_id)
+        if placement is None or placement.group_for(request.mutation.token).epoch <= request.epoch:
+            return None
+        self._probes.reach("replica.write.fenced")
+        self.refusals.refused(WRITE, STALE_AFTERWARDS)
+        return StaleEpoch(placement.epoch, STALE_AFTERWARDS)
+
+    # -- reads ------------------------------------------------------------------------------------
+
+    def _receive_read(self, peer: PeerInfo, request: ReadRequest, respond: Respond) -> None:
+        if request.needs_epoch <= self._metadata().epoch:
+            reply = self.read_now(request)
+            if reply is not None:
+                respond(reply)
+                return
+        self._runtime.tasks.spawn(self._read_later(peer.endpoint, request, respond), "replica-read")
+
+    async def _read_later(self, source: Address, request: ReadRequest, respond: Respond) -> None:
+        try:
+            if request.needs_epoch > self._metadata().epoch:
+                await self._reach(request.needs_epoch, source, READ)
+            reply = await self.read(request)
+        except LockstepError as error:
+            respond(error)
+        else:
+            respond(reply)
+
+    def read_now(self, request: ReadRequest) -> ReadReply | None:
+        """As `read`, when the engine can answer in this very step; None when it cannot."""
+        accepted_epoch = self._check_read(request)
+        result = self._engine.read_now(request.command)
+        return None if result is None else reply_to(request, accepted_epoch, result)
+
+    async def read(self, request: ReadRequest) -> ReadReply:
+        """Read while this node is a read replica of everything asked, under a plan that still holds.
+
+        StaleEpoch or NotReplica otherwise, also when that changed while the read ran.
+        """
+        accepted_epoch = self._check_read(request)
+        result = await self._engine.read(request.command)
+        reply: ReadReply | None = None
+        if has_large_row((result,)):
+            reply = await self._runtime.tasks.run_blocking(partial(reply_to, request, accepted_epoch, result))
+        self._check_read(request)
+        return reply or reply_to(request, accepted_epoch, result)
+
+    def _check_read(self, request: ReadRequest) -> int:
+        command = request.command
+        placement = self._plans.placement(command.table_id)
+        if placement is None:
+            raise self._unknown_table(command.table_id, request.epoch, READ)
+        own = self._own_id()
+        if placement.changed_epoch > request.epoch:
+            raise self._stale(placement, command.table_id, request.epoch, READ)
+        if command.left + 1 == command.right:
+            groups: Iterable[ReplicaGroup] = (placement.group_for(command.right),)
+        else:
+            overlapping = placement.ring.overlapping(Range(command.left, command.right))
+            groups = (placed.group for placed in overlapping)
+        for group in groups:
+            if group.epoch > request.epoch:
+                raise self._stale(placement, command.table_id, request.epoch, READ)
+            # A pending replica answers too: quorum reads ask it what it lacks (see plans.Plan).
+            if own not in group.writes:
+                self.refusals.refused(READ, NOT_REPLICA)
+                raise NotReplica(f"node {own} answers no reads of tokens behind {command.left}")
+        self.require_held(command.table_id, Range(command.left, command.right))
+        return placement.epoch
+
+    # -- judging ----------------------------------------------------------------------------------
+
+    def _unknown_table(self, table_id: int, epoch: int, kind: str) -> StaleEpoch | NotReplica:
+        newest = self._metadata().epoch
+        if newest > epoch:
+            self.refusals.refused(kind, STALE_DROPPED)
+            return StaleEpoch(newest, STALE_DROPPED)
+        self.refusals.refused(kind, UNKNOWN_TABLE)
+        return NotReplica(f"table id {table_id} is not known at epoch {newest}")
+
+    def _stale(self, placement: TablePlacement, table_id: int, epoch: int, kind: str) -> StaleEpoch:
+        """The refusal of a plan made at `epoch`, of a table that is known here."""
+        self._probes.reach("replica.refused.stale")
+        table = self._metadata().table(table_id)
+        assert table is not None, "a table with a placement is in the schema"
+        if placement.changed_epoch <= epoch:
+            reason = STALE_PLACEMENT
+        else:
+            reason = STALE_TABLE if table.epoch > epoch else STALE_KEYSPACE
+        self.refusals.refused(kind, reason)
+        return StaleEpoch(placement.epoch, reason)
+
+    # -- drain ------------------------------------------------------------------------------------
+
+    async def drain(self, epoch: int) -> None:
+        """Return when every write accepted here under an epoch below `epoch` is durable.
+
+        The caller has seen to it that this node has applied `epoch`. Raises the engine's error when a
+        write could not be made durable: nothing may then be built on this store.
+        """
+        assert self._metadata().epoch >= epoch, "a node drains for an epoch it has applied"
+        await self._probes.linger("replica.drain")
+        if self._failed is not None:
+            raise self._failed
+        if self._finished < self._accepted:
+            # Acceptance is in epoch order, so waiting for all accepted so far includes the older ones.
+            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._drains.append((self._accepted, waiting))
+            await waiting
+        if self._failed is not None:
+            raise self._failed
+
+    def unfinished(self) -> int:
+        """Writes accepted and not yet durable."""
+        return self._accepted - self._finished
+
+    def _wake_drains(self) -> None:
+        still: list[tuple[int, asyncio.Future[None]]] = []
+        for number, waiting in self._drains:
+            if number > self._finished:
+                still.append((number, waiting))
+            elif not waiting.done():
+                waiting.set_result(None)
+        self._drains = still

@@ -1,0 +1,411 @@
+"""One CQL connection: bytes to requests, answers to bytes.
+
+Invariants: answers of one loop turn leave in one write; reading stops while too much is in flight or the
+client does not read; a damaged stream closes this connection and no other; whatever a handler raises is
+answered on its stream, and the connection stays usable.
+
+How a CQL client begins: who it is, and what it asks for in its first message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, cast
+
+import msgspec
+
+from lockstep.cql.wire import responses
+from lockstep.cql.wire.compression import ALGORITHMS, LZ4, SNAPPY
+from lockstep.cql.wire.constants import (
+    EVENT_STREAM,
+    FLAG_PAYLOAD,
+    FLAG_TRACING,
+    VERSION_4,
+    VERSION_MAX,
+    VERSION_NAMES,
+    Opcode,
+    has_warnings,
+    uses_segments,
+)
+from lockstep.cql.wire.frames import Envelope, EnvelopeReader, EnvelopeRefused
+from lockstep.cql.wire.messages import (
+    AuthResponse,
+    Batch,
+    Execute,
+    Options,
+    Prepare,
+    Query,
+    Register,
+    Request,
+    Startup,
+    custom_payload,
+    decode_request,
+)
+from lockstep.cql.wire.segments import SegmentReader
+from lockstep.quorum.request_trace import REQUEST_TRACE
+from lockstep.server.auth.authentication import AUTHENTICATOR
+from lockstep.server.auth.login import Login
+from lockstep.server.auth.permits import Session
+from lockstep.server.cql.backpressure import Backpressure
+from lockstep.server.cql.direct_writes import DirectWrites
+from lockstep.server.cql.loop_budget import work_of_texts
+from lockstep.server.cql.read_buffer import ReadBuffer
+from lockstep.server.cql.responses_owed import Responses
+from lockstep.server.cql.write_buffer import WriteBuffer
+from lockstep.server.statements.execution import Answer
+from lockstep.server.statements.long_statements import is_long
+from lockstep.server.statements.plan_payload import PayloadNotes, answered_payload, notes_for
+from lockstep.server.statements.tracing import Trace
+from lockstep.values.errors import LockstepError, ProtocolViolation
+from lockstep.values.limits import CQL_BYTES_A_STATEMENT, CQL_FRAME_BYTES_MAX, CQL_GOODBYE_MS
+from lockstep.values.request_limits import HANDSHAKE_FRAME_BYTES_MAX
+
+if TYPE_CHECKING:
+    from lockstep.server.cql.cql_server import CqlServer
+
+
+def endpoint_of(name: object) -> tuple[str, int]:
+    """Address and port of a client; nothing where the transport does not tell."""
+    return (str(name[0]), int(name[1])) if isinstance(name, tuple) and len(name) >= 2 else ("", 0)
+
+
+def startup_options(version: int, request: Request) -> dict[str, str]:
+    """Of a STARTUP that can be served; ProtocolViolation for anything else."""
+    if not isinstance(request, Startup):
+        raise ProtocolViolation(f"Unexpected message {type(request).__name__.upper()} before STARTUP")
+    compression = request.options.get("COMPRESSION", "").lower()
+    if compression and compression not in ALGORITHMS:
+        if compression == SNAPPY:
+            raise ProtocolViolation("This instance does not support Snappy compression")
+        raise ProtocolViolation(f"Unknown compression algorithm: {compression}")
+    if compression == SNAPPY and uses_segments(version):
+        raise ProtocolViolation("Snappy compression is not supported in protocol V5")
+    if "CQL_VERSION" not in request.options:
+        raise ProtocolViolation("Missing value CQL_VERSION in STARTUP message")
+    return request.options
+
+
+CQL_VERSION: Final = "3.4.7"
+_SUPPORTED: Final = responses.supported(
+    {
+        "CQL_VERSION": [CQL_VERSION],
+        "COMPRESSION": list(ALGORITHMS),
+        "PROTOCOL_VERSIONS": list(VERSION_NAMES),
+    }
+)
+_RESULT: Final = int(Opcode.RESULT)
+_ERROR: Final = int(Opcode.ERROR)
+_EXECUTE: Final = int(Opcode.EXECUTE)
+_TRACING_WARNING: Final = "Tracing is not possible now: the request was executed without it"
+
+
+class _Given(msgspec.Struct, eq=False):
+    """A request that is run; `began_s`: when it was read. See `CqlConnection._spawn` for the others."""
+
+    session: Session
+    stream: int
+    request: Request
+    size: int
+    traced: bool
+    begun: bool
+    notes: PayloadNotes | None
+    began_s: float
+
+
+class CqlConnection(asyncio.Protocol):
+    """A connection of the server's CQL port. `session` is None until STARTUP was answered and the client has
+    logged in where it must; `_login` is there while it must."""
+
+    def __init__(self, server: CqlServer) -> None:
+        self._server = server
+        self._reader = EnvelopeReader(bytes_max=HANDSHAKE_FRAME_BYTES_MAX)
+        self._segments: SegmentReader | None = None
+        self._transport: asyncio.Transport | None = None
+        self._version = VERSION_4
+        self._outbox = WriteBuffer()
+        self._send, self._flush = self._outbox.send, self._outbox.flush
+        self._flow = Backpressure(server.load)
+        self._turns = server.turns
+        self.responses = Responses(server.responses, self._outbox, lambda why: server.close_unread(self, why))
+        shed, ended = self._outbox.refuse_late, self._end_if_answered
+        self._intake = ReadBuffer(server.turns, self._flow, self.responses, self._received, shed, ended)
+        self._writes = DirectWrites(self, self._flow, server.executor, server.latencies)
+        self._finishing = self._ended = False  # Ended: what is read is dropped.
+        self.session: Session | None = None
+        self._login: Login | None = None
+        self.events: frozenset[str] = frozenset()
+        self.peer = ("", 0)
+        self.options: dict[str, str] = {}
+        self.requests_served = 0
+
+    @property
+    def version(self) -> int:
+        """The protocol version that the client speaks."""
+        return self._version
+
+    # -- the transport ----------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports have the interface of asyncio's without deriving from it.
+        self._transport = self._outbox.transport = cast(asyncio.Transport, transport)
+        self._flow.transport = self._transport
+        self.peer = endpoint_of(transport.get_extra_info("peername"))
+        if not self._server.opened(self):
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._outbox.lost()
+        self._intake.lost()
+        self._flow.lost()
+        self.responses.lost()
+        self._server.closed(self)
+
+    def pause_writing(self) -> None:
+        self.responses.pause()
+        self._flow.client_reads(False)
+
+    def resume_writing(self) -> None:
+        self.responses.resume()
+        self._intake.resume()
+        self._flow.client_reads(True)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport is None or self._ended:
+            return
+        try:
+            if self._segments is not None:
+                data = self._segments.feed(data)
+                if not data:
+                    return
+            envelopes = self._reader.feed(data)
+            with self._writes:
+                self._intake.take(envelopes)
+        except EnvelopeRefused as refused:
+            version = self._version if self.session is not None else VERSION_MAX
+            self._outbox.error(refused.stream, refused, version)
+            self._close()
+        except ProtocolViolation as damage:
+            # A damaged segment says nothing that can be trusted, not even a stream to answer on.
+            if self._segments is None:
+                self._outbox.error(0, damage)
+            self._close()
+        self._flow.regulate()
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    def _received(self, envelope: Envelope) -> None:
+        stream = envelope.stream
+        try:
+            if stream < 0:
+                raise ProtocolViolation(f"Stream {stream} is the server's")
+            request = decode_request(
+                envelope.version, envelope.opcode, envelope.flags & ~FLAG_TRACING, envelope.body
+            )
+            self._turns.begun(1 + len(envelope.body) // CQL_BYTES_A_STATEMENT)
+            if self.session is None:
+                self._handshake(envelope.version, stream, request)
+            elif envelope.opcode == _EXECUTE and not envelope.flags & (FLAG_TRACING | FLAG_PAYLOAD):
+                assert isinstance(request, Execute)
+                if not self._writes.take(self.session, stream, request, len(envelope.body)):
+                    self._spawn(self.session, stream, request, len(envelope.body))
+            else:
+                self._dispatch(self.session, envelope, request)
+        except LockstepError as error:
+            self._outbox.error(stream, error, envelope.version)
+        except Exception as error:
+            self._fault(stream, error, version=envelope.version)
+
+    def _handshake(self, version: int, stream: int, request: Request) -> None:
+        if isinstance(request, Options):
+            self._send(int(Opcode.SUPPORTED), stream, _SUPPORTED, version=version)
+            return
+        if self._login is not None:
+            self._login.take(stream, request)
+            return
+        self.options = startup_options(version, request)
+        self._version = self._reader.version = self._outbox.version = version
+        authentication = self._server.authentication
+        if authentication is None:
+            self._send(int(Opcode.READY), stream, responses.READY)
+            self._begin_session(Session(version))
+        else:
+            self._send(int(Opcode.AUTHENTICATE), stream, responses.authenticate(AUTHENTICATOR))
+            self._login = Login(authentication, self.peer[0], self._server.runtime.tasks, self._logged_in)
+        self._flush()
+        algorithm = self.options.get("COMPRESSION", "").lower()
+        self._reader.algorithm = self._outbox.algorithm = algorithm or LZ4
+        compressed = self._outbox.compressed = bool(algorithm)
+        self._flow.throws = self.options.get("THROW_ON_OVERLOAD") == "1"
+        if uses_segments(version):
+            if self._reader.pending_bytes:
+                raise ProtocolViolation("Bytes behind STARTUP before it was answered")
+            self._segments = SegmentReader(compressed=compressed)
+            self._outbox.segmented = True
+
+    def _begin_session(self, session: Session) -> None:
+        self.session = session
+        session.responses = self.responses
+        self._reader.bytes_max = CQL_FRAME_BYTES_MAX
+
+    def _logged_in(self, stream: int, role: str, error: Exception | None) -> None:
+        self._login = None
+        if error is None:
+            self._begin_session(Session(self._version, user=role))
+            self._send(int(Opcode.AUTH_SUCCESS), stream, responses.auth_success())
+            self._end_if_answered()
+            return
+        if isinstance(error, LockstepError):
+            self._server.audit.login_failed(role, self.peer[0], error.code, error.message)
+            self._outbox.error(stream, error)
+        else:
+            self._fault(stream, error)
+        self._close()
+
+    def _dispatch(self, session: Session, envelope: Envelope, request: Request) -> None:
+        stream = envelope.stream
+        self._turns.begun(work_of_texts(request))
+        if isinstance(request, Options):
+            self._send(int(Opcode.SUPPORTED), stream, _SUPPORTED)
+        elif isinstance(request, Register):
+            self.events |= frozenset(request.event_types)
+            self._send(int(Opcode.READY), stream, responses.READY)
+        elif isinstance(request, Startup):
+            raise ProtocolViolation("Unexpected message STARTUP: this connection has started already")
+        elif isinstance(request, AuthResponse):
+            raise ProtocolViolation("Unexpected message AUTH_RESPONSE: no authentication was asked for")
+        elif isinstance(request, Prepare) and not is_long(request.text):
+            self._answer(stream, self._server.executor.prepare(session, request))
+        else:
+            self._flow.begin(len(envelope.body))
+            traced = bool(envelope.flags & FLAG_TRACING) and not isinstance(request, Prepare)
+            payload = custom_payload(envelope.flags, envelope.body)
+            mirror = self._server.mirrors_payloads
+            notes = notes_for(payload, mirror=mirror) if has_warnings(self._version) else None
+            if isinstance(request, Batch):
+                self._turns.batch_begun(len(request.statements))
+            self._spawn(session, stream, request, len(envelope.body), traced, notes=notes)
+
+    def again(self, stream: int, request: Execute, size: int, begun: bool, began_s: float) -> None:
+        """Run a request whose table was emptied, dropped or lost columns meanwhile: under the present schema
+        it reaches the table, or is refused for what it is. `begun`: as in `Executor.run`; `began_s`: when it
+        was read."""
+        assert self.session is not None
+        self._spawn(self.session, stream, request, size, begun=begun, began_s=began_s)
+
+    def _spawn(
+        self,
+        session: Session,
+        stream: int,
+        request: Request,
+        size: int,
+        traced: bool = False,
+        begun: bool = False,
+        notes: PayloadNotes | None = None,
+        began_s: float = 0.0,
+    ) -> None:
+        """Run a request that is counted as in flight. With `notes` its answer has a payload."""
+        began_s = began_s or self._server.latencies.now_s()
+        given = _Given(session, stream, request, size, traced, begun, notes, began_s)
+        self._server.runtime.tasks.spawn(self._run(given), "cql.request")
+
+    async def _run(self, given: _Given) -> None:
+        executor, stream, request, notes = self._server.executor, given.stream, given.request, given.notes
+        REQUEST_TRACE.set(notes)  # a task has a context of its own
+        trace: Trace | None = None
+        failure: Exception | None = None
+        try:
+            if given.traced:
+                trace = await executor.tracer.begin(request, self.peer[0])
+            if trace is not None:
+                answer = await executor.run_traced(given.session, request, trace)
+                self._answer(stream, answer, trace.id, notes)
+                return
+            answer = await executor.run(given.session, request, begun=given.begun)
+            warned = Answer(answer.body, (*answer.warnings, _TRACING_WARNING)) if given.traced else answer
+            self._answer(stream, warned, None, notes)
+        except LockstepError as error:
+            failure = error
+            body = responses.error(self._version, error)
+            trace_id = trace.id if trace is not None else None
+            flags, body = responses.with_prefix(body, trace_id=trace_id, payload=answered_payload(notes))
+            self._send(_ERROR, stream, body, flags)
+        except Exception as error:
+            failure = error
+            self._fault(stream, error)
+        finally:
+            assert isinstance(request, Query | Execute | Batch), "the others are answered at once"
+            self._server.latencies.ended(request.parameters.consistency, given.began_s, failure)
+            if isinstance(request, Batch):
+                self._turns.batch_ended(len(request.statements))
+            self.ended(given.size)
+
+    def ended(self, size: int) -> None:
+        """A request of `size` bytes has its answer."""
+        self._flow.end(size)
+        self.requests_served += 1
+        if self._finishing:
+            self._end_if_answered()
+
+    def written(self, stream: int, error: LockstepError | None) -> None:
+        """A write that ran without a task ended."""
+        if error is None:
+            self._send(_RESULT, stream, responses.VOID)
+        else:
+            self._outbox.error(stream, error)
+
+    def broken(self, defect: Exception) -> None:
+        """An answer could not be given: report it, and let the client see a lost connection."""
+        self._server.fault(defect)
+        self.abort()
+
+    def _fault(self, stream: int, error: BaseException, version: int = 0) -> None:
+        self._outbox.error(stream, self._server.fault(error), version)
+
+    # -- answers ----------------------------------------------------------------------------------
+
+    def _answer(
+        self, stream: int, answer: Answer, trace_id: bytes | None = None, notes: PayloadNotes | None = None
+    ) -> None:
+        payload = answered_payload(notes)
+        self._outbox.result(stream, answer.body, answer.warnings, trace_id, payload)
+
+    def send_event(self, body: bytes) -> None:
+        """An EVENT; the caller has looked at `events`."""
+        self._send(int(Opcode.EVENT), EVENT_STREAM, body)
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Begin nothing that is read from now on."""
+        self._intake.refuse(self._outbox.refuse_drained)
+
+    def finish(self) -> None:
+        """End, after `drain`, as soon as everything that was begun is answered."""
+        self._finishing = True
+        self._end_if_answered()
+
+    def _end_if_answered(self) -> None:
+        if not self._finishing or self._ended or self._flow.requests or self._intake:
+            return
+        if self._login is not None and self._login.busy:
+            return
+        if self._outbox.half_close():
+            self._ended = True
+            asyncio.get_running_loop().call_later(CQL_GOODBYE_MS / 1000, self.abort)
+        else:
+            self._close()
+
+    def abort(self) -> None:
+        """Close without waiting for anything."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _close(self) -> None:
+        self._flush()
+        self._ended = True
+        if self._transport is not None:
+            self._transport.close()

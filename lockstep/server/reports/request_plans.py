@@ -1,0 +1,215 @@
+"""Dry runs for the admin API: what an operation, or giving a node up, would do, as documents.
+
+Invariant: a plan is made by the real transformations on a copy of this node's metadata and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.log.comparison import ABSENT
+from lockstep.metadata.log.diff import diff
+from lockstep.metadata.operations import Stage
+from lockstep.node.work.range_sizes import Sizes
+from lockstep.placement.placements import RingPlacement
+from lockstep.schema.replication_options import replication_map
+from lockstep.topology.force_remove import ForceRemove
+from lockstep.topology.kind import kind_of
+from lockstep.topology.kinds.replication import Walk, target_in
+from lockstep.topology.preview import (
+    Held,
+    Preview,
+    StepPreview,
+    estimate,
+    holder,
+    movements,
+    needed_sizes,
+    present_ring,
+)
+from lockstep.values.ids import NodeId
+
+Document = dict[str, Any]
+
+#: Metadata differences that a dry run shows.
+_DIFFERENCES_SHOWN_MAX = 200
+#: The step before all others, where the node votes on metadata.
+SUBSTITUTING = "substituting_voter"
+_SUBSTITUTION = {"stage": SUBSTITUTING, "work": "another node gets its vote"}
+
+
+#: Taken as the rate where no node has streamed since it started and none is configured: a slow disk.
+RATE_ASSUMED_BYTES_S = 32 * 1024 * 1024
+#: What one stream takes beside its bytes: some round trips, of four streams at a time.
+STREAM_S = 0.01
+#: What one barrier takes while all nodes answer: some rounds of questions.
+BARRIER_S = 0.05
+
+
+def operation_plan(
+    before: ClusterMetadata,
+    found: Preview,
+    sizes: Mapping[NodeId, Sizes],
+    *,
+    votes: bool,
+    configured_bytes_s: int = 0,
+) -> Document:
+    """A `request-plan/1` document. `sizes` are the answers to `needed_sizes` of the preview,
+    `configured_bytes_s` is what a node sends at most, 0 when it is not bound."""
+    operation, body = found.operation, found.operation.body
+    keyspace, target = operation.about.keyspace, target_in(body)
+    gained: dict[int, int] = {}
+    moved = (node for transition in operation.transitions for node in transition.gained)
+    for node in (task.target for task in found.tasks) if keyspace else moved:
+        gained[node] = gained.get(node, 0) + 1
+    forward = found.point_of_no_return
+    held = _held(found, sizes, present_ring(before, operation))
+    return {
+        "schema": "request-plan/1",
+        "kind": operation.kind,
+        "node": int(operation.node) or None,
+        "keyspace": keyspace or None,
+        "replication": replication_map(target) if target is not None else None,
+        "replaced": int(operation.about.replaced) or None,
+        "epoch": before.epoch,
+        "ranges": len(operation.transitions),
+        "way_back": "can be cancelled until reads move to the new replicas"
+        if forward is not None
+        else "can be cancelled until its end",
+        "point_of_no_return": forward.value if forward is not None else None,
+        "steps": [
+            *([_SUBSTITUTION] if votes else []),
+            *(_steps(found, body) if isinstance(body, Walk) else _table(found)),
+        ],
+        "receives": [{"node": node, "ranges": count} for node, count in sorted(gained.items())],
+        "moves": [
+            {
+                "source": int(move.source),
+                "target": int(move.target),
+                "ranges": move.ranges,
+                "bytes": move.bytes,
+            }
+            for move in movements(found.tasks, held)
+        ],
+        "estimate": _estimate(found, held, sizes, configured_bytes_s),
+        "starved": found.starved,
+        "changes": changes(before, found.first),
+        "afterwards": changes(before, found.last),
+    }
+
+
+def _held(found: Preview, sizes: Mapping[NodeId, Sizes], present: RingPlacement | None) -> Held:
+    """What each source holds, as it or who holds it now said."""
+    said = {
+        (node, *wanted): size
+        for node, asked in needed_sizes(found.tasks, present).items()
+        if node in sizes
+        for wanted, size in zip(asked, sizes[node].bytes, strict=False)
+    }
+    return {
+        (source, task.replication, task.range): said[key]
+        for task in found.tasks
+        for source in task.sources
+        if (key := (holder(source, task, present), task.replication, task.range)) in said
+    }
+
+
+def _estimate(found: Preview, held: Held, sizes: Mapping[NodeId, Sizes], configured_bytes_s: int) -> Document:
+    measured = {node: said.rate_bytes_s for node, said in sizes.items() if said.rate_bytes_s}
+    if measured:
+        slowest = min(measured, key=lambda node: (measured[node], node))
+        rate, basis = measured[slowest], f"the last stream that node {slowest} took in"
+    elif configured_bytes_s:
+        rate, basis = (
+            configured_bytes_s,
+            "streaming.throughput_bytes_s: no node has streamed since it started",
+        )
+    else:
+        rate, basis = RATE_ASSUMED_BYTES_S, "an assumed rate: no node has streamed since it started"
+    told = estimate(found, held, rate, STREAM_S, BARRIER_S)
+    return {
+        "seconds": round(told.seconds, 2),
+        "bytes": told.bytes,
+        "unknown_ranges": told.unknown_ranges,
+        "rate_bytes_s": rate,
+        "rate_from": basis,
+        "stream_s": told.stream_s,
+        "streams": told.streams,
+        "streams_s": round(told.streams_s, 2),
+        "barriers": told.barriers,
+        "barriers_s": round(told.barriers_s, 2),
+    }
+
+
+def _table(found: Preview) -> list[Document]:
+    by_stage = {step.row.stage: step for step in found.steps}
+    return [_step(row, by_stage.get(row.stage)) for row in kind_of(found.operation).stages]
+
+
+def _steps(found: Preview, walk: Walk) -> list[Document]:
+    """The table once for each replication on the way, then the way back."""
+    path = walk.path
+    each = len(found.steps) // (len(path) - 1)
+    back = [row for row in kind_of(found.operation).stages if row.stage is Stage.ROLLBACK_TO_NORMAL]
+    return [
+        *(
+            {**_step(step.row, step), "replication": path[at // each + 1].text()}
+            for at, step in enumerate(found.steps)
+        ),
+        *(_step(row, None) for row in back),
+    ]
+
+
+def _step(row: Any, step: StepPreview | None) -> Document:
+    """`asked` and `workers` are of the way forward; a way back asks nobody before it is taken."""
+    return {
+        "stage": row.stage.value,
+        "writes": row.writes.value,
+        "reads": row.reads.value,
+        "drain": row.drain.value,
+        "work": row.work.value,
+        "asked": [int(node) for node in step.barrier] if step is not None else [],
+        "workers": [int(node) for node in step.workers] if step is not None else [],
+    }
+
+
+def force_plan(before: ClusterMetadata, wanted: ForceRemove) -> Document:
+    """A `force-remove/1` document of a copy; Rejected where the entry would be."""
+    after = wanted.apply(before, before.epoch + 1)
+    return {**forced(after, wanted, before.epoch + 1), "dry_run": True, "changes": changes(before, after)}
+
+
+def forced(after: ClusterMetadata, wanted: ForceRemove, epoch: int) -> Document:
+    """What giving the node up by the entry of `epoch` left behind."""
+    return {
+        "schema": "force-remove/1",
+        "node": int(wanted.node),
+        "epoch": epoch,
+        "dry_run": False,
+        "way_back": "none: the data that only this node had is given up",
+        "degraded": [
+            {
+                "replication": one.replication.strategy,
+                "left": one.range.left,
+                "right": one.range.right,
+                "missing": [int(node) for node in one.missing],
+            }
+            for one in after.degraded
+            if one.since_epoch == epoch
+        ],
+        "changes": [],
+    }
+
+
+def changes(before: ClusterMetadata, after: ClusterMetadata) -> list[Document]:
+    """Differences of two values but for their epochs, the first of them."""
+    found = [change for change in diff(before, after) if not change.path.startswith(("epoch", "hash"))]
+    return [
+        {
+            "path": change.path,
+            "before": None if change.before == ABSENT else change.before,
+            "after": None if change.after == ABSENT else change.after,
+        }
+        for change in found[:_DIFFERENCES_SHOWN_MAX]
+    ]

@@ -1,0 +1,225 @@
+"""Writes of one request over several partitions: logged or not, with the limits and warnings of batches.
+
+Invariant: what was sent to any replica is never answered as a definite failure.
+
+How large a batch may be, and what its client is warned of.
+
+Invariant: only batches over several partitions are judged, by the data of what they write, whether they come
+as one text or as the protocol's batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from lockstep.handoff.hints import GC_GRACE_S_DEFAULT
+from lockstep.node.services import NodeServices
+from lockstep.server.statements.viewed_writes import require_derivable
+from lockstep.values.errors import ColumnsGone, InvalidRequest, LockstepError, RequestError, WriteTimeout
+from lockstep.values.ids import Consistency
+from lockstep.values.limits import UNLOGGED_PARTITIONS_WARNED
+from lockstep.values.request_limits import WRITES_A_TURN
+from lockstep.values.rows import Mutation, Row
+
+#: Bytes that a cell has beside its value and path (timestamp, lifetime, expiry), a row's marker, and a
+#: deletion: as Cassandra counts them, whose users know the thresholds.
+_CELL_BYTES: Final = 16
+_LIVENESS_BYTES: Final = 8
+_DELETION_BYTES: Final = 12
+
+
+def data_bytes(mutations: Sequence[Mutation]) -> int:
+    """The data of what is written, without keys of partitions."""
+    total = 0
+    for mutation in mutations:
+        total += _DELETION_BYTES * (1 + len(mutation.range_deletions))
+        for row in mutation.rows:
+            total += _row_bytes(row)
+        if mutation.static is not None:
+            total += _row_bytes(mutation.static)
+    return total
+
+
+def _row_bytes(row: Row) -> int:
+    total = len(row.clustering) + _LIVENESS_BYTES + _DELETION_BYTES * (1 + len(row.column_deletions))
+    for cell in row.cells:
+        total += _CELL_BYTES + len(cell.value or b"") + len(cell.path or b"")
+    return total
+
+
+class BatchLimits:
+    def __init__(self, node: NodeServices) -> None:
+        self._node = node
+        self._settings = node.context.configuration.writes
+
+    def judge(self, mutations: Sequence[Mutation], *, kind: str) -> tuple[str, ...]:
+        """Warnings for the client of a batch; `kind`: LOGGED, UNLOGGED or COUNTER. InvalidRequest when it is
+        too large."""
+        if len(mutations) < 2:
+            return ()
+        found: list[str] = []
+        size, warn, fail = (
+            data_bytes(mutations),
+            self._settings.batch_size_warn_threshold_bytes,
+            self._settings.batch_size_fail_threshold_bytes,
+        )
+        if size > fail > 0:
+            self._note("cql.batch_refused", mutations, size, fail)
+            raise InvalidRequest(
+                "Batch too large",
+                hint=f"it is of size {size}, above writes.batch_size_fail_threshold_bytes = {fail}: send its "
+                "partitions one by one",
+            )
+        if size > warn > 0:
+            self._note("cql.batch_warned", mutations, size, warn)
+            found.append(
+                f"Batch for [{', '.join(self._tables(mutations))}] is of size {size}, exceeding specified "
+                f"threshold of {warn} by {size - warn}."
+            )
+        if kind == "UNLOGGED" and len(mutations) > UNLOGGED_PARTITIONS_WARNED:
+            tables = self._tables(mutations)
+            plural = "s" if len(tables) > 1 else ""
+            found.append(
+                f"Unlogged batch covering {len(mutations)} partitions detected against table{plural} "
+                f"[{', '.join(tables)}]. You should use a logged batch for atomicity, or asynchronous writes "
+                "for performance."
+            )
+        if kind == "LOGGED":
+            found += self._of_grace(mutations)
+        return tuple(found)
+
+    def _of_grace(self, mutations: Sequence[Mutation]) -> list[str]:
+        brief = [name for name, gc_grace_s in self._tables(mutations).items() if not gc_grace_s]
+        if not brief:
+            return []
+        plural = "s" if len(brief) > 1 else ""
+        return [
+            f"Executing a LOGGED BATCH on table{plural} [{', '.join(brief)}], configured with a "
+            "gc_grace_seconds of 0. The gc_grace_seconds is used to TTL batchlog entries, so setting "
+            "gc_grace_seconds too low on tables involved in an atomic batch might cause batchlog entries "
+            "to expire before being replayed."
+        ]
+
+    def _note(self, event: str, mutations: Sequence[Mutation], size: int, threshold: int) -> None:
+        tables = ",".join(self._tables(mutations))
+        self._node.context.internode.repeated_log.note(
+            event,
+            tables,
+            facts=lambda: {
+                "tables": tables,
+                "partitions": len(mutations),
+                "size_bytes": size,
+                "threshold_bytes": threshold,
+            },
+        )
+
+    def _tables(self, mutations: Sequence[Mutation]) -> dict[str, int]:
+        """Name -> gc_grace_seconds, sorted."""
+        found: dict[str, int] = {}
+        for table_id in sorted({mutation.table_id for mutation in mutations}):
+            table = self._node.log.cluster.table(table_id)
+            if table is not None:
+                name = f"{table.keyspace}.{table.name}"
+                found[name] = int(table.option("gc_grace_seconds", str(GC_GRACE_S_DEFAULT)))
+        return dict(sorted(found.items()))
+
+
+WRITE_LEVELS_REFUSED = (Consistency.SERIAL, Consistency.LOCAL_SERIAL)
+
+
+class BatchWrites:
+    def __init__(self, node: NodeServices) -> None:
+        self._node = node
+        self._write_ms = node.context.configuration.timeouts.write_ms
+        self.limits = BatchLimits(node)
+
+    async def batch(
+        self,
+        mutations: Sequence[Mutation],
+        consistency: Consistency,
+        *,
+        logged: bool,
+        once: bool = False,
+    ) -> tuple[str, ...]:
+        """Write a batch; warnings for its client. `once`: see `all`."""
+        require_derivable(self._node.log.cluster, mutations)
+        if len(mutations) < 2:
+            await self.all(mutations, consistency, "SIMPLE", once=once)
+            return ()
+        if consistency in WRITE_LEVELS_REFUSED:
+            raise serial_write(consistency)
+        warnings = self.limits.judge(mutations, kind="LOGGED" if logged else "UNLOGGED")
+        if not logged:
+            await self.all(mutations, consistency, "UNLOGGED_BATCH", once=once)
+            return warnings
+        try:
+            await self._node.data.batches.write(mutations, consistency, self._write_ms)
+        except ColumnsGone as error:
+            if once and error.begun:
+                raise of_a_part(error, consistency, "BATCH") from error
+            raise
+        return warnings
+
+    async def all(
+        self, mutations: Sequence[Mutation], consistency: Consistency, write_type: str, *, once: bool = False
+    ) -> None:
+        """Write every mutation at the level; the first error once all have ended. `once`: what was read for
+        them may have changed by their own effect, so what was begun is never planned anew."""
+        require_derivable(self._node.log.cluster, mutations)
+        try:
+            await self._each(mutations, consistency, write_type)
+        except ColumnsGone as error:
+            if once and error.begun:
+                raise of_a_part(error, consistency, write_type) from error
+            raise
+
+    async def _each(self, mutations: Sequence[Mutation], consistency: Consistency, write_type: str) -> None:
+        if consistency in WRITE_LEVELS_REFUSED:
+            raise serial_write(consistency)
+        begin = self._node.data.coordinator.begin_write
+        begun: list[asyncio.Future[None]] = []
+        failure: LockstepError | None = None
+        for at, mutation in enumerate(mutations):
+            if at and not at % WRITES_A_TURN:
+                await asyncio.sleep(0)
+            try:
+                begun.append(begin(mutation, consistency, self._write_ms, write_type))
+            except RequestError as error:
+                if not begun:
+                    raise
+                failure = of_a_part(error, consistency, write_type)
+                break
+        if len(begun) == 1 and failure is None:
+            await begun[0]
+            return
+        outcomes = await asyncio.gather(*begun, return_exceptions=True)
+        errors = [outcome for outcome in outcomes if outcome is not None]
+        for outcome in outcomes:
+            if isinstance(outcome, ColumnsGone):
+                # All parts are written again: with the timestamps of the present plan, over what there is.
+                outcome.begun = outcome.begun or len(outcomes) > 1
+                raise outcome
+        for problem in errors:
+            if not isinstance(problem, LockstepError):
+                raise problem
+            if problem.outcome_known and (failure is not None or len(errors) < len(outcomes)):
+                # Its own part has no effect, such as of a table that was dropped; others have.
+                raise of_a_part(problem, consistency, write_type)
+            raise problem
+        if failure is not None:
+            raise failure
+
+
+def of_a_part(error: LockstepError, consistency: Consistency, write_type: str) -> WriteTimeout:
+    """A definite error of one partition, where others were sent: the outcome of the whole is unknown."""
+    failure = WriteTimeout(consistency, 0, 1, write_type)
+    failure.message = f"{failure.message} (part of the batch: {error.message})"
+    return failure
+
+
+def serial_write(consistency: Consistency) -> InvalidRequest:
+    return InvalidRequest(
+        f"You must use conditional updates for serializable writes: {consistency.name} is no level of a write"
+    )

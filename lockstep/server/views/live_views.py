@@ -1,0 +1,257 @@
+"""`system_views`, continued: what only this node knows now, such as whom it waits for and who is connected.
+
+Invariant: read from live counters when asked; nothing is kept here.
+
+Conditions and degraded ranges as rows of `system_views`.
+
+Invariant: rows are made of the findings that `status` shows; nothing is kept here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from lockstep.node.log_settings import masked
+from lockstep.node.services import NodeServices
+from lockstep.schema.types import parse_uuid
+from lockstep.server.reports.conditions import document, found_by
+from lockstep.server.reports.leader_views import BARRIERS, drivers_rows, leaders_rows
+from lockstep.server.views.hint_views import HINT_VIEWS, LiveView
+from lockstep.server.views.keyed_rows import KeyedRows
+from lockstep.server.views.repair_views import REPAIRED, REPAIRS, repaired_rows
+from lockstep.server.views.stream_views import CLUSTERING, COLUMNS, PARTITION, stream_rows
+from lockstep.server.views.virtual import AskedRows, VirtualTable, define
+from lockstep.server.views.virtual_rows import VirtualRow
+from lockstep.topology.health import degraded_of
+
+CONDITIONS: Final = (
+    "code text; node_id int; subject text; level text; since timestamp; detail text; summary text; "
+    "at_risk text; hint text; page text"
+)
+DEGRADED_RANGES: Final = (
+    "keyspace_name text; start_token bigint; end_token bigint; since_epoch bigint; missing list<int>; "
+    "writes_may_be_nowhere boolean"
+)
+
+
+def condition_rows(node: NodeServices) -> Iterator[VirtualRow]:
+    for finding in found_by(node):
+        told = document(finding, node.context.own_id())
+        since_us = finding.condition.since_us
+        yield {**told, "node_id": finding.node, "since": since_us // 1000 if since_us else None}
+
+
+def degraded_rows(node: NodeServices) -> Iterator[VirtualRow]:
+    cluster = node.log.cluster
+    for keyspace in cluster.schema.keyspaces:
+        for line in degraded_of(cluster, keyspace):
+            yield {
+                "keyspace_name": keyspace.name,
+                "start_token": line.range.left,
+                "end_token": line.range.right,
+                "since_epoch": line.since_epoch,
+                "missing": list(line.lacking),
+                "writes_may_be_nowhere": not line.missing,
+            }
+
+
+CONDITION_VIEWS: Final = (
+    LiveView(
+        "conditions",
+        CONDITIONS,
+        ("code",),
+        ("node_id", "subject"),
+        condition_rows,
+        "What is wrong with the cluster as this node sees it; node 0: with the whole cluster",
+    ),
+    LiveView(
+        "degraded_ranges",
+        DEGRADED_RANGES,
+        ("keyspace_name",),
+        ("start_token", "since_epoch"),
+        degraded_rows,
+        "Ranges that may lack writes since a node was given up by force or left, until they are repaired",
+    ),
+)
+
+
+class Client(Protocol):
+    """A connection as the clients view shows it."""
+
+    peer: tuple[str, int]
+    options: dict[str, str]
+    requests_served: int
+
+    @property
+    def session(self) -> Any: ...
+
+    @property
+    def version(self) -> int: ...
+
+
+class LiveTables:
+    """`clients` gives the open connections."""
+
+    def __init__(self, node: NodeServices, clients: Callable[[], Sequence[Client]]) -> None:
+        self._node = node
+        self._clients = clients
+
+    def tables(self) -> list[VirtualTable]:
+        node = self._node
+        return [
+            view(
+                "barriers",
+                "kind text; operation_id bigint; node_id int; reason text; last_seen_epoch bigint; "
+                "since timestamp",
+                ("kind",),
+                ("operation_id", "node_id", "reason"),
+                AskedRows(lambda: leaders_rows(self._node, BARRIERS, barrier_rows)),
+                "Whom topology operations and changes of the voters wait for, as the metadata leader sees it",
+            ),
+            view(
+                "sessions",
+                "id text; operation_id int; stage text; opened_epoch bigint",
+                ("id",),
+                (),
+                self._sessions,
+                "Sessions under which streaming and cleanup may have effects",
+            ),
+            *(
+                view(one.name, one.columns, one.partition, one.clustering, partial(one.rows, node), one.text)
+                for one in (*HINT_VIEWS, *CONDITION_VIEWS)
+            ),
+            view(
+                "streams",
+                COLUMNS,
+                PARTITION,
+                CLUSTERING,
+                lambda: stream_rows(self._node),
+                "Range streams from and to this node that are under way",
+            ),
+            view(
+                "repairs",
+                REPAIRS,
+                ("id",),
+                ("keyspace_name",),
+                AskedRows(lambda: drivers_rows(self._node)),
+                "Repairs that run, and that ended lately",
+            ),
+            view(
+                "repaired_ranges",
+                REPAIRED,
+                ("keyspace_name",),
+                ("table_name", "start_token"),
+                lambda: repaired_rows(self._node),
+                "When ranges of tables were last made equal on all their replicas",
+            ),
+            view(
+                "cms_members",
+                "node_id int; host_id uuid; address inet; dc text; rack text; role text; is_leader boolean; "
+                "is_alive boolean; acknowledged_epoch bigint",
+                ("node_id",),
+                (),
+                self._cms,
+                "Voters of the metadata group, and nodes that are being added to it",
+            ),
+            view("settings", "name text; value text", ("name",), (), self._settings, "This node's settings"),
+            view(
+                "clients",
+                "address inet; port int; connection_stage text; driver_name text; driver_version text; "
+                "keyspace_name text; protocol_version int; request_count bigint; username text",
+                ("address",),
+                ("port",),
+                self._client_rows,
+                "CQL connections of this node",
+            ),
+        ]
+
+    def _sessions(self) -> Iterator[VirtualRow]:
+        for session in self._node.log.cluster.sessions:
+            yield {
+                "id": session.id,
+                "operation_id": session.operation_id,
+                "stage": session.stage.value,
+                "opened_epoch": session.opened_epoch,
+            }
+
+    def _cms(self) -> Iterator[VirtualRow]:
+        node = self._node
+        for member in node.log.cluster.service.members:
+            info = node.log.cluster.directory.by_id[member]
+            yield {
+                "node_id": member,
+                "host_id": parse_uuid(info.host_id),
+                "address": info.address,
+                "dc": info.dc,
+                "rack": info.rack,
+                "role": "voting member" if member in node.log.cluster.voters else "learner",
+                "is_leader": member == node.log.leader_id,
+                "is_alive": node.membership.liveness.alive(member),
+                "acknowledged_epoch": seen_epoch(node, member),
+            }
+
+    def _settings(self) -> Iterator[VirtualRow]:
+        for section, keys in masked(msgspec.to_builtins(self._node.context.configuration)).items():
+            for key, value in keys.items():
+                text = ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+                yield {"name": f"{section}.{key}", "value": text}
+
+    def _client_rows(self) -> Iterator[VirtualRow]:
+        for client in self._clients():
+            session = client.session
+            yield {
+                "address": client.peer[0],
+                "port": client.peer[1],
+                "connection_stage": "ready" if session is not None else "initial",
+                "driver_name": client.options.get("DRIVER_NAME"),
+                "driver_version": client.options.get("DRIVER_VERSION"),
+                "keyspace_name": session.keyspace if session is not None else None,
+                "protocol_version": client.version,
+                "request_count": client.requests_served,
+                "username": (session.user or "anonymous") if session is not None else None,
+            }
+
+
+def barrier_rows(node: NodeServices) -> Iterator[VirtualRow]:
+    """Whom this node waits for, as the metadata leader."""
+    for blocking in node.work.topology.blocking:
+        yield {
+            "kind": "operation",
+            "operation_id": blocking.operation_id,
+            "node_id": blocking.node,
+            "reason": blocking.reason,
+            "last_seen_epoch": seen_epoch(node, blocking.node),
+            "since": blocking.since_us // 1000,
+        }
+    blocked, change = node.work.service.blocked, node.log.cluster.service.change
+    if blocked is not None:
+        yield {
+            "kind": "voters",
+            "operation_id": change.id if change is not None else 0,
+            "node_id": blocked.node,
+            "reason": blocked.reason,
+            "last_seen_epoch": seen_epoch(node, blocked.node) if blocked.node else None,
+            "since": blocked.since_us // 1000,
+        }
+
+
+def seen_epoch(node: NodeServices, other: int) -> int:
+    """The newest epoch that a node is known to have applied."""
+    return (
+        node.log.cluster.epoch if other == node.context.own_id() else node.work.topology.acknowledged(other)
+    )
+
+
+def view(
+    name: str,
+    columns: str,
+    partition: Sequence[str],
+    clustering: Sequence[str],
+    rows: Callable[[], Iterator[VirtualRow]] | KeyedRows | AskedRows,
+    comment: str,
+) -> VirtualTable:
+    return define("system_views", name, columns, partition, clustering, rows, comment=comment)

@@ -1,0 +1,1 @@
+"""Clients and operators of simulated clusters: what they ask for, and the record of what they were told."""

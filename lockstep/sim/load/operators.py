@@ -1,0 +1,259 @@
+"""The operator of a simulated cluster: schema, joins, decommissions, cancels, through any node's door.
+
+Invariant: whatever is submitted is in the record of `submitting`. What is refused is dropped; what is unknown
+is asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from lockstep.metadata.directory import NodeState
+from lockstep.metadata.excluded import ExcludeNodes, IncludeNodes
+from lockstep.metadata.groups.membership import CancelMembership, ServiceWish, SetService
+from lockstep.metadata.groups.membership_step import Observed, plan
+from lockstep.metadata.log.registry import EntryKind
+from lockstep.metadata.schema_change import ChangeSchema
+from lockstep.runtime.ports import Runtime
+from lockstep.schema.changes import AlterOptions, CreateKeyspace, CreateTable, NewColumn
+from lockstep.schema.model import ColumnKind
+from lockstep.sim.checkers.log import Submitted
+from lockstep.sim.cluster import SimCluster
+from lockstep.sim.door import KEYSPACE
+from lockstep.sim.load.submitting import Submitting
+from lockstep.sim.runtime.streams import Stream
+from lockstep.topology.kinds.decommission import Decommission
+from lockstep.topology.requests import CancelRequest, EnqueueRequest
+from lockstep.values.ids import NodeId
+
+_PATIENCE_S = 12.0
+#: Submitters of many small entries at once.
+_CHURNERS = 3
+_CHURN_PATIENCE_S = 1.5
+#: A node that left is stopped and emptied this much later.
+_PARK_AFTER_S = 0.5
+
+
+class Operators:
+    """`busy_s`: mean pause between two operations; `cancel`: probability that one is cancelled half-way;
+    `churn_ms`: mean pause between two small schema changes of one submitter, 0 for none."""
+
+    def __init__(
+        self,
+        cluster: SimCluster,
+        *,
+        busy_s: float,
+        cancel: float,
+        tables: list[str],
+        churn_ms: float = 0.0,
+    ) -> None:
+        self.cluster = cluster
+        self.stopped = False
+        self.ready = False
+        self._busy_s = busy_s
+        self._cancel = cancel
+        self._churn_ms = churn_ms
+        self._tables = tables
+        self._draw: Stream = cluster.world.stream("operators")
+        self.submitting = Submitting(cluster, self._draw)
+        #: Called when the schema is there: more operators may begin.
+        self.when_ready: list[Callable[[Runtime], None]] = []
+        #: Awaited before the operator ends.
+        self.at_end: list[Callable[[Runtime], Awaitable[None]]] = []
+
+    def start(self) -> None:
+        """Create the schema, then go on with operations until `stopped`."""
+        self.cluster.world.process("operator", "127.0.2.1").start(self._run)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing more will be submitted."""
+        return not self.cluster.world.processes["operator"].alive
+
+    # ---- submitting
+
+    async def submit(
+        self,
+        runtime: Runtime,
+        kind: EntryKind,
+        transformation: Any,
+        *,
+        patience_s: float = _PATIENCE_S,
+    ) -> Submitted:
+        """See Submitting.submit."""
+        return await self.submitting.submit(runtime, kind, transformation, patience_s=patience_s)
+
+    # ---- what to do
+
+    async def _run(self, runtime: Runtime) -> None:
+        await self._create_schema(runtime)
+        self.ready = True
+        for begin in self.when_ready:
+            begin(runtime)
+        if self._churn_ms:
+            for number in range(_CHURNERS):
+                runtime.tasks.spawn(self._churn(runtime, number), "churn")
+        while not self.stopped:
+            await asyncio.sleep(self._draw.expovariate(1 / self._busy_s))
+            if not self.stopped:
+                await self._operate(runtime)
+        # What the others wait for at the end may give ranges to a node that is shut out.
+        await self._include_all(runtime)
+        for end in self.at_end:
+            await end(runtime)
+        await self._end_wishes(runtime)
+
+    async def _create_schema(self, runtime: Runtime) -> None:
+        shape = self.cluster.shape
+        places = ["replication_factor"] if shape.strategy == "SimpleStrategy" else self.cluster.dcs()
+        options = (("class", shape.strategy), *((place, str(shape.factor)) for place in places))
+        keyspace = ChangeSchema(CreateKeyspace(KEYSPACE, options, True, True))
+        while self.cluster.newest.schema.by_name.get(KEYSPACE) is None:
+            await self.submit(runtime, EntryKind.SCHEMA_CHANGE, keyspace)
+        while not await self._create_table(runtime, self._tables[0]):
+            pass
+
+    async def _create_table(self, runtime: Runtime, name: str) -> bool:
+        """Whether the table is there."""
+        columns = (
+            NewColumn("pk", "blob", ColumnKind.PARTITION_KEY, 0),
+            NewColumn("ck", "int", ColumnKind.CLUSTERING, 0),
+            NewColumn("v", "blob"),
+        )
+        change = ChangeSchema(CreateTable(KEYSPACE, name, runtime.random.uuid(), columns))
+        submitted = await self.submit(runtime, EntryKind.SCHEMA_CHANGE, change)
+        if submitted.outcome == "ok":
+            self.cluster.fact("table created")
+        return self.cluster.newest.schema.table(KEYSPACE, name) is not None
+
+    async def _churn(self, runtime: Runtime, number: int) -> None:
+        """Change a table's comment again and again: many small entries."""
+        while not self.stopped:
+            await asyncio.sleep(self._draw.expovariate(1000 / self._churn_ms))
+            options = (("comment", f"{number}/{self.submitting.number}"),)
+            change = ChangeSchema(AlterOptions(KEYSPACE, self._tables[0], options))
+            await self.submit(runtime, EntryKind.SCHEMA_CHANGE, change, patience_s=_CHURN_PATIENCE_S)
+
+    async def _operate(self, runtime: Runtime) -> None:
+        missing = [t for t in self._tables if self.cluster.newest.schema.table(KEYSPACE, t) is None]
+        choices = ["join"] * (2 * bool(self.cluster.parked)) + ["leave"] * 2 + ["cancel"]
+        choices += ["table"] * bool(missing) + ["reconfigure", "exclude"]
+        chosen = self._draw.choice(choices)
+        if chosen == "join":
+            self.join()
+        elif chosen == "leave":
+            await self._leave(runtime)
+        elif chosen == "reconfigure":
+            await self._reconfigure(runtime)
+        elif chosen == "exclude":
+            await self._exclude(runtime)
+        elif chosen == "table":
+            await self._create_table(runtime, missing[0])
+        elif self._draw.random() < self._cancel:
+            await self._cancel_one(runtime)
+
+    def join(self) -> None:
+        """Start a parked node; it registers and bootstraps by itself."""
+        name = self._draw.choice(list(self.cluster.parked))
+        self.cluster.tell("operator", f"starts {name}")
+        self.cluster.start_node(name)
+
+    async def _leave(self, runtime: Runtime) -> None:
+        """Ask for a decommission; that of a voter waits in the queue until another node has its vote."""
+        newest = self.cluster.newest
+        normal = [n.id for n in newest.directory.in_state(NodeState.NORMAL)]
+        # One that lost its disk is removed or replaced, and another node may run on its host.
+        normal = [node for node in normal if node not in self.cluster.retired]
+        if not normal:
+            return
+        leaving = NodeId(self._draw.choice(normal))
+        voter = leaving in newest.service.members
+        request = EnqueueRequest(Decommission(leaving), actor="operator")
+        submitted = await self.submit(runtime, EntryKind.ENQUEUE_REQUEST, request)
+        if submitted.outcome == "ok" and voter:
+            self.cluster.fact("voter asked to leave")
+
+    async def _reconfigure(self, runtime: Runtime) -> None:
+        """Another number of voters, other voters, or a change of voters taken back."""
+        newest = self.cluster.newest
+        service, change = newest.service, newest.service.change
+        if change is not None:
+            cancel = CancelMembership(change.id, "operator")
+            await self.submit(runtime, EntryKind.CANCEL_MEMBERSHIP, cancel)
+        elif service.paused and self._draw.random() < 0.5:
+            await self.submit(runtime, EntryKind.SET_SERVICE, SetService(ServiceWish.RESUME))
+        elif self._draw.random() < 0.5:
+            size = SetService(ServiceWish.SIZE, size=self._draw.choice((0, 0, 1, 3, 5)))
+            await self.submit(runtime, EntryKind.SET_SERVICE, size)
+        else:
+            await self._exchange(runtime)
+
+    async def _exchange(self, runtime: Runtime) -> None:
+        """As many voters as now, drawn anew."""
+        newest = self.cluster.newest
+        normal = [n.id for n in newest.directory.in_state(NodeState.NORMAL)]
+        count = len(newest.voters)
+        if count > len(normal):
+            return
+        self._draw.shuffle(normal)
+        wanted = tuple(sorted(normal[:count]))
+        entry = plan(newest, wanted, Observed(), "operator", count)
+        await self.submit(runtime, EntryKind.PREPARE_MEMBERSHIP, entry)
+
+    async def _exclude(self, runtime: Runtime) -> None:
+        """Shut a node without a vote out, or try to take the one back that is."""
+        newest = self.cluster.newest
+        if newest.excluded:
+            await self._include(runtime)
+            return
+        others = [node.id for node in newest.directory.nodes if node.state is NodeState.NORMAL]
+        others = [node for node in others if node not in newest.service.members]
+        if others:
+            wish = ExcludeNodes((self._draw.choice(others),), "operator")
+            submitted = await self.submit(runtime, EntryKind.EXCLUDE_NODES, wish)
+            if submitted.outcome == "ok":
+                self.cluster.fact("node excluded")
+
+    async def _include(self, runtime: Runtime) -> None:
+        for exclusion in self.cluster.newest.excluded:
+            node = self.cluster.nodes.get(self.cluster.name_of(exclusion.node))
+            reached = node.log.state.epoch if node is not None else 0
+            wish = IncludeNodes((exclusion.node,), (reached,))
+            await self.submit(runtime, EntryKind.INCLUDE_NODES, wish)
+
+    async def _include_all(self, runtime: Runtime) -> None:
+        """One whose disk is gone is not taken back; it leaves as it is."""
+        while any(one.node not in self.cluster.retired for one in self.cluster.newest.excluded):
+            await self._include(runtime)
+            await asyncio.sleep(0.1)
+
+    async def _end_wishes(self, runtime: Runtime) -> None:
+        """What still waits for a node to leave is withdrawn, and voters are chosen automatically again."""
+        await self._include_all(runtime)
+        while self.cluster.newest.service.leaving or self.cluster.newest.service.paused:
+            service = self.cluster.newest.service
+            for node in service.leaving:
+                await self.submit(runtime, EntryKind.SET_SERVICE, SetService(ServiceWish.STAY, node=node))
+            if service.paused:
+                await self.submit(runtime, EntryKind.SET_SERVICE, SetService(ServiceWish.RESUME))
+            await asyncio.sleep(0.1)
+
+    async def _cancel_one(self, runtime: Runtime) -> None:
+        requests = self.cluster.newest.requests.live
+        if requests:
+            chosen = self._draw.choice(requests)
+            cancel = CancelRequest(chosen.id, "operator")
+            await self.submit(runtime, EntryKind.CANCEL_REQUEST, cancel)
+
+    def left(self, node_id: int) -> None:
+        """A decommission ended: its node is stopped and emptied, as an operator would."""
+        name = self.cluster.name_of(node_id)
+        self.cluster.world.after(_PARK_AFTER_S, self._park, name, NodeId(node_id), label=f"park {name}")
+
+    def _park(self, name: str, node_id: NodeId) -> None:
+        node = self.cluster.nodes.get(name)
+        if name and name not in self.cluster.parked and node is not None:
+            self.cluster.on_leave(name, node_id)
+            self.cluster.park(name, node_id)

@@ -1,0 +1,77 @@
+"""Planted bugs: product functions replaced by faulty ones, to prove that the checkers bite.
+
+Invariant: nothing in the product knows of them; each plant replaces named attributes for the time of one
+run, and undoes it. A plant that no seed finds says that either a checker or a fault is missing.
+"""
+
+from lockstep.sim.mutants.access import ACCESS
+from lockstep.sim.mutants.columns import COLUMNS
+from lockstep.sim.mutants.counters import COUNTERS
+from lockstep.sim.mutants.damage import DAMAGE
+from lockstep.sim.mutants.data import DATA
+from lockstep.sim.mutants.decisions import DECISIONS
+from lockstep.sim.mutants.decisions import DIRECTED as _DECISIONS_DIRECTED
+from lockstep.sim.mutants.degraded import DEGRADED
+from lockstep.sim.mutants.indexes import INDEXES
+from lockstep.sim.mutants.log import LOG
+from lockstep.sim.mutants.lost_stores import LOST_STORES
+from lockstep.sim.mutants.machines import MACHINES
+from lockstep.sim.mutants.overload import OVERLOAD
+from lockstep.sim.mutants.owed import DIRECTED as _OWED_DIRECTED
+from lockstep.sim.mutants.owed import OWED
+from lockstep.sim.mutants.purging import DIRECTED as _PURGING_DIRECTED
+from lockstep.sim.mutants.purging import PURGING
+from lockstep.sim.mutants.repairs import REPAIRS
+from lockstep.sim.mutants.service import SERVICE
+from lockstep.sim.mutants.sessions import DIRECTED as _DIRECTED
+from lockstep.sim.mutants.sessions import SESSIONS
+from lockstep.sim.mutants.sharing import SHARING
+from lockstep.sim.mutants.stamps import DIRECTED as _STAMPS_DIRECTED
+from lockstep.sim.mutants.stamps import STAMPS
+from lockstep.sim.mutants.topology import DIRECTED as _TOPOLOGY_DIRECTED
+from lockstep.sim.mutants.topology import TOPOLOGY
+from lockstep.sim.mutants.views import DIRECTED as _VIEWS_DIRECTED
+from lockstep.sim.mutants.views import VIEWS
+from lockstep.sim.plant import Planted
+
+REGISTRY: dict[str, Planted] = {
+    planted.name: planted
+    for planted in (
+        *DATA,
+        *COUNTERS,
+        *DECISIONS,
+        *TOPOLOGY,
+        *SESSIONS,
+        *SHARING,
+        *STAMPS,
+        *LOG,
+        *SERVICE,
+        *PURGING,
+        *OWED,
+        *VIEWS,
+        *INDEXES,
+        *COLUMNS,
+        *DAMAGE,
+        *REPAIRS,
+        *DEGRADED,
+        *LOST_STORES,
+        *MACHINES,
+        *OVERLOAD,
+        *ACCESS,
+    )
+}
+#: Those that a test brings about; no seed is looked for.
+DIRECTED: dict[str, Planted] = {
+    planted.name: planted
+    for planted in (
+        *_DIRECTED,
+        *_DECISIONS_DIRECTED,
+        *_PURGING_DIRECTED,
+        *_OWED_DIRECTED,
+        *_STAMPS_DIRECTED,
+        *_TOPOLOGY_DIRECTED,
+        *_VIEWS_DIRECTED,
+    )
+}
+
+__all__ = ["DIRECTED", "REGISTRY", "Planted"]

@@ -1,0 +1,355 @@
+"""Planted bugs of the metadata service: who judges and answers, snapshots, members, schema."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import msgspec
+from rpds import HashTrieMap
+
+from lockstep.consensus import replication
+from lockstep.consensus.log import Log
+from lockstep.consensus.state import RaftState
+from lockstep.metadata.directory import NodeState
+from lockstep.metadata.groups import membership as membership_module
+from lockstep.metadata.groups import service as service_part
+from lockstep.metadata.groups import voter_choice
+from lockstep.metadata.groups.membership import AdvanceMembership
+from lockstep.metadata.log import tip as tip_module
+from lockstep.metadata.log.recent_ids import RecentIds
+from lockstep.metadata.log.tip import Tip
+from lockstep.metadata.transformations import SetExtension
+from lockstep.node.log import group_submitter
+from lockstep.node.log.catch_up import CatchUp
+from lockstep.node.log.metadata_store import MetadataStore
+from lockstep.node.log.raft_driver import RaftDriver
+from lockstep.node.log.submission import Submitter
+from lockstep.node.membership import service_driver
+from lockstep.node.processors.raft import RaftProcessor
+from lockstep.schema import type_changes
+from lockstep.sim.plant import Planted
+from lockstep.sim.replaced import replaced
+from lockstep.values.errors import LockstepError
+
+_Context = contextlib.AbstractContextManager[None]
+
+# ---- consensus
+
+
+def _leader_counts_unsynced() -> _Context:
+    """A leader counts its own entries before its disk has them."""
+    advance_commit = replication.advance_commit
+
+    def eager(state: Any) -> bool:
+        writes = state.writes
+        saved, writes.durable_index = writes.durable_index, state.log.last_index
+        try:
+            return advance_commit(state)
+        finally:
+            writes.durable_index = saved
+
+    return replaced((replication, "advance_commit", eager))
+
+
+def _counts_a_removed_voter() -> _Context:
+    """Until its removal is committed, a voter still gets entries and is counted."""
+    advance_commit, track_members = replication.advance_commit, replication.track_members
+
+    def committed_one(state: Any) -> Any:
+        history = state.configurations
+        former = history.at(state.log.commit_index)
+        return former if set(former.voters) - set(history.current.voters) else history.current
+
+    def with_former(state: Any, do: Any) -> Any:
+        history = state.configurations
+        saved, history.current = history.current, committed_one(state)
+        try:
+            return do(state)
+        finally:
+            history.current = saved
+
+    def track(state: Any) -> None:
+        known = dict(state.progress)
+        track_members(state)
+        for peer in committed_one(state).members():
+            if peer in known and peer != state.identity:
+                state.progress.setdefault(peer, known[peer])
+
+    def advance(state: Any) -> bool:
+        return bool(with_former(state, advance_commit))
+
+    return replaced(
+        (replication, "advance_commit", advance),
+        (replication, "track_members", track),
+        (RaftState, "validate", lambda self: None),
+    )
+
+
+def _older_term_by_count() -> _Context:
+    return replaced((replication, "is_committable", lambda state, index: True))
+
+
+def _stale_candidate() -> _Context:
+    """A vote for a log that lacks what may be committed."""
+    return replaced((Log, "is_current", lambda self, last_index, last_term: True))
+
+
+def _unsynced_journal() -> _Context:
+    """The leader counts its own entries, and members acknowledge theirs, before the disk has them."""
+
+    async def hasty(self: Any, hard_state: Any, entries: Any) -> None:
+        journal = self._journal
+        original = journal._disk
+
+        class Lazy:
+            async def append_synced(self, path: str, data: bytes) -> None:
+                original.append(path, data)
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(original, name)
+
+        journal._disk = Lazy()
+        try:
+            await append(self, hard_state, entries)
+        finally:
+            journal._disk = original
+
+    from lockstep.node.log.raft_journal import RaftJournal
+
+    append = RaftJournal.append
+    return replaced((RaftJournal, "append", hasty))
+
+
+# ---- judging and answering
+
+
+def _early_refusal() -> _Context:
+    """A refusal is told without making sure that this node still leads, nor that what it was judged at is
+    committed."""
+
+    async def nothing(self: Any, term: int, waits: asyncio.Future[None] | None) -> None:
+        if waits is not None:
+            waits.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    return replaced((RaftProcessor, "_confirm", nothing))
+
+
+def _refusal_forgotten() -> _Context:
+    """A second copy of what was refused is judged anew."""
+    return replaced((RaftProcessor, "_remember_refusal", lambda self, entry_id, refusal: None))
+
+
+def _unknown_told_as_failed() -> _Context:
+    """An attempt that may have been appended counts as one that did nothing."""
+
+    def nothing_done(self: Any, error: LockstepError) -> None:
+        self.nothing_done(error)
+
+    return replaced((group_submitter._Attempts, "unknown", nothing_done))
+
+
+def _answered_at_append() -> _Context:
+    """A submission is settled when it is appended."""
+    propose = RaftProcessor._propose
+
+    def eager(self: Any, entries: Any) -> bool:
+        taken = propose(self, entries)
+        if taken:
+            self.settle_committed(list(entries))
+        return taken
+
+    async def now(self: Any, epoch: int, *_: Any) -> None:
+        return None
+
+    return replaced((RaftProcessor, "_propose", eager), (Submitter, "_applied_here", now))
+
+
+def _retry_gets_another_epoch() -> _Context:
+    """A retried submission is answered with the newest epoch, not its own."""
+    judge = Tip.judge
+
+    def newest(self: Any, *args: Any, **names: Any) -> Any:
+        found = judge(self, *args, **names)
+        if isinstance(found, tip_module.Duplicate) and found.committed:
+            return tip_module.Duplicate(self.applied.epoch, True)
+        return found
+
+    return replaced((Tip, "judge", newest))
+
+
+def _expired_id_judged() -> _Context:
+    """An id too old to be known is taken for a new one."""
+    judge = Tip.judge
+
+    def careless(self: Any, *args: Any, base_epoch: Any = None, **names: Any) -> Any:
+        return judge(self, *args, **names)
+
+    return replaced((Tip, "judge", careless))
+
+
+# ---- snapshots and the log
+
+
+def _snapshot_loses_ids() -> _Context:
+    """A value read from a snapshot knows no entry ids, and nobody notices one that is applied again."""
+    from_listed, with_entry = RecentIds.from_listed, RecentIds.with_entry
+
+    def forgetful(first_epoch: int, ids: Any) -> RecentIds:
+        found = from_listed(first_epoch, ids)
+        newer = msgspec.structs.replace(found.newer, epochs=HashTrieMap())
+        return msgspec.structs.replace(found, newer=newer)
+
+    def lenient(self: RecentIds, epoch: int, entry_id: bytes) -> RecentIds:
+        with replaced((RecentIds, "epoch_of", lambda self, entry_id: None)):
+            return with_entry(self, epoch, entry_id)
+
+    return replaced((RecentIds, "from_listed", staticmethod(forgetful)), (RecentIds, "with_entry", lenient))
+
+
+def _serves_a_gap() -> _Context:
+    """A peer leaves out an entry of what it serves."""
+    serve = CatchUp._serve
+
+    async def holed(self: Any, peer: Any, request: Any) -> Any:
+        reply = await serve(self, peer, request)
+        if len(reply.entries) > 2:
+            return msgspec.structs.replace(reply, entries=(*reply.entries[:1], *reply.entries[2:]))
+        return reply
+
+    return replaced((CatchUp, "_serve", holed))
+
+
+def _snapshot_not_synced() -> _Context:
+    """The log before a snapshot is dropped although the snapshot's bytes are not on the disk."""
+
+    async def hasty(self: Any, disk: Any, path: str, parts: Any) -> None:
+        for part in parts:
+            disk.append(path, part)
+
+    return replaced((MetadataStore, "_write", hasty))
+
+
+# ---- transformations
+
+
+def _clock_in_transformation() -> _Context:
+    """An entry's effect depends on the clock of the node that applies it."""
+    apply = SetExtension.apply
+
+    def timed(self: Any, cluster: Any, epoch: int) -> Any:
+        try:
+            second = int(asyncio.get_running_loop().time())
+        except RuntimeError:
+            second = 0
+        return apply(msgspec.structs.replace(self, value=self.value + b"%d" % (second % 2)), cluster, epoch)
+
+    return replaced((SetExtension, "apply", timed))
+
+
+def _settings_in_transformation() -> _Context:
+    """An entry's effect depends on a setting of the node that applies it: only a replay shows it."""
+    apply = SetExtension.apply
+
+    def local(self: Any, cluster: Any, epoch: int) -> Any:
+        changed = self
+        with contextlib.suppress(RuntimeError):
+            if getattr(asyncio.get_running_loop(), "host", "").startswith("10.9."):
+                changed = msgspec.structs.replace(self, value=self.value + b"!")
+        return apply(changed, cluster, epoch)
+
+    return replaced((SetExtension, "apply", local))
+
+
+def _frozen_ignored() -> _Context:
+    return replaced((tip_module, "refuse_while_frozen", lambda cluster, kind: None))
+
+
+def _drop_type_unchecked() -> _Context:
+    """A type is dropped although a table uses it."""
+    return replaced((type_changes, "_tables_using", lambda space, used: []))
+
+
+# ---- members
+
+
+def _two_changes() -> _Context:
+    """A change of voters begins while another one runs."""
+    return replaced((membership_module, "_refuse_running", lambda service: None))
+
+
+def _advance_unchecked() -> _Context:
+    """A sub-step is recorded whichever it is."""
+    apply = AdvanceMembership.apply
+
+    def blind(self: Any, cluster: Any, epoch: int) -> Any:
+        change = cluster.service.change
+        if change is None or change.id != self.change or change.cancelled:
+            return apply(self, cluster, epoch)
+        moved = msgspec.structs.replace(change, index=change.index + 1)
+        service = msgspec.structs.replace(
+            cluster.service, voters=self.voters, change=moved if moved.index < change.steps else None
+        )
+        return cluster.changed(service_part.SERVICE.set(service))
+
+    return replaced((AdvanceMembership, "apply", blind))
+
+
+def _vote_before_log() -> _Context:
+    """A learner gets its vote before it has the log."""
+    view = service_driver.group_view
+
+    def everyone(driver: RaftDriver, own: Any, *_: Any) -> Any:
+        found = view(driver, own)
+        return msgspec.structs.replace(found, caught_up=(*found.members.voters, *found.members.learners))
+
+    return replaced((service_driver, "group_view", everyone))
+
+
+def _straight_to_voter() -> _Context:
+    """A newcomer is made a voter at once."""
+    from lockstep.metadata.groups import group_membership
+
+    addition = group_membership._addition
+
+    def direct(missing: Any, members: Any, caught_up: Any) -> Any:
+        step = addition(missing, members, caught_up)
+        if isinstance(step, group_membership.Configure):
+            voters = tuple(sorted({*step.members.voters, *step.members.learners}))
+            return group_membership.Configure(group_membership.Members(voters))
+        return step
+
+    return replaced((group_membership, "_addition", direct))
+
+
+def _momentary_voters() -> _Context:
+    """Only nodes count that nothing is done with at the moment."""
+    return replaced((voter_choice, "_VOTING_STATES", (NodeState.NORMAL,)))
+
+
+SERVICE = (
+    Planted("leader_counts_unsynced", "committed entries are lost", "power", _leader_counts_unsynced),
+    Planted("counts_a_removed_voter", "a quorum is none", "metadata", _counts_a_removed_voter),
+    Planted("older_term_by_count", "committed entries are replaced", "log", _older_term_by_count),
+    Planted("stale_candidate", "committed entries are lost", "metadata", _stale_candidate),
+    Planted("unsynced_journal", "committed entries are lost", "power", _unsynced_journal),
+    Planted("early_refusal", "refusals that do not hold", "metadata", _early_refusal),
+    Planted("refusal_forgotten", "what was refused is done", "metadata", _refusal_forgotten),
+    Planted("unknown_told_as_failed", "what failed is done", "metadata", _unknown_told_as_failed),
+    Planted("answered_at_append", "acknowledged changes are lost", "metadata", _answered_at_append),
+    Planted("retry_gets_another_epoch", "a wrong epoch is told", "metadata", _retry_gets_another_epoch),
+    Planted("expired_id_judged", "a submission is applied twice", "metadata", _expired_id_judged),
+    Planted("snapshot_loses_ids", "a submission is applied twice", "metadata", _snapshot_loses_ids),
+    Planted("serves_a_gap", "entries are left out", "metadata", _serves_a_gap),
+    Planted("snapshot_not_synced", "a node cannot start", "metadata", _snapshot_not_synced),
+    Planted("clock_in_transformation", "nodes differ", "metadata", _clock_in_transformation),
+    Planted("settings_in_transformation", "nodes differ", "metadata", _settings_in_transformation),
+    Planted("frozen_ignored", "what is frozen changes", "metadata", _frozen_ignored),
+    Planted("drop_type_unchecked", "a table uses a type that is gone", "schema", _drop_type_unchecked),
+    Planted("two_changes", "members are forgotten", "metadata", _two_changes),
+    Planted("advance_unchecked", "the record of voters is wrong", "metadata", _advance_unchecked),
+    Planted("vote_before_log", "voters without the log", "metadata", _vote_before_log),
+    Planted("momentary_voters", "one loss too many ends the metadata", "kinds", _momentary_voters),
+    Planted("straight_to_voter", "voters without the log", "metadata", _straight_to_voter),
+)

@@ -1,0 +1,265 @@
+"""Reading by a secondary index, and reading given places.
+
+Invariants. An answer by index holds every row up to `end` that this node's own state says to have a wanted
+value, as of the snapshot, and no row that it says not to have one; of each row all of its state. Deletions
+of other rows are not in it: whoever compares answers asks for the places that are not in all of them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Generator, Iterator, Sequence
+
+from lockstep.schema.clustering import after_prefix
+from lockstep.storage.index.index_entries import (
+    HEAD_BYTES,
+    PLACE_AT,
+    IndexDefinition,
+    has_value,
+    live_at,
+    place_of,
+    split_place,
+)
+from lockstep.storage.reading import Reading, Steps, normal_slices
+from lockstep.storage.rows import keys
+from lockstep.storage.rows.folding import AskMerge, PartitionFold, Work
+from lockstep.storage.rows.reconcile import is_empty
+from lockstep.storage.rows.visible import counts_static
+from lockstep.storage.store import StoreSnapshot
+from lockstep.values import limits
+from lockstep.values.rows import IndexRead, Partition, Position, ReadCommand, Row, Slice
+from lockstep.values.tokens import Range
+
+_UNLIMITED = 1 << 62
+#: (place, key of the entry), of one partition.
+_Candidates = list[tuple[bytes, bytes]]
+
+
+class PlacesReading(Reading):
+    """Reads the places of a command, in their order, as far as they are of its tokens."""
+
+    def steps(self) -> Steps:
+        command = self._command
+        for place in command.places:
+            if not command.left < place.token <= command.right:
+                continue
+            self._slices = normal_slices(place.slices)
+            prefix = keys.partition_prefix(command.table_id, place.token, place.key)
+            fold = self._fold(place.token, place.key, prefix)
+            stopped = yield from self._feed(fold)
+            self._close(fold, stopped=stopped, is_last=False)
+            if self._end is not None:
+                return
+            yield None
+
+
+class IndexReading(Reading):
+    """`stale`: keys of entries whose rows do not have the value any more, as of the snapshot."""
+
+    def __init__(
+        self,
+        view: StoreSnapshot,
+        command: ReadCommand,
+        ask_merge: AskMerge | None,
+        definition: IndexDefinition,
+    ) -> None:
+        super().__init__(view, command, ask_merge)
+        assert command.index is not None
+        self.definition = definition
+        self._index: IndexRead = command.index
+        self._is_live = live_at(command.now_s)
+        self._asked = self._slices
+        is_point = bool(command.index.lower) and command.index.upper == after_prefix(command.index.lower)
+        self._is_point = is_point
+        #: Candidates taken in one go. For a span of values each go looks at all of its entries.
+        self._most = limits.INDEX_CANDIDATES_MAX if is_point else limits.INDEX_SPAN_CANDIDATES_MAX
+        self.stale: list[bytes] = []
+
+    def steps(self) -> Steps:
+        floor, ceiling = self._place_bounds()
+        while True:
+            found = yield from self._next(floor, ceiling)
+            for candidates in _by_partition(self._command.table_id, found):
+                yield from self._read(candidates)
+                if self._end is not None:
+                    return
+            if len(found) < self._most:
+                return
+            yield None
+            floor = found[-1][0] + b"\x00"
+
+    # -- candidates -------------------------------------------------------------------------------
+
+    def _place_bounds(self) -> tuple[bytes, bytes]:
+        """Places that are asked for: from the first one on, below the second; b"" is no bound."""
+        command, after = self._command, self._command.after
+        if command.key is not None:
+            prefix = keys.partition_prefix(command.table_id, command.right, command.key)
+            lower, upper = prefix[PLACE_AT:], keys.partition_end(prefix)[PLACE_AT:]
+        else:
+            bounds = keys.token_bounds(command.table_id, Range(command.left, command.right))
+            lower = bounds[0][PLACE_AT:]
+            upper = bounds[1][PLACE_AT:]
+        if after is not None:
+            prefix = keys.partition_prefix(command.table_id, after.token, after.key)
+            if after.clustering is None:
+                lower = max(lower, keys.partition_end(prefix)[PLACE_AT:])
+            elif self.definition.whole:
+                lower = max(lower, prefix[PLACE_AT:])
+            else:
+                lower = max(lower, place_of(prefix, after.clustering) + b"\x00")
+        return lower, upper
+
+    def _next(self, floor: bytes, ceiling: bytes) -> Generator[Work | None, None, _Candidates]:
+        """The first candidates between the bounds, in reading order."""
+        head, index, most = self.definition.head, self._index, self._most
+        if self._is_point:
+            # One value: its entries are in reading order.
+            lower = head + index.lower
+            upper = lower + ceiling if ceiling else head + index.upper
+            at = len(lower)
+            pairs = itertools.islice(self._view.scan(lower + floor, upper), most)
+            return [(entry[at:], entry) for entry, _ in pairs]
+        found: _Candidates = []
+        upper = head + index.upper if index.upper else after_prefix(head)
+        for seen, (entry, _) in enumerate(self._view.scan(head + index.lower, upper), start=1):
+            place = entry[self.definition.value_end(entry) :]
+            if floor <= place and (not ceiling or place < ceiling):
+                found.append((place, entry))
+                if len(found) >= 2 * most:
+                    found = heapq.nsmallest(most, found)
+            if not seen % limits.FRAGMENTS_PER_TURN_MAX:
+                yield None
+        return heapq.nsmallest(most, found)
+
+    # -- their rows -------------------------------------------------------------------------------
+
+    def _read(self, candidates: _Candidates) -> Generator[Work | None, None, None]:
+        token, key, prefix, _ = split_place(self._command.table_id, candidates[0][0])
+        if self.definition.whole:
+            yield from self._read_whole(token, key, prefix, candidates)
+        else:
+            yield from self._read_rows(token, key, prefix, candidates)
+        yield None
+
+    def _read_whole(
+        self, token: int, key: bytes, prefix: bytes, candidates: _Candidates
+    ) -> Generator[Work | None, None, None]:
+        fold = self._fold(token, key, prefix)
+        fold.with_static = True
+        stopped = yield from self._feed(fold)
+        found = fold.finish()
+        static = found.static or Row(b"")
+        if is_empty(found):
+            self.stale += [entry for _, entry in candidates]
+            return
+        if not self._matches(key, static):
+            self._note_stale(key, {None: static}, candidates)
+            return
+        shown = found.static if self._command.reads_static else None
+        self._add(Partition(token, key, None, (), shown, found.rows), fold.bytes_read)
+        live = fold.live
+        if not live and not stopped and shown is not None and counts_static(self._command, key):
+            live = 1
+        self._live += live
+        if self._live >= self._row_limit or self._bytes >= limits.READ_RESULT_BYTES_MAX:
+            self._end = Position(token, key, fold.last if stopped else None)
+
+    def _read_rows(
+        self, token: int, key: bytes, prefix: bytes, candidates: _Candidates
+    ) -> Generator[Work | None, None, None]:
+        command = self._command
+        wanted: dict[bytes, None] = {}
+        for place, _ in candidates:
+            clustering = split_place(command.table_id, place)[3]
+            if clustering is not None and any(part.contains(clustering) for part in self._asked):
+                wanted[clustering] = None
+        if not wanted:
+            return
+        self._slices = tuple(Slice(clustering, clustering + b"\x00") for clustering in wanted)
+        fold = PartitionFold(
+            token,
+            key,
+            prefix,
+            with_static=command.reads_static,
+            now_s=command.now_s,
+            dropped=command.dropped,
+            dead=command.dead,
+            room=_UNLIMITED,
+            ask_merge=self._ask_merge,
+        )
+        stopped = yield from self._feed(fold)
+        partition = fold.finish()
+        last = fold.last if stopped else list(wanted)[-1]
+        rows = {row.clustering: row for row in partition.rows}
+        judged = [clustering for clustering in wanted if last is None or clustering <= last]
+        known: dict[bytes | None, Row] = {one: rows.get(one) or Row(one) for one in judged}
+        self._note_stale(key, known, candidates)
+        matching = [rows[one] for one in judged if one in rows and self._matches(key, rows[one])]
+        room = self._row_limit - self._live
+        kept = matching[:room]
+        if kept:
+            self._add(Partition(token, key, None, (), partition.static, tuple(kept)), fold.bytes_read)
+        self._live += len(kept)
+        if kept and self._live >= self._row_limit:
+            self._end = Position(token, key, kept[-1].clustering)
+        elif stopped or self._bytes >= limits.READ_RESULT_BYTES_MAX:
+            self._end = Position(token, key, last)
+
+    def _matches(self, key: bytes, row: Row) -> bool:
+        return any(self._is_wanted(value) for value in self.definition.values_of(key, row, self._is_live))
+
+    def _is_wanted(self, value: bytes) -> bool:
+        return self._index.lower <= value and (not self._index.upper or value < self._index.upper)
+
+    def _note_stale(
+        self, key: bytes, rows: dict[bytes | None, Row], candidates: Sequence[tuple[bytes, bytes]]
+    ) -> None:
+        for place, entry in candidates:
+            row = rows.get(split_place(self._command.table_id, place)[3])
+            if row is None or len(self.stale) >= limits.INDEX_STALE_AT_ONCE_MAX:
+                continue
+            value = entry[HEAD_BYTES : len(entry) - len(place)]
+            if value not in self.definition.values_of(key, row, has_value):
+                self.stale.append(entry)
+
+    def _add(self, partition: Partition, bytes_read: int) -> None:
+        """Append; going on inside the last partition where the candidates of it came in two goes."""
+        self._bytes += bytes_read
+        last = self._partitions[-1] if self._partitions else None
+        if last is not None and (last.token, last.key) == (partition.token, partition.key):
+            self._partitions[-1] = Partition(
+                last.token, last.key, None, (), last.static or partition.static, last.rows + partition.rows
+            )
+        else:
+            self._partitions.append(partition)
+
+
+def _by_partition(table_id: int, found: _Candidates) -> Iterator[_Candidates]:
+    """Candidates of one partition together."""
+    group: _Candidates = []
+    prefix = b""
+    for place, entry in found:
+        if not group or not place.startswith(prefix):
+            if group:
+                yield group
+            group = []
+            prefix = split_place(table_id, place)[2][PLACE_AT:]
+        group.append((place, entry))
+    if group:
+        yield group
+
+
+def reading_of(
+    view: StoreSnapshot,
+    command: ReadCommand,
+    ask_merge: AskMerge | None,
+    definition: IndexDefinition | None,
+) -> Reading:
+    """The reading that a command asks for; `definition` is that of its index."""
+    if definition is not None:
+        return IndexReading(view, command, ask_merge, definition)
+    if command.places:
+        return PlacesReading(view, command, ask_merge)
+    return Reading(view, command, ask_merge)

@@ -1,0 +1,442 @@
+"""Change of a keyspace's replication: one pass through the stages for each step of a walk from setting to
+setting.
+
+Invariant: between two steps the keyspace is at rest on a ring of its own with the replication of the step
+that ended, every range still locked; the walk ends at the target, or back at the original. Between two steps
+it may also give way: the operation ends and its request is queued again, with what it takes to go all the way
+back.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.degraded import DEGRADED
+from lockstep.metadata.feature_names import REPLICATION_CHANGE
+from lockstep.metadata.operations import OPERATIONS, About, Body, Operation, Stage
+from lockstep.metadata.placements_part import PLACEMENTS
+from lockstep.metadata.placing import moves_data
+from lockstep.metadata.requests import REQUESTS, Request, begun, finished, keyspace_busy, rested
+from lockstep.placement.deltas import merged
+from lockstep.schema.changes import SYSTEM_KEYSPACES, AlterKeyspace
+from lockstep.schema.model import Replication
+from lockstep.schema.replication_options import parse_replication
+from lockstep.topology.kind import Drill, GivesWay, Kind, stage_row
+from lockstep.topology.planning import refuse_excluded_targets
+from lockstep.topology.replication_change import (
+    apart,
+    path_to,
+    refuse_start,
+    transitions_between,
+    wanted_keyspace,
+    with_replication,
+)
+from lockstep.topology.running import lock_of, session_id_of, split, with_session
+from lockstep.topology.stages import RANGE_MOVEMENT, Side, replication_at
+from lockstep.topology.streams import sources_of, still_degraded, tasks_of_quorum
+from lockstep.values.errors import Rejected
+from lockstep.values.ids import NodeId
+from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
+
+_FIRST = RANGE_MOVEMENT[0].stage
+
+
+class ReplicationChange(msgspec.Struct, frozen=True, array_like=True, tag="replication_change"):
+    """What is asked for: `keyspace` is to have `target`."""
+
+    keyspace: str
+    target: Replication | None = None
+
+    @property
+    def about(self) -> About:
+        return _about(self.keyspace)
+
+    @property
+    def kind(self) -> Kind:
+        return KIND
+
+
+class Walk(msgspec.Struct, frozen=True, array_like=True, tag="replication_walk"):
+    """What runs. It goes along `path`, from the original replication to the target, or back when
+    `is_returning`; it is between path[at] and the next one. One that `is_cancelled` returns once its present
+    step has ended, one that `is_stopped` ends right there."""
+
+    keyspace: str
+    path: tuple[Replication, ...] = ()
+    at: int = 0
+    is_returning: bool = False
+    is_cancelled: bool = False
+    is_stopped: bool = False
+
+    @property
+    def about(self) -> About:
+        return _about(self.keyspace)
+
+    @property
+    def kind(self) -> Kind:
+        return KIND
+
+    @property
+    def next(self) -> int:
+        """Where on the path the present step leads."""
+        return self.at - 1 if self.is_returning else self.at + 1
+
+    @property
+    def is_at_end(self) -> bool:
+        return self.is_stopped or self.at == (0 if self.is_returning else len(self.path) - 1)
+
+
+def _about(keyspace: str) -> About:
+    return About(KIND.name, KIND.precedence, keyspace=keyspace, is_global=True)
+
+
+def walk_of(operation: Operation) -> Walk:
+    assert isinstance(operation.body, Walk), "it changes a replication"
+    return operation.body
+
+
+def target_in(body: Body) -> Replication | None:
+    """The replication that a keyspace is to have; None where none changes."""
+    if isinstance(body, Walk):
+        return body.path[-1]
+    return body.target if isinstance(body, ReplicationChange) else None
+
+
+def asked_in(request: Request) -> ReplicationChange:
+    assert isinstance(request.body, ReplicationChange), "it asks for another replication"
+    return request.body
+
+
+def target_of(cluster: ClusterMetadata, change: AlterKeyspace) -> Replication | None:
+    """The replication for which an ALTER KEYSPACE needs an operation; None when one entry does it, or when it
+    is refused. A change that is under way to the same replication is meant too."""
+    keyspace = cluster.schema.by_name.get(change.keyspace)
+    if keyspace is None or change.replication is None or change.keyspace in SYSTEM_KEYSPACES:
+        return None
+    present = keyspace.replication.settled
+    known = cluster.directory.data_centers
+    target = parse_replication(keyspace.name, change.replication, known, present)
+    running = under_way(cluster, keyspace.name, target)
+    if running is not None:
+        return target
+    if keyspace.replication.apart or not keyspace.by_name or target == present:
+        return None
+    # Nobody's replicas are a request too: its refusal says why.
+    return target if not target.total or moves_data(cluster, present, target) else None
+
+
+def under_way(cluster: ClusterMetadata, keyspace: str, target: Replication) -> Request | None:
+    """The live request that gives the keyspace this replication, and is not on its way back."""
+    request = cluster.requests.by_keyspace.get(keyspace)
+    if request is None or request.body != ReplicationChange(keyspace, target):
+        return None
+    operation = cluster.operations_by_id.get(request.operation_id)
+    return request if operation is None or not walk_of(operation).is_cancelled else None
+
+
+def _refuse_unfit(cluster: ClusterMetadata, request: Request) -> None:
+    if REPLICATION_CHANGE not in cluster.features_enabled:
+        raise Rejected(
+            f"the feature {REPLICATION_CHANGE} is not enabled yet",
+            hint="upgrade all nodes: `lockstep features` shows who lacks it",
+        )
+    asked = asked_in(request)
+    busy = cluster.requests.by_keyspace.get(asked.keyspace)
+    if busy is not None:
+        raise keyspace_busy(busy)
+    wanted_keyspace(cluster, asked.keyspace, asked.target)
+
+
+def walk_begun(cluster: ClusterMetadata, request: Request, epoch: int) -> ClusterMetadata:
+    """The value with the change that `request` asks for in its first step; raises Rejected."""
+    asked = asked_in(request)
+    keyspace = wanted_keyspace(cluster, asked.keyspace, asked.target)
+    refuse_start(cluster, keyspace, request.id)
+    path, at = _whole_path(cluster, request, asked)
+    for ends in itertools.pairwise(path[at:]):
+        refuse_excluded_targets(cluster, transitions_between(cluster, *ends, apart=1))
+    operation = Operation(
+        id=cluster.next_operation_id,
+        body=Walk(keyspace.name, path, at),
+        tokens=(),
+        stage=_FIRST,
+        stage_epoch=epoch,
+        transitions=(),
+    )
+    running = msgspec.structs.replace(request, operation_id=operation.id)
+    alone = with_replication(cluster, keyspace.name, apart(keyspace.replication, operation.id))
+    value = alone.changed(
+        REQUESTS.set(begun(cluster.requests, running, epoch)),
+        OPERATIONS.set(
+            msgspec.structs.replace(
+                alone.running, running=(*cluster.operations, operation), next_id=operation.id + 1
+            )
+        ),
+    )
+    return _step_begun(value, operation, epoch)
+
+
+def _whole_path(
+    cluster: ClusterMetadata, request: Request, asked: ReplicationChange
+) -> tuple[tuple[Replication, ...], int]:
+    """The settings from the original to the target, and which of them is the present one."""
+    keyspace = cluster.schema.by_name[asked.keyspace]
+    assert asked.target is not None, "a keyspace was checked with its target"
+    onward = path_to(cluster, keyspace, asked.target)
+    known = cluster.requests.by_id.get(request.id)
+    if known is None or known.original in (None, keyspace.replication):
+        return onward, 0
+    assert known.original is not None
+    try:
+        back = path_to(cluster, keyspace, known.original)
+    except Rejected:
+        # Who owns tokens has changed meanwhile: a cancel then comes back to where it is now.
+        return onward, 0
+    return (*back[::-1], *onward[1:]), len(back) - 1
+
+
+def step_ended(
+    cluster: ClusterMetadata, operation: Operation, epoch: int, gives_way: GivesWay
+) -> ClusterMetadata:
+    """The value once the present step has ended, in success or taken back: the next step, a rest, or the end.
+
+    The keyspace is on the ring that the step led to, or back on the one that it began from. On its way
+    back it does not rest.
+    """
+    degraded = still_degraded(cluster, operation)
+    if degraded is not cluster.degraded:
+        cluster = cluster.changed(DEGRADED.set(degraded))
+    walk = walk_of(operation)
+    at = walk.at if operation.stage is Stage.ROLLBACK_TO_NORMAL else walk.next
+    walk = msgspec.structs.replace(walk, at=at, is_returning=walk.is_cancelled)
+    at_end = msgspec.structs.replace(operation, body=walk)
+    if not walk.is_at_end:
+        if not walk.is_cancelled:
+            resting = _resting(cluster, at_end)
+            if _gains_excluded(cluster, at_end) or gives_way(resting):
+                return resting
+        return _step_begun(_joined(cluster, walk), at_end, epoch)
+    value = _released(cluster, at_end)
+    return value.changed(
+        REQUESTS.set(
+            finished(
+                cluster.requests,
+                operation.id,
+                _outcome(at_end),
+                rolled_back=walk.is_cancelled,
+                epoch=epoch,
+            )
+        )
+    )
+
+
+def _joined(cluster: ClusterMetadata, walk: Walk) -> ClusterMetadata:
+    """The value with the keyspace's ring without the cuts of the step that ended."""
+    ring = merged(cluster.placements.ring(cluster.schema.by_name[walk.keyspace].replication))
+    joined: ClusterMetadata = cluster.changed(PLACEMENTS.set(cluster.placements.with_rings((ring,))))
+    return joined
+
+
+def _released(cluster: ClusterMetadata, operation: Operation) -> ClusterMetadata:
+    """The value without the operation, the keyspace with the replication that it has come to."""
+    walk = walk_of(operation)
+    value: ClusterMetadata = with_replication(
+        _joined(cluster, walk), walk.keyspace, walk.path[walk.at]
+    ).changed(
+        OPERATIONS.set(
+            msgspec.structs.replace(
+                cluster.running,
+                running=tuple(other for other in cluster.operations if other.id != operation.id),
+                locks=tuple(lock for lock in cluster.locks if lock.operation_id != operation.id),
+                sessions=tuple(
+                    session for session in cluster.sessions if session.operation_id != operation.id
+                ),
+            )
+        )
+    )
+    return value
+
+
+def _resting(cluster: ClusterMetadata, operation: Operation) -> ClusterMetadata:
+    """The value with the operation ended between two steps, and its request in the queue again."""
+    value: ClusterMetadata = _released(cluster, operation).changed(
+        REQUESTS.set(rested(cluster.requests, operation.id, walk_of(operation).path[0]))
+    )
+    return value
+
+
+def _gains_excluded(cluster: ClusterMetadata, operation: Operation) -> bool:
+    """Whether the next step gives a range to a node that is shut out."""
+    walk = walk_of(operation)
+    ends = walk.path[walk.at], walk.path[walk.next]
+    try:
+        refuse_excluded_targets(cluster, transitions_between(cluster, *ends, operation.id))
+    except Rejected:
+        return True
+    return False
+
+
+def _outcome(operation: Operation) -> str:
+    """Why it was cancelled, and where it stopped if that is not where it began."""
+    walk = walk_of(operation)
+    if not walk.at:
+        return operation.cancel_reason
+    return f"{operation.cancel_reason}; it stopped at {walk.path[walk.at].text()}"
+
+
+def _step_begun(cluster: ClusterMetadata, operation: Operation, epoch: int) -> ClusterMetadata:
+    """The value with the operation in the first stage of the step from path[at] on."""
+    walk = walk_of(operation)
+    ends = walk.path[walk.at], walk.path[walk.next]
+    begun_step = msgspec.structs.replace(
+        operation,
+        stage=_FIRST,
+        stage_epoch=epoch,
+        step=operation.step + 1,
+        transitions=transitions_between(cluster, *ends, operation.id),
+        history=(*operation.history, (_FIRST, epoch)),
+    )
+    begun_step = msgspec.structs.replace(begun_step, session_id=session_id_of(begun_step))
+    locks = [lock for lock in cluster.locks if lock.operation_id != operation.id]
+    return cluster.changed(
+        PLACEMENTS.set(split(cluster.placements, begun_step)),
+        OPERATIONS.set(
+            msgspec.structs.replace(
+                cluster.running,
+                running=tuple(begun_step if o.id == operation.id else o for o in cluster.operations),
+                locks=tuple(sorted((*locks, lock_of(begun_step)), key=lambda lock: lock.operation_id)),
+                sessions=with_session(cluster.sessions, begun_step),
+            )
+        ),
+    )
+
+
+# Between two entries of a step
+
+
+def _entered(cluster: ClusterMetadata, left: Operation, entered: Operation, epoch: int) -> ClusterMetadata:
+    """The value with the keyspace on the ring of what its step leads to, once reads have moved."""
+    row = stage_row(entered)
+    if stage_row(left).reads is row.reads:
+        return cluster
+    assert row.reads is Side.NEW, "reads go back by steps of their own"
+    to = replication_at(row, entered.transitions[0])
+    return with_replication(cluster, walk_of(entered).keyspace, to, epoch)
+
+
+def _also_filled(operation: Operation, cluster: ClusterMetadata) -> Iterator[NodeId]:
+    """Where writes are lacking, whoever stays may be filled."""
+    for transition in operation.transitions:
+        rings = (transition.replication, transition.replication_after)
+        if any(line.replication in rings for line in cluster.degraded):
+            yield from transition.new
+
+
+def _is_taken_back(operation: Operation) -> bool:
+    return operation.stage is Stage.ROLLBACK_TO_NORMAL or walk_of(operation).is_cancelled
+
+
+def _can_go_back(operation: Operation) -> bool:
+    """Always, once reads have moved after the present step; a second time only where it goes back."""
+    walk = walk_of(operation)
+    if operation.stage is Stage.ROLLBACK_TO_NORMAL or walk.is_stopped:
+        return False
+    return walk.is_returning if walk.is_cancelled else True
+
+
+def _cancelled(operation: Operation) -> Walk:
+    """Cancelled again on its way back, it ends where the present step leads, or began: a node that it needs
+    may be gone."""
+    walk = walk_of(operation)
+    return msgspec.structs.replace(walk, is_cancelled=True, is_stopped=walk.is_returning)
+
+
+def _way_out(operation: Operation) -> str:
+    """It and the removal or replacement of the node that it waits for would else wait for each other."""
+    return f"takes this step back{' and stops there' if walk_of(operation).is_returning else ''}"
+
+
+# What must hold
+
+
+def _running_problems(cluster: ClusterMetadata, operation: Operation) -> Iterator[str]:
+    """A keyspace in change has a ring of its own, as its step has reached it, all locked."""
+    walk = walk_of(operation)
+    users = [k.name for k in cluster.schema.keyspaces if k.replication.apart == operation.id]
+    if users != [walk.keyspace]:
+        yield f"OP-1: the ring of {operation.title()} belongs to {users}"
+        return
+    row = stage_row(operation)
+    ends = walk.path[walk.at], walk.path[walk.next]
+    if operation.stage is Stage.ROLLBACK_TO_NORMAL:
+        ends = ends[0], ends[0]
+    reached = ends[1] if row.reads is Side.NEW else ends[0]
+    held = cluster.schema.by_name[walk.keyspace].replication
+    if held.settled != reached:
+        yield f"OP-1: {operation.title()} has reached {reached.text()}, its keyspace has {held.text()}"
+    locked = sorted(t.range for t in operation.transitions)
+    bounds = [range_.left for range_ in locked] + [TOKEN_MAX]
+    if bounds[0] != TOKEN_MIN or any(r.right != bounds[at + 1] for at, r in enumerate(locked)):
+        yield f"OP-1: {operation.title()} does not lock the whole ring of its keyspace"
+
+
+def _end_problems(after: ClusterMetadata, operation: Operation) -> Iterator[str]:
+    """A change of replication ends at its target, or its original when taken back, or rests one step on."""
+    walk = walk_of(operation)
+    rolled_back = operation.stage is Stage.ROLLBACK_TO_NORMAL
+    back = walk.is_cancelled or rolled_back
+    wanted = walk.path[0] if back else walk.path[-1]
+    request = after.requests.by_keyspace.get(walk.keyspace)
+    if request is not None and request.original is not None:
+        wanted = walk.path[walk.at + 1]
+    elif walk.is_stopped and not rolled_back:
+        wanted = walk.path[walk.at - 1]
+    elif walk.is_stopped:
+        wanted = walk.path[walk.at]
+    keyspace = after.schema.by_name.get(walk.keyspace)
+    if keyspace is None or keyspace.replication != wanted:
+        yield f"OP-1: {operation.title()} did not leave its keyspace with {wanted.text()}"
+        return
+    if stage_row(operation).next is not None:
+        yield f"OP-1: {operation.title()} ended in stage {operation.stage}"
+    for transition in operation.transitions:
+        replicas = transition.old if rolled_back else transition.new
+        for placed in after.placements.ring(wanted).overlapping(transition.range):
+            if placed.group.reads != replicas or placed.group.writes != replicas:
+                yield f"OP-1: {operation.title()} left {placed}, not {replicas}"
+
+
+KIND: Final[Kind] = Kind(
+    name="replication_change",
+    body=ReplicationChange,
+    precedence=7,
+    is_held_back=True,
+    why="it needs the ring to itself, and may take long",
+    # Each step of the walk goes through this table once.
+    stages=RANGE_MOVEMENT,
+    drills=(
+        Drill("replication_up", nobodys=True, sheds=False, founders=6),
+        Drill("replication_down", nobodys=True, fills=False, founders=6, factor=5),
+    ),
+    ring=None,
+    refuse_unfit=_refuse_unfit,
+    begun=walk_begun,
+    ended=step_ended,
+    tasks=lambda operation, *given: tasks_of_quorum(*given),
+    sources=sources_of,
+    also_filled=_also_filled,
+    entered=_entered,
+    recounts=True,
+    walks=True,
+    is_taken_back=_is_taken_back,
+    can_go_back=_can_go_back,
+    cancelled=_cancelled,
+    way_out=_way_out,
+    running_problems=_running_problems,
+    end_problems=_end_problems,
+)

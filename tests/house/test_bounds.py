@@ -1,0 +1,55 @@
+"""What the house report counts stays within bounds: whole classes, constructors, cycles, memos.
+
+What is above a bound is listed with its figure, which may only fall.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .figures import classes, cycles, memos
+from .figures.tree import read_tree
+
+TREE = read_tree(Path(__file__).parents[2])
+WHOLE_CLASS_LINES_MAX = 400
+CONSTRUCTOR_ARGUMENTS_MAX = 8
+#: Larger than the bound over its whole inheritance.
+LARGE = {"lockstep.sim.matrix.operator:CellOperator": 450}
+WIDE = {
+    "lockstep.node.log.raft_driver:RaftDriver": 12,
+    "lockstep.coordination.reads:Reads": 11,
+    "lockstep.coordination.conditional:Conditionals": 10,
+    "lockstep.coordination.coordinator:Coordinator": 10,
+    "lockstep.node.membership.management_group:ManagementGroup": 10,
+    "lockstep.coordination.counter_leader:CounterLeader": 9,
+    "lockstep.internode.internode:Internode": 9,
+    "lockstep.replica.ballots:BallotService": 9,
+    "lockstep.storage.rows.folding:PartitionFold": 9,
+    "lockstep.streaming.stream_source:StreamService": 9,
+}
+#: Groups of modules that know each other's types.
+TYPE_CYCLES_MAX = 13
+#: Modules that write into values that are frozen: memos, and bodies that put their tokens in order when made.
+MEMOS = {"lockstep.values.memo", "lockstep.topology.kinds.bootstrap", "lockstep.topology.kinds.move"}
+
+
+def test_classes_are_small_over_their_whole_inheritance() -> None:
+    sizes = {one["class"]: one["lines"] for one in classes.whole_sizes(classes.Classes(TREE))}
+    large = {name: lines for name, lines in sizes.items() if lines > WHOLE_CLASS_LINES_MAX}
+    assert all(lines <= LARGE.get(name, 0) for name, lines in large.items()), large
+
+
+def test_constructors_take_few_arguments() -> None:
+    found = classes.constructors(classes.Classes(TREE))["constructors"]
+    wide = {name: count for name, count in found.items() if count > CONSTRUCTOR_ARGUMENTS_MAX}
+    assert all(count <= WIDE.get(name, 0) for name, count in wide.items()), wide
+
+
+def test_no_more_modules_know_each_other() -> None:
+    found = cycles.cycles(TREE)
+    assert not found["at import time"]
+    assert len(found["with TYPE_CHECKING"]) <= TYPE_CYCLES_MAX
+
+
+def test_values_are_memoized_in_one_place() -> None:
+    assert set(memos.memos(TREE)) == MEMOS
