@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from lockstep.metadata.log import recent_ids
+from lockstep.metadata.schema_change import ChangeSchema
+from lockstep.schema.changes import DropKeyspace
 from lockstep.sim.runtime.probes import CrashRule
 from lockstep.values.errors import CannotApply, OutcomeUnknown, PeerUnreachable, Rejected
 from tests.node.support import Outcome, Town, keyspace
@@ -57,6 +59,23 @@ def test_an_id_is_applied_once_however_often_and_wherever_it_is_submitted() -> N
         outcomes.append(town.finish(town.submit(2, keyspace("k"), entry_id=FIRST_ID)))
         assert [(outcome.error, outcome.value) for outcome in outcomes] == [(None, begin + 1)] * 7
         assert town.ids().count(FIRST_ID) == 1
+
+
+def refuse_once_and_for_all() -> None:
+    with Town() as town:
+        town.found()
+        leader = town.leader()
+        assert town.finish(town.submit(leader, keyspace("k"))).error is None
+        refused = town.finish(town.submit(leader, keyspace("k"), entry_id=FIRST_ID))
+        assert isinstance(refused.error, Rejected)
+        assert town.finish(town.submit(leader, ChangeSchema(DropKeyspace("k")))).error is None
+        late = town.finish(town.submit(leader, keyspace("k"), entry_id=FIRST_ID))
+        assert isinstance(late.error, Rejected)
+        assert FIRST_ID not in town.ids()
+
+
+def test_a_copy_of_what_was_refused_is_refused_also_when_it_would_pass_now() -> None:
+    refuse_once_and_for_all()
 
 
 def test_an_id_that_is_no_longer_kept_is_unknown_and_not_applied_again(

@@ -20,6 +20,10 @@ from tests.server.test_admin import TOKEN, until
 from tests.server.wire_client import WireClient
 
 
+def status(address: str, *options: str) -> Result:
+    return CliRunner().invoke(root, ["status", *options, "--host", f"{address}:{ADMIN_PORT}"])
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     home = tmp_path_factory.mktemp("conditions")
@@ -35,6 +39,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
                 "CREATE KEYSPACE shop WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}"
             )
             client.query("CREATE TABLE shop.item (id int PRIMARY KEY, name text)")
+        # Before that, the leader may wait for one of them itself.
+        until(lambda: "metastorage available (3 voters up)" in status(made.members[0].address).output)
         yield made
         for door in doors:
             made.loop.call_soon_threadsafe(door.close)
@@ -80,9 +86,6 @@ def test_a_condition_shows_on_every_node_and_in_the_exit_code(
     member = next(one for one in cluster.members if not one.node.log.is_leader)
     other = next(index for index, one in enumerate(cluster.members) if one is not member)
     asked = (member.address, cluster.members[other].address)
-
-    def status(address: str, *options: str) -> Result:
-        return CliRunner().invoke(root, ["status", *options, "--host", f"{address}:{ADMIN_PORT}"])
 
     until(lambda: all(status(address, "--exit-code").exit_code == 0 for address in asked))
     with pytest.MonkeyPatch.context() as patch:

@@ -19,8 +19,11 @@ from lockstep.values.limits import BATCH_STATEMENTS_MAX
 from tests.server.wire_client import WireClient
 
 PORTS = (19142, 17100, 17180)
-#: The most processor time that one callback of a node's loop may take for a statement.
+#: The most processor time that one callback of a node's loop may take for a statement, on a processor that
+#: does the fixed work of `measured_node` in PACE_MS.
 CALLBACK_MS_MAX = 50.0
+PACE_MS = 13.0
+ATTEMPTS_MAX = 10
 
 
 @contextmanager
@@ -40,12 +43,13 @@ class Door:
         self._node = node
 
     def longest(self) -> tuple[float, str]:
-        """The most processor time, in milliseconds, that one callback took since the last call, and which."""
+        """The most processor time, in milliseconds at the named pace, that one callback took since the last
+        call, and which."""
         assert self._node.stdin is not None and self._node.stdout is not None
         self._node.stdin.write("\n")
         self._node.stdin.flush()
         told = json.loads(self._node.stdout.readline())
-        return told["longest_ms"], told["callback"]
+        return told["longest_ms"] * PACE_MS / told["pace_ms"], told["callback"]
 
     def ask(self, text: str, *values: Value) -> wire.Body:
         body = wire.query(4, text, QueryParameters(Consistency.ONE, tuple(values)))
@@ -156,10 +160,10 @@ TAKEN: dict[str, tuple[str, tuple[Value, ...]]] = {
 
 
 def judge(door: Door, work: str, ask: Callable[[], wire.Body]) -> wire.Body:
-    """The answer, where no callback took too long in the best of three attempts: a processor that others
-    heat up is slower."""
+    """The answer, where no callback took too long in the best of some attempts: a collection of garbage, and
+    what others do to the processor's caches, falls into most on a busy machine."""
     found: list[tuple[float, str]] = []
-    for _ in range(3):
+    for _ in range(ATTEMPTS_MAX):
         door.longest()
         answer = ask()
         found.append(door.longest())

@@ -29,6 +29,7 @@ from tests.node import (
     test_old_decisions,
     test_purging,
     test_stamps,
+    test_submissions,
     test_told_progress,
 )
 from tests.node import test_views as test_node_views
@@ -57,6 +58,7 @@ BROUGHT_ABOUT: dict[str, Callable[[], object]] = {
     "kept_by_ones_own_clock": test_purging.repair_while_a_clock_was_ahead,
     "hints_of_former_replicas_dropped": test_hints.remove_the_only_one_that_has_a_hint,
     "batch_log_waits_for_the_first": test_batches.write_batches_while_one_node_is_silent,
+    "refusal_forgotten": test_submissions.refuse_once_and_for_all,
     "stamps_unsynced": test_stamps.test_a_jump_ahead_waits_for_the_disk,
     "new_leader_counts_anew": test_told_progress.outlive_leaders,
     "ended_stage_not_counted": test_told_progress.outlive_leaders,

@@ -128,6 +128,8 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
 Request: TypeAlias = Options | Startup | AuthResponse | Register | Query | Prepare | Execute | Batch
 
 _LEVELS = tuple(Consistency)
+#: Kind, and length of the id of a prepared one.
+_unpack_statement: Final = struct.Struct(">BH").unpack_from
 _HEAD_4 = struct.Struct(">HB")
 _HEAD_5 = struct.Struct(">HI")
 _TIMESTAMP_FORBIDDEN = -(1 << 63)
@@ -160,11 +162,12 @@ def _read_values(body: bytes, at: int, count: int) -> tuple[tuple[Value, ...], i
     values: list[Value] = []
     append = values.append
     for _ in range(count):
-        length = unpack_int(body, at)[0]
+        (length,) = unpack_int(body, at)
         at += 4
         if length >= 0:
-            append(body[at : at + length])
-            at += length
+            end = at + length
+            append(body[at:end])
+            at = end
         elif length == -1:
             append(None)
         elif length == -2:
@@ -299,12 +302,13 @@ def _decode_batch(version: int, body: bytes, at: int) -> Batch:
     statements = []
     room = BATCH_VALUES_MAX
     for _ in range(count):
-        prepared = body[at]
+        prepared, length = _unpack_statement(body, at)
         statement: str | bytes
-        if prepared == 0:
+        if prepared == 1:
+            at += 3 + length
+            statement = body[at - length : at]
+        elif prepared == 0:
             statement, at = wire.read_long_string(body, at + 1)
-        elif prepared == 1:
-            statement, at = wire.read_short_bytes(body, at + 1)
         else:
             raise ProtocolViolation("Invalid query kind in BATCH messages. Must be 0 or 1")
         width = unpack_short(body, at)[0]

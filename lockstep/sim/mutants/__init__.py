@@ -22,6 +22,7 @@ from lockstep.sim.mutants.owed import OWED
 from lockstep.sim.mutants.purging import DIRECTED as _PURGING_DIRECTED
 from lockstep.sim.mutants.purging import PURGING
 from lockstep.sim.mutants.repairs import REPAIRS
+from lockstep.sim.mutants.service import DIRECTED as _SERVICE_DIRECTED
 from lockstep.sim.mutants.service import SERVICE
 from lockstep.sim.mutants.sessions import DIRECTED as _DIRECTED
 from lockstep.sim.mutants.sessions import SESSIONS
@@ -68,6 +69,7 @@ DIRECTED: dict[str, Planted] = {
         *_DECISIONS_DIRECTED,
         *_PURGING_DIRECTED,
         *_OWED_DIRECTED,
+        *_SERVICE_DIRECTED,
         *_STAMPS_DIRECTED,
         *_TOPOLOGY_DIRECTED,
         *_VIEWS_DIRECTED,
