@@ -1,0 +1,1 @@
+"""Statements run on Lockstep and on a real Cassandra side by side."""
