@@ -26,7 +26,7 @@ from proof_faults import Faults
 from quorum_path import driver_python
 
 from lockstep.local.clusters import LocalCluster
-from lockstep.sim.checkers.decisions import Decided, check_decisions
+from lockstep.sim.checkers.registers import Decided, check_decisions
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.load.history import Outcome
 from lockstep.testing import Cluster, Node

@@ -177,10 +177,9 @@ def reached(seed: int, seeds: int, all_of_them: bool, record: bool) -> int:
     1 when some are neither listed with a reason nor known, when the list excuses what is reached, or when a
     part of the set fails. Needs the development environment (coverage).
     """
-    from lockstep.sim import nightly
     from lockstep.sim import reached as tool
 
-    verdict = tool.verdict_of(*tool.measure(seed, seeds or nightly.NIGHTLY_SEEDS, click.echo))
+    verdict = tool.verdict_of(*tool.measure(seed, seeds or tool.NIGHTLY_SEEDS, click.echo))
     click.echo(tool.text_of(verdict, all_of_them=all_of_them))
     if record:
         tool.record(verdict)

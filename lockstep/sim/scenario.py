@@ -22,45 +22,41 @@ from lockstep.node.membership import decommission_handoff as farewell
 from lockstep.node.work import purging, view_builds
 from lockstep.placement.quorums import dc_factors
 from lockstep.runtime.ports import Runtime
-from lockstep.sim.checkers.log import check_refusals, check_submissions
-from lockstep.sim.checkers.machines import self_checking
+from lockstep.sim.checkers.consensus import self_checking
+from lockstep.sim.checkers.log import check_refusals, check_submissions, unsettled_voters
 from lockstep.sim.checkers.progress import watch_progress
 from lockstep.sim.checkers.registers import check_registers
-from lockstep.sim.checkers.service import unsettled_voters
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.cluster import Shape, SimCluster, draw_shape
 from lockstep.sim.door import KEYSPACE, DoorClient
 from lockstep.sim.faults.data_centres import DataCentreWatch
+from lockstep.sim.faults.halfway import LoneHolders
 from lockstep.sim.faults.leavers import FAREWELL_MS
-from lockstep.sim.faults.lone_holders import LoneHolders
 from lockstep.sim.faults.nemesis import Nemesis, draw_swarm
 from lockstep.sim.load.access_operators import AccessOperators
-from lockstep.sim.load.batch_workload import BatchWorkload
-from lockstep.sim.load.cancelling import CancellingOperators
 from lockstep.sim.load.column_workload import TABLE as COLUMNED
 from lockstep.sim.load.column_workload import ColumnWorkload
 from lockstep.sim.load.conditional_workload import ConditionalWorkload
-from lockstep.sim.load.counter_workload import CounterWorkload
+from lockstep.sim.load.derived_load import IndexWorkload, ViewWorkload
 from lockstep.sim.load.history import Change, Event, Look, Outcome
-from lockstep.sim.load.index_workload import IndexWorkload
-from lockstep.sim.load.kind_operators import KindOperators
-from lockstep.sim.load.metadata_operators import MetadataOperators
+from lockstep.sim.load.kind_operators import (
+    CancellingOperators,
+    KindOperators,
+    RepairOperators,
+    ReplicationOperators,
+)
+from lockstep.sim.load.metadata_operators import MetadataOperators, SchemaOperators
 from lockstep.sim.load.operators import Operators
 from lockstep.sim.load.overload_workload import OverloadWorkload
-from lockstep.sim.load.repair_operators import RepairOperators
-from lockstep.sim.load.replication_operators import ReplicationOperators
-from lockstep.sim.load.schema_operators import SchemaOperators
 from lockstep.sim.load.side_load import Side
-from lockstep.sim.load.timestamp_workload import TimestampWorkload
-from lockstep.sim.load.view_workload import ViewWorkload
+from lockstep.sim.load.side_workloads import BatchWorkload, CounterWorkload, TimestampWorkload
 from lockstep.sim.load.workload import Client, Load, Workload, draw_load
-from lockstep.sim.replaced import replaced
+from lockstep.sim.plant import replaced
 from lockstep.sim.replay import check_replays
 from lockstep.sim.runtime.streams import Stream
 from lockstep.sim.runtime.world import World, WorldSettings
-from lockstep.sim.tight import tight_limits
 from lockstep.sim.watch import StageListener, Watch
-from lockstep.sim.working_nodes import slow_limits
+from lockstep.sim.working_nodes import slow_limits, tight_limits
 from lockstep.topology.kinds.decommission import Decommission
 from lockstep.values import limits
 from lockstep.values.ids import Consistency

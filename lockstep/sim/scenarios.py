@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lockstep.sim.faults.data_centres import FACTS as DC_FACTS
+from lockstep.sim.faults.halfway import LONE
 from lockstep.sim.faults.kinds import ALL_KINDS, DC_FAULTS, FAULTS, STAGE_FAULTS
-from lockstep.sim.faults.lone_holders import LONE
 from lockstep.sim.faults.lost_stores import FACTS as LOST_STORE_FACTS
 from lockstep.sim.load.conditional_workload import LACKED
 from lockstep.sim.scenario import Scenario

@@ -15,22 +15,23 @@ from lockstep.metadata.log.entries import LogEntry
 from lockstep.metadata.operations import Operation, Stage
 from lockstep.node.log.raft_transport import METADATA_GROUP
 from lockstep.schema.model import Replication
-from lockstep.sim.checkers.consensus import CommittedMonitor
+from lockstep.sim.checkers.consensus import CommittedMonitor, ManagementMonitor
 from lockstep.sim.checkers.contents import RepairBegun, check_equal, check_unchanged
-from lockstep.sim.checkers.degraded import check_marked
-from lockstep.sim.checkers.emptied import Emptied
-from lockstep.sim.checkers.keeping import Keeping
-from lockstep.sim.checkers.log import LogMonitor, check_metadata_files
-from lockstep.sim.checkers.management import ManagementMonitor
-from lockstep.sim.checkers.ownership import check_epoch, check_stale
+from lockstep.sim.checkers.keeping import Emptied, Keeping
+from lockstep.sim.checkers.log import (
+    LogMonitor,
+    check_entry,
+    check_metadata_files,
+    check_schema,
+    check_voters,
+)
+from lockstep.sim.checkers.ownership import check_epoch, check_marked, check_stale
 from lockstep.sim.checkers.replicas import (
     AcknowledgedWrites,
     DurableContent,
     check_held,
     check_wiped,
 )
-from lockstep.sim.checkers.schema import check_schema
-from lockstep.sim.checkers.service import check_entry, check_voters
 from lockstep.sim.checkers.shut_out import Apart, Exclusions, check_released
 from lockstep.sim.checkers.stamps import GivenStamps
 from lockstep.sim.checkers.violation import Violation

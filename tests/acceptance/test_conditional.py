@@ -16,7 +16,7 @@ from cassandra.query import PreparedStatement
 
 from bench.proof_checks import Access, check_atomic
 from lockstep.local.clusters import LocalCluster
-from lockstep.sim.checkers.decisions import Decided, check_decisions
+from lockstep.sim.checkers.registers import Decided, check_decisions
 from lockstep.sim.load.history import Outcome
 from tests.acceptance.parts import PORTS, connect
 

@@ -13,7 +13,7 @@ EXEMPT = (
     "lockstep/sim/runtime/guard.py",
     "lockstep/sim/reached.py",
     "lockstep/sim/runner.py",
-    "lockstep/sim/workers.py",
+    "lockstep/sim/runner.py",
     "lockstep/local/",
     "lockstep/cli/",
     "lockstep/spark/",

@@ -18,7 +18,7 @@ from lockstep.node.work.backup_restoring import BackupRestoring
 from lockstep.node.work.restore_orders import Restored
 from lockstep.replica.backup_messages import BackupOrder, BackupStatus, KeptPart
 from lockstep.schema.changes import CreateTable, EmptyTable, NewColumn
-from lockstep.sim.replaced import replaced
+from lockstep.sim.plant import replaced
 from lockstep.storage import backup_manifest
 from lockstep.values.errors import PreconditionError, Rejected
 from lockstep.values.ids import Consistency, NodeId, mutation_id

@@ -10,7 +10,7 @@ import pytest
 from lockstep.metadata.repairs import Repair, RepairState
 from lockstep.node.work.backup_restoring import BackupRestoring
 from lockstep.replica.backup_messages import BackupOrder, BackupStatus
-from lockstep.sim.replaced import replaced
+from lockstep.sim.plant import replaced
 from lockstep.topology import repairs
 from lockstep.values.errors import PreconditionError
 from lockstep.values.tokens import token_of

@@ -9,7 +9,7 @@ from lockstep.handoff.batch_records import KeepBatch
 from lockstep.node.node import Node
 from lockstep.sim.door import command_for, mutation_for
 from lockstep.sim.load.history import Change, Look
-from lockstep.sim.replaced import replaced
+from lockstep.sim.plant import replaced
 from lockstep.sim.runtime.probes import CrashRule
 from lockstep.values.errors import LockstepError, WriteTimeout
 from lockstep.values.ids import Consistency, NodeId

@@ -29,7 +29,7 @@ from lockstep.schema.model import ColumnKind, Table
 from lockstep.server.reports.conditions import found_by
 from lockstep.sim.door import command_for, mutation_for
 from lockstep.sim.load.history import Change, Look
-from lockstep.sim.replaced import replaced
+from lockstep.sim.plant import replaced
 from lockstep.sim.runtime.probes import CrashRule
 from lockstep.storage.store import Batch, Family
 from lockstep.topology.kinds.remove import Remove

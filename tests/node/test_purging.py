@@ -18,7 +18,7 @@ from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
 from lockstep.node.work import purging
 from lockstep.schema.changes import AlterOptions
-from lockstep.sim.replaced import replaced
+from lockstep.sim.plant import replaced
 from lockstep.storage.store import Family
 from lockstep.topology.repairs import BeginRepair
 from lockstep.values.errors import Overloaded

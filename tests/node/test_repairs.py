@@ -14,7 +14,7 @@ from lockstep.metadata.repairs import RepairPart, RepairState
 from lockstep.node.node import Node
 from lockstep.node.work import repair_comparison
 from lockstep.node.work.repair_comparison import parts_that_differ
-from lockstep.sim.replaced import replaced
+from lockstep.sim.plant import replaced
 from lockstep.values.errors import PreconditionError, Rejected
 from lockstep.values.ids import MUTATION_ID_BYTES, NodeId
 from lockstep.values.rows import (

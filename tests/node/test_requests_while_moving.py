@@ -19,7 +19,7 @@ from lockstep.sim.door import clustering_number, command_for, mutation_for
 from lockstep.sim.load.history import Change, Event, History, Look, SeenRow
 from lockstep.sim.load.history import Outcome as End
 from lockstep.sim.mutants import REGISTRY
-from lockstep.sim.replaced import replaced
+from lockstep.sim.plant import replaced
 from lockstep.sim.runtime.probes import DelayRule
 from lockstep.values.errors import LockstepError
 from lockstep.values.ids import Consistency

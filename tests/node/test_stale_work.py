@@ -17,7 +17,7 @@ from lockstep.metadata.directory import NodeState
 from lockstep.metadata.operations import Stage
 from lockstep.node.node import Node
 from lockstep.replica.session_guards import SessionGuards
-from lockstep.sim.replaced import replaced
+from lockstep.sim.plant import replaced
 from lockstep.streaming.stream_target import StreamClient
 from lockstep.topology.transformations import AdvanceOperation, CancelOperation
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range

@@ -18,7 +18,7 @@ from lockstep.schema.view_changes import AlterView, CreateView
 from lockstep.schema.views import unmarking
 from lockstep.sim.door import mutation_for
 from lockstep.sim.load.history import Change
-from lockstep.sim.replaced import replaced
+from lockstep.sim.plant import replaced
 from lockstep.sim.runtime.probes import CrashRule
 from lockstep.storage.store import Batch, Family
 from lockstep.topology.kinds.remove import Remove

@@ -13,8 +13,8 @@ from cassandra.query import UNSET_VALUE, BatchStatement, BatchType, BoundStateme
 
 from lockstep.cql.wire.messages import UNSET
 from lockstep.schema.types import parse_type
-from lockstep.sim.fuzz.binding import Said
-from lockstep.sim.fuzz.client import Told, shape_of
+from lockstep.sim.fuzz.door import Told, shape_of
+from lockstep.sim.fuzz.kinds import Said
 
 
 class _RawRows(ResultMessage):

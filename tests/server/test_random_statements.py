@@ -9,7 +9,7 @@ import pytest
 
 from lockstep.sim.fuzz.changes import Batch, Change
 from lockstep.sim.fuzz.driver import Script, Step, Tally, draw_script, in_cql, play
-from lockstep.sim.fuzz.selecting import FUNCTIONS
+from lockstep.sim.fuzz.queries import FUNCTIONS
 from lockstep.testing import Cluster
 from tests.server.driver_door import DriverDoor
 

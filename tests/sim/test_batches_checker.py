@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.sim.checkers.batches import Batched, Row, check_batches
+from lockstep.sim.checkers.settled import Batched, Row, check_batches
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.load.history import Outcome
 from lockstep.values.ids import NodeId

@@ -23,7 +23,7 @@ from lockstep.quorum.round import End, Round
 from lockstep.replica.messages import ReadReply, WriteRequest
 from lockstep.replica.replica import ReplicaService
 from lockstep.sim.coordinator.script import Verdict, cases, parse_case, play
-from lockstep.sim.replaced import replaced
+from lockstep.sim.plant import replaced
 from lockstep.values.errors import LockstepError
 from lockstep.values.ids import mutation_id
 from lockstep.values.limits import REQUEST_PLANS_MAX

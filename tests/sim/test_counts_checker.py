@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.sim.checkers.counters import Count, check_counts
+from lockstep.sim.checkers.registers import Count, check_counts
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.load.history import Outcome
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.sim.checkers.decisions import Decided, check_decisions
+from lockstep.sim.checkers.registers import Decided, check_decisions
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.load.history import Outcome
 

@@ -7,7 +7,7 @@ import pytest
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.degraded import DEGRADED, Degraded
 from lockstep.metadata.repairs import REPAIRS, Repaired, Repairs, TableRepairs
-from lockstep.sim.checkers.degraded import check_marked
+from lockstep.sim.checkers.ownership import check_marked
 from lockstep.sim.checkers.violation import Violation
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range

@@ -12,8 +12,7 @@ from lockstep.sim.fuzz.door import Door
 from lockstep.sim.fuzz.driver import Difference, Wait, draw_script, in_cql
 from lockstep.sim.fuzz.report import shrunk
 from lockstep.sim.mutants.statements import PLANTS
-from lockstep.sim.plant import Planted
-from lockstep.sim.replaced import replaced
+from lockstep.sim.plant import Planted, replaced
 from lockstep.values.ids import Consistency
 
 #: (bug, a seed whose first tables show it): whole runs look for all of them, `lockstep sim fuzz --planted`.

@@ -7,12 +7,12 @@ from operator import eq
 
 import pytest
 
-from lockstep.sim.checkers.indexes import Row, check_answer, check_index
+from lockstep.sim.checkers.settled import IndexRow, check_answer, check_index
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.load.side_load import int_bytes
 
 
-def row(key: int, value: int | None) -> Row:
+def row(key: int, value: int | None) -> IndexRow:
     return int_bytes(key), None if value is None else int_bytes(value)
 
 
@@ -21,7 +21,7 @@ SEVEN = partial(eq, int_bytes(7))
 
 
 @pytest.mark.parametrize("found", [[], [ONE, OTHER], [ONE, NONE], [ONE, ONE], [row(4, 7)]])
-def test_an_answer_that_differs_from_the_scan_is_refused(found: list[Row]) -> None:
+def test_an_answer_that_differs_from_the_scan_is_refused(found: list[IndexRow]) -> None:
     with pytest.raises(Violation, match="INDEX-1"):
         check_index("v of 7", 1, SEVEN, [ONE, OTHER, NONE], found)
 

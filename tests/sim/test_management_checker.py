@@ -7,7 +7,7 @@ import pytest
 
 from lockstep.metadata.groups.management import EMPTY_STATE, ManagementState, apply
 from lockstep.metadata.groups.management_commands import Action, Admit, Command, Found, Host, RecordVoters
-from lockstep.sim.checkers.management import ManagementMonitor
+from lockstep.sim.checkers.consensus import ManagementMonitor
 from lockstep.sim.checkers.violation import Violation
 from tests.metadata.histories import simple, started
 

@@ -17,9 +17,9 @@ from lockstep.sim.matrix.cells import (
     every_cell,
     why_not,
 )
+from lockstep.sim.matrix.operator import WORK_LABELS, Strike
 from lockstep.sim.matrix.report import pairwise
 from lockstep.sim.matrix.run import Ending, difference, run_cell
-from lockstep.sim.matrix.strike import WORK_LABELS, Strike
 from lockstep.sim.mutants import REGISTRY
 from lockstep.topology.kinds.registry import BY_NAME
 from lockstep.topology.stages import Work

@@ -20,7 +20,7 @@ from _pytest.outcomes import Failed
 
 from lockstep.sim import runner
 from lockstep.sim.mutants import DIRECTED, REGISTRY
-from lockstep.sim.report import noticed_by
+from lockstep.sim.runner import noticed_by
 from lockstep.sim.scenarios import SCENARIOS
 from tests.node import (
     test_batches,

@@ -9,9 +9,8 @@ import time
 import pytest
 
 from lockstep.placement.quorums import Requirement
-from lockstep.sim.drills.placement_runs import layouts
 from lockstep.sim.drills.quorum_check import Case, Side, compare, missing_pairs, quorum_masks
-from lockstep.sim.drills.quorum_report import FLAWS, check
+from lockstep.sim.drills.quorum_report import FLAWS, check, layouts
 
 _SMALL = tuple(layout for layout in layouts((2, 3)) if layout.name != "three dcs 3")
 

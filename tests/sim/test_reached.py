@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from lockstep.sim import nightly, reached
+from lockstep.sim import reached
 from lockstep.sim.reached import Branch, Excuse, Room, Verdict, blind_branches, excuses, functions_of
 from lockstep.sim.scenarios import SCENARIOS
 from lockstep.values.errors import ConfigurationError
@@ -117,7 +117,7 @@ def test_what_runs_is_measured(tmp_path: Path) -> None:
 
 
 def test_the_nightly_set_has_every_scenario_of_a_batch() -> None:
-    names = list(nightly.parts(1, 2))
+    names = list(reached.parts(1, 2))
     for name, scenario in SCENARIOS.items():
         assert (f"{name} 1" in names and f"{name} 2" in names) is scenario.by_default
-    assert nightly.parts(1, 1)["dissemination"]() == ""
+    assert reached.parts(1, 1)["dissemination"]() == ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lockstep.sim import runner
-from lockstep.sim.report import Batch, failure_text, summary
+from lockstep.sim.runner import Batch, failure_text, summary
 from lockstep.sim.scenario import Run, SeedResult
 from lockstep.sim.scenarios import SCENARIOS
 

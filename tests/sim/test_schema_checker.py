@@ -12,7 +12,7 @@ from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.metadata.schema_part import SCHEMA
 from lockstep.schema.changes import CreateKeyspace
 from lockstep.schema.model import Column, ColumnKind, DroppedColumn, Schema
-from lockstep.sim.checkers.schema import WHOLE_EVERY, check_schema
+from lockstep.sim.checkers.log import WHOLE_EVERY, check_schema
 from lockstep.sim.checkers.violation import Violation
 from tests.metadata.histories import History
 from tests.metadata.test_digest import create, history, some_change

@@ -9,7 +9,7 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.groups.membership import PrepareMembership
 from lockstep.metadata.groups.service import SERVICE, Service
 from lockstep.metadata.transformations import Initialize
-from lockstep.sim.checkers.service import check_voters, unsettled_voters
+from lockstep.sim.checkers.log import check_voters, unsettled_voters
 from lockstep.sim.checkers.violation import Violation
 from lockstep.topology.kinds.decommission import Decommission
 from lockstep.topology.transformations import PrepareOperation

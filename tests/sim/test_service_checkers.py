@@ -14,7 +14,7 @@ from lockstep.metadata.groups.service import SERVICE, MembershipChange, Service
 from lockstep.metadata.log.entries import LogEntry, seal
 from lockstep.metadata.log.registry import EntryKind as LogEntryKind
 from lockstep.sim.checkers.consensus import CommittedMonitor, meet
-from lockstep.sim.checkers.service import _check_change, check_entry
+from lockstep.sim.checkers.log import _check_change, check_entry
 from lockstep.sim.checkers.violation import Violation
 from lockstep.values.ids import NodeId
 

@@ -1,24 +1,40 @@
-"""RFT-1, RFT-2 and RFT-3, from what members of the metadata group are handed as committed.
+"""What members of both consensus groups are handed as committed, and what each step machine says of itself.
 
 RFT-1: all members commit the same entries at the same places, over every crash. RFT-2: of every two
-configurations that follow each other, any quorum of the one meets any quorum of the other, and whoever gets
-a vote was a learner before, and holds the log up to the entry that made it one. RFT-3: what a leader commits
+configurations that follow each other, any quorum of the one meets any quorum of the other, and whoever gets a
+vote was a learner before, and holds the log up to the entry that made it one. RFT-3: what a leader commits
 first is durable at a majority of the voters in force there, and ends in an entry of its own term; also when a
-follower that heard of it is handed it before the leader is, whose own disk may be the slower one.
+follower that heard of it is handed it before the leader is, whose own disk may be the slower one. CMG-1: all
+members of the management group have the same state at the same index, over every crash. CMG-2: a repeated
+command changes nothing. CMG-3: nobody is in the directory who was not admitted before, under the cluster id
+that the group's first command gave.
 
-Invariant: the monitor sees every committed entry of every incarnation and remembers the first one seen at
-each place.
+Invariant: a monitor sees every committed entry and command of every incarnation and remembers the first one
+seen at each place. Asking a machine changes nothing of a run; Raft's question is linear in its log and asked
+after every `RAFT_EVERY`-th step of the world's machines together, the others after each of theirs.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import combinations
+from typing import Any
+
+import msgspec
 
 from lockstep.consensus.configuration import Configuration, decode_configuration
 from lockstep.consensus.messages import Entry, EntryKind
 from lockstep.consensus.raft import Raft
+from lockstep.gossip.failure_detector import FailureDetector
+from lockstep.gossip.pulling import Puller
+from lockstep.gossip.soft_state import SoftStates
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.directory import NodeState
+from lockstep.metadata.groups.management import EMPTY_STATE, ManagementState
+from lockstep.metadata.log.tip import Tip
 from lockstep.sim.checkers.violation import Violation
 
 #: (node id) -> that member's consensus; None when it cannot be told now.
@@ -116,3 +132,118 @@ def _holds_quorum(configuration: Configuration, members: Sequence[int]) -> bool:
     """By counting, not by the product's functions."""
     groups = [group for group in (configuration.voters, configuration.outgoing) if group]
     return all(2 * sum(1 for voter in group if voter in members) > len(group) for group in groups)
+
+
+class ManagementMonitor:
+    """`newest` is the state of the highest index that any member applied."""
+
+    def __init__(self) -> None:
+        self.newest: ManagementState = EMPTY_STATE
+        self._states: dict[int, ManagementState] = {}
+        self._ids: dict[bytes, int] = {}
+        self._at: dict[str, ManagementState] = {}
+        #: Every host that was ever admitted, under the ids that the group had.
+        self._admitted: dict[str, None] = {}
+
+    def __call__(self, _now_ns: int, label: str, kind: str, facts: dict[str, Any]) -> None:
+        if kind == "management.began":
+            self._at.pop(label, None)
+        elif kind == "management.installed":
+            self._same(label, facts["state"])
+            self._at[label] = facts["state"]
+        elif kind == "management.applied":
+            self.applied(label, facts["state"], facts["command_id"])
+
+    def applied(self, label: str, state: ManagementState, command_id: bytes) -> None:
+        """`label` is name.incarnation; each member begins with nothing, or with a snapshot."""
+        before = self._at.get(label)
+        if before is not None and state.index <= before.index:
+            raise Violation("CMG-1", f"{label} applied {state.index} after {before.index}")
+        self._at[label] = state
+        if self._same(label, state):
+            return
+        self._states[state.index] = state
+        if state.index < self.newest.index:
+            raise Violation("CMG-1", f"{label} applied {state.index}; nobody did before {self.newest.index}")
+        self._once(label, self.newest, state, command_id)
+        state.validate()
+        self.newest = state
+        self._admitted.update(dict.fromkeys(node.host_id for node in state.nodes))
+
+    def _same(self, label: str, state: ManagementState) -> bool:
+        """Whether another member was at this index before; then it had this state."""
+        known = self._states.get(state.index)
+        if known is None:
+            return False
+        if (known.hash, known.digest) != (state.hash, state.digest):
+            raise Violation("CMG-1", f"{label} has another state at index {state.index}")
+        return True
+
+    def _once(self, label: str, before: ManagementState, after: ManagementState, command_id: bytes) -> None:
+        at = self._ids.setdefault(command_id, after.index)
+        same = msgspec.structs.replace(after, index=before.index, hash=before.hash)
+        if at != after.index and same != before:
+            raise Violation("CMG-2", f"{label} applied the command of index {at} again at {after.index}")
+
+    def first_applied(self, before: ClusterMetadata, after: ClusterMetadata) -> None:
+        """A new epoch of the metadata."""
+        if after.identity.cluster_id != self.newest.cluster_id:
+            raise Violation("CMG-3", f"the metadata is of cluster {after.identity.cluster_id}")
+        for node in after.directory.nodes[len(before.directory.nodes) :]:
+            if node.host_id not in self._admitted:
+                raise Violation("CMG-3", f"node {node.id} is registered and was not admitted")
+
+    def lacking(self, state: ManagementState, metadata: ClusterMetadata) -> str:
+        """What a member's state lacks of all that was applied and recorded; empty when nothing."""
+        if state.index != self.newest.index:
+            return f"index {state.index}, not {self.newest.index}"
+        if state.voters.voters != tuple(metadata.voters):
+            return f"voters {state.voters.voters}, not {tuple(metadata.voters)}"
+        known = {node.host_id: int(node.node_id) for node in state.nodes}
+        wanted = {
+            node.host_id: int(node.id)
+            for node in metadata.directory.nodes
+            if node.state is not NodeState.LEFT
+        }
+        return "" if known == wanted else f"nodes {sorted(known.values())}, not {sorted(wanted.values())}"
+
+
+#: A prime, so that no rhythm of ticks and messages meets the same machine always.
+RAFT_EVERY = 7
+_MACHINES: tuple[tuple[type, int], ...] = (
+    (Raft, RAFT_EVERY),
+    (Tip, 1),
+    (Puller, 1),
+    (FailureDetector, 5),
+    (SoftStates, 5),
+)
+
+
+def self_checking() -> list[tuple[Any, str, Any]]:
+    """What to replace for the time of a run: every step of a machine, by one that asks afterwards."""
+    changes: list[tuple[Any, str, Any]] = []
+    for machine, every in _MACHINES:
+        asked = _Asked(every)
+        for name, step in vars(machine).items():
+            if inspect.isfunction(step) and not name.startswith("_") and name != "validate":
+                changes.append((machine, name, asked.after(step)))
+    return changes
+
+
+class _Asked:
+    """One machine's steps; every so many of them it validates itself."""
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._steps = 0
+
+    def after(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(step)
+        def checked(machine: Any, *args: Any, **named: Any) -> Any:
+            found = step(machine, *args, **named)
+            self._steps += 1
+            if self._steps % self._every == 0:
+                machine.validate()
+            return found
+
+        return checked

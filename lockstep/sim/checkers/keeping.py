@@ -1,42 +1,140 @@
-"""What is looked at in each node: who takes rows, which hints it forgets, and what it left with.
+"""What is looked at in each node: who takes rows, which hints it forgets, what it wiped, and what it left
+with.
 
-Invariant: a node is looked at from the moment on in which it has read its disk.
+Invariant: a node is looked at from the moment on in which it has read its disk, in the very step that it
+takes, by what disks certainly hold then.
 
-What a node left with: each hint that it kept as it left is with somebody, or recorded as lacking.
-
-Invariant: judged as its process is stopped for good, by what disks certainly hold then. Of a node that was
-ended before it said that it was done, only what it kept as the last stage began; of one that was away in the
-last stage, nothing.
-
-Who takes rows: only replicas, by what they themselves know in the very step in which they take them.
-
-Invariant: a hint or a repair that was planned before its replica group changed leaves nothing on a node that
-is no replica any more; else it lay there, out of everybody's sight, until the node gets the range again.
+Hints are gone only when their replica has the write, when another node keeps them, or with a mark. Not
+judged: what was owed to a replica that is none any more, or whose group has changed since, for it may be
+emptied by now; and nothing where deletions are purged. What a node leaves with is with somebody, or recorded
+as lacking. Of a node that was ended before it said that it was done, only what it kept as the last stage
+began; of one that was away in the last stage, nothing. Only replicas take rows, by what they themselves know
+in the very step: a hint or a repair that was planned before its replica group changed leaves nothing on a
+node that is no replica any more. REP-3 and TAB-1 on disks: who said that it wiped what is not its own holds
+none of it as the stage ends; else a cancelled newcomer brings rows back that are deleted and purged
+elsewhere. Only nodes that ended such work since the stage began are judged; one that was dead is excused, and
+wipes before it becomes pending again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from lockstep.handoff.hint_records import Hint, all_hints, bounds_of, decode_hint, target_of
+from lockstep.handoff.hint_records import DroppedHints, Hint, all_hints, bounds_of, decode_hint, target_of
+from lockstep.handoff.hint_store import Stored
 from lockstep.internode import verbs
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.degraded import Degraded
-from lockstep.metadata.operations import Stage
+from lockstep.metadata.operations import Operation, Stage
 from lockstep.node.node import Node
+from lockstep.node.work.worker import gained_ranges, lost_ranges
 from lockstep.placement.placements import ReplicaGroup
 from lockstep.replica.messages import WriteReply, WriteRequest
-from lockstep.sim.checkers.owed import OwedHints, lacking_of
 from lockstep.sim.checkers.replicas import DurableContent
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.cluster import SimCluster
 from lockstep.sim.faults.leavers import attach_heir
+from lockstep.topology.kind import stage_row
 from lockstep.topology.kinds.decommission import Decommission
+from lockstep.topology.stages import DELETING, Work
 from lockstep.values.errors import LockstepError
 from lockstep.values.ids import NodeId
 from lockstep.values.rows import Mutation
+
+#: Of the hints that one step forgets, so many are judged: to read disks takes long.
+_JUDGED_MAX = 4
+
+
+class OwedHints:
+    """`disks`: what is durable by node, of those that have all that they should."""
+
+    def __init__(self, cluster: SimCluster, disks: Callable[[], dict[NodeId, DurableContent]]) -> None:
+        self._cluster = cluster
+        self._disks = disks
+
+    def attach(self, name: str, node: Node) -> None:
+        """Look at all that a node's store forgets from now on."""
+        store = node.data.hints.store
+        delete: Callable[..., int] = store.delete
+
+        def judged(hints: Sequence[Stored], marks: Sequence[DroppedHints] = ()) -> int:
+            try:
+                self.forgotten(name, node.log.cluster, hints, marks)
+            except Violation as found:
+                self._cluster.world.fail("monitor", name, str(found), found)
+            return delete(hints, marks)
+
+        patched: Any = store
+        patched.delete = judged
+
+    def forgotten(
+        self,
+        name: str,
+        known: ClusterMetadata,
+        hints: Sequence[Stored],
+        marks: Sequence[DroppedHints],
+    ) -> None:
+        """HINT-1: judge what `name`, whose metadata is `known`, forgets."""
+        left = [one for one in hints if known.table(one.hint.mutation.table_id) is not None]
+        left = [one for one in left if not _is_marked(one, marks)]
+        if not left or self._cluster.purges:
+            return
+        newest = self._cluster.newest
+        disks = self._disks()
+        for content in disks.values():
+            content.refresh()
+        own = self._cluster.node_id(name)
+        for one in left[:_JUDGED_MAX]:
+            target, _ = target_of(one.key)
+            others = [content for node, content in disks.items() if node != own]
+            if any(content.get(one.key) is not None for content in others):
+                self._cluster.fact("a hint was handed on")
+            elif _may_have_lost_it(newest, target, one.hint) or target not in disks:
+                continue
+            elif lacking := list(lacking_of(disks[target], one.hint.mutation)):
+                raise Violation(
+                    "HINT-1", f"{name} forgets a hint of node {target}, which lacks timestamps {lacking}"
+                )
+            else:
+                self._cluster.fact("a hint was delivered")
+
+
+def _is_marked(stored: Stored, marks: Sequence[DroppedHints]) -> bool:
+    target, _ = target_of(stored.key)
+    mutation = stored.hint.mutation
+    return any(
+        mark.node == target
+        and mark.table_id == mutation.table_id
+        and (mark.left < mutation.token <= mark.right or mark.left >= mark.right)
+        for mark in marks
+    )
+
+
+def _may_have_lost_it(cluster: ClusterMetadata, target: NodeId, hint: Hint) -> bool:
+    for keyspace in cluster.schema.keyspaces:
+        if any(table.id == hint.mutation.table_id for table in keyspace.tables):
+            group = cluster.group_for(keyspace.replication, hint.mutation.token)
+            return target not in group.writes or group.epoch > hint.epoch
+    return True
+
+
+def lacking_of(content: DurableContent, mutation: Mutation) -> Iterator[int]:
+    """Timestamps of the mutation above all that its place holds."""
+    table, key = mutation.table_id, mutation.key
+    places: list[tuple[bytes, int]] = []
+    if mutation.deletion is not None:
+        places.append((b"", mutation.deletion.timestamp_us))
+    places += [(gone.start, gone.deletion.timestamp_us) for gone in mutation.range_deletions]
+    for row in mutation.rows:
+        stamps = [cell.timestamp_us for cell in row.cells]
+        stamps += [part.timestamp_us for part in (row.liveness, row.deletion) if part is not None]
+        places += [(row.clustering, max(stamps))] if stamps else []
+    for clustering, timestamp_us in places:
+        if content.state(table, key, clustering)[0] < timestamp_us:
+            yield timestamp_us
+
 
 #: What is told of those that come as their group changes.
 _NAMES: Final[dict[int, str]] = {verbs.HINT: "a hint", verbs.READ_REPAIR: "a read repair"}
@@ -255,3 +353,61 @@ class Keeping:
         self._owed.attach(name, node)
         self._receiving.attach(name, node)
         self.left.loaded(name, node)
+
+
+_DONE = "work.done"
+
+
+class Emptied:
+    """`entered` and `left` are told of each stage. `done`: how often the process of a node ended work."""
+
+    def __init__(
+        self,
+        content: Callable[[NodeId], DurableContent | None],
+        done: Callable[[NodeId], int],
+        fact: Callable[[str], None],
+    ) -> None:
+        self._content = content
+        self._done = done
+        self._fact = fact
+        self._before: dict[tuple[int, Stage], Mapping[NodeId, int]] = {}
+
+    def entered(self, operation: Operation) -> None:
+        if self._deletes(operation) is not None:
+            nodes = {node: None for transition in operation.transitions for node in transition.union}
+            self._before[operation.id, operation.stage] = {node: self._done(node) for node in nodes}
+
+    def left(self, cluster: ClusterMetadata, operation: Operation) -> None:
+        """Raises Violation. `cluster` is the value before the entry that left the stage."""
+        work = self._deletes(operation)
+        counts = self._before.pop((operation.id, operation.stage), {})
+        if work is None:
+            return
+        ranges_of = gained_ranges if work is Work.DISCARD else lost_ranges
+        for node, count in counts.items():
+            content = self._content(node)
+            if self._done(node) <= count or content is None:
+                continue
+            content.refresh()
+            for replication, ranges in ranges_of(operation, node):
+                tables = [
+                    table.id
+                    for keyspace in cluster.schema.keyspaces
+                    if keyspace.replication == replication
+                    for table in keyspace.tables
+                ]
+                for range_ in ranges:
+                    if held := content.held(tables, range_):
+                        raise Violation(
+                            "REP-3",
+                            f"node {node} ended the work of {operation.title()} in {operation.stage} and "
+                            f"still holds {held} partitions of {range_}",
+                        )
+                self._fact(
+                    "a newcomer was emptied" if work is Work.DISCARD else "a former replica was emptied"
+                )
+
+    @staticmethod
+    def _deletes(operation: Operation) -> Work | None:
+        work = stage_row(operation).work
+        return work if work in DELETING else None

@@ -36,8 +36,7 @@ from importlib import resources
 import msgspec
 
 from lockstep.sim.coordinator.history import CaseHistory
-from lockstep.sim.coordinator.peers import PORT, ScriptedPeer
-from lockstep.sim.coordinator.stage import Request, Stage
+from lockstep.sim.coordinator.stage import PORT, Request, ScriptedPeer, Stage
 from lockstep.sim.coordinator.wording import Wording
 from lockstep.values.ids import Consistency
 

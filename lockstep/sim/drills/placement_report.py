@@ -20,7 +20,7 @@ from lockstep.placement.deltas import changes
 from lockstep.placement.strategies import Center, Seats, seats
 from lockstep.sim.drills.placement_drill import Drill, Setting
 from lockstep.sim.drills.placement_model import Circle, Model
-from lockstep.sim.replaced import replaced
+from lockstep.sim.plant import replaced
 from lockstep.topology import planning, replication_change
 from lockstep.topology.kinds import (
     bootstrap,

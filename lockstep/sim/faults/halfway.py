@@ -1,16 +1,22 @@
-"""Faults that strike between two steps which belong together, and what was seen of them.
+"""Faults that strike between two steps which belong together, and on writes that one running replica alone
+has: of the quorum that acknowledged them the other is down or gone.
 
 Invariant: each waits for a place in the code that says the first step is done, and strikes in that very
-instant: what the process does next reaches nobody, or does not happen.
+instant: what the process does next reaches nobody, or does not happen. At most one replica at a time loses
+what it holds, so operations that fill new replicas meanwhile either find the one that has it or wait.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
 
+from lockstep.metadata.operations import Operation, Stage, Transition
 from lockstep.replica.ballot_rows import command_for, state_in
+from lockstep.sim.checkers.registers import NOTHING, Place, State
+from lockstep.sim.checkers.replicas import AcknowledgedWrites, DurableContent
 from lockstep.sim.cluster import SimCluster
-from lockstep.sim.door import KEYSPACE
+from lockstep.sim.door import KEYSPACE, clustering_bytes
 from lockstep.sim.faults.lost_stores import HARMS, may_lose
 from lockstep.sim.runtime.probes import CrashRule, DelayRule
 from lockstep.sim.runtime.process import KILL, POWER
@@ -21,6 +27,7 @@ from lockstep.values.tokens import token_of
 
 if TYPE_CHECKING:
     from lockstep.sim.faults.nemesis import Nemesis
+
 
 _DECIDED = "conditional.decided"
 _COUNTER_READ = "counter.read"
@@ -88,3 +95,97 @@ def lacks_decision(cluster: SimCluster, table_name: str, key: bytes, value: byte
     newest = max((one.ballot for one in known if one is not None), default=None)
     decided = [one for one in known if one is not None and one.ballot == newest]
     return 0 < len(decided) < len(known) and value in decided[0].value
+
+
+#: A fact: ranges were handed on while who gave them up was down or gone, and one running replica alone had
+#: something of what a quorum had acknowledged there.
+LONE: Final = "a range was filled when its giver was dead and one replica alone held a write"
+_REPLICAS_MIN = 3
+#: How often both holders are down for a while.
+_BOTH_DEAD = 0.5
+_STREAMS = "stream.source.drained"
+
+
+def lone_holder(nemesis: Nemesis, draw: Stream) -> None:
+    """When all is well, one replica of a range is cut off and misses writes; once it is back another one is
+    down for long and somebody joins; perhaps the third one, too, is lost as it begins to stream."""
+    cluster = nemesis.cluster
+    newest = cluster.newest
+    keyspace = newest.schema.by_name.get(KEYSPACE)
+    names = cluster.in_service()
+    if keyspace is None or newest.operations or not all(cluster.ready(name) for name in names):
+        return
+    group = draw.choice(newest.placements.ring(keyspace.replication).ranges).group.reads
+    if len(group) < _REPLICAS_MIN:
+        return
+    missing, dead, third = draw.sample([cluster.name_of(node) for node in group], _REPLICAS_MIN)
+    host = cluster.processes[missing].host
+    others = [other for other in cluster.hosts() if other != host]
+    cut_s, down_s = 0.5 + draw.random() * 1.5, draw.choice((4.0, 10.0)) * (0.5 + draw.random())
+    kind = POWER if draw.random() < 0.5 else KILL
+    both = draw.random() < _BOTH_DEAD
+
+    def strike() -> None:
+        nemesis.crash(dead, kind, down_s)
+        if both:
+            rule = CrashRule(
+                label=_STREAMS, process=third, kind=kind, probability=1.0, restart_after_s=down_s / 2
+            )
+            nemesis.add_rule(rule, seconds=down_s)
+        free = [name for name in cluster.parked if not cluster.node_id(name)]
+        if free:
+            cluster.start_node(free[0])
+
+    cluster.world.count("fault.lone_holder")
+    nemesis.cut([host], others, symmetric=True, seconds=cut_s)
+    nemesis.later(cut_s, strike)
+
+
+class LoneHolders:
+    """Listens to stages. `disks` gives what each node that has its disk durably holds."""
+
+    def __init__(
+        self,
+        cluster: SimCluster,
+        disks: Callable[..., Mapping[NodeId, DurableContent]],
+        rows_per_partition: int,
+    ) -> None:
+        self._cluster = cluster
+        self._disks = disks
+        self._rows = rows_per_partition
+
+    def stage(self, operation: Operation, stage: Stage | None) -> None:
+        """Look when the new replicas are filled: reads are about to move to them."""
+        if stage is not Stage.WRITE_BOTH_READ_NEW:
+            return
+        cluster = self._cluster
+        newest = AcknowledgedWrites(cluster.history.events, self._rows).newest
+        contents = self._disks(cluster.newest)
+        for content in contents.values():
+            content.refresh()
+        wanted = [one for places in newest.values() for one in places.items()]
+        if any(self._is_lone(transition, wanted, contents) for transition in operation.transitions):
+            cluster.fact(LONE)
+
+    def _is_lone(
+        self,
+        transition: Transition,
+        wanted: list[tuple[Place, State]],
+        contents: Mapping[NodeId, DurableContent],
+    ) -> bool:
+        if not transition.gained or all(self._runs(node) for node in transition.lost):
+            return False
+        there = [node for node in transition.old if node in contents and self._runs(node)]
+        for (name, key, row), state in wanted:
+            table = self._cluster.newest.schema.table(KEYSPACE, name)
+            if table is None or not transition.range.contains(token_of(key)) or state == NOTHING:
+                continue
+            clustering = clustering_bytes(row)
+            holders = [n for n in there if contents[n].state(table.id, key, clustering) >= state]
+            if len(holders) == 1 and len(there) > 1:
+                return True
+        return False
+
+    def _runs(self, node: NodeId) -> bool:
+        name = self._cluster.name_of(node)
+        return self._cluster.node_id(name) == node and name in self._cluster.live()

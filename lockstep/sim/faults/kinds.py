@@ -13,8 +13,7 @@ import msgspec
 
 from lockstep.node.processors.gated import Held
 from lockstep.sim.faults.data_centres import cut_dc, lose_dc
-from lockstep.sim.faults.halfway import linger_counting, strand_decision, wipe_counting
-from lockstep.sim.faults.lone_holders import lone_holder
+from lockstep.sim.faults.halfway import linger_counting, lone_holder, strand_decision, wipe_counting
 from lockstep.sim.faults.lost_stores import lose_store
 from lockstep.sim.load.history import Event
 from lockstep.sim.runtime.probes import CrashRule, DelayRule

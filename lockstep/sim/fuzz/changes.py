@@ -1,27 +1,133 @@
-"""Statements that change rows: as text, and as what they add to the facts.
+"""Statements that change rows, alone or together in a batch, also if conditions hold: as text, and as what
+they add to the facts.
 
 Invariant: `apply` answers what the product must answer: None, the rows of a condition, or an error's code,
-and then nothing was changed.
-
-Changes that are made if conditions hold, alone or together in a batch.
-
-Invariant: all conditions are judged by what was visible before any of the changes.
+and then nothing was changed. All conditions are judged by what was visible before any of the changes. `say`
+is asked for every value of a statement once, in the order in which they stand there.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
 from lockstep.cql.wire.messages import UNSET, Unset, Value
-from lockstep.sim.fuzz import kinds, wording
-from lockstep.sim.fuzz.binding import Say
-from lockstep.sim.fuzz.facts import Cell, Content, Mark, Row, Seen
-from lockstep.sim.fuzz.relations import Relation, condition_holds, keys_of
+from lockstep.sim.fuzz import kinds
+from lockstep.sim.fuzz.facts import (
+    Cell,
+    Content,
+    Mark,
+    Relation,
+    Row,
+    Seen,
+    condition_holds,
+    keys_of,
+    where_text,
+)
+from lockstep.sim.fuzz.kinds import BESIDE, BIGINT, INT, TEXT, Say
 from lockstep.sim.fuzz.tables import Column, Table, rank, star
+
+
+def text_of(change: Change, table: Table, say: Say) -> str:
+    return _TEXTS[change.verb](change, table, say)
+
+
+def batch_text(batch: Batch, table: Table, say: Say) -> str:
+    sort = sort_of(batch, table)
+    beside = batch.stamp is None or batch.way & BESIDE
+    using = "" if beside else f" USING TIMESTAMP {say(BIGINT, batch.stamp)}"
+    changes = "; ".join(change.text(table, say) for change in batch.changes)
+    return f"BEGIN {sort}{' ' if sort else ''}BATCH{using} {changes}; APPLY BATCH"
+
+
+def sort_of(batch: Batch, table: Table) -> str:
+    return "COUNTER" if table.counters else "" if batch.logged else "UNLOGGED"
+
+
+def _using(change: Change, say: Say) -> str:
+    beside = change.stamp is None or change.way & BESIDE
+    parts = [] if beside else [f"TIMESTAMP {say(BIGINT, change.stamp)}"]
+    parts += [] if change.ttl_s is None else [f"TTL {say(INT, change.ttl_s)}"]
+    return f" USING {' AND '.join(parts)}" if parts else ""
+
+
+def _given(change: Change) -> list[tuple[str, Any]]:
+    pairs = [(relation.columns[0], relation.value) for relation in change.where]
+    return pairs + [(part.column, part.value) for part in change.assignments]
+
+
+def _insert_text(change: Change, table: Table, say: Say) -> str:
+    given = _given(change)
+    absent = " IF NOT EXISTS" if change.exists else ""
+    if change.as_json:
+        row = {name: kinds.plain_json(table.column(name).kind, value) for name, value in given}
+        said = say(TEXT, json.dumps(row))
+        return f"INSERT INTO {table.path} JSON {said} DEFAULT {change.as_json}{absent}{_using(change, say)}"
+    names = ", ".join(name for name, _ in given)
+    values = ", ".join(say(table.column(name).kind, value) for name, value in given)
+    return f"INSERT INTO {table.path} ({names}) VALUES ({values}){absent}{_using(change, say)}"
+
+
+def _update_text(change: Change, table: Table, say: Say) -> str:
+    using = _using(change, say)
+    sets = ", ".join(_assignment_text(part, table, say) for part in change.assignments)
+    where = where_text(table, change.where, say)
+    return f"UPDATE {table.path}{using} SET {sets}{where}{_if_text(change, table, say)}"
+
+
+def _delete_text(change: Change, table: Table, say: Say) -> str:
+    what = ", ".join(_dropped(part, table, say) for part in change.assignments)
+    head = f"DELETE {what}{' ' if what else ''}FROM {table.path}{_using(change, say)}"
+    return f"{head}{where_text(table, change.where, say)}{_if_text(change, table, say)}"
+
+
+_TEXTS: Final = {"INSERT": _insert_text, "UPDATE": _update_text, "DELETE": _delete_text}
+
+
+def _if_text(change: Change, table: Table, say: Say) -> str:
+    if change.exists:
+        return " IF EXISTS"
+    return " IF " + " AND ".join(c.text(table, say) for c in change.conditions) if change.conditions else ""
+
+
+def _assignment_text(part: Assignment, table: Table, say: Say) -> str:
+    kind = table.column(part.column).kind
+    name = part.column
+    if part.how == "put":
+        place = _said_place(name, kind, part.key, say)
+        return f"{place} = {say(_part(kind, part.key), part.value)}"
+    if part.how == "count":
+        falls = part.value is not UNSET and part.value < 0
+        amount = -part.value if falls else part.value
+        return f"{name} = {name} {'-' if falls else '+'} {say(BIGINT, amount)}"
+    if part.how == "set":
+        return f"{name} = {say(kind, part.value)}"
+    if part.how == "prepend":
+        return f"{name} = {say(kind, part.value)} + {name}"
+    of = kinds.Kind("set", kind.parts[:1]) if part.how == "remove" and kind.name == "map" else kind
+    sign = "+" if part.how == "add" else "-"
+    return f"{name} = {name} {sign} {say(of, part.value)}"
+
+
+def _dropped(part: Assignment, table: Table, say: Say) -> str:
+    if part.key is None:
+        return part.column
+    return _said_place(part.column, table.column(part.column).kind, part.key, say)
+
+
+def _said_place(name: str, kind: kinds.Kind, key: Any, say: Say) -> str:
+    if kind.name == "udt":
+        return f"{name}.{kind.fields[key]}"
+    return f"{name}[{say(INT if kind.name == 'list' else kind.parts[0], key)}]"
+
+
+def _part(kind: kinds.Kind, key: Any) -> kinds.Kind:
+    return kind.parts[key] if kind.name == "udt" else kind.parts[-1]
+
 
 #: Columns of a clustering; None where only static content is meant.
 _At = tuple[Any, ...] | None
@@ -173,7 +279,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     way: int = 0
 
     def text(self, table: Table, say: Say) -> str:
-        return wording.text_of(self, table, say)
+        return text_of(self, table, say)
 
     @property
     def is_conditional(self) -> bool:
@@ -193,7 +299,7 @@ class Batch(msgspec.Struct, frozen=True):
     way: int = 0
 
     def text(self, table: Table, say: Say) -> str:
-        return wording.batch_text(self, table, say)
+        return batch_text(self, table, say)
 
     def apply(self, content: Content, moment: Moment) -> Answer:
         if any(change.is_conditional for change in self.changes):

@@ -18,18 +18,16 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 
-from lockstep.sim.fuzz import kinds, wording
-from lockstep.sim.fuzz.altering import Alter, AlterType, Rename
-from lockstep.sim.fuzz.binding import BESIDE, MESSAGE, Binder, Said, ahead_s, shown
+from lockstep.sim.fuzz import changes, kinds
+from lockstep.sim.fuzz.altering import Alter, AlterType, Rename, ViewLook, draw_views, table_of
 from lockstep.sim.fuzz.changes import Answer, Batch, Change, Moment, Truncate, Wrong
-from lockstep.sim.fuzz.client import Told
-from lockstep.sim.fuzz.door import NOT_DONE, UNKNOWN, Door
+from lockstep.sim.fuzz.door import NOT_DONE, UNKNOWN, Door, Told
 from lockstep.sim.fuzz.facts import Content
 from lockstep.sim.fuzz.generators import Changes
+from lockstep.sim.fuzz.kinds import BESIDE, MESSAGE, Binder, Said, ahead_s, shown
 from lockstep.sim.fuzz.queries import Look
 from lockstep.sim.fuzz.query_generators import Looks
 from lockstep.sim.fuzz.tables import Column, Table, draw_added, draw_table, star
-from lockstep.sim.fuzz.views import ViewLook, draw_views, table_of
 from lockstep.sim.runtime.streams import Stream, stream
 
 #: Names that columns of a key get: more than it has columns.
@@ -265,7 +263,7 @@ def said(step: Statement, table: Table, now_s: int = 0) -> Said:
     stamp = step.stamp if isinstance(step, Change | Batch) and way & BESIDE else None
     binder = Binder(way)
     if isinstance(step, Batch) and way & MESSAGE:
-        sort = wording.sort_of(step, table)
+        sort = changes.sort_of(step, table)
         parts = tuple(said(change, table) for change in step.changes)
         return msgspec.structs.replace(binder.said(sort, step.stamp, now_s), batched=parts)
     return binder.said(step.text(table, binder), stamp, now_s)

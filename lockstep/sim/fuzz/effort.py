@@ -18,10 +18,9 @@ import msgspec
 from lockstep.replica import replica
 from lockstep.server.statements import batch_writes, execution
 from lockstep.server.statements.long_statements import LongStatements
-from lockstep.sim.fuzz.binding import Said
 from lockstep.sim.fuzz.door import Door
-from lockstep.sim.plant import Planted
-from lockstep.sim.replaced import replaced
+from lockstep.sim.fuzz.kinds import Said
+from lockstep.sim.plant import Planted, replaced
 from lockstep.sim.runtime import loop as loop_module
 from lockstep.sim.runtime.streams import Stream, stream
 from lockstep.sim.runtime.world import World

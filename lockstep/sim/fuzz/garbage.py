@@ -17,9 +17,9 @@ from lockstep.cql.wire.frames import encode_request
 from lockstep.cql.wire.messages import BatchStatement, QueryParameters
 from lockstep.cql.wire.segments import encode_segments
 from lockstep.runtime.ports import Runtime
-from lockstep.sim.fuzz.binding import Binder
 from lockstep.sim.fuzz.door import Door
 from lockstep.sim.fuzz.generators import Changes
+from lockstep.sim.fuzz.kinds import Binder
 from lockstep.sim.fuzz.query_generators import Looks
 from lockstep.sim.fuzz.tables import draw_table
 from lockstep.sim.runtime.streams import Stream, stream

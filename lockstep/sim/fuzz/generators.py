@@ -16,9 +16,9 @@ import msgspec
 
 from lockstep.cql.wire.messages import UNSET, Unset
 from lockstep.sim.fuzz import kinds
-from lockstep.sim.fuzz.binding import BESIDE, BOUND, EVERY, KEEPS_TIME, MESSAGE, PREPARED, way_of
 from lockstep.sim.fuzz.changes import Assignment, Batch, Change, Truncate, Wrong
-from lockstep.sim.fuzz.relations import Relation
+from lockstep.sim.fuzz.facts import Relation
+from lockstep.sim.fuzz.kinds import BESIDE, BOUND, EVERY, KEEPS_TIME, MESSAGE, PREPARED, way_of
 from lockstep.sim.fuzz.tables import Column, Table
 from lockstep.sim.runtime.streams import Stream
 

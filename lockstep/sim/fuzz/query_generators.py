@@ -16,11 +16,17 @@ import msgspec
 
 from lockstep.cql.wire.messages import UNSET
 from lockstep.sim.fuzz import kinds
-from lockstep.sim.fuzz.facts import Content
+from lockstep.sim.fuzz.facts import Content, Relation
 from lockstep.sim.fuzz.generators import UNORDERED, Changes
-from lockstep.sim.fuzz.queries import Look, named_keys, needs_filtering
-from lockstep.sim.fuzz.relations import Relation
-from lockstep.sim.fuzz.selecting import AGGREGATES, OF_COLLECTIONS, TIMES, Selector
+from lockstep.sim.fuzz.queries import (
+    AGGREGATES,
+    OF_COLLECTIONS,
+    TIMES,
+    Look,
+    Selector,
+    named_keys,
+    needs_filtering,
+)
 from lockstep.sim.fuzz.tables import Column, Table
 from lockstep.sim.runtime.streams import Stream
 

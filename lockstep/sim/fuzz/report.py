@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from lockstep.sim.fuzz.altering import Alter, AlterType, Rename
+from lockstep.sim.fuzz.altering import Alter, AlterType, Rename, ViewLook
 from lockstep.sim.fuzz.changes import Batch, Change
 from lockstep.sim.fuzz.door import Door
 from lockstep.sim.fuzz.driver import (
@@ -31,7 +31,6 @@ from lockstep.sim.fuzz.driver import (
     play,
 )
 from lockstep.sim.fuzz.queries import Look
-from lockstep.sim.fuzz.views import ViewLook
 from lockstep.sim.plant import Planted
 from lockstep.sim.runner import planted_bugs
 from lockstep.values.errors import ConfigurationError

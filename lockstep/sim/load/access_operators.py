@@ -1,13 +1,15 @@
 """Operators who make roles, grant, revoke and drop them, and who ask for what can never be in order.
 
-Invariant (REF-1): what is wrong at every epoch is never acknowledged. ACC-1: at the epoch of a dropped role
-nothing names it, what was granted is there, and memberships have no circle.
+Invariant (REF-1): what is wrong at every epoch after the first is refused by any leader, whatever else is
+under way, and what it names is never made by anybody else: an acknowledgement is a violation. ACC-1: at the
+epoch of a dropped role nothing names it, what was granted is there, and memberships have no circle.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any, Final
 
 from lockstep.metadata.access.permissions import ChangePermissions
 from lockstep.metadata.access.role_changes import (
@@ -16,18 +18,257 @@ from lockstep.metadata.access.role_changes import (
     ChangeRole,
     CreateRole,
     DropRole,
+    RoleChange,
 )
 from lockstep.metadata.access.roles import Access
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.excluded import ExcludeNodes, IncludeNodes
+from lockstep.metadata.features import EnableFeatures
+from lockstep.metadata.groups.membership import (
+    AdvanceMembership,
+    CancelMembership,
+    PrepareMembership,
+    ServiceWish,
+    SetService,
+)
 from lockstep.metadata.log.registry import EntryKind
-from lockstep.metadata.transformations import SetExtension
+from lockstep.metadata.log.snapshot_entries import TakeSnapshot, TruncateLog
+from lockstep.metadata.operations import Stage
+from lockstep.metadata.repairs import RepairPart, RepairState
+from lockstep.metadata.requests import Policy
+from lockstep.metadata.transformations import Founder, Initialize, Register, SetExtension, UpdateNode
 from lockstep.runtime.ports import Runtime
+from lockstep.schema.model import Replication
 from lockstep.sim.checkers.log import Submitted
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.door import KEYSPACE
 from lockstep.sim.load.operators import Operators
-from lockstep.sim.load.wrong_wishes import Wish, wrong_wishes
 from lockstep.sim.runtime.streams import Stream
+from lockstep.topology.force_remove import ForceRemove, MarkRepaired
+from lockstep.topology.kinds.bootstrap import Bootstrap
+from lockstep.topology.kinds.decommission import Decommission
+from lockstep.topology.kinds.move import Move
+from lockstep.topology.kinds.rebuild import Rebuild
+from lockstep.topology.kinds.remove import Remove
+from lockstep.topology.kinds.replace import Replace
+from lockstep.topology.kinds.replication import ReplicationChange
+from lockstep.topology.repairs import BeginRepair, EndRepair
+from lockstep.topology.requests import CancelRequest, EnqueueRequest, FailRequest
+from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
+from lockstep.values.ids import NodeId
+from lockstep.values.limits import (
+    EXTENSION_NAME_CHARACTERS_MAX,
+    METADATA_VOTERS_MAX,
+    ROLE_NAME_CHARACTERS_MAX,
+    SERVICE_TEXT_CHARACTERS_MAX,
+    TOKENS_PER_NODE_MAX,
+)
+from lockstep.values.tokens import FULL_RING, TOKEN_MAX, TOKEN_MIN
+
+Wish = tuple[EntryKind, Any]
+
+#: Ids that no run reaches.
+_NOBODY: Final = NodeId(60_000)
+_NEVER: Final = 1 << 40
+_NO_KEYSPACE: Final = "nowhere"
+_NO_ROLE: Final = "nobody"
+_FEATURE: Final = "of_another_time"
+_LONG: Final = "x" * (SERVICE_TEXT_CHARACTERS_MAX + 1)
+_ONE_REPLICA: Final = Replication("SimpleStrategy", (("replication_factor", 1),))
+
+
+def wrong_wishes(cluster: ClusterMetadata) -> tuple[Wish, ...]:
+    """All of them, about the nodes of this value."""
+    return (
+        *_of_nodes(cluster),
+        *_of_voters(cluster),
+        *_of_roles(),
+        *_of_the_log(cluster),
+        *_of_repairs(cluster),
+        *_of_operations(cluster),
+        *_of_requests(cluster),
+    )
+
+
+def _of_nodes(cluster: ClusterMetadata) -> list[Wish]:
+    """A second founding, newcomers that do not fit, and facts about nodes that are not there."""
+    nodes = cluster.directory.nodes
+    known = nodes[0]
+    founder = Founder("h", "127.0.9.9", 1, 2, 3, known.dc, known.rack, (1,))
+    new = ("a host of its own", "127.0.9.9", 7000, 9042, 7080, known.dc, known.rack)
+    ports = ("127.0.9.9", 7000, 9042, 7080, "1")
+    registers = [
+        Register(known.host_id, *new[1:]),
+        Register(new[0], new[1], 7000, 7000, *new[4:]),
+        Register(*new[:5], "", new[6]),
+        Register(*new, num_tokens=-1),
+        Register(*new, log_version=0),
+        Register(*new, features=()),
+        Register(*new, replaces=_NOBODY),
+        Register(*new[:6], "another rack", replaces=known.id),
+        Register(*new, replaces=known.id, num_tokens=0),
+    ]
+    updates = [UpdateNode(_NOBODY, *ports), UpdateNode(known.id, *ports, features=())]
+    updates += [UpdateNode(known.id, *ports, log_version=0)]
+    updates += [UpdateNode(node.id, *ports) for node in nodes if node.state.value == "left"][:1]
+    return [
+        (EntryKind.INITIALIZE, Initialize("another cluster", "other", (founder,))),
+        *((EntryKind.REGISTER, one) for one in registers),
+        *((EntryKind.UPDATE_NODE, one) for one in updates),
+        (EntryKind.EXCLUDE_NODES, ExcludeNodes(())),
+        (EntryKind.EXCLUDE_NODES, ExcludeNodes((known.id,), _LONG)),
+        (EntryKind.EXCLUDE_NODES, ExcludeNodes((_NOBODY,))),
+        *(
+            (EntryKind.EXCLUDE_NODES, ExcludeNodes((node.id,)))
+            for node in nodes
+            if node.state.value == "left"
+        ),
+        (EntryKind.INCLUDE_NODES, IncludeNodes((_NOBODY, _NOBODY), (1, 1))),
+        (EntryKind.INCLUDE_NODES, IncludeNodes((_NOBODY,), ())),
+        (EntryKind.INCLUDE_NODES, IncludeNodes((_NOBODY,), (_NEVER,))),
+        (EntryKind.INCLUDE_NODES, IncludeNodes((known.id,), (0,))),
+    ]
+
+
+def _of_voters(cluster: ClusterMetadata) -> list[Wish]:
+    """Changes that lead nowhere, or to a group that must not be."""
+    nodes = tuple(node.id for node in cluster.directory.nodes)
+    gone = [node.id for node in cluster.directory.nodes if node.state.value == "left"][:1]
+    prepared = [
+        PrepareMembership((_NOBODY,), ()),
+        PrepareMembership((), (_NOBODY,)),
+        PrepareMembership((), ()),
+        PrepareMembership((), (), _LONG),
+        PrepareMembership((), cluster.voters),
+        PrepareMembership(cluster.voters[:1], cluster.voters[:1]),
+        PrepareMembership((), cluster.voters[:1] * 2),
+        PrepareMembership(nodes, (), down=nodes),
+        *(PrepareMembership((node,), cluster.voters[:1]) for node in gone),
+    ]
+    sizes = (-1, 2, METADATA_VOTERS_MAX + 2)
+    return [
+        *((EntryKind.PREPARE_MEMBERSHIP, one) for one in prepared),
+        *((EntryKind.SET_SERVICE, SetService(ServiceWish.SIZE, size=size)) for size in sizes),
+        (EntryKind.SET_SERVICE, SetService(ServiceWish.STAY, node=_NOBODY)),
+        (EntryKind.SET_SERVICE, SetService(ServiceWish.LEAVE, node=cluster.voters[0])),
+        (EntryKind.SET_SERVICE, SetService(ServiceWish.THAW, text=_LONG)),
+        (EntryKind.ADVANCE_MEMBERSHIP, AdvanceMembership(_NEVER, 0, cluster.voters)),
+        (EntryKind.CANCEL_MEMBERSHIP, CancelMembership(_NEVER)),
+    ]
+
+
+def _of_roles() -> list[Wish]:
+    """Roles without a name or that are not there, and grants on nothing."""
+    roles: list[RoleChange] = [
+        CreateRole(""),
+        CreateRole("x" * (ROLE_NAME_CHARACTERS_MAX + 1)),
+        CreateRole(_NO_ROLE, data_centers=("nowhere",)),
+        AlterRole(_NO_ROLE),
+        DropRole(_NO_ROLE),
+    ]
+    return [
+        *((EntryKind.ROLE_CHANGE, ChangeRole(one)) for one in roles),
+        (EntryKind.ROLE_MEMBERSHIP, ChangeMembership(_NO_ROLE, _NO_ROLE, True)),
+        (EntryKind.PERMISSIONS, ChangePermissions(_NO_ROLE, "data", ("SELECT",), True)),
+    ]
+
+
+def _of_the_log(cluster: ClusterMetadata) -> list[Wish]:
+    """Truncation beyond any snapshot or behind the last, extensions without a name, features of nobody."""
+    return [
+        (EntryKind.TRUNCATE_LOG, TruncateLog(_NEVER)),
+        (EntryKind.TRUNCATE_LOG, TruncateLog(0)),
+        (EntryKind.SNAPSHOT, TakeSnapshot("a second one", after=_NEVER)),
+        (EntryKind.SET_EXTENSION, SetExtension("", b"v")),
+        (EntryKind.SET_EXTENSION, SetExtension("x" * (EXTENSION_NAME_CHARACTERS_MAX + 1), b"v")),
+        (EntryKind.ENABLE_FEATURES, EnableFeatures(())),
+        (EntryKind.ENABLE_FEATURES, EnableFeatures((_FEATURE,))),
+        (EntryKind.ENABLE_FEATURES, EnableFeatures(cluster.features.enabled[:1])),
+    ]
+
+
+def _of_repairs(cluster: ClusterMetadata) -> list[Wish]:
+    """Repairs of nothing, by nobody, of keyspaces that are not there or not so, and ends of none."""
+    node = cluster.directory.nodes[0].id
+    space = cluster.schema.by_name[KEYSPACE]
+    tables, here = tuple(table.id for table in space.tables), space.replication
+    part = RepairPart(KEYSPACE, here, tables, (FULL_RING,))
+    strange = (
+        RepairPart(_NO_KEYSPACE, here, tables, (FULL_RING,)),
+        RepairPart(KEYSPACE, _ONE_REPLICA, tables, (FULL_RING,)),
+    )
+    begun = [BeginRepair(_NOBODY, (part,), 1), BeginRepair(node, (), 1)]
+    begun += [BeginRepair(node, (part,), 1, purpose="fun")]
+    begun += [BeginRepair(node, (one,), 1) for one in strange]
+    return [
+        *((EntryKind.BEGIN_REPAIR, one) for one in begun),
+        (EntryKind.END_REPAIR, EndRepair(_NEVER, RepairState.DONE)),
+        *((EntryKind.END_REPAIR, EndRepair(one.id, RepairState.RUNNING)) for one in cluster.repairs.running),
+        (EntryKind.MARK_REPAIRED, MarkRepaired(_ONE_REPLICA, FULL_RING)),
+    ]
+
+
+def _of_operations(cluster: ClusterMetadata) -> list[Wish]:
+    """Steps of operations that do not run, or not there, and operations that nobody may begin."""
+    nodes = cluster.directory.nodes
+    some, last = nodes[0], nodes[-1]
+    begun = [
+        PrepareOperation(Move(some.id, some.tokens)),
+        PrepareOperation(Move(some.id, (TOKEN_MIN,))),
+        PrepareOperation(Move(some.id, (TOKEN_MAX + 1,))),
+        PrepareOperation(Move(some.id, (5, 5))),
+        PrepareOperation(Move(some.id, tuple(range(TOKENS_PER_NODE_MAX + 1)))),
+        PrepareOperation(Move(some.id)),
+        PrepareOperation(Rebuild(some.id, source_dc="nowhere")),
+        PrepareOperation(Remove(_NOBODY)),
+        PrepareOperation(Replace(last.id, _NOBODY)),
+        PrepareOperation(Bootstrap(some.id, (11,))),
+        PrepareOperation(Decommission(some.id), request_id=_NEVER),
+        PrepareOperation(ReplicationChange(_NO_KEYSPACE, _ONE_REPLICA)),
+    ]
+    return [
+        *((EntryKind.PREPARE_OPERATION, one) for one in begun),
+        (EntryKind.ADVANCE_OPERATION, AdvanceOperation(_NEVER, Stage.WRITE_BOTH_READ_OLD)),
+        *(
+            (
+                EntryKind.ADVANCE_OPERATION,
+                AdvanceOperation(operation.id, operation.stage, step=operation.step + 99),
+            )
+            for operation in cluster.operations
+        ),
+        (EntryKind.CANCEL_OPERATION, CancelOperation(_NEVER)),
+        (EntryKind.FORCE_REMOVE, ForceRemove(_NOBODY)),
+        (EntryKind.FORCE_REMOVE, ForceRemove(some.id, _LONG)),
+        *((EntryKind.FORCE_REMOVE, ForceRemove(one.id)) for one in nodes if one.state.value == "left"),
+    ]
+
+
+def _of_requests(cluster: ClusterMetadata) -> list[Wish]:
+    """Requests that could never run, and ends of requests that are not there or over."""
+    node = cluster.directory.nodes[0]
+    here = cluster.schema.by_name[KEYSPACE].replication
+    wanted = [
+        EnqueueRequest(Move(_NOBODY, (1,))),
+        EnqueueRequest(Move(node.id, node.tokens), policy=Policy.REFUSE),
+        EnqueueRequest(Move(node.id, (1,)), actor=_LONG),
+        EnqueueRequest(Move(node.id, tuple(range(TOKENS_PER_NODE_MAX + 1)))),
+        EnqueueRequest(Bootstrap(node.id, (1,))),
+        EnqueueRequest(ReplicationChange(KEYSPACE, here)),
+        EnqueueRequest(ReplicationChange(KEYSPACE)),
+        EnqueueRequest(ReplicationChange(_NO_KEYSPACE, here)),
+        EnqueueRequest(ReplicationChange(KEYSPACE, Replication(here.strategy, ()))),
+        EnqueueRequest(ReplicationChange(KEYSPACE, Replication("Strategy", here.factors))),
+    ]
+    wanted += [EnqueueRequest(Remove(one.id)) for one in cluster.directory.nodes if one.state.value == "left"]
+    return [
+        *((EntryKind.ENQUEUE_REQUEST, one) for one in wanted),
+        (EntryKind.CANCEL_REQUEST, CancelRequest(_NEVER)),
+        (EntryKind.FAIL_REQUEST, FailRequest(_NEVER)),
+        *((EntryKind.CANCEL_REQUEST, CancelRequest(one.id)) for one in cluster.requests.ended[-1:]),
+        *((EntryKind.FAIL_REQUEST, FailRequest(one.id)) for one in cluster.requests.ended[-1:]),
+        *((EntryKind.CANCEL_REQUEST, CancelRequest(one.id, _LONG)) for one in cluster.requests.live[:1]),
+    ]
+
 
 _OPERATORS = 8
 _PATIENCE_S = 3.0

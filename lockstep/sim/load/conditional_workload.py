@@ -13,7 +13,7 @@ from lockstep.cql.wire import client as wire
 from lockstep.schema.changes import NewColumn
 from lockstep.schema.model import ColumnKind
 from lockstep.schema.types import ListType, SetType, parse_type
-from lockstep.sim.checkers.decisions import Decided, check_decisions
+from lockstep.sim.checkers.registers import Decided, check_decisions
 from lockstep.sim.door import KEYSPACE
 from lockstep.sim.faults.data_centres import is_cut_off
 from lockstep.sim.faults.halfway import lacks_decision

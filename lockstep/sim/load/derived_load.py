@@ -1,13 +1,17 @@
-"""Clients that write a table of which something follows, its views or its indexes, made one after the other.
+"""Clients that write tables of which something follows, views or indexes, made one after the other.
 
-Invariant: timestamps are drawn out of order, so that writes overtake each other; some of what follows is
-there before the rows, the rest is built from rows that are written meanwhile.
+Invariant: values that are indexed, or that views are keyed by, are few and timestamps are drawn out of order,
+so that writes overtake each other and rows come back to values they had; some expire. Some of what follows is
+there before the rows, the rest is built from rows that are written meanwhile. At the end each index answers
+what a scan finds, asked first, while replicas may differ yet, and each view equals its definition.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from operator import eq, le
 from typing import Any, Final
 
 import msgspec
@@ -17,10 +21,15 @@ from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.runtime.ports import Runtime
 from lockstep.schema.changes import NewColumn
+from lockstep.schema.index_changes import CreateIndex, IndexedPart
+from lockstep.schema.model import ColumnKind
+from lockstep.schema.view_changes import CreateView
+from lockstep.sim.checkers.settled import IndexRow, Rows, check_answer, check_index, difference
+from lockstep.sim.door import KEYSPACE
 from lockstep.sim.load.cql_client import CqlClient
 from lockstep.sim.load.history import Outcome
 from lockstep.sim.load.operators import Operators
-from lockstep.sim.load.side_load import SideClient, SideLoad
+from lockstep.sim.load.side_load import SideClient, SideLoad, int_bytes
 from lockstep.values.ids import Consistency
 
 _LEVELS: Final = (Consistency.QUORUM, Consistency.QUORUM, Consistency.ONE)
@@ -120,3 +129,254 @@ class DerivedClient(SideClient):
             return None
         assert isinstance(found, wire.RowsResult)
         return [tuple(row) for row in found.rows]
+
+
+INDEX_TABLE: Final = "indexed"
+#: Column, class, and when it is made, in virtual seconds from the first on.
+_INDEXES = (("v", "", 0.0), ("s", "", 3.0), ("w", "StorageAttachedIndex", 8.0))
+_INDEX_KEYS = 4
+#: So many that some are not written any more after the last index is made.
+_INDEX_ROWS = 20
+_INDEX_VALUES = 3
+_TTL_MAX_S = 3
+#: What expires has done so by then, by the clock of every node.
+_EXPIRED_S = 2 * _TTL_MAX_S
+_INDEX_COLUMNS = (
+    NewColumn("pk", "int", ColumnKind.PARTITION_KEY, 0),
+    NewColumn("ck", "int", ColumnKind.CLUSTERING, 0),
+    NewColumn("s", "int", ColumnKind.STATIC),
+    NewColumn("v", "int"),
+    NewColumn("w", "int"),
+)
+_NAMES = [column.name for column in _INDEX_COLUMNS]
+_PATH = f"{KEYSPACE}.{INDEX_TABLE}"
+_SCAN = f"SELECT {', '.join(_NAMES)} FROM {_PATH}"
+_ROW = "WHERE pk = :pk AND ck = :ck"
+_INDEX_WRITES = (
+    (5, f"INSERT INTO {_PATH} (pk, ck, v, w) VALUES (:pk, :ck, :v, :w) USING TIMESTAMP :at", "pk ck v w at"),
+    (2, f"UPDATE {_PATH} USING TIMESTAMP :at AND TTL :ttl SET v = :v, w = :w {_ROW}", "at ttl v w pk ck"),
+    (5, f"UPDATE {_PATH} USING TIMESTAMP :at SET v = :v {_ROW}", "at v pk ck"),
+    (3, f"UPDATE {_PATH} USING TIMESTAMP :at SET w = :w {_ROW}", "at w pk ck"),
+    (2, f"UPDATE {_PATH} USING TIMESTAMP :at SET s = :s WHERE pk = :pk", "at s pk"),
+    (1, f"DELETE v FROM {_PATH} USING TIMESTAMP :at {_ROW}", "at pk ck"),
+    (1, f"DELETE FROM {_PATH} USING TIMESTAMP :at {_ROW}", "at pk ck"),
+    (1, f"DELETE FROM {_PATH} USING TIMESTAMP :at WHERE pk = :pk AND ck > :ck", "at pk ck"),
+    (1, f"DELETE FROM {_PATH} USING TIMESTAMP :at WHERE pk = :pk", "at pk"),
+)
+#: How each index is asked.
+_COMPARED = {"v": ("=", eq), "w": (">=", le), "s": ("=", eq)}
+
+
+class IndexWorkload(DerivedLoad):
+    def __init__(self, operators: Operators, clients: int) -> None:
+        super().__init__(
+            operators,
+            _INDEX_COLUMNS,
+            table=INDEX_TABLE,
+            prefix="index",
+            clients=clients,
+            host=7,
+            labels=("index.built", "index.stale_removed", "index.confirmed"),
+        )
+
+    def make_client(self, name: str, dc: str) -> SideClient:
+        return _IndexClient(self, name, dc)
+
+    def has_index(self, column: str) -> bool:
+        table = self.cluster.newest.schema.table(KEYSPACE, INDEX_TABLE)
+        return table is not None and any(index.name == f"{INDEX_TABLE}_{column}" for index in table.indexes)
+
+    def later(self) -> list[Later]:
+        return [
+            Later(at_s, partial(self.has_index, column), partial(_index_create, column, class_))
+            for column, class_, at_s in _INDEXES
+        ]
+
+
+def _index_create(column: str, class_: str, _runtime: Runtime) -> ChangeSchema:
+    name, parts = f"{INDEX_TABLE}_{column}", (IndexedPart(column),)
+    return ChangeSchema(CreateIndex(KEYSPACE, INDEX_TABLE, name, parts, class_, custom=bool(class_)))
+
+
+class _IndexClient(DerivedClient):
+    def __init__(self, load: IndexWorkload, name: str, dc: str) -> None:
+        super().__init__(load, name, dc)
+        self._indexing = load
+
+    async def ask(self, session: CqlClient) -> None:
+        draw = self.draw
+        if draw.random() < 0.2:
+            column = draw.choice(_INDEXES)[0]
+            if self._indexing.has_index(column):
+                await self._by_index(session, column, draw.randrange(_INDEX_VALUES), self.draw_level())
+            return
+        _, text, names = draw.choice([one for one in _INDEX_WRITES for _ in range(one[0])])
+        values = {
+            "pk": int_bytes(draw.randrange(_INDEX_KEYS)),
+            "ck": int_bytes(draw.randrange(_INDEX_ROWS)),
+            "s": int_bytes(draw.randrange(_INDEX_VALUES)),
+            "v": int_bytes(draw.randrange(_INDEX_VALUES)),
+            "w": int_bytes(draw.randrange(_INDEX_VALUES)),
+            "ttl": int_bytes(draw.randint(1, _TTL_MAX_S)),
+        }
+        await self.write(session, text, names, values)
+
+    async def last_asks(self, session: CqlClient) -> bool:
+        """By each index, and by a scan after that, which may mend what replicas lack."""
+        if self.cluster.world.now_s() < self._indexing.settled_s + _EXPIRED_S:
+            return False
+        answers = []
+        for column, _, _ in _INDEXES:
+            for value in range(_INDEX_VALUES) if self._indexing.has_index(column) else ():
+                found = await self._by_index(session, column, value, Consistency.ALL)
+                if found is None:
+                    return False
+                answers.append((column, value, found))
+        scanned = await self.rows(session, _SCAN, [], Consistency.ALL)
+        if scanned is None:
+            return False
+        for column, value, found in answers:
+            check_index(f"{column} of {value}", _NAMES.index(column), _wanted(column, value), scanned, found)
+            self._indexing.compared += 1
+        return True
+
+    async def _by_index(
+        self, session: CqlClient, column: str, value: int, level: Consistency
+    ) -> list[IndexRow] | None:
+        text = f"{_SCAN} WHERE {column} {_COMPARED[column][0]} :value"
+        found = await self.rows(session, text, [int_bytes(value)], level)
+        if found is not None:
+            check_answer(f"{column} of {value}", _NAMES.index(column), _wanted(column, value), found)
+        return found
+
+
+def _wanted(column: str, value: int) -> Any:
+    return partial(_COMPARED[column][1], int_bytes(value))
+
+
+VIEW_TABLE = "viewed"
+#: Name, key, and when it is made, in virtual seconds from the first on.
+_VIEWS = (
+    ("viewed_by_v", ("v", "pk", "ck"), 0.0),
+    ("viewed_by_ck", ("ck", "pk"), 2.0),
+    ("viewed_later", ("pk", "v", "ck"), 4.0),
+)
+_VIEW_KEYS = 3
+_VIEW_ROWS = 3
+#: An empty one is a key of a view like any other.
+_VIEW_VALUES = (b"", b"a", b"b", b"c")
+#: How long views may differ from their definitions when all has settled: the batch log replays, hints arrive.
+_BEHIND_S = 15.0
+#: What is done at the end, and at what level.
+_LAST = (
+    ("read", Consistency.ONE),
+    ("write", Consistency.QUORUM),
+    ("read", Consistency.ONE),
+    ("read", Consistency.ALL),
+)
+_VIEW_COLUMNS = (
+    NewColumn("pk", "int", ColumnKind.PARTITION_KEY, 0),
+    NewColumn("ck", "int", ColumnKind.CLUSTERING, 0),
+    NewColumn("v", "blob"),
+    NewColumn("w", "int"),
+)
+_BASE = f"{KEYSPACE}.{VIEW_TABLE}"
+_VIEW_WRITES = (
+    (5, f"INSERT INTO {_BASE} (pk, ck, v, w) VALUES (:pk, :ck, :v, :w) USING TIMESTAMP :at", "pk ck v w at"),
+    (5, f"UPDATE {_BASE} USING TIMESTAMP :at SET v = :v WHERE pk = :pk AND ck = :ck", "at v pk ck"),
+    (3, f"UPDATE {_BASE} USING TIMESTAMP :at SET w = :w WHERE pk = :pk AND ck = :ck", "at w pk ck"),
+    (1, f"DELETE v FROM {_BASE} USING TIMESTAMP :at WHERE pk = :pk AND ck = :ck", "at pk ck"),
+    (1, f"DELETE FROM {_BASE} USING TIMESTAMP :at WHERE pk = :pk AND ck = :ck", "at pk ck"),
+    (1, f"DELETE FROM {_BASE} USING TIMESTAMP :at WHERE pk = :pk", "at pk"),
+)
+
+
+class ViewWorkload(DerivedLoad):
+    def __init__(self, operators: Operators, clients: int) -> None:
+        super().__init__(
+            operators,
+            _VIEW_COLUMNS,
+            table=VIEW_TABLE,
+            prefix="view",
+            clients=clients,
+            host=6,
+            labels=("views.derived", "views.delivered", "views.built"),
+        )
+        self.last, self.level = _LAST[0]
+
+    def make_client(self, name: str, dc: str) -> SideClient:
+        return _ViewClient(self, name, dc)
+
+    def has_view(self, name: str) -> bool:
+        return self.cluster.newest.schema.table(KEYSPACE, name) is not None
+
+    def later(self) -> list[Later]:
+        return [
+            Later(at_s, partial(self.has_view, name), partial(_view_create, name, key))
+            for name, key, at_s in _VIEWS
+        ]
+
+    def read_all(self, names: list[str]) -> None:
+        """What each node has is looked at before reads of all replicas repair anything, and again when rows
+        were written in peace: view updates that are replayed after faults go to all replicas."""
+        for self.last, self.level in _LAST:
+            super().read_all(names)
+
+
+def _view_create(name: str, key: tuple[str, ...], runtime: Runtime) -> ChangeSchema:
+    return ChangeSchema(
+        CreateView(
+            *(KEYSPACE, name, runtime.random.uuid(), KEYSPACE, VIEW_TABLE, (), key[:1], key[1:], (), key),
+            where=" AND ".join(f"{column} IS NOT NULL" for column in key),
+        )
+    )
+
+
+class _ViewClient(DerivedClient):
+    def __init__(self, load: ViewWorkload, name: str, dc: str) -> None:
+        super().__init__(load, name, dc)
+        self._viewing = load
+
+    async def ask(self, session: CqlClient) -> None:
+        draw = self.draw
+        chosen = draw.choice([at for at, one in enumerate(_VIEW_WRITES) for _ in range(one[0])])
+        await self._write(session, chosen, None, (draw.randrange(_VIEW_KEYS), draw.randrange(_VIEW_ROWS)))
+
+    async def _write(
+        self, session: CqlClient, chosen: int, level: Consistency | None, row: tuple[int, int]
+    ) -> None:
+        draw = self.draw
+        _, text, names = _VIEW_WRITES[chosen]
+        values = {
+            "pk": int_bytes(row[0]),
+            "ck": int_bytes(row[1]),
+            "v": _VIEW_VALUES[draw.randrange(len(_VIEW_VALUES))],
+            "w": int_bytes(draw.randrange(1000)),
+        }
+        await self.write(session, text, names, values, level)
+
+    async def last_asks(self, session: CqlClient) -> bool:
+        """Compare each view with its definition over the base table; the first looks may come too early."""
+        level = self._viewing.level
+        if self._viewing.last == "write":
+            for row in range(_VIEW_KEYS * _VIEW_ROWS):
+                await self._write(session, 0, level, (row // _VIEW_ROWS, row % _VIEW_ROWS))
+            return True
+        base = await self._rows(session, f"SELECT pk, ck, v, w FROM {_BASE}", level)
+        if base is None:
+            return False
+        for name, key, _ in _VIEWS:
+            if not self._viewing.has_view(name):
+                continue
+            seen = await self._rows(session, f"SELECT pk, ck, v, w FROM {KEYSPACE}.{name}", level)
+            if seen is None:
+                return False
+            late = self.cluster.world.now_s() > self._viewing.settled_s + _BEHIND_S
+            if not difference(name, "v" in key, base, seen, raises=late):
+                return False
+            self._viewing.compared += 1
+        return True
+
+    async def _rows(self, session: CqlClient, text: str, level: Consistency) -> Rows | None:
+        found = await self.rows(session, text, [], level)
+        return found and sorted(row for row in found if row[0] is not None)

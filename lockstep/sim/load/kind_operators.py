@@ -1,31 +1,47 @@
-"""Operators of the rarer operations: nodes move, are rebuilt, lose their disks and are removed or replaced.
+"""Operators of the rarer operations: nodes move, are rebuilt, lose their disks and are removed or replaced;
+joins are taken back; the replication of the clients' keyspace changes; the clients' tables are repaired.
 
 Invariant: a disk is destroyed only when its node's removal would begin at once, or as soon as it votes no
 more, and never a second one before that node has left; a voter's only while both groups survive it. The run
-does not end with one that is still there.
+does not end with one that is still there. There are never less than 2 replicas, so that the loss of one disk
+loses nothing, nor more than nodes of the data centre. A deletion is purged some seconds after its repair
+began at the earliest, which is longer than any write of a client is under way; so no deleted row is ever seen
+again. A cancel may come too late, be refused, or find that the node has joined.
 """
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.groups.membership import without_vote
 from lockstep.metadata.log.registry import EntryKind
+from lockstep.metadata.operations import Operation, Stage
+from lockstep.metadata.repairs import RepairPart, RepairState
+from lockstep.metadata.schema_change import ChangeSchema
+from lockstep.node.node import Node
 from lockstep.runtime.ports import Runtime
-from lockstep.sim.checkers.service import unsettled_voters
+from lockstep.schema.changes import AlterOptions
+from lockstep.schema.model import Replication
+from lockstep.schema.table_options import option
+from lockstep.sim.checkers.log import unsettled_voters
+from lockstep.sim.door import KEYSPACE
 from lockstep.sim.load.operators import Operators
 from lockstep.sim.runtime.streams import Stream
+from lockstep.sim.watch import Watch
 from lockstep.topology.force_remove import ForceRemove
+from lockstep.topology.kinds.bootstrap import Bootstrap
 from lockstep.topology.kinds.move import Move
 from lockstep.topology.kinds.rebuild import Rebuild
 from lockstep.topology.kinds.remove import Remove
+from lockstep.topology.kinds.replication import ReplicationChange
 from lockstep.topology.requests import CancelRequest, EnqueueRequest
 from lockstep.topology.transformations import PrepareOperation, can_go_back
-from lockstep.values.errors import Rejected
+from lockstep.values.errors import LockstepError, Rejected
 from lockstep.values.ids import NodeId
-from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
+from lockstep.values.tokens import FULL_RING, TOKEN_MAX, TOKEN_MIN, Range
 
 _AGAIN_S = 0.5
 _NOBODY = NodeId(0)
@@ -162,3 +178,252 @@ def _may_go(cluster: ClusterMetadata, node: NodeId) -> bool:
     except Rejected:
         return False
     return True
+
+
+_LOOK_S = 0.03
+
+
+class CancellingOperators:
+    """`chance`: of each join, that it is cancelled once its newcomer gets writes."""
+
+    def __init__(self, operators: Operators, watch: Watch, chance: float) -> None:
+        self._operators = operators
+        self._cluster = operators.cluster
+        self._chance = chance
+        self._draw: Stream = operators.cluster.world.stream("cancelling operators")
+        self._wanted: dict[int, float] = {}
+        self._cancelled: dict[str, None] = {}
+        watch.listeners.append(self._entered)
+
+    def start(self, runtime: Runtime) -> None:
+        runtime.tasks.spawn(self._run(runtime), "cancelling operators")
+
+    def _entered(self, operation: Operation, stage: Stage | None) -> None:
+        if not isinstance(operation.body, Bootstrap):
+            return
+        name = self._cluster.name_of(operation.node)
+        if stage is Stage.WRITE_BOTH_READ_OLD and self._draw.random() < self._chance:
+            wait_s = self._draw.choice((0.0, 0.1, 0.5)) * self._draw.random()
+            self._wanted[operation.id] = self._cluster.world.now_s() + wait_s
+        elif stage is Stage.ROLLBACK_TO_NORMAL:
+            self._cancelled[name] = None
+        elif stage is None and name in self._cancelled and operation.stage is not Stage.ROLLBACK_TO_NORMAL:
+            del self._cancelled[name]
+            self._cluster.fact("a cancelled newcomer joined again")
+
+    async def _run(self, runtime: Runtime) -> None:
+        while not self._operators.stopped:
+            await asyncio.sleep(_LOOK_S)
+            now_s = self._cluster.world.now_s()
+            for operation_id in [one for one, at_s in self._wanted.items() if at_s <= now_s]:
+                del self._wanted[operation_id]
+                await self._cancel(runtime, operation_id)
+
+    async def _cancel(self, runtime: Runtime, operation_id: int) -> None:
+        for request in self._cluster.newest.requests.live:
+            if request.operation_id == operation_id:
+                cancel = CancelRequest(request.id, "operator")
+                await self._operators.submit(runtime, EntryKind.CANCEL_REQUEST, cancel)
+                return
+
+
+_FACTORS = (2, 3, 3, 4)
+#: Where there are several data centres, for one of them.
+_FACTORS_OF_DC = (0, 1, 2, 3)
+_CANCEL = 0.2
+#: Far longer than a run may take to settle.
+_ENDS_MAX = 1000
+
+
+class ReplicationOperators:
+    """`pause_s`: mean pause between two changes."""
+
+    def __init__(self, operators: Operators, pause_s: float) -> None:
+        self._operators = operators
+        self._cluster = operators.cluster
+        self._pause_s = pause_s
+        self._draw: Stream = operators.cluster.world.stream("replication operators")
+
+    def start(self, runtime: Runtime) -> None:
+        runtime.tasks.spawn(self._run(runtime), "replication operators")
+
+    async def end(self, runtime: Runtime) -> None:
+        """Until no change is under way, and no factor above the number of nodes: clients ask for ALL."""
+        for _ in range(_ENDS_MAX):
+            if not self._under_way:
+                if not self._is_too_large():
+                    return
+                await self._change(runtime)
+            await asyncio.sleep(_AGAIN_S)
+
+    def _is_too_large(self) -> bool:
+        replication = self._cluster.newest.schema.by_name[KEYSPACE].replication
+        return any(factor > self._nodes(dc) for dc, factor in replication.factors)
+
+    def _nodes(self, dc: str) -> int:
+        """How many nodes may be replicas: of a data centre, or in all for ""."""
+        normal = self._cluster.newest.directory.in_state(NodeState.NORMAL)
+        return sum(dc in ("", node.dc) for node in normal)
+
+    @property
+    def _under_way(self) -> bool:
+        return KEYSPACE in self._cluster.newest.requests.by_keyspace
+
+    async def _run(self, runtime: Runtime) -> None:
+        while not self._operators.idle:
+            await asyncio.sleep(self._draw.expovariate(1 / self._pause_s))
+            if self._operators.stopped:
+                if self._under_way:
+                    await self._make_way(runtime)
+                continue
+            request = self._cluster.newest.requests.by_keyspace.get(KEYSPACE)
+            if request is None:
+                await self._change(runtime)
+            elif self._draw.random() < _CANCEL:
+                cancel = CancelRequest(request.id, "operator")
+                await self._operators.submit(runtime, EntryKind.CANCEL_REQUEST, cancel)
+            else:
+                await self._make_way(runtime)
+
+    async def _change(self, runtime: Runtime) -> None:
+        present = self._cluster.newest.schema.by_name[KEYSPACE].replication
+        target = self._in_one_dc(present) if self._cluster.shape.dcs > 1 else self._everywhere(present)
+        if target.total < 2 or target == present:
+            return
+        request = EnqueueRequest(ReplicationChange(KEYSPACE, target), actor="operator")
+        await self._operators.submit(runtime, EntryKind.ENQUEUE_REQUEST, request)
+
+    def _everywhere(self, present: Replication) -> Replication:
+        factor = self._draw.choice(_FACTORS)
+        factors = tuple((dc, min(self._nodes(dc), factor)) for dc, _ in present.factors)
+        return Replication(present.strategy, factors)
+
+    def _in_one_dc(self, present: Replication) -> Replication:
+        """Another factor for one data centre: maybe its first replicas, maybe none any more."""
+        factors = dict(present.factors)
+        dc = self._draw.choice(self._cluster.dcs())
+        factors[dc] = min(self._nodes(dc), self._draw.choice(_FACTORS_OF_DC))
+        # What is too large is made smaller first, or nothing that is wanted can run.
+        factors = {dc: min(factor, self._nodes(dc)) for dc, factor in factors.items()}
+        return Replication(present.strategy, tuple(sorted((dc, n) for dc, n in factors.items() if n)))
+
+    async def _make_way(self, runtime: Runtime) -> None:
+        """A node that is gone for good can take part in nothing: its removal or replacement goes first."""
+        requests = self._cluster.newest.requests
+        waiting = any(request.about.presumed_dead for request in requests.queue)
+        change = requests.by_keyspace.get(KEYSPACE)
+        if waiting and change is not None:
+            cancel = CancelRequest(change.id, "a dead node is to be removed or replaced")
+            await self._operators.submit(runtime, EntryKind.CANCEL_REQUEST, cancel)
+
+
+#: Above the longest time that a write of a client may take, with what clocks differ.
+_DELAY_S = 3
+_OPTIONS = (
+    ("gc_grace_seconds", "1"),
+    ("tombstone_gc", (("mode", "repair"), ("propagation_delay_in_seconds", str(_DELAY_S)))),
+)
+_INCREMENTAL = 0.5
+#: Between two repairs at the end, of which one runs at a time.
+_LAST_PAUSE_S = 1.0
+#: Share of repairs that are of a part only, where some are, and of those between some replicas only.
+_PARTIAL = 0.5
+_SOME_REPLICAS = 0.25
+
+
+class RepairOperators:
+    """`pause_s`: mean pause between two repairs. `partial`: some are of a part only."""
+
+    def __init__(self, operators: Operators, pause_s: float, *, partial: bool = False) -> None:
+        self._operators = operators
+        self._cluster = operators.cluster
+        self._cluster.purges = True
+        self._pause_s = pause_s
+        self._partial = partial
+        self._draw: Stream = operators.cluster.world.stream("repair operators")
+
+    def start(self, runtime: Runtime) -> None:
+        runtime.tasks.spawn(self._run(runtime), "repair operators")
+
+    async def _run(self, runtime: Runtime) -> None:
+        while not self._operators.stopped:
+            await asyncio.sleep(self._draw.expovariate(1 / self._pause_s))
+            await self._set_options(runtime)
+            ready = [name for name in self._cluster.in_service() if self._cluster.ready(name)]
+            if ready and not self._operators.stopped:
+                name = self._draw.choice(ready)
+                work = partial(self._repair, self._cluster.nodes[name], self._draw.random() < _INCREMENTAL)
+                self._cluster.processes[name].submit(work)
+
+    async def end(self, runtime: Runtime) -> None:
+        """Repair until no range is degraded."""
+        while self._cluster.newest.degraded:
+            ready = [name for name in self._cluster.in_service() if self._cluster.ready(name)]
+            if ready:
+                node = self._cluster.nodes[self._draw.choice(ready)]
+                self._cluster.processes[node.configuration.node.name].submit(partial(self._repair_all, node))
+            await asyncio.sleep(_LAST_PAUSE_S)
+
+    async def _set_options(self, runtime: Runtime) -> None:
+        keyspace = self._cluster.newest.schema.by_name.get(KEYSPACE)
+        for table in keyspace.tables if keyspace is not None else ():
+            if option(table.options, "gc_grace_seconds") != "1":
+                change = ChangeSchema(AlterOptions(KEYSPACE, table.name, _OPTIONS))
+                await self._operators.submit(runtime, EntryKind.SCHEMA_CHANGE, change)
+
+    async def _repair(self, node: Node, incremental: bool, _runtime: Runtime) -> None:
+        keyspace = node.log.cluster.schema.by_name.get(KEYSPACE)
+        if keyspace is None or not keyspace.tables:
+            return
+        tables = tuple(table.id for table in keyspace.tables)
+        ranges, nodes = self._drawn_ranges(), self._drawn_nodes(node)
+        if self._partial and self._draw.random() < _PARTIAL:
+            tables = (self._draw.choice(tables),)
+        await self._drive(node, tables, ranges, nodes, incremental)
+
+    async def _repair_all(self, node: Node, _runtime: Runtime) -> None:
+        tables = tuple(table.id for table in node.log.cluster.schema.by_name[KEYSPACE].tables)
+        await self._drive(node, tables, (FULL_RING,))
+
+    async def _drive(
+        self,
+        node: Node,
+        tables: tuple[int, ...],
+        ranges: tuple[Range, ...],
+        nodes: tuple[NodeId, ...] = (),
+        incremental: bool = False,
+    ) -> None:
+        keyspace = node.log.cluster.schema.by_name[KEYSPACE]
+        part = RepairPart(KEYSPACE, keyspace.replication, tables, ranges)
+        try:
+            begun = await node.work.repairs.begin((part,), nodes, incremental=incremental)
+        except LockstepError as error:
+            self._cluster.tell("operator", f"no repair: {error}")
+            return
+        while (found := node.log.cluster.repairs.find(begun.id)) is not None:
+            if found.state is not RepairState.RUNNING:
+                self._cluster.fact(f"repair {found.state.value}")
+                if found.state is RepairState.DONE and (nodes or ranges != (FULL_RING,)):
+                    self._cluster.fact(
+                        "a repair between some replicas done" if nodes else "a partial repair done"
+                    )
+                self._cluster.tell("operator", f"repair {found.id} {found.state.value} {found.reason}")
+                return
+            await asyncio.sleep(0.1)
+
+    def _drawn_ranges(self) -> tuple[Range, ...]:
+        """The whole ring, or a part of it."""
+        if not self._partial or self._draw.random() >= _PARTIAL:
+            return (FULL_RING,)
+        bounds = sorted(self._draw.randrange(TOKEN_MIN + 1, TOKEN_MAX) for _ in range(2))
+        first, last = bounds
+        if self._draw.random() < 0.5:
+            return (Range(first, last),)
+        return (Range(TOKEN_MIN, first), Range(last, TOKEN_MAX))
+
+    def _drawn_nodes(self, node: Node) -> tuple[NodeId, ...]:
+        """Who takes part; empty is all replicas."""
+        if not self._partial or self._draw.random() >= _SOME_REPLICAS:
+            return ()
+        normal = [info.id for info in node.log.cluster.directory.in_state(NodeState.NORMAL)]
+        return tuple(sorted(self._draw.sample(normal, min(2, len(normal)))))

@@ -17,8 +17,7 @@ from lockstep.schema.changes import CreateTable, NewColumn
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.cluster import SimCluster
 from lockstep.sim.door import KEYSPACE
-from lockstep.sim.load.cql_client import CqlClient, CqlError
-from lockstep.sim.load.cql_session import CQL_PORT, KNOWN_CODES
+from lockstep.sim.load.cql_client import CQL_PORT, KNOWN_CODES, CqlClient, CqlError
 from lockstep.sim.load.history import Outcome
 from lockstep.sim.load.operators import Operators
 from lockstep.values.ids import Consistency

@@ -14,7 +14,7 @@ import msgspec
 from lockstep.runtime.ports import Runtime
 from lockstep.sim.cluster import SimCluster
 from lockstep.sim.door import KEYSPACE, Answer, DoorClient
-from lockstep.sim.load.cql_session import CqlSession
+from lockstep.sim.load.cql_client import CqlSession
 from lockstep.sim.load.history import Change, Event, Look, Outcome
 from lockstep.sim.runtime.clock import NS
 from lockstep.sim.runtime.streams import Stream

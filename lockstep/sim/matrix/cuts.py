@@ -13,13 +13,12 @@ from functools import partial
 
 import msgspec
 
-from lockstep.sim.report import story_text
+from lockstep.sim.runner import spread, story_text
 from lockstep.sim.runtime.probes import CrashRule
 from lockstep.sim.runtime.process import POWER
 from lockstep.sim.runtime.streams import stream
 from lockstep.sim.scenario import Run, Scenario
 from lockstep.sim.scenarios import SCENARIOS
-from lockstep.sim.workers import spread
 from lockstep.values.errors import ConfigurationError
 
 #: Whose work together reaches all that is durable; a place is struck where it is reached first.

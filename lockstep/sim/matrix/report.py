@@ -19,8 +19,7 @@ import msgspec
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.matrix.cells import Cell, chosen, why_not
 from lockstep.sim.matrix.run import CellResult, Ending, run_cell, undisturbed
-from lockstep.sim.report import story_text
-from lockstep.sim.workers import spread, timed
+from lockstep.sim.runner import spread, story_text, timed
 from lockstep.values.errors import ConfigurationError
 
 #: Two values of two parts of a cell, with the places of these parts.

@@ -15,8 +15,7 @@ from lockstep.sim.door import KEYSPACE
 from lockstep.sim.load.operators import Operators
 from lockstep.sim.load.workload import Load
 from lockstep.sim.matrix.cells import Cell, Fault
-from lockstep.sim.matrix.operator import CellOperator
-from lockstep.sim.matrix.strike import Strike
+from lockstep.sim.matrix.operator import CellOperator, Strike
 from lockstep.sim.runtime.streams import Stream
 from lockstep.sim.scenario import Run, Scenario, SeedResult
 from lockstep.values.ids import NodeId

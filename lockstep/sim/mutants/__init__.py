@@ -4,35 +4,23 @@ Invariant: nothing in the product knows of them; each plant replaces named attri
 run, and undoes it. A plant that no seed finds says that either a checker or a fault is missing.
 """
 
-from lockstep.sim.mutants.access import ACCESS
-from lockstep.sim.mutants.columns import COLUMNS
-from lockstep.sim.mutants.counters import COUNTERS
-from lockstep.sim.mutants.damage import DAMAGE
+from lockstep.sim.mutants.columns import COLUMNS, COUNTERS, INDEXES, VIEWS
+from lockstep.sim.mutants.columns import DIRECTED as _VIEWS_DIRECTED
 from lockstep.sim.mutants.data import DATA
 from lockstep.sim.mutants.decisions import DECISIONS
 from lockstep.sim.mutants.decisions import DIRECTED as _DECISIONS_DIRECTED
-from lockstep.sim.mutants.degraded import DEGRADED
-from lockstep.sim.mutants.indexes import INDEXES
-from lockstep.sim.mutants.log import LOG
-from lockstep.sim.mutants.lost_stores import LOST_STORES
-from lockstep.sim.mutants.machines import MACHINES
-from lockstep.sim.mutants.overload import OVERLOAD
+from lockstep.sim.mutants.overload import DIRECTED as _STAMPS_DIRECTED
+from lockstep.sim.mutants.overload import OVERLOAD, SHARING, STAMPS
 from lockstep.sim.mutants.owed import DIRECTED as _OWED_DIRECTED
 from lockstep.sim.mutants.owed import OWED
-from lockstep.sim.mutants.purging import DIRECTED as _PURGING_DIRECTED
-from lockstep.sim.mutants.purging import PURGING
-from lockstep.sim.mutants.repairs import REPAIRS
+from lockstep.sim.mutants.repairs import DAMAGE, DEGRADED, LOST_STORES, PURGING, REPAIRS
+from lockstep.sim.mutants.repairs import DIRECTED as _PURGING_DIRECTED
+from lockstep.sim.mutants.service import ACCESS, LOG, MACHINES, SERVICE
 from lockstep.sim.mutants.service import DIRECTED as _SERVICE_DIRECTED
-from lockstep.sim.mutants.service import SERVICE
 from lockstep.sim.mutants.sessions import DIRECTED as _DIRECTED
 from lockstep.sim.mutants.sessions import SESSIONS
-from lockstep.sim.mutants.sharing import SHARING
-from lockstep.sim.mutants.stamps import DIRECTED as _STAMPS_DIRECTED
-from lockstep.sim.mutants.stamps import STAMPS
 from lockstep.sim.mutants.topology import DIRECTED as _TOPOLOGY_DIRECTED
 from lockstep.sim.mutants.topology import TOPOLOGY
-from lockstep.sim.mutants.views import DIRECTED as _VIEWS_DIRECTED
-from lockstep.sim.mutants.views import VIEWS
 from lockstep.sim.plant import Planted
 
 REGISTRY: dict[str, Planted] = {

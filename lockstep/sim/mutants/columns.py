@@ -1,21 +1,36 @@
-"""Planted bugs of rows with several columns: what differs in one of them, ties, and what expires."""
+"""Planted bugs of what tables hold: several columns (ties, and what expires), counters, indexes and views."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
+from lockstep.coordination import counters as counters_module
+from lockstep.coordination import index_reads
 from lockstep.coordination import page as page_module
 from lockstep.coordination import read_round as read_round_module
+from lockstep.coordination.counter_leader import CounterLeader, CounterReply
+from lockstep.cql.bind.keys import routing_key
+from lockstep.handoff import view_log, view_pairs, view_updates
+from lockstep.handoff.view_log import Updates, ViewLog
+from lockstep.handoff.view_updates import ViewOf
+from lockstep.node import recovering as recovering_module
+from lockstep.node.work.view_builds import Build, ViewBuilds, joined
+from lockstep.quorum.policies import COUNTER
 from lockstep.replica import digests as digests_module
-from lockstep.sim.plant import Planted
-from lockstep.sim.replaced import replaced
+from lockstep.sim.plant import Planted, replaced
+from lockstep.storage.counter_generation import generation_record
+from lockstep.storage.index.indexes import Indexes
 from lockstep.storage.rows import difference as difference_module
 from lockstep.storage.rows import reconcile
 from lockstep.storage.rows import visible as visible_module
+from lockstep.values.errors import PeerTimeout, RangeLacking
 from lockstep.values.rows import Cell, Partition, ReadResult, Row
+from lockstep.values.tokens import TOKEN_MAX
 
 _Context = contextlib.AbstractContextManager[None]
 
@@ -127,4 +142,187 @@ COLUMNS = (
     Planted("larger_beats_expiring", "what expires is ignored", "columns", _larger_value_beats_expiring),
     Planted("deletion_covers_older_only", "what was deleted stays", "columns", _deletion_covers_older_only),
     Planted("expires_a_second_late", "what expired is read", "columns", _expires_a_second_late),
+)
+
+
+def _count_what_comes_again() -> contextlib.AbstractContextManager[None]:
+    """A change that is delivered twice is added twice, also by the next process."""
+
+    async def receive(self: Any, peer: Any, request: Any) -> CounterReply:
+        await self._count(request)
+        return CounterReply(True, self.incarnation)
+
+    return replaced((CounterLeader, "_receive", receive))
+
+
+def _count_side_by_side() -> contextlib.AbstractContextManager[None]:
+    """Changes of one counter do not wait for each other."""
+
+    def enter(self: CounterLeader, place: Any) -> asyncio.Lock:
+        return asyncio.Lock()
+
+    def leave(self: CounterLeader, place: Any) -> None:
+        return None
+
+    return replaced((CounterLeader, "_enter", enter), (CounterLeader, "_leave", leave))
+
+
+def _count_again_after_a_timeout() -> contextlib.AbstractContextManager[None]:
+    """A change is given to another replica when the first one does not answer."""
+    failures = tuple(row for row in COUNTER.failures if PeerTimeout not in row[0])
+    eager = msgspec.structs.replace(COUNTER, failures=failures)
+    return replaced((counters_module, "COUNTER", eager))
+
+
+def _count_on_when_wiped() -> contextlib.AbstractContextManager[None]:
+    """Who lost its store counts on from nothing, in the shards that others still have."""
+    original = CounterLeader._check
+
+    def check(self: Any, request: Any) -> None:
+        with contextlib.suppress(RangeLacking):
+            original(self, request)
+
+    return replaced(
+        (recovering_module, "generation_record", lambda _: generation_record(1)),
+        (CounterLeader, "_check", check),
+    )
+
+
+COUNTERS = (
+    Planted("count_again", "a change counts twice", "counts", _count_what_comes_again),
+    Planted("count_side_by_side", "one change hides another", "counts", _count_side_by_side),
+    Planted("count_on_when_wiped", "a wiped replica hides what it counted", "stores", _count_on_when_wiped),
+    Planted("count_after_timeout", "two replicas count one change", "counts", _count_again_after_a_timeout),
+)
+
+
+def _not_built() -> contextlib.AbstractContextManager[None]:
+    """A new index counts as built at once."""
+    original = Indexes._ask
+
+    def ask(self: Any, job: Any) -> None:
+        if job.index_id is None:
+            original(self, job)
+
+    return replaced((Indexes, "_ask", ask))
+
+
+def _streamed_not_indexed() -> contextlib.AbstractContextManager[None]:
+    """Rows that come in files get no entries."""
+    original = Indexes._ask
+
+    def ask(self: Any, job: Any) -> None:
+        if job.index_id is not None:
+            original(self, job)
+
+    return replaced((Indexes, "_ask", ask))
+
+
+def _answers_believed() -> contextlib.AbstractContextManager[None]:
+    """What the first replica says to match is answered."""
+
+    def agreed(results: Any) -> Any:
+        return results[0].partitions, results[0].end if results[0].more else None
+
+    return replaced((index_reads, "agreed", agreed))
+
+
+INDEXES = (
+    Planted("index_not_built", "an index lacks rows that are older than it", "indexes", _not_built),
+    Planted("index_answers_believed", "one replica's word is answered", "indexes", _answers_believed),
+    Planted("index_streamed_not_indexed", "an index lacks rows that moved", "indexes", _streamed_not_indexed),
+)
+
+
+def _not_logged() -> contextlib.AbstractContextManager[None]:
+    """View updates are sent, but kept nowhere."""
+    original = Updates.__init__
+
+    def init(self: Any, *rest: Any) -> None:
+        original(self, *rest)
+        self.batch = []
+
+    return replaced((Updates, "__init__", init))
+
+
+def _old_row_kept() -> contextlib.AbstractContextManager[None]:
+    """Nobody looks where a row was before."""
+    original = ViewOf.derived
+
+    def derived(self: Any, before: Any, mutation: Any, now_s: int) -> Any:
+        return original(self, Partition(before.token, before.key), mutation, now_s)
+
+    return replaced((ViewOf, "derived", derived))
+
+
+def _late_value_ignored() -> contextlib.AbstractContextManager[None]:
+    """A value that comes late, and has lost already, is taken for nothing to tell."""
+    original = ViewOf._row
+
+    def row(self: Any, keys: Any, clustering: Any, old: Any, told: Any, new: Any, *rest: Any) -> Any:
+        return original(self, keys, clustering, old, [] if old == new else told, new, *rest)
+
+    return replaced((ViewOf, "_row", row))
+
+
+def _one_pair_for_all() -> contextlib.AbstractContextManager[None]:
+    """All replicas of a base bring what they derive to the same replica of a view."""
+    return replaced((view_pairs, "paired_with", lambda _base, view, _dc_of, _own: view[0]))
+
+
+def _dead_for_pairs() -> contextlib.AbstractContextManager[None]:
+    """That a value has lost is told to the paired replica alone."""
+    return replaced((view_log, "for_all", lambda _mutation: False))
+
+
+def _not_completed() -> contextlib.AbstractContextManager[None]:
+    """A write whose coordinator died counts as one that every replica has."""
+    original = ViewLog._expect
+
+    def expect(self: Any, mutation_id: Any, record: Any) -> None:
+        original(self, mutation_id, record)
+        self.settled([mutation_id])
+
+    return replaced((ViewLog, "_expect", expect))
+
+
+def _view_not_built() -> contextlib.AbstractContextManager[None]:
+    """A new view counts as built at once."""
+    return replaced((ViewBuilds, "_next", lambda self, table_id: None))
+
+
+def _page_ends_its_partition() -> contextlib.AbstractContextManager[None]:
+    """A partition counts as gone through with the first page that ends in it."""
+    original = ViewBuilds._keep
+
+    async def keep(self: Any, table_id: int, build: Build) -> None:
+        whole = tuple((left, right + (right + 1 < TOKEN_MAX)) for left, right in build.covered)
+        await original(self, table_id, structs.replace(build, covered=joined(whole)))
+
+    return replaced((ViewBuilds, "_keep", keep))
+
+
+def _empty_keys_skipped() -> contextlib.AbstractContextManager[None]:
+    """A view has no rows whose key no request can name."""
+    return replaced((view_updates, "derived_key", routing_key))
+
+
+VIEWS = (
+    Planted("view_empty_key", "a view lacks rows whose key is empty", "views", _empty_keys_skipped),
+    Planted("view_old_row_kept", "a row is at two keys of a view", "views", _old_row_kept),
+    Planted("view_one_pair", "a replica of a view lacks rows", "views", _one_pair_for_all),
+    Planted("view_page_ends_its_partition", "a view lacks rows", "builds", _page_ends_its_partition),
+    Planted("view_not_built", "a view lacks rows that are older than it", "views", _view_not_built),
+)
+#: What a test brings about.
+DIRECTED = (
+    Planted("view_write_not_completed", "a replica of a base lacks a write for good", "", _not_completed),
+    Planted("view_not_logged", "a view lacks a row after all nodes lost power", "", _not_logged),
+    Planted(
+        "view_dead_for_pairs",
+        "a row stays where it was while a replica of its base is away",
+        "",
+        _dead_for_pairs,
+    ),
+    Planted("view_late_value_ignored", "a row is at two keys of a view", "", _late_value_ignored),
 )

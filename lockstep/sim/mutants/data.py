@@ -15,8 +15,7 @@ from lockstep.placement.quorums import required_reads
 from lockstep.quorum import plans as plans_module
 from lockstep.replica.messages import ReadReply, WriteReply
 from lockstep.replica.replica import ReplicaService
-from lockstep.sim.plant import Planted
-from lockstep.sim.replaced import replaced
+from lockstep.sim.plant import Planted, replaced
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.group_commit import GroupCommit
 from lockstep.storage.rows import keys

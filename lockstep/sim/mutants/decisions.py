@@ -17,8 +17,7 @@ from lockstep.internode import verbs
 from lockstep.node.work import worker as work_module
 from lockstep.replica.ballot_messages import PrepareRequest
 from lockstep.replica.ballots import BallotService
-from lockstep.sim.plant import Planted
-from lockstep.sim.replaced import replaced
+from lockstep.sim.plant import Planted, replaced
 from lockstep.values.ids import Consistency
 
 

@@ -1,4 +1,6 @@
-"""Planted bugs of a node under overload: what it refuses, what it drops, and how it gets out of it."""
+"""Planted bugs of requests under way: what is refused and dropped under overload, what requests to one peer
+share, and the timestamps that nodes give.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,16 @@ import contextlib
 from typing import Any
 
 from lockstep.coordination.writes import Write
+from lockstep.internode import verbs
 from lockstep.internode.connection import Connection
 from lockstep.internode.frames import Envelope
+from lockstep.internode.responding import Respond
+from lockstep.internode.shared_requests import SharedOut
+from lockstep.node.stamps import Stamps
 from lockstep.server.cql.admission import Admission
 from lockstep.server.cql.read_buffer import ReadBuffer
-from lockstep.sim.plant import Planted
-from lockstep.sim.replaced import replaced
+from lockstep.sim.plant import Planted, replaced
+from lockstep.values.errors import LockstepError
 
 #: One of so many requests that are refused at once.
 _SOME = 8
@@ -94,3 +100,73 @@ OVERLOAD = (
     Planted("refused_counts", "a node stays overloaded", "overload", _refused_counts),
     Planted("all_admitted", "requests time out instead of being refused", "overload", _all_admitted),
 )
+
+
+def _first_for_all() -> contextlib.AbstractContextManager[None]:
+    """A shared frame has the first request in place of each other."""
+    original = SharedOut.post
+
+    def post(self: Any) -> None:
+        self._waiting = {
+            verb: (streams, bodies[:1] * len(bodies)) for verb, (streams, bodies) in self._waiting.items()
+        }
+        original(self)
+
+    return replaced((SharedOut, "post", post))
+
+
+def _refusals_accepted() -> contextlib.AbstractContextManager[None]:
+    """A write that is refused hears what the acknowledged of the last sync heard."""
+    together, alone = Respond.all, Respond.__call__
+    told: list[Any] = []
+
+    def every(answers: Any, reply: Any) -> None:
+        told[:] = [reply]
+        together(answers, reply)
+
+    def one(self: Any, reply: Any) -> None:
+        is_refusal = self._verb == verbs.WRITE and isinstance(reply, LockstepError)
+        alone(self, told[0] if told and is_refusal else reply)
+
+    return replaced((Respond, "all", staticmethod(every)), (Respond, "__call__", one))
+
+
+SHARING = (
+    Planted("first_for_all", "an acknowledged write is at no replica", "volleys", _first_for_all),
+    Planted("refusals_accepted", "a refused write counts as acknowledged", "volleys", _refusals_accepted),
+)
+
+
+def _follow_clock() -> contextlib.AbstractContextManager[None]:
+    """Timestamps fall when the clock is set back."""
+    original = Stamps.next_us
+
+    def next_us(self: Any) -> int:
+        self._last_us = min(self._last_us, self._wall_us())
+        return original(self)
+
+    return replaced((Stamps, "next_us", next_us))
+
+
+def _forgotten() -> contextlib.AbstractContextManager[None]:
+    """A node that starts goes by its clock alone."""
+    return replaced((Stamps, "_stored_us", lambda self: 0))
+
+
+def _reserved_unsynced() -> contextlib.AbstractContextManager[None]:
+    """What is reserved counts before it is durable."""
+    original = Stamps._save
+
+    async def save(self: Any, bound_us: int) -> None:
+        self._bound_us = max(self._bound_us, bound_us)
+        await original(self, bound_us)
+
+    return replaced((Stamps, "_save", save))
+
+
+STAMPS = (
+    Planted("stamps_follow_clock", "a later write loses after a step back", "stamps", _follow_clock),
+    Planted("stamps_forgotten", "a later write loses after a restart", "stamps", _forgotten),
+)
+#: Brought about by a test: it takes a crash within milliseconds, and a step back before the start.
+DIRECTED = (Planted("stamps_unsynced", "a crash takes reservations back", "stamps", _reserved_unsynced),)

@@ -15,8 +15,7 @@ from lockstep.internode import verbs
 from lockstep.node.membership.decommission_handoff import DecommissionHandoff
 from lockstep.replica.messages import WriteReply
 from lockstep.replica.replica import ReplicaService
-from lockstep.sim.plant import Planted
-from lockstep.sim.replaced import replaced
+from lockstep.sim.plant import Planted, replaced
 from lockstep.values.errors import PeerUnreachable
 
 

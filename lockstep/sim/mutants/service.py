@@ -1,4 +1,6 @@
-"""Planted bugs of the metadata service: who judges and answers, snapshots, members, schema."""
+"""Planted bugs of the metadata: consensus groups, the log, who judges and answers, snapshots, members,
+schema, roles, and what a step machine notices by looking at itself.
+"""
 
 from __future__ import annotations
 
@@ -9,29 +11,39 @@ from typing import Any
 import msgspec
 from rpds import HashTrieMap
 
-from lockstep.consensus import replication
+from lockstep.consensus import elections, replication
+from lockstep.consensus.effects import Role
 from lockstep.consensus.log import Log
+from lockstep.consensus.raft import Raft
 from lockstep.consensus.state import RaftState
+from lockstep.metadata import transformations
+from lockstep.metadata.access.roles import Access
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.groups import membership as membership_module
 from lockstep.metadata.groups import service as service_part
 from lockstep.metadata.groups import voter_choice
+from lockstep.metadata.groups.management import ManagementState
 from lockstep.metadata.groups.membership import AdvanceMembership
 from lockstep.metadata.log import tip as tip_module
 from lockstep.metadata.log.recent_ids import RecentIds
 from lockstep.metadata.log.tip import Tip
+from lockstep.metadata.operations import Stage
 from lockstep.metadata.transformations import SetExtension
-from lockstep.node.log import group_submitter
+from lockstep.node import node as node_module
+from lockstep.node.log import group_submitter, metadata_store
 from lockstep.node.log.catch_up import CatchUp
 from lockstep.node.log.metadata_store import MetadataStore
 from lockstep.node.log.raft_driver import RaftDriver
+from lockstep.node.log.raft_journal import RaftJournal
 from lockstep.node.log.submission import Submitter
 from lockstep.node.membership import service_driver
 from lockstep.node.processors.raft import RaftProcessor
+from lockstep.node.work.worker import WorkService
 from lockstep.schema import type_changes
-from lockstep.sim.plant import Planted
-from lockstep.sim.replaced import replaced
+from lockstep.sim.plant import Planted, replaced
+from lockstep.values.codec import frame_record
 from lockstep.values.errors import LockstepError
+from lockstep.values.hash_tree import key_of_text
 
 _Context = contextlib.AbstractContextManager[None]
 
@@ -354,3 +366,166 @@ SERVICE = (
 )
 #: Brought about by a test: it takes a copy that comes after the answer to the first one.
 DIRECTED = (Planted("refusal_forgotten", "what was refused is done", "metadata", _refusal_forgotten),)
+
+
+def _grants_outlive_roles() -> contextlib.AbstractContextManager[None]:
+    """A role is dropped, and what it was granted and is a member of stays for the next one of its name."""
+
+    def forgetful(self: Any, name: str) -> Access:
+        return Access(self.roles.without(key_of_text(name)), self.grants)
+
+    return replaced((Access, "without_role", forgetful))
+
+
+def _long_names_taken() -> contextlib.AbstractContextManager[None]:
+    """The metadata keeps whatever it is given."""
+    return replaced((transformations, "EXTENSION_NAME_CHARACTERS_MAX", 1 << 20))
+
+
+ACCESS = (
+    Planted(
+        "grants_outlive_roles",
+        "a new role inherits what another was granted",
+        "access",
+        _grants_outlive_roles,
+    ),
+    Planted("long_names_taken", "what is wrong is accepted", "access", _long_names_taken),
+)
+
+
+def _vote_not_durable() -> contextlib.AbstractContextManager[None]:
+    append = RaftJournal.append
+
+    async def forgetful(self: Any, hard_state: Any, entries: Any) -> None:
+        if entries:
+            await append(self, None, entries)
+
+    return replaced((RaftJournal, "append", forgetful))
+
+
+def _vote_for_anyone() -> contextlib.AbstractContextManager[None]:
+    return replaced((elections, "may_vote_for", lambda state, candidate: True))
+
+
+def _promise_before_sync() -> contextlib.AbstractContextManager[None]:
+    """Raft messages that promise durability leave before the write."""
+    execute = RaftDriver._execute
+
+    def hasty(self: Any, ready: Any) -> None:
+        for message in ready.messages_after_persist:
+            self._send(message)
+        execute(self, ready)
+
+    return replaced((RaftDriver, "_execute", hasty))
+
+
+def _epoch_before_sync() -> contextlib.AbstractContextManager[None]:
+    """A node shows an epoch that its disk does not hold yet."""
+    append = MetadataStore.append
+
+    class Later:
+        """A segment that is synced when the entries were shown."""
+
+        def __init__(self, segment: Any, store: Any) -> None:
+            self._segment = segment
+            self._store = store
+
+        async def append(self, body: bytes) -> None:
+            segment = self._segment
+            segment._disk.append(segment._path, frame_record(body))
+            self._store._runtime.tasks.spawn(self._sync(), "planted sync")
+
+        async def _sync(self) -> None:
+            with contextlib.suppress(LockstepError):
+                await self._segment._disk.sync(self._segment._path)
+
+    async def hasty(self: Any, batch: Any) -> None:
+        if self._active is not None and not isinstance(self._active, Later):
+            self._active = Later(self._active, self)
+        await append(self, batch)
+
+    return replaced((MetadataStore, "append", hasty))
+
+
+def _unsettled_restart() -> contextlib.AbstractContextManager[None]:
+    """A restarted node takes for durable what its killed predecessor had not synced."""
+
+    async def nothing(disk: Any, paths: Any) -> None:
+        return None
+
+    return replaced((node_module, "settle", nothing), (metadata_store, "settle", nothing))
+
+
+def _forget_dedup() -> contextlib.AbstractContextManager[None]:
+    """A submission that was seen before is judged again."""
+    return replaced((RecentIds, "epoch_of", lambda self, entry_id: None))
+
+
+def _command_twice() -> contextlib.AbstractContextManager[None]:
+    """A management command that was seen before is judged again."""
+    return replaced((ManagementState, "is_known", lambda self, command_id: False))
+
+
+LOG = (
+    Planted("vote_not_durable", "two leaders in one term", "log", _vote_not_durable),
+    Planted("vote_for_anyone", "two leaders in one term", "log", _vote_for_anyone),
+    Planted("promise_before_sync", "committed entries are lost", "log", _promise_before_sync),
+    Planted("epoch_before_sync", "a node's epoch goes back", "power", _epoch_before_sync),
+    Planted("unsettled_restart", "a node's epoch goes back", "log", _unsettled_restart),
+    Planted("command_twice", "a management command is applied twice", "metadata", _command_twice),
+    Planted("forget_dedup", "a submission is applied twice", "log", _forget_dedup),
+)
+
+
+def _bytes_miscounted() -> _Context:
+    """A leader counts a byte too many for each message: in the end it takes no proposals any more."""
+    step = Raft.step
+
+    def miscounting(self: Any, event: Any) -> Any:
+        ready = step(self, event)
+        if self.state.role is Role.LEADER:
+            self.state.uncommitted_bytes += 1
+        return ready
+
+    return replaced((Raft, "step", miscounting))
+
+
+def _snapshot_name_not_synced() -> _Context:
+    """The log before a snapshot is dropped although a power cut may take the snapshot's name back."""
+    write = MetadataStore.write_snapshot
+
+    async def hasty(self: Any, value: Any, entry: Any) -> Any:
+        disk = self._disk
+
+        class Lazy:
+            async def sync_names(self, directory: str) -> None:
+                return None
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(disk, name)
+
+        self._disk = Lazy()
+        try:
+            return await write(self, value, entry)
+        finally:
+            self._disk = disk
+
+    return replaced((MetadataStore, "write_snapshot", hasty))
+
+
+def _newcomer_not_emptied() -> _Context:
+    """What a cancelled newcomer was sent stays on its disk."""
+    clean_up = WorkService._clean_up
+
+    async def keeps(self: Any, operation: Any, wanted: Any) -> None:
+        if operation.stage is not Stage.ROLLBACK_TO_NORMAL:
+            await clean_up(self, operation, wanted)
+
+    return replaced((WorkService, "_clean_up", keeps))
+
+
+MACHINES = (
+    Planted("bytes_miscounted", "proposals are refused for ever", "calm", _bytes_miscounted),
+    Planted("snapshot_name_not_synced", "a node cannot start", "log", _snapshot_name_not_synced),
+    Planted("newcomer_not_emptied", "what was purged since returns", "newcomers", _newcomer_not_emptied),
+)

@@ -12,8 +12,7 @@ from lockstep.node.work import worker as work_module
 from lockstep.placement import quorums
 from lockstep.quorum import plans as plans_module
 from lockstep.replica.replica import ReplicaService
-from lockstep.sim.plant import Planted
-from lockstep.sim.replaced import replaced
+from lockstep.sim.plant import Planted, replaced
 from lockstep.streaming.stream_files import StreamFiles
 from lockstep.streaming.stream_source import StreamService
 from lockstep.topology import step as step_module

@@ -21,10 +21,8 @@ from lockstep.cql.wire import messages as messages_module
 from lockstep.schema.clustering import slice_for
 from lockstep.sim.fuzz import facts as facts_module
 from lockstep.sim.fuzz import queries as looks_module
-from lockstep.sim.fuzz import relations as relations_module
-from lockstep.sim.mutants.views import VIEWS
-from lockstep.sim.plant import Planted
-from lockstep.sim.replaced import replaced
+from lockstep.sim.mutants.columns import VIEWS
+from lockstep.sim.plant import Planted, replaced
 from lockstep.storage.index.indexes import Indexes
 from lockstep.storage.rows import folding as folding_module
 from lockstep.storage.rows import reconcile as reconcile_module
@@ -234,10 +232,10 @@ def _model_expires_late() -> _Context:
 
 def _model_bounds_closed() -> _Context:
     """In the model: `>` is `>=`."""
-    compared = relations_module._compared
+    compared = facts_module._compared
     return replaced(
         (
-            relations_module,
+            facts_module,
             "_compared",
             lambda op, left, right: compared(op.replace(">", ">=")[:2], left, right),
         )

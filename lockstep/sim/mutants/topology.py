@@ -11,8 +11,7 @@ from lockstep.metadata.operations import OPERATIONS, Stage
 from lockstep.node.work.moved import Amount, Moved
 from lockstep.node.work.topology_driver import TopologyDriver
 from lockstep.quorum.plans import PlanBook
-from lockstep.sim.plant import Planted
-from lockstep.sim.replaced import replaced
+from lockstep.sim.plant import Planted, replaced
 from lockstep.topology.kinds import ring
 from lockstep.topology.kinds.replace import Replace
 from lockstep.topology.step import WorkReport, work_key, work_orders
