@@ -73,6 +73,8 @@ class HintStore:
         self._store = store
         self.pending: dict[NodeId, Pending] = {}
         self.bytes = 0
+        #: Key -> size of hints that were written once more: who has read one may know another size.
+        self._rewritten: dict[bytes, int] = {}
         self._marks: dict[tuple[int, int], dict[tuple[int, int], DroppedHints]] = {}
         #: Keys of marks that the store refused, and the sequence of the newest that it took.
         self._unwritten: dict[bytes, None] = {}
@@ -110,6 +112,7 @@ class HintStore:
         can be there already. `left_us`: now; 0: as they say."""
         batch: list[Operation] = [("delete", instead_of.key)] if instead_of is not None else []
         written: list[tuple[bytes, int]] = []
+        rewritten: list[tuple[bytes, int, int]] = []
         value = body = b""
         last: Hint | None = None
         for target, hint in hints:
@@ -117,11 +120,14 @@ class HintStore:
                 value, body, last = encode(hint), body_of(hint), hint
             key = hint_key(target, hint.created_us, body)
             is_replaced = instead_of is not None and key == instead_of.key
-            is_known = not fresh and not is_replaced and bool(self._store.records(key, key + b"\0", 1))
+            known = [] if fresh or is_replaced else self._store.records(key, key + b"\0", 1)
             # A known one is written again, so that the sequence covers it.
             batch.append(("put", key, value))
-            if not is_known:
-                written.append((key, len(key) + len(value)))
+            size = len(key) + len(value)
+            if known:
+                rewritten.append((key, size, len(value) - len(known[0][1])))
+            else:
+                written.append((key, size))
         if not batch:
             return 0
         sequence = self._store.write_records(Family.HINTS, batch)
@@ -129,6 +135,12 @@ class HintStore:
             self._uncounted((instead_of,))
         for key, size in written:
             self._counted(key, size, left_us)
+            if instead_of is not None and key == instead_of.key:
+                self._rewritten[key] = size
+        for key, size, grown in rewritten:
+            self._rewritten[key] = size
+            self.pending[target_of(key)[0]].bytes += grown
+            self.bytes += grown
         return sequence
 
     def page(self, target: int, after: bytes = b"", count: int = HINTS_PAGE) -> list[Stored]:
@@ -176,9 +188,10 @@ class HintStore:
         for one in hints:
             target, _ = target_of(one.key)
             pending = self.pending[target]
+            size = self._rewritten.pop(one.key, one.size)
             pending.count -= 1
-            pending.bytes -= one.size
-            self.bytes -= one.size
+            pending.bytes -= size
+            self.bytes -= size
             targets[target] = None
             if not pending.count:
                 del self.pending[target]
@@ -188,6 +201,13 @@ class HintStore:
                 [(pending.low, _)] = self._store.records(pending.low, bounds_of(target)[1], 1)
                 pending.oldest_us = target_of(pending.low)[1]
                 pending.since_us = max(pending.since_us, pending.oldest_us)
+
+    def validate(self) -> None:
+        assert self.bytes == sum(pending.bytes for pending in self.pending.values()), "bytes are miscounted"
+        for target, pending in self.pending.items():
+            assert pending.count > 0 and pending.bytes > 0, f"nothing waits for node {target}"
+            assert pending.oldest_us <= pending.newest_us, f"hints of node {target} are out of order"
+            assert target_of(pending.low)[0] == target, f"the lowest key of node {target} is another's"
 
     # -- marks ------------------------------------------------------------------------------------
 

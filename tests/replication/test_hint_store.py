@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from lockstep.handoff.hint_records import Hint
@@ -92,5 +93,26 @@ def test_hints_are_found_as_in_a_map(seed: int, tmp_path: Path) -> None:
                 pending = store.hints.pending.get(one_target)
                 assert (0 if pending is None else pending.count) == len(hints)
                 assert pending is None or pending.oldest_us == min(hints.values())
+
+    asyncio.run(check())
+
+
+def test_a_hint_that_is_written_again_is_counted_as_long_as_it_is(tmp_path: Path) -> None:
+    async def check() -> None:
+        hints = (await watched(tmp_path)).hints
+        left = hint(1, 1000)
+        later = msgspec.structs.replace(left, epoch=100_000)
+        hints.put([(TARGETS[0], left)])
+        [read] = hints.page(TARGETS[0])
+        hints.put([(TARGETS[0], later), (TARGETS[1], left)])
+        [now] = hints.page(TARGETS[0])
+        assert now.size > read.size
+        assert hints.bytes == now.size + read.size
+        hints.validate()
+        hints.delete([read])
+        assert hints.bytes == hints.pending[TARGETS[1]].bytes == read.size
+        hints.put([(TARGETS[1], later)], hints.page(TARGETS[1])[0])
+        hints.delete(hints.page(TARGETS[1]))
+        assert (hints.bytes, hints.pending) == (0, {})
 
     asyncio.run(check())
