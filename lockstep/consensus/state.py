@@ -146,6 +146,13 @@ class ReadQueue:
         self.round = 0
         return contexts
 
+    def validate(self) -> None:
+        rounds = [round_ for round_, _ in self._in_round]
+        assert rounds == sorted(rounds) and all(0 < one <= self.round for one in rounds), (
+            "rounds out of order"
+        )
+        assert len(self._waiting) + len(rounds) <= self._pending_max, "more reads wait than may"
+
 
 class Incoming:
     """The snapshot that this member is receiving."""
@@ -324,6 +331,7 @@ class RaftState:
         self.log.validate()
         self.writes.validate(self.log.last_index)
         self.configurations.validate(self.log.last_index)
+        self.reads.validate()
         assert self.log.last_term <= self.term, "the log is ahead of the term"
         assert self.log.handed_index <= max(self.writes.durable_index, self.log.base_index), (
             "applied, not durable"

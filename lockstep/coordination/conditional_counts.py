@@ -45,6 +45,10 @@ class ConditionalCounts:
         self.beaten[bisect_left(BOUNDS_BEATEN, beaten)] += 1
         self.beaten_total += beaten
 
+    def validate(self) -> None:
+        ended = sum(self.outcomes.values())
+        assert ended == sum(self.took) == sum(self.beaten), "a request is counted once"
+
 
 def outcome_of(error: LockstepError) -> str:
     """How a request ended that raised this."""

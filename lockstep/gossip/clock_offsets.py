@@ -71,6 +71,13 @@ class ClockOffsets:
         found = ((node, self.of(node, now_s)) for node in sorted(self._samples))
         return {node: offset for node, offset in found if offset is not None}
 
+    def validate(self) -> None:
+        for node, samples in self._samples.items():
+            assert 0 < len(samples) <= CLOCK_SAMPLES_MAX, f"samples of node {node}"
+            newest_s, newest = samples[-1]
+            for at_s, found in samples:
+                assert at_s <= newest_s and not newest.contradicts(found), f"samples of node {node}"
+
 
 def own_skew(offsets: Iterable[Offset]) -> Offset:
     """How far this node's clock is ahead of the middle of all clocks, its own among them.

@@ -136,6 +136,9 @@ class BatchStore:
         self._store.write_records(Family.BATCH_LOG, [("delete", key)])
         self.bytes -= self._kept.pop(key)[1]
 
+    def validate(self) -> None:
+        assert self.bytes == sum(size for _, size in self._kept.values()), "bytes are miscounted"
+
     # -- replay -----------------------------------------------------------------------------------
 
     async def _run(self) -> None:

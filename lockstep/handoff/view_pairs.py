@@ -77,3 +77,7 @@ class ViewPairs:
                     view.consistency,
                 )
         return None
+
+    def validate(self) -> None:
+        assert len(self._made) <= PLANS_CACHED_MAX, "pairs make room for others"
+        assert all(base.epoch == view.epoch == self._epoch for base, view in self._made), "pairs of one value"

@@ -77,6 +77,10 @@ class Deadlines:
         for operation in waiting.values():
             operation.expired()
 
+    def validate(self) -> None:
+        assert self._timer is not None or not self._waiting, "nobody wakes for a deadline"
+        assert all(number <= self._number for number in self._waiting), "numbers are given once"
+
     def _arm(self, deadline_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()

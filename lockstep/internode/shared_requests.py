@@ -94,3 +94,8 @@ class SharedOut:
     def forget(self) -> None:
         """The connection is gone."""
         self._waiting = {}
+
+    def validate(self) -> None:
+        assert 0 <= self._until_s - self._from_s <= SHARED_SPREAD_MS / 1000, "those that wait end together"
+        for streams, bodies in self._waiting.values():
+            assert 0 < len(streams) == len(bodies) < SHARED_REQUESTS_MAX, "each body has its stream"

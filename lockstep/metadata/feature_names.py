@@ -59,4 +59,6 @@ def lacking(enabled: Sequence[str], supported: Sequence[str]) -> tuple[str, ...]
 
 
 #: What all nodes can do and do, and since when the nodes' support is as it is.
-FEATURE_STATE: Final[Part[FeatureState]] = struct_part("features", 11, NO_FEATURES, FeatureState.validate)
+FEATURE_STATE: Final[Part[FeatureState]] = struct_part(
+    "features", 11, NO_FEATURES, lambda one: one.validate()
+)

@@ -301,6 +301,16 @@ class PlanBook:
         plan.has_views = placement.has_views
         return plan
 
+    def validate(self) -> None:
+        plans = 0
+        for table_id, placement in self._tables.items():
+            assert self._cluster is not None and placement.epoch == self._cluster.epoch, (
+                "a plan outlived its value"
+            )
+            assert placement.changed_epoch <= placement.epoch, f"table {table_id} changes later"
+            plans += len(placement.plans)
+        assert plans == self._kept <= PLANS_CACHED_MAX + 1, "plans are miscounted"
+
     def _local_dc(self, cluster: ClusterMetadata) -> str:
         own = cluster.node(NodeId(self._own_id()))
         return own.dc if own is not None else ""

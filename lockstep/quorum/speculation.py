@@ -103,6 +103,10 @@ class Histogram:
             missing -= self._counts[at]
         return _BOUNDS_MS[at]
 
+    def validate(self) -> None:
+        assert self.total == sum(self._counts) < LATENCY_SAMPLES_MAX, "requests are miscounted"
+        assert self._known_at <= self.total, "percentiles are of what was counted"
+
 
 def _bucket(took_ms: float) -> int:
     return min(_BUCKETS - 1, bisect_left(_BOUNDS_MS, took_ms))
@@ -141,6 +145,9 @@ class Latencies:
         if known is not None and known.total >= LATENCY_SAMPLES_MIN:
             wait_ms = known.percentile(part.number)
         return min(wait_ms / 1000, max(left_s, 0.0) / 4)
+
+    def validate(self) -> None:
+        assert len(self._by_table) <= LATENCY_TABLES_MAX, "tables make room for others"
 
 
 class ExtraRequests:

@@ -54,3 +54,6 @@ class SessionGuards:
             for session_id, count in self._held.items()
             if not cluster.session_open(session_id)
         )
+
+    def validate(self) -> None:
+        assert all(count > 0 for count in self._held.values()), "a guard is released once"

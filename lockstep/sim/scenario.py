@@ -22,8 +22,8 @@ from lockstep.node.membership import decommission_handoff as farewell
 from lockstep.node.work import purging, view_builds
 from lockstep.placement.quorums import dc_factors
 from lockstep.runtime.ports import Runtime
-from lockstep.sim.checkers.consensus import self_checking
 from lockstep.sim.checkers.log import check_refusals, check_submissions, unsettled_voters
+from lockstep.sim.checkers.machines import self_checking
 from lockstep.sim.checkers.progress import watch_progress
 from lockstep.sim.checkers.registers import check_registers
 from lockstep.sim.checkers.violation import Violation

@@ -181,6 +181,12 @@ class GroupCommit:
         self._joined, self._waiting = [], []
         return waiters
 
+    def validate(self) -> None:
+        """What holds between any two turns of the loop."""
+        assert self._closing_covers <= self._written, "a sync covers what was written before it"
+        assert len(self._open.partitions) <= self._open.writes, "writes are miscounted"
+        assert self._task is not None or not (self._joined or self._waiting), "somebody waits for no sync"
+
     async def settle(self) -> None:
         """Wait for a sync that runs; used before the store is closed."""
         self._hurry.set()

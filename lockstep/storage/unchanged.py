@@ -167,6 +167,11 @@ class Unchanged:
             else:
                 del self._touched[table_id]
 
+    def validate(self) -> None:
+        for table_id, sessions in self._touched.items():
+            assert sessions, f"nobody watches table {table_id}"
+            assert all((table_id, one) in self._watched for one in sessions), "what is noted is watched"
+
 
 def _changed(bits: _Bits, range_: Range) -> Iterator[Range]:
     """Runs of buckets without their bit, cut to the range."""

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .figures import classes, cycles, memos
+from lockstep.sim.checkers.machines import MACHINES
+
+from .figures import classes, cycles, memos, validates
 from .figures.tree import read_tree
 
 TREE = read_tree(Path(__file__).parents[2])
@@ -29,6 +31,13 @@ WIDE = {
 }
 #: Groups of modules that know each other's types.
 TYPE_CYCLES_MAX = 13
+#: Whose validate() is called by that of another one; a joining node asks its own state.
+PARTS_OF_OTHERS = {
+    "lockstep.consensus": "Raft",
+    "lockstep.metadata": "ClusterMetadata",
+    "lockstep.placement": "Placements",
+    "lockstep.topology.joining": "JoinState",
+}
 #: Modules that write into values that are frozen: memos, and bodies that put their tokens in order when made.
 MEMOS = {"lockstep.values.memo", "lockstep.topology.kinds.bootstrap", "lockstep.topology.kinds.move"}
 
@@ -53,3 +62,10 @@ def test_no_more_modules_know_each_other() -> None:
 
 def test_values_are_memoized_in_one_place() -> None:
     assert set(memos.memos(TREE)) == MEMOS
+
+
+def test_machines_are_asked_in_simulations() -> None:
+    asked = {f"{machine.__module__}:{machine.__name__}" for machine in MACHINES}
+    others = {one.title for one in validates.validates(TREE) if one.owner} - asked
+    unasked = [title for title in others if not title.startswith(tuple(PARTS_OF_OTHERS))]
+    assert not unasked and all(every > 0 for every in MACHINES.values())

@@ -34,6 +34,8 @@ class Machine:
 
     def validate(self):
         assert self.facts is not None
+        if isinstance(self.facts, Machine):
+            self.facts.validate()
 
     def ask(self):
         return self.facts()
@@ -205,10 +207,10 @@ def test_validates_are_watched(above: ModuleType) -> None:
 
     def run() -> None:
         below.Machine(1).validate()
-        sys.modules["madeup.stage"].call(below.Machine(1).validate)
+        sys.modules["madeup.stage"].call(below.Machine(below.Machine(1)).validate)
 
     found = watched([Validate("madeup.low.below", "Machine")], run, stage="madeup.stage")
-    assert found == {"madeup.low.below:Machine": {"by the simulator": 1, "by anybody": 2}}
+    assert found == {"madeup.low.below:Machine": {"by the simulator": 2, "by anybody": 3}}
     assert below.Machine.validate is plain
 
 

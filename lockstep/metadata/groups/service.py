@@ -90,4 +90,4 @@ class Service(msgspec.Struct, frozen=True, array_like=True):
 
 NO_SERVICE = Service()
 
-SERVICE: Final[Part[Service]] = struct_part("service", 6, NO_SERVICE, Service.validate)
+SERVICE: Final[Part[Service]] = struct_part("service", 6, NO_SERVICE, lambda one: one.validate())

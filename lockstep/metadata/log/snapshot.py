@@ -142,5 +142,10 @@ class SnapshotDecoder:
                 raise self._damaged(f"an item of part {number} is out of place: {broken!r}") from broken
         self._count += 1
 
+    def validate(self) -> None:
+        assert self._head is not None or not self._count, "a snapshot begins with its head"
+        assert len(self._buffer) < _ITEM.size + SNAPSHOT_ITEM_BYTES_MAX, "whole items are taken at once"
+        assert len(self._buffer) <= self.bytes_read, "what waits was fed"
+
     def _damaged(self, why: str) -> CorruptFile:
         return CorruptFile(self._path, self.bytes_read, why)

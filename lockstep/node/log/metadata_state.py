@@ -440,6 +440,14 @@ class MetadataState:
         self._observe(installed=installed)
         self._listeners.tell(before, after, entry)
 
+    def validate(self) -> None:
+        for entries in (self.entries, self._pending):
+            assert not entries or entries[-1].epoch - entries[0].epoch == len(entries) - 1, "a gap in the log"
+        if self.entries:
+            assert self.entries[-1].epoch >= self.epoch, "what is applied is kept"
+            if self._pending:
+                assert self._pending[0].previous_hash == self.entries[-1].hash, "what waits follows"
+
     # -- saving -------------------------------------------------------------------------------------
 
     async def _retain(self) -> None:

@@ -274,6 +274,14 @@ class RaftProcessor(Processor):
                 for settle in self._waiting.pop(entry.entry_id, ()):
                     settle(entry.epoch)
 
+    def validate(self) -> None:
+        judged = self._batch or self._appended or self._refused or self._judged
+        assert self._tip is not None or not judged, "what was judged is gone with its tip"
+        assert len(self._refused) <= REFUSED_IDS_MAX, "refusals make room for others"
+        if self._tip is not None and self._batch:
+            first, last = self._batch[0].epoch, self._batch[-1].epoch
+            assert last == self._tip.epoch == first + len(self._batch) - 1, "the tip ends with the batch"
+
     def known_value(self, entry: LogEntry, before: ClusterMetadata) -> ClusterMetadata | None:
         return self._tip.value_at(entry, before) if self._tip is not None else None
 

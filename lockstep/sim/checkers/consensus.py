@@ -1,4 +1,4 @@
-"""What members of both consensus groups are handed as committed, and what each step machine says of itself.
+"""What members of both consensus groups are handed as committed.
 
 RFT-1: all members commit the same entries at the same places, over every crash. RFT-2: of every two
 configurations that follow each other, any quorum of the one meets any quorum of the other, and whoever gets a
@@ -10,14 +10,11 @@ command changes nothing. CMG-3: nobody is in the directory who was not admitted 
 that the group's first command gave.
 
 Invariant: a monitor sees every committed entry and command of every incarnation and remembers the first one
-seen at each place. Asking a machine changes nothing of a run; Raft's question is linear in its log and asked
-after every `RAFT_EVERY`-th step of the world's machines together, the others after each of theirs.
+seen at each place.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import combinations
@@ -28,13 +25,9 @@ import msgspec
 from lockstep.consensus.configuration import Configuration, decode_configuration
 from lockstep.consensus.messages import Entry, EntryKind
 from lockstep.consensus.raft import Raft
-from lockstep.gossip.failure_detector import FailureDetector
-from lockstep.gossip.pulling import Puller
-from lockstep.gossip.soft_state import SoftStates
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.groups.management import EMPTY_STATE, ManagementState
-from lockstep.metadata.log.tip import Tip
 from lockstep.sim.checkers.violation import Violation
 
 #: (node id) -> that member's consensus; None when it cannot be told now.
@@ -206,44 +199,3 @@ class ManagementMonitor:
             if node.state is not NodeState.LEFT
         }
         return "" if known == wanted else f"nodes {sorted(known.values())}, not {sorted(wanted.values())}"
-
-
-#: A prime, so that no rhythm of ticks and messages meets the same machine always.
-RAFT_EVERY = 7
-_MACHINES: tuple[tuple[type, int], ...] = (
-    (Raft, RAFT_EVERY),
-    (Tip, 1),
-    (Puller, 1),
-    (FailureDetector, 5),
-    (SoftStates, 5),
-)
-
-
-def self_checking() -> list[tuple[Any, str, Any]]:
-    """What to replace for the time of a run: every step of a machine, by one that asks afterwards."""
-    changes: list[tuple[Any, str, Any]] = []
-    for machine, every in _MACHINES:
-        asked = _Asked(every)
-        for name, step in vars(machine).items():
-            if inspect.isfunction(step) and not name.startswith("_") and name != "validate":
-                changes.append((machine, name, asked.after(step)))
-    return changes
-
-
-class _Asked:
-    """One machine's steps; every so many of them it validates itself."""
-
-    def __init__(self, every: int) -> None:
-        self._every = every
-        self._steps = 0
-
-    def after(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(step)
-        def checked(machine: Any, *args: Any, **named: Any) -> Any:
-            found = step(machine, *args, **named)
-            self._steps += 1
-            if self._steps % self._every == 0:
-                machine.validate()
-            return found
-
-        return checked

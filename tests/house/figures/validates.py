@@ -58,19 +58,35 @@ def _judges(node: ast.stmt) -> bool:
     )
 
 
+class Stage:
+    """Who calls for the simulator: a module of it, or a validate() that it has called."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.depth = 0
+
+    def calls(self, module: object) -> bool:
+        return self.depth > 0 or str(module).startswith(self._name)
+
+
 class Asked:
-    """Calls of one validate(): by the simulator itself, and by anybody."""
+    """Calls of one validate(): by the simulator, itself or in another one that it called, and by anybody."""
 
     def __init__(self) -> None:
         self.by_simulator = 0
         self.by_anybody = 0
 
-    def counting(self, whole: Callable[..., Any], stage: str) -> Callable[..., Any]:
+    def counting(self, whole: Callable[..., Any], stage: Stage) -> Callable[..., Any]:
         @functools.wraps(whole)
         def counted(*args: Any, **named: Any) -> Any:
+            inside = stage.calls(sys._getframe(1).f_globals.get("__name__", ""))
             self.by_anybody += 1
-            self.by_simulator += str(sys._getframe(1).f_globals.get("__name__", "")).startswith(stage)
-            return whole(*args, **named)
+            self.by_simulator += inside
+            stage.depth += inside
+            try:
+                return whole(*args, **named)
+            finally:
+                stage.depth -= inside
 
         return counted
 
@@ -78,15 +94,15 @@ class Asked:
 def watched(
     wanted: Sequence[Validate], run: Callable[[], None], stage: str = _STAGE
 ) -> dict[str, dict[str, int]]:
-    """{validate: calls} while `run` runs: by the simulator itself, and by anybody, other validates too."""
-    found = {one: Asked() for one in wanted}
+    """{validate: calls} while `run` runs: by the simulator, itself or by way of others, and by anybody."""
+    found, simulator = {one: Asked() for one in wanted}, Stage(stage)
     undo: list[tuple[Any, str, Any]] = []
     try:
         for one, asked in found.items():
             module = importlib.import_module(one.module)
             owner = getattr(module, one.owner) if one.owner else module
             plain = vars(owner)[NAME]
-            counted = asked.counting(plain, stage)
+            counted = asked.counting(plain, simulator)
             for place, name in [(owner, NAME)] if one.owner else list(_places(plain)):
                 undo.append((place, name, plain))
                 setattr(place, name, counted)

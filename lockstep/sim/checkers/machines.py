@@ -1,0 +1,103 @@
+"""The step machines look at themselves: each says what must hold of its state, and is asked while nodes run.
+
+Invariant: asking changes nothing of a run. A machine is asked after every so many steps of its kind:
+after each where the question costs little beside a step, after some where it walks what was gathered.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from lockstep.consensus.raft import Raft
+from lockstep.coordination.conditional_counts import ConditionalCounts
+from lockstep.gossip.clock_offsets import ClockOffsets
+from lockstep.gossip.failure_detector import FailureDetector
+from lockstep.gossip.pulling import Puller
+from lockstep.gossip.soft_state import SoftStates
+from lockstep.handoff.batch_store import BatchStore
+from lockstep.handoff.hint_store import HintStore
+from lockstep.handoff.view_pairs import ViewPairs
+from lockstep.internode.deadlines import Deadlines
+from lockstep.internode.shared_requests import SharedOut
+from lockstep.metadata.log.snapshot import SnapshotDecoder
+from lockstep.metadata.log.tip import Tip
+from lockstep.node.log.metadata_state import MetadataState
+from lockstep.node.processors.raft import RaftProcessor
+from lockstep.quorum.plans import PlanBook
+from lockstep.quorum.round import Round
+from lockstep.quorum.speculation import Histogram, Latencies
+from lockstep.replica.session_guards import SessionGuards
+from lockstep.storage.group_commit import GroupCommit
+from lockstep.storage.model import OrderedMap
+from lockstep.storage.unchanged import Unchanged
+
+#: Machine -> after how many steps it is asked: primes, so that no rhythm of ticks and messages meets the same
+#: machine always.
+MACHINES: dict[type, int] = {
+    Raft: 7,
+    Round: 3,
+    PlanBook: 29,
+    Histogram: 29,
+    Latencies: 1,
+    Tip: 1,
+    SnapshotDecoder: 1,
+    Puller: 1,
+    FailureDetector: 5,
+    SoftStates: 5,
+    ClockOffsets: 5,
+    OrderedMap: 1999,
+    GroupCommit: 3,
+    Unchanged: 7,
+    SharedOut: 3,
+    Deadlines: 29,
+    SessionGuards: 1,
+    ConditionalCounts: 1,
+    HintStore: 7,
+    BatchStore: 7,
+    ViewPairs: 7,
+    MetadataState: 3,
+    RaftProcessor: 1,
+}
+
+
+def self_checking() -> list[tuple[Any, str, Any]]:
+    """What to replace for the time of a run: every step of a machine, by one that asks afterwards."""
+    changes: list[tuple[Any, str, Any]] = []
+    for machine, every in MACHINES.items():
+        asked = _Asked(every)
+        for name, step in vars(machine).items():
+            if _is_step(name, step):
+                changes.append((machine, name, asked.after(step)))
+    return changes
+
+
+def _is_step(name: str, member: Any) -> bool:
+    """Public, done when it returns, and not the question itself."""
+    return (
+        inspect.isfunction(member)
+        and not inspect.iscoroutinefunction(member)
+        and not name.startswith("_")
+        and name != "validate"
+    )
+
+
+class _Asked:
+    """One machine's steps; every so many of them it validates itself."""
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._steps = 0
+
+    def after(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(step)
+        def checked(machine: Any, *args: Any, **named: Any) -> Any:
+            found = step(machine, *args, **named)
+            self._steps += 1
+            if self._steps % self._every == 0:
+                machine.validate()
+            return found
+
+        return checked
