@@ -8,8 +8,8 @@ A replica gets at most one hint of a write.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
 
 import msgspec
 
@@ -36,6 +36,11 @@ class Left(msgspec.Struct, frozen=True):
     kept: int
     whole: bool
     unmarked: tuple[NodeId, ...] = ()
+
+
+#: Nobody was left anything.
+_NOTHING: Final = Left(0, 0, True)
+_NOBODY: Final[Mapping[NodeId, bool]] = {}
 
 
 class HintRecords(Protocol):
@@ -99,18 +104,16 @@ class Written(Protocol):
 class HintingWrite:
     """The part of one write that is about its hints, and outlives its end."""
 
-    __slots__ = ("_hinted", "_is_whole", "_kept", "_number", "_sequence", "_write", "deadline_s", "lingers")
+    __slots__ = ("_hinted", "_left", "_number", "_write", "deadline_s")
 
     def __init__(self, write: Written) -> None:
         self._write = write
         self.deadline_s = write.deadline_s
         #: Node -> whether a hint was left for it, or a mark.
-        self._hinted: dict[NodeId, bool] = {}
-        self._kept = False
-        self._sequence = 0
-        self._is_whole = True
-        #: Whether the write waits for replicas although its end was told.
-        self.lingers = False
+        self._hinted = _NOBODY
+        #: What became of all of them.
+        self._left = _NOTHING
+        #: By which its owner knows it while it waits for replicas; 0: it does not.
         self._number = 0
 
     def reached(self, target: Target) -> bool:
@@ -122,28 +125,33 @@ class HintingWrite:
         self._write.round.outstanding.clear()
         self.linger()
 
+    def heard_late(self) -> None:
+        """A replica answered after the end."""
+        if self._number:
+            self.linger()
+
     def linger(self) -> None:
         """Leave hints for replicas that will not answer any more, and wait for the others."""
-        is_waiting = self._leave_to_silent()
-        if is_waiting != self.lingers:
-            self.lingers = is_waiting
-            if is_waiting:
+        if self._leave_to_silent():
+            if not self._number:
                 self._number = self._write.owner.lingering.add(self)
-            else:
-                self._write.owner.lingering.remove(self._number)
-        if not is_waiting:
-            self._write.let_go(self._is_whole, self._sequence)
+            return
+        if self._number:
+            self._write.owner.lingering.remove(self._number)
+            self._number = 0
+        self._write.let_go(self._left.whole, self._left.sequence)
 
     def _leave_to_silent(self) -> bool:
         """Leave hints for replicas that will not answer any more; whether others may."""
         write = self._write
         owner, round_ = write.owner, write.round
-        if (owner.hints is None or not write.terms.leaves_hints) and write.settled is None:
+        lacking = round_.lacking()
+        if not lacking or ((owner.hints is None or not write.terms.leaves_hints) and write.settled is None):
             return False
         waits, outstanding = len(owner.lingering) < WRITES_LINGERING_MAX, round_.outstanding
         silent: list[Target] = []
         is_waiting = False
-        for target in round_.lacking():
+        for target in lacking:
             node = target.node
             if node in self._hinted:
                 continue
@@ -163,11 +171,11 @@ class HintingWrite:
         else:
             epoch = write.round.plan.epoch
             left = hints.leave(write.mutation, epoch, targets, forced=terms.is_owed, made_us=terms.made_us)
-        for target in targets:
-            self._hinted[target.node] = target.node not in left.unmarked
-        self._kept = self._kept or left.kept > 0
-        self._sequence = max(self._sequence, left.sequence)
-        self._is_whole = self._is_whole and left.whole
+        marked = {target.node: target.node not in left.unmarked for target in targets}
+        self._hinted = {**self._hinted, **marked}
+        before = self._left
+        sequence = max(before.sequence, left.sequence)
+        self._left = Left(sequence, before.kept + left.kept, before.whole and left.whole)
 
     def hint_dead(self) -> None:
         """A write at ANY is content with a hint: leave those for replicas that seem dead at once."""
@@ -187,14 +195,14 @@ class HintingWrite:
         lacking = [t for t in targets if t.node not in accepted and t.node not in self._hinted]
         if lacking:
             self._leave(lacking)
-        if not self._kept:
+        if not self._left.kept:
             return False
         owner.runtime.tasks.spawn(self._end_when_kept(hints.store, otherwise), "write-hinted")
         return True
 
     async def _end_when_kept(self, store: HintRecords, otherwise: LockstepError | None) -> None:
         try:
-            await store.synced(self._sequence)
+            await store.synced(self._left.sequence)
         except LockstepError:
             if otherwise is not None:
                 self._write.end(otherwise)

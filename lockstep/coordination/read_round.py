@@ -10,6 +10,7 @@ change that matters, which the round names, or with ReadTimeout or ReadFailure. 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lockstep.coordination.driving import carry_out
@@ -17,7 +18,7 @@ from lockstep.internode import verbs
 from lockstep.quorum.failure_codes import causes_of, late, note_refusal, reasons_of
 from lockstep.quorum.plans import Plan
 from lockstep.quorum.policies import READ
-from lockstep.quorum.round import CHECK, Ask, End, Failure, Round, Target, Why
+from lockstep.quorum.round import BEGIN, CHECK, Ask, End, Failure, Round, Target, Why
 from lockstep.quorum.speculation import Policy
 from lockstep.replica.digests import digest_of, filled_in
 from lockstep.replica.messages import ReadReply, ReadRequest
@@ -66,7 +67,7 @@ class ReadRound:
         self,
         owner: Reads,
         plan: Plan,
-        ordered: list[Target],
+        ordered: Sequence[Target],
         request: ReadRequest,
         deadline_s: float,
         policy: Policy,
@@ -91,7 +92,8 @@ class ReadRound:
         self._number = owner.in_flight.add(self)
 
     def start(self) -> None:
-        carry_out(self, self.round.begin())
+        plan, round_ = self.round.plan, self.round
+        carry_out(self, round_.begin(plan.first_near if round_.order is plan.near_first else None))
         if self._policy.always:
             self._ask_extra()
         else:
@@ -113,7 +115,7 @@ class ReadRound:
 
     def ask(self, asked: Ask) -> None:
         targets = asked.targets
-        if asked.why is Why.BEGIN:
+        if asked.why is BEGIN:
             # Ranges differ somewhere too often for a second question each time.
             by_digest = self._request.command.key is not None
             # This node is first in order and answers last: it may answer at once, while the others work.
@@ -199,7 +201,8 @@ class ReadRound:
                 self._ask_for_content(digests)
                 return
         self.round.confirmed(self.round.plan)
-        self.finish(End.ENOUGH)
+        self._note_time()
+        self._end(list(self._answers.values()))
 
     def _fill_in(self) -> None:
         """Put answers at hand in the places of digests that stand for them."""
@@ -242,10 +245,8 @@ class ReadRound:
     # -- the end ----------------------------------------------------------------------------------
 
     def finish(self, end: End) -> None:
-        if end is End.ENOUGH:
-            self._note_time()
-            self._end(list(self._answers.values()))
-        elif end is End.STALE:
+        assert end is not End.ENOUGH, "what is enough is checked first"
+        if end is End.STALE:
             self._end(None)
         else:
             self._end(self._failure() if end is End.FAILED else self._timeout())

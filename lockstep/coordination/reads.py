@@ -224,7 +224,9 @@ class Reads:
             plan = self._plan(piece, consistency)
             if changes >= REQUEST_PLANS_MAX:
                 await self._pause(plan, deadline_s)
-            require_alive(plan, self._alive)
+            if self.runtime.clock.monotonic_s() > plan.alive_until_s:
+                require_alive(plan, self._alive)
+                self._writes.note_alive(plan)
             command = piece
             if plan.range.right < piece.right or (plan.required > 1 and piece.partition_row_limit):
                 right = min(piece.right, plan.range.right)

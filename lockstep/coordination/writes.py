@@ -29,7 +29,7 @@ from lockstep.quorum.failure_codes import causes_of, late, note_refusal, reasons
 from lockstep.quorum.plans import Plan, PlanBook
 from lockstep.quorum.policies import WRITE
 from lockstep.quorum.request_trace import REQUEST_TRACE
-from lockstep.quorum.round import CHECK, Ask, Effects, End, Failure, Learn, Round, Target, Why
+from lockstep.quorum.round import BEGIN, CHECK, ENOUGH, Ask, Effects, End, Failure, Learn, Round, Target, Why
 from lockstep.replica.messages import WriteReply, WriteRequest
 from lockstep.replica.replica import ReplicaService
 from lockstep.runtime.ports import Runtime
@@ -58,6 +58,8 @@ _REACHED: Final[Mapping[Why, str]] = {
     Why.ANSWERED_BEFORE: "write.answered_before_plan",
     Why.REFUSED_BEFORE: "write.refused_before_plan",
 }
+#: As `quorum.round.BEGIN`.
+_ANY: Final = Consistency.ANY
 #: No replica gets less than the whole mutation.
 _WHOLE: Final[Mapping[NodeId, Mutation]] = {}
 
@@ -162,8 +164,7 @@ class Writes:
         if now_s > plan.alive_until_s:
             if consistency is not Consistency.ANY or self.hints is None or not self.hints.policy.enabled:
                 require_alive(plan, self.alive)
-            if self.alive_until_s is not None:
-                plan.alive_until_s = min(self.alive_until_s(target.node) for target in plan.targets)
+            self.note_alive(plan)
         deadline_s = now_s + timeout_ms / 1000
         base_writes = self.base_writes
         if base_writes is not None and plan.has_views:
@@ -195,6 +196,11 @@ class Writes:
                 begun.apply_here(target)
             except Exception as error:
                 self.runtime.tasks.spawn(report(error), "write-here")
+
+    def note_alive(self, plan: Plan) -> None:
+        """Ask no more who seems alive while all targets of a plan certainly do."""
+        if self.alive_until_s is not None:
+            plan.alive_until_s = min(self.alive_until_s(target.node) for target in plan.targets)
 
     def apply_locally(self, write: Write, target: Target) -> None:
         """Apply a write to this node's own replica, now or once all that begin now are sent."""
@@ -324,8 +330,12 @@ class Write:
         """`parts` go to the replicas that lack no more than that."""
         self._parts, round_ = parts, self.round
         first = None if asks_others else [target for target in round_.lacking() if target.node in parts]
-        carry_out(self, round_.begin(first))
-        if round_.plan.consistency is Consistency.ANY and not self.done:
+        plan, effects = round_.plan, round_.begin(first)
+        if effects is plan.everyone:
+            self.ask(plan.everyone[0])
+        else:
+            carry_out(self, effects)
+        if plan.consistency is _ANY and not self.done:
             self._left().hint_dead()
 
     # -- sending ----------------------------------------------------------------------------------
@@ -339,25 +349,22 @@ class Write:
         _require_size(self.mutation, len(self._body), is_whole=self.terms.leaves_hints)
 
     def ask(self, asked: Ask) -> None:
-        owner, plan = self.owner, self.round.plan
-        if asked.why is not Why.BEGIN and asked.why in _REACHED:
-            owner.reach(_REACHED[asked.why])
-        if plan is not self._prepared_for:
-            # A replica may have been emptied since it answered: it gets the whole.
-            self._parts = _WHOLE
-            self._prepare(plan)
-        own = owner.own_id()
-        local: Target | None = None
-        remote: list[Target] = []
-        for target in asked.targets:
-            if target.node == own:
-                local = target
-            else:
-                remote.append(target)
+        plan = self.round.plan
+        if asked.why is not BEGIN:
+            if asked.why in _REACHED:
+                self.owner.reach(_REACHED[asked.why])
+            if plan is not self._prepared_for:
+                # A replica may have been emptied since it answered: it gets the whole.
+                self._parts = _WHOLE
+                self._prepare(plan)
+        local, remote = plan.local, plan.remote
+        if asked.targets is not plan.targets:
+            local = local if local in asked.targets else None
+            remote = tuple(target for target in asked.targets if target is not local)
         if remote:
             self._send(remote)
         if local is not None:
-            owner.apply_locally(self, local)
+            self.owner.apply_locally(self, local)
 
     def _request_for(self, target: Target) -> WriteRequest:
         part = self._parts.get(target.node)
@@ -366,20 +373,20 @@ class Write:
         return WriteRequest(self._request.epoch, self._request.needs_epoch, part)
 
     def _send(self, targets: Sequence[Target]) -> None:
-        internode, verb, forwarding = self.owner.internode, self.terms.verb, self.owner.forwarding
-        if self._forwards and forwarding is not None:
+        owner = self.owner
+        internode, verb = owner.internode, self.terms.verb
+        if self._forwards and owner.forwarding is not None:
             self._forwards = False
-            targets = forwarding.send(self, targets, self._request, self.deadline_s)
-        whole = targets
+            targets = owner.forwarding.send(self, targets, self._request, self.deadline_s)
         if self._parts:
             whole = [target for target in targets if target.node not in self._parts]
-        if whole:
-            internode.submit_each(whole, verb, self._body, self.deadline_s, self)
-        if whole is not targets:
             for target in targets:
                 if target.node in self._parts:
                     body = encode(self._request_for(target))
                     internode.submit(target.address, verb, body, self.deadline_s, self, target)
+            targets = whole
+        if targets:
+            internode.submit_each(targets, verb, self._body, self.deadline_s, self)
 
     def apply_here(self, target: Target) -> None:
         """Give the write to this node's own replica."""
@@ -389,7 +396,7 @@ class Write:
             self.failed(target, error)
 
     def _answered_here(self, answer: WriteReply | LockstepError) -> None:
-        target = self.round.plan.by_node.get(NodeId(self.owner.own_id()))
+        target = self.round.plan.local
         if target is None:
             return  # a newer plan does without this node
         if isinstance(answer, LockstepError):
@@ -405,18 +412,14 @@ class Write:
             self.check()
         elif effects:
             carry_out(self, effects)
-        elif self.done:
-            self._heard_late()
+        elif self.done and self._unacknowledged is not None:
+            self._unacknowledged.heard_late()
 
     def failed(self, context: Target, error: LockstepError) -> None:
         note_refusal(self.owner.internode.repeated_log, self.terms.name, context, error)
         carry_out(self, self.round.failed(context, error))
-        if self.done:
-            self._heard_late()
-
-    def _heard_late(self) -> None:
-        if self._unacknowledged is not None and self._unacknowledged.lingers:
-            self._unacknowledged.linger()
+        if self.done and self._unacknowledged is not None:
+            self._unacknowledged.heard_late()
 
     def check(self) -> None:
         round_, owner = self.round, self.owner
@@ -493,8 +496,8 @@ class Write:
     # -- the end ----------------------------------------------------------------------------------
 
     def finish(self, end: End) -> None:
-        assert end in (End.ENOUGH, End.FAILED), "what else ends a write is known here first"
-        if end is End.ENOUGH:
+        assert end is ENOUGH or end is End.FAILED, "what else ends a write is known here first"
+        if end is ENOUGH:
             self.end(None)
             return
         self.owner.reach("write.hopeless")
@@ -522,7 +525,8 @@ class Write:
         self.owner.in_flight.remove(self._number)
         self.done = True
         round_ = self.round
-        round_.stop()
+        if round_.end is None:
+            round_.stop()
         if self._notes is not None:
             counting = {node: round_.accepted[node] for node in round_.counting()}
             self._notes.wrote(self.terms.name, round_.plan, self.mutation, counting, error)

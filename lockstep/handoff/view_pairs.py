@@ -67,15 +67,7 @@ class ViewPairs:
         node = paired_with(base.group.reads, view.group.reads, dcs.__getitem__, NodeId(self._own_id()))
         for target in view.targets:
             if target.node == node:
-                return Plan(
-                    view.epoch,
-                    view.needs_epoch,
-                    view.range,
-                    view.group,
-                    (target,),
-                    view.needs,
-                    view.consistency,
-                )
+                return view.only(target)
         return None
 
     def validate(self) -> None:

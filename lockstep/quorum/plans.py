@@ -7,8 +7,11 @@ planning a write is a bisection and two look-ups.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from math import inf
+from typing import Final
+
+import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.placement.placements import PlacedRange, ReplicaGroup, RingPlacement
@@ -22,7 +25,7 @@ from lockstep.placement.quorums import (
     required_while_filling,
     required_writes,
 )
-from lockstep.quorum.round import Target
+from lockstep.quorum.round import Target, asking, first_choice
 from lockstep.quorum.speculation import Policy, policy_of
 from lockstep.schema.model import Replication, Table
 from lockstep.schema.table_options import option
@@ -32,6 +35,16 @@ from lockstep.values.errors import InvalidRequest, Unavailable
 from lockstep.values.ids import Consistency, NodeId
 from lockstep.values.limits import PLANS_CACHED_MAX
 from lockstep.values.tokens import Range
+
+
+class Asker(msgspec.Struct, frozen=True, gc=False):
+    """The node that plans."""
+
+    node: NodeId
+    dc: str
+
+
+NOBODY: Final = Asker(NodeId(0), "")
 
 
 class Plan:
@@ -44,17 +57,22 @@ class Plan:
     __slots__ = (
         "_counts",
         "alive_until_s",
+        "asker",
         "attainable",
         "by_node",
         "consistency",
         "epoch",
+        "everyone",
+        "first_near",
         "group",
         "has_views",
         "is_local",
+        "local",
         "near_first",
         "needs",
         "needs_epoch",
         "range",
+        "remote",
         "required",
         "targets",
     )
@@ -68,7 +86,7 @@ class Plan:
         targets: tuple[Target, ...],
         needs: tuple[Requirement, ...],
         consistency: Consistency,
-        near_first: tuple[Target, ...] = (),
+        asker: Asker = NOBODY,
     ) -> None:
         self.epoch = epoch
         self.needs_epoch = needs_epoch
@@ -78,13 +96,22 @@ class Plan:
         self.needs = needs
         self.required = _least(needs)
         self.consistency = consistency
-        self.by_node = {target.node: target for target in targets}
-        #: Whether all targets are in this node's data centre; whether writes of the table change views.
-        self.is_local = self.has_views = False
+        self.by_node: Mapping[NodeId, Target] = {target.node: target for target in targets}
+        self.everyone = asking(targets)
+        self.asker = asker
+        #: Whether all targets are in the asker's data centre; whether writes of the table change views.
+        self.is_local = all(target.dc == asker.dc for target in targets)
+        self.has_views = False
+        #: The asker, if it is a target, and the other targets.
+        self.local = self.by_node.get(asker.node)
+        self.remote = tuple(target for target in targets if target is not self.local)
         #: All targets seem alive until then, whatever is heard of them.
         self.alive_until_s = -inf
-        #: The targets: this node, then its data centre, then others.
-        self.near_first = near_first or targets
+        #: The targets: the asker, then its data centre, then others; and those of them that suffice.
+        self.near_first = tuple(
+            sorted(targets, key=lambda t: 0 if t is self.local else 1 if t.dc == asker.dc else 2)
+        )
+        self.first_near = tuple(first_choice(needs, self.near_first))
         #: For each need: how many answers, and whose count.
         self._counts = tuple(
             (need.count, frozenset(t.node for t in targets if not need.dc or t.dc == need.dc))
@@ -92,6 +119,19 @@ class Plan:
         )
         #: Whether all targets together would do.
         self.attainable = self.satisfied_by(target.node for target in targets)
+
+    def only(self, target: Target) -> Plan:
+        """The same, of one of the targets alone."""
+        return Plan(
+            self.epoch,
+            self.needs_epoch,
+            self.range,
+            self.group,
+            (target,),
+            self.needs,
+            self.consistency,
+            self.asker,
+        )
 
     def satisfied_by(self, nodes: Iterable[NodeId]) -> bool:
         """Whether answers of these nodes (others are ignored) meet every need."""
@@ -243,7 +283,10 @@ class PlanBook:
         return self._plan(table_id, token, consistency, False)
 
     def changed_since(self, table_id: int, tokens: Range, epoch: int) -> bool:
-        """Whether anything that matters to a request for these tokens changed after `epoch`."""
+        """Whether anything that matters to a request for these tokens changed after `epoch`; the table was
+        there then."""
+        if self._metadata().epoch == epoch:
+            return False
         placement = self.placement(table_id)
         if placement is None or placement.changed_epoch > epoch:
             return True
@@ -292,12 +335,8 @@ class PlanBook:
             "one node answers for one replica: each has an address of its own"
         )
         needs_epoch = max(group.epoch, placement.changed_epoch)
-        own = self._own_id()
-        near_first = sorted(targets, key=lambda t: 0 if t.node == own else 1 if t.dc == local_dc else 2)
-        plan = Plan(
-            cluster.epoch, needs_epoch, placed.range, group, targets, needs, consistency, tuple(near_first)
-        )
-        plan.is_local = all(target.dc == local_dc for target in targets)
+        asker = Asker(NodeId(self._own_id()), local_dc)
+        plan = Plan(cluster.epoch, needs_epoch, placed.range, group, targets, needs, consistency, asker)
         plan.has_views = placement.has_views
         return plan
 
@@ -317,12 +356,12 @@ class PlanBook:
 
     def read_order(
         self, plan: Plan, prefers: Callable[[int], bool], alive: Callable[[int], bool]
-    ) -> list[Target]:
+    ) -> tuple[Target, ...]:
         """A read plan's targets as they should be asked: this node, near preferred ones, far ones, then those
         that are alive but slow or not ready, then those that seem dead."""
-        own = self._own_id()
-        ordered = [target for target in plan.near_first if target.node == own or prefers(target.node)]
-        if len(ordered) < len(plan.near_first):
-            others = [target for target in plan.near_first if target not in ordered]
-            ordered.extend(sorted(others, key=lambda target: not alive(target.node)))
-        return ordered
+        near, own = plan.near_first, plan.asker.node
+        ordered = [target for target in near if target.node == own or prefers(target.node)]
+        if len(ordered) == len(near):
+            return near
+        others = [target for target in near if target not in ordered]
+        return (*ordered, *sorted(others, key=lambda target: not alive(target.node)))

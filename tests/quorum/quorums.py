@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from lockstep.placement.quorums import Requirement
-from lockstep.quorum.round import Target
+from lockstep.quorum.round import Target, asking
 from lockstep.values.ids import NodeId
 
 
@@ -18,6 +18,8 @@ class Made:
         self.epoch = epoch
         self.needs_epoch = needs_epoch
         self.targets = tuple(Target(NodeId(node), (f"n{node}", 1), dc) for node, dc in nodes)
+        self.by_node = {target.node: target for target in self.targets}
+        self.everyone = asking(self.targets)
         self.needs = tuple(Requirement(dc, count) for dc, count in needs)
         self.required = max(
             sum(count for dc, count in needs if dc), max((count for dc, count in needs if not dc), default=0)
