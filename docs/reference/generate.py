@@ -17,8 +17,8 @@ from unittest.mock import MagicMock
 import click
 import msgspec
 
-from lockstep.cli.explain import TEXTS
 from lockstep.cli.main import COMMANDS, root
+from lockstep.cli.why import TEXTS
 from lockstep.local.admin_client import error_classes
 from lockstep.metadata.conflicts import TABLE as CONFLICTS
 from lockstep.metadata.conflicts import Held, Scope, Wanted
@@ -28,11 +28,10 @@ from lockstep.server.admin.admin_access import Access
 from lockstep.server.admin.api import Admin
 from lockstep.server.metrics.latencies import BOUNDS_S, OPERATIONS
 from lockstep.server.metrics.metric_table import METRICS
-from lockstep.server.views.auth_views import AuthTables
-from lockstep.server.views.distributed_views import distributed_tables
 from lockstep.server.views.system_local import SystemTables
 from lockstep.server.views.system_schema import SchemaTables
 from lockstep.server.views.system_views import ViewTables
+from lockstep.server.views.tool_keyspaces import AuthTables, distributed_tables
 from lockstep.server.views.topology_view import NOT_APPLICABLE, request_uuid
 from lockstep.topology import joining
 from lockstep.topology.kinds.registry import BY_NAME, KINDS

@@ -18,7 +18,7 @@ from lockstep.cli.shared import client, options, render, runs
 from lockstep.cli.shared.client import ClusterClient
 from lockstep.cli.shared.runs import Found
 from lockstep.documents import read
-from lockstep.documents.backups import BackupPlan, BackupRun, Backups, Removed, RestorePlan
+from lockstep.documents.runs import BackupPlan, BackupRun, Backups, Removed, RestorePlan
 from lockstep.values.errors import ConfigurationError, LockstepError, PreconditionError
 
 if TYPE_CHECKING:

@@ -1,20 +1,325 @@
-"""Owns `lockstep cms`: the metadata group and the log it keeps."""
+"""Owns `lockstep cms`: the metadata group, who votes in it and when it rests, and what bounds the log it
+keeps.
+
+Invariant: the change is made by one entry; waiting for the nodes only tells when each has done its part, and
+a wait that ends early never says that the change failed. A wait that ends early never says the change failed;
+it says that it goes on, and exits 5. Says nothing that the `cms/1` document does not hold.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
+import msgspec
 
-from lockstep.cli import snapshots, voters
-from lockstep.cli.shared import client, options, render, service_text
+from lockstep.cli.shared import client, options, render
+from lockstep.cli.shared.runs import Unfinished, wait_for_nodes
 from lockstep.documents import read
-from lockstep.documents.service import Service
+from lockstep.documents.service import KeptLog, Service, ServicePlan, Voters
 from lockstep.local.private_files import owner_only
-from lockstep.values.errors import ConfigurationError
+from lockstep.values.errors import ConfigurationError, OutcomeUnknown, PeerError
 from lockstep.values.limits import SNAPSHOT_PIECE_BYTES_MAX
+
+#: How often a wait asks again; a person sees no delay, a node no load.
+POLL_S: Final = 0.2
+STATUS_PATH: Final = "/v1/cms/reconfiguration"
+_ENDED: Final = ("settled", "paused")
+
+
+@click.command()
+@click.argument("size", metavar="[SIZE]", required=False)
+@click.option("--nodes", metavar="ID,…", help="Exactly these voters instead of a number.")
+@click.option("--status", is_flag=True, help="Show the voters and a running change.")
+@click.option("--cancel", is_flag=True, help="Stop the running change; what is done stays.")
+@click.option("--resume", is_flag=True, help="Let voters be changed automatically again after a cancel.")
+@options.of_change
+def reconfigure(
+    size: str | None,
+    nodes: str | None,
+    status: bool,
+    cancel: bool,
+    resume: bool,
+    dry_run: bool,
+    wait: bool,
+    timeout_s: float,
+    host: str,
+    call_timeout_s: float,
+    output: str,
+) -> int:
+    """Set how many nodes vote on metadata: an odd SIZE, or `auto` to follow the size of the cluster."""
+    if (size is not None) + (nodes is not None) + status + cancel + resume != 1:
+        raise ConfigurationError("say one of SIZE, --nodes, --status, --cancel and --resume")
+    if dry_run and status:
+        raise ConfigurationError("--dry-run goes with what changes something")
+    admin = client.connect(host, call_timeout_s).admin
+    if status:
+        _show(admin.get(STATUS_PATH), output)
+        return 0
+    if cancel:
+        answer = admin.post("/v1/cms/cancel", {"dry_run": dry_run})
+    elif resume:
+        answer = admin.post("/v1/cms/resume", {"dry_run": dry_run})
+    else:
+        answer = admin.post("/v1/cms/reconfigure", {**_wanted(size, nodes), "dry_run": dry_run})
+    if dry_run:
+        (show_plan if cancel or resume else _show_plan)(answer, output)
+        return 0
+    if wait:
+        answer = follow(admin, answer, timeout_s)
+    _show(answer, output)
+    return 0
+
+
+@click.command()
+@click.argument("reason")
+@options.of_change
+def freeze(
+    reason: str,
+    dry_run: bool,
+    wait: bool,
+    timeout_s: float,
+    host: str,
+    call_timeout_s: float,
+    output: str,
+) -> None:
+    """Refuse schema and topology changes from now on, with REASON; reads and writes go on."""
+    body = {"reason": reason, "dry_run": dry_run}
+    _wished("/v1/cms/freeze", body, wait, timeout_s, client.connect(host, call_timeout_s), output)
+
+
+@click.command()
+@options.of_change
+def thaw(dry_run: bool, wait: bool, timeout_s: float, host: str, call_timeout_s: float, output: str) -> None:
+    """Let the metadata be changed again."""
+    body = {"dry_run": dry_run}
+    _wished("/v1/cms/thaw", body, wait, timeout_s, client.connect(host, call_timeout_s), output)
+
+
+def _wished(
+    path: str,
+    body: dict[str, Any],
+    wait: bool,
+    timeout_s: float,
+    cluster: client.ClusterClient,
+    output: str,
+) -> None:
+    """Send a wish, and wait until every node that is up has applied it."""
+    answer = cluster.admin.post(path, body)
+    if body["dry_run"]:
+        show_plan(answer, output)
+        return
+    if wait:
+        epoch = int(answer.get("epoch", 0))
+
+        def unfinished(there: dict[str, Any]) -> str:
+            return "" if int(there.get("epoch", 0)) >= epoch else f"has not applied epoch {epoch}"
+
+        wait_for_nodes(cluster, unfinished, timeout_s, f"this is in the log at epoch {epoch}")
+    _show(answer, output)
+
+
+def follow(admin: Any, answer: dict[str, Any], timeout_s: float, poll_s: float = POLL_S) -> dict[str, Any]:
+    """The voters once nothing changes any more; every change on the way is told on stderr.
+
+    Raises OutcomeUnknown when a change still runs after `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+    seen = read(Voters, answer)
+    least, told = seen.epoch, ""
+    while seen.state not in _ENDED or seen.epoch < least:
+        line = _line(seen)
+        if line != told:
+            click.echo(line, err=True)
+            told = line
+        if time.monotonic() >= deadline:
+            raise OutcomeUnknown(
+                f"the voters still change after {timeout_s:g} s", hint="lockstep cms reconfigure --status"
+            )
+        time.sleep(poll_s)
+        try:
+            answer = admin.get(STATUS_PATH)
+        except PeerError as error:
+            answer = {"state": f"no answer: {error.message}"}
+        seen = read(Voters, answer)
+    return answer
+
+
+def _wanted(size: str | None, nodes: str | None) -> dict[str, Any]:
+    if nodes is not None:
+        try:
+            return {"nodes": [int(node) for node in nodes.split(",")]}
+        except ValueError:
+            raise ConfigurationError(f"{nodes!r} is no list of node ids", hint="--nodes 3,4,5") from None
+    if size == "auto":
+        return {"automatic": True}
+    if size is None or not size.lstrip("-").isdecimal():
+        raise ConfigurationError(f"{size} is no number of voters", hint="an odd number, or auto")
+    return {"size": int(size)}
+
+
+def _line(told: Voters) -> str:
+    """The voters and the position in a change, in one line without ages."""
+    change = told.change
+    text = f"{told.state}: voters {_ids(told.voters)}"
+    if change is not None:
+        parts = [
+            f"{word} {_ids(nodes)}"
+            for word, nodes in (("adds", change.additions), ("removes", change.removals))
+            if nodes
+        ]
+        text += f"; change {change.id} {', '.join(parts)}: {change.done} of {change.steps} steps"
+    for one in told.waiting:
+        text += f"; waits: {f'node {one.node} ' if one.node else ''}{one.reason}"
+    return text
+
+
+def _show(answer: Mapping[str, Any], output: str) -> None:
+    if output == "json":
+        render.json_out(answer, "cms-reconfiguration/1")
+        return
+    told = read(Voters, answer)
+    click.echo(_line(told))
+    size = told.size
+    wanted = f"{size}, set by an operator" if size else f"{told.target}, as the cluster's size asks"
+    click.echo(f"  wanted voters: {wanted}")
+    for name, why in (("paused", told.paused), ("frozen", told.frozen)):
+        if why:
+            click.echo(f"  {name}: {why}")
+    if told.leaving:
+        click.echo(f"  leaving: {_ids(told.leaving)}")
+
+
+def _show_plan(answer: Mapping[str, Any], output: str) -> None:
+    if output == "json":
+        render.json_out(answer, "cms-plan/1")
+        return
+    plan = read(ServicePlan, answer)
+    click.echo(f"at epoch {plan.epoch}: voters {_ids(plan.voters or ())} -> {_ids(plan.voters_after or ())}")
+    for number, step in enumerate(plan.steps, 1):
+        click.echo(f"  {number}. {step}")
+    if not plan.steps:
+        click.echo("  nothing to do")
+    for name, what in (("waits for", plan.waits_for), ("way back", plan.way_back)):
+        if what:
+            click.echo(f"{name}: {what}")
+
+
+def _ids(nodes: Sequence[int]) -> str:
+    return ", ".join(map(str, nodes)) or "none"
+
+
+@click.command("snapshots")
+@options.of_call
+def snapshots(host: str, call_timeout_s: float, output: str) -> None:
+    """Show the snapshots that a node keeps, and from which epoch on it has the log."""
+    answer = client.connect(host, call_timeout_s).cms_snapshots()
+    if output == "json":
+        render.json_out(answer, "cms-snapshots/1")
+        return
+    render.document(answer)
+
+
+@click.command("snapshot")
+@click.option("--reason", default="", help="Kept in the log.")
+@options.of_change
+def snapshot(
+    reason: str,
+    dry_run: bool,
+    wait: bool,
+    timeout_s: float,
+    host: str,
+    call_timeout_s: float,
+    output: str,
+) -> None:
+    """Take a snapshot of the metadata now, on every node."""
+    cluster = client.connect(host, call_timeout_s)
+    answer = cluster.cms_snapshot(reason, dry_run=dry_run)
+    if dry_run:
+        show_plan(answer, output)
+        return
+    epoch = int(answer["epoch"])
+
+    def unfinished(there: dict[str, Any]) -> str:
+        if any(int(kept["epoch"]) >= epoch for kept in there.get("snapshots", [])):
+            return ""
+        return f"has not written the snapshot of epoch {epoch}"
+
+    text = f"epoch {epoch}: every node writes its snapshot"
+    _finished(cluster, answer, unfinished if wait else None, timeout_s, text, output)
+
+
+@click.command("truncate")
+@click.option("--epoch", type=int, help="Last epoch to drop; that of the latest snapshot by default.")
+@options.of_change
+def truncate(
+    epoch: int | None,
+    dry_run: bool,
+    wait: bool,
+    timeout_s: float,
+    host: str,
+    call_timeout_s: float,
+    output: str,
+) -> None:
+    """Let every node drop log entries that the latest snapshot holds."""
+    cluster = client.connect(host, call_timeout_s)
+    answer = cluster.cms_truncate(epoch, dry_run=dry_run)
+    if dry_run:
+        show_plan(answer, output)
+        return
+    at, wanted = int(answer["epoch"]), int(answer["truncated_epoch"])
+
+    def unfinished(there: dict[str, Any]) -> str:
+        if int(there.get("epoch", 0)) < at:
+            return f"has not applied epoch {at}"
+        return "" if int(there.get("truncated_here", 0)) >= wanted else f"keeps entries up to epoch {wanted}"
+
+    text = f"epoch {at}: entries up to epoch {answer['truncated_epoch']} may go"
+    _finished(cluster, answer, unfinished if wait else None, timeout_s, text, output)
+
+
+def show_plan(plan: dict[str, Any], output: str) -> None:
+    """Print a `cms-plan/1` document."""
+    if output == "json":
+        render.json_out(plan, "cms-plan/1")
+        return
+    told = read(ServicePlan, plan)
+    click.echo(f"at epoch {told.epoch} this would be done:")
+    for number, step in enumerate(told.steps, 1):
+        click.echo(f"  {number}. {step}")
+    if not told.steps:
+        click.echo("  nothing")
+    for name, what in (("waits for", told.waits_for), ("way back", told.way_back)):
+        if what:
+            click.echo(f"{name}: {what}")
+    if told.changes:
+        click.echo("the entry would change")
+    for change in told.changes or ():
+        before, after = (render.cell_text(value) for value in (change.before, change.after))
+        click.echo(f"  {change.path}: {before or '(empty)'} -> {after or '(empty)'}")
+
+
+def _finished(
+    cluster: client.ClusterClient,
+    answer: dict[str, Any],
+    unfinished: Unfinished | None,
+    timeout_s: float,
+    text: str,
+    output: str,
+) -> None:
+    if unfinished is not None:
+        answer = {**answer, "nodes": wait_for_nodes(cluster, unfinished, timeout_s, text)}
+    if output == "json":
+        render.json_out(answer, "cms-change/1")
+        return
+    click.echo(text)
+    for node in answer.get("nodes", []):
+        if node["result"] == "down":
+            click.echo(f"  node {node['node']} is down: it follows when it is back")
+
 
 #: Entries shown when no range is asked for: a screenful.
 LOG_ENTRIES_SHOWN = 30
@@ -26,12 +331,12 @@ def cms() -> None:
 
 
 for _command in (
-    voters.reconfigure,
-    snapshots.snapshots,
-    snapshots.snapshot,
-    snapshots.truncate,
-    voters.freeze,
-    voters.thaw,
+    reconfigure,
+    snapshots,
+    snapshot,
+    truncate,
+    freeze,
+    thaw,
 ):
     cms.add_command(_command)
 
@@ -44,7 +349,7 @@ def describe(host: str, call_timeout_s: float, output: str) -> None:
     if output == "json":
         render.json_out(answer, "cms/1")
         return
-    service_text.show(read(Service, answer))
+    show(read(Service, answer))
 
 
 @cms.command("log")
@@ -177,3 +482,81 @@ def _parts(file: Path) -> Iterator[bytes]:
                 yield part
     except OSError as error:
         raise ConfigurationError(f"{file} cannot be read: {error.strerror}") from error
+
+
+_COLOURS: Final = {"Available": "green", "Degraded": "yellow"}
+_COLUMNS: Final = ("node", "address", "dc", "rack", "alive", "role", "state", "cmg", "leader", "epoch", "lag")
+
+
+def show(told: Service) -> None:
+    """Print a `cms/1` document."""
+    for name, state in told.groups.items():
+        what = "metadata group (metastorage)" if name == "metastorage" else f"management group ({name})"
+        click.echo(f"{what}: {render.styled(state, _COLOURS.get(state, 'red'), bold=True)}")
+    facts = [
+        f"leader: {_node(told.leader)}",
+        f"term {told.term}",
+        f"epoch {told.epoch}",
+        f"asked: node {told.asked} ({told.role})",
+    ]
+    click.echo(", ".join(facts))
+    click.echo()
+    in_cmg = {one.node: one.state for one in told.management.states}
+    rows = [{**msgspec.structs.asdict(member), "cmg": in_cmg.get(member.node)} for member in told.members]
+    columns = [*_COLUMNS, *(["reason"] if any(member.reason for member in told.members) else [])]
+    render.table(columns, [[row[name] for name in columns] for row in rows])
+    click.echo()
+    _show_change(told)
+    _show_groups(told)
+    _show_log(told.log)
+
+
+def _show_change(told: Service) -> None:
+    size, change = told.size, told.change
+    click.echo(f"size: {size.actual}, wanted {size.wanted} (set by the {size.set_by}), {told.state}")
+    if change is not None:
+        moves = [
+            f"{word} {_ids(nodes)}"
+            for word, nodes in (("adds", change.additions), ("removes", change.removals))
+            if nodes
+        ]
+        steps = f"{change.done} of {change.steps} steps done"
+        click.echo(f"  change {change.id} {', '.join(moves)}: {steps} ({change.reason})")
+    for one in told.waiting:
+        whom = f"node {one.node}: " if one.node else ""
+        click.echo(f"  waits for {whom}{one.reason} ({one.since_s or 0:.1f} s)")
+    for name, why in (("frozen", told.frozen), ("paused", told.paused)):
+        if why:
+            click.echo(f"{name}: {why}")
+    if told.leaving:
+        click.echo(f"leaving: {_ids(told.leaving)}")
+
+
+def _show_groups(told: Service) -> None:
+    raft, management = told.raft, told.management
+    text = f"raft: voters {_ids(raft.voters)}"
+    if raft.joint:
+        text += f", joint with {_ids(raft.outgoing)}"
+    if raft.learners:
+        text += f", learners {_ids(raft.learners)}"
+    processor = f", processor {told.processor}" if told.processor else ""
+    click.echo(f"{text}, recovery generation {told.recovery_generation}{processor}")
+    text = f"management group: voters {_ids(management.voters)}"
+    click.echo(f"{text}, leader {_node(management.leader)}, term {management.term}")
+
+
+def _show_log(log: KeptLog) -> None:
+    if log.snapshot_here is None:
+        snapshot = "no snapshot yet"
+    else:
+        size = render.bytes_text(log.snapshot_bytes or 0)
+        snapshot = f"snapshot of epoch {log.snapshot_here}, {size}, {log.snapshot_age_s or 0:.0f} s old"
+    since = render.bytes_text(log.bytes_since_snapshot)
+    click.echo(
+        f"log of the asked node: entries from epoch {log.oldest_entry}, "
+        f"values from epoch {log.oldest_value}, {snapshot}, {since} since"
+    )
+
+
+def _node(node: int | None) -> str:
+    return "none" if node is None else f"node {node}"

@@ -18,21 +18,25 @@ from lockstep.values.errors import ConfigurationError, LockstepError
 
 #: Name -> (module:attribute, section of the help page, one line of help). The module is imported on use.
 COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
-    "demo": ("demo:demo", "Start here", "Tour: a cluster, load, topology changes under traffic, the proof."),
+    "demo": (
+        "cluster:demo",
+        "Start here",
+        "Tour: a cluster, load, topology changes under traffic, the proof.",
+    ),
     "cluster": ("cluster:cluster", "Start here", "Local clusters of real processes: create, break, destroy."),
     "node": ("node:node", "Start here", "Run one node in the foreground, or ask one about itself."),
     "status": ("status:status", "Ask a running cluster", "The verdict, the nodes, and what is running."),
-    "ring": ("ring:ring", "Ask a running cluster", "Who owns which tokens, or the ranges of a keyspace."),
-    "describe": ("describe:describe", "Ask a running cluster", "The CQL that makes a keyspace or a table."),
+    "ring": ("answers:ring", "Ask a running cluster", "Who owns which tokens, or the ranges of a keyspace."),
+    "describe": ("answers:describe", "Ask a running cluster", "The CQL that makes a keyspace or a table."),
     "metadata": ("metadata:metadata", "Ask a running cluster", "Show, compare and verify the metadata."),
     "cms": ("cms:cms", "Ask a running cluster", "The metadata group and its log."),
     "gossip": (
-        "gossip:gossip",
+        "answers:gossip",
         "Ask a running cluster",
         "What nodes say of themselves, and how alive they seem.",
     ),
     "features": (
-        "features:features",
+        "answers:features",
         "Ask a running cluster",
         "What nodes support, and what the cluster has enabled.",
     ),
@@ -57,12 +61,12 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
         "Back tables up on all nodes, and restore them.",
     ),
     "recovery": (
-        "recovery:recovery",
+        "answers:recovery",
         "Ask a running cluster",
         "How the consensus groups fare when nodes are lost.",
     ),
     "sim": ("sim:sim", "Without a cluster", "Deterministic simulations with faults, by seed."),
-    "explain": ("explain:explain", "Without a cluster", "What an error code means and what to do."),
+    "explain": ("why:explain", "Without a cluster", "What an error code means and what to do."),
 }
 
 INTERRUPTED_EXIT_CODE: Final = 130

@@ -1,15 +1,249 @@
-"""Owns `lockstep metadata`: read the value at an epoch, compare two epochs, prove that nodes agree."""
+"""Owns `lockstep metadata`: read the value at an epoch, compare two epochs, prove that nodes agree.
+
+Invariant: a node is said to differ only from what a majority of the answers holds; without a majority all
+sides are named. Nothing is compared that a node did not compute anew from its log or its value.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import click
 import msgspec
 
 from lockstep.cli.shared import client, options, render
-from lockstep.cli.shared.verify import Comparison, compare
+from lockstep.cli.shared.client import ClusterClient
 from lockstep.documents import read
-from lockstep.documents.plans import MetadataDiff
-from lockstep.values.errors import ConfigurationError
+from lockstep.documents.requests import MetadataDiff
+from lockstep.documents.service import Digest, Proof
+from lockstep.documents.status import ListedNode
+from lockstep.values.errors import ConfigurationError, LockstepError, LogTruncated, PeerError
+
+#: Part of the metadata in which logs themselves differ.
+LOG_PART = "log"
+
+
+class Divergence(msgspec.Struct, frozen=True):
+    """The first epoch at which a node is known to differ, and in which part. `exact` is false when earlier
+    epochs cannot be compared any more: it may have begun before."""
+
+    node: int
+    epoch: int
+    part: str
+    exact: bool = True
+
+    def text(self) -> str:
+        when = "at epoch" if self.exact else "at epoch or before"
+        return f"node {self.node} differs first {when} {self.epoch}, in {self.part}"
+
+
+class Asked(msgspec.Struct):
+    """A node, what it proved, and what was found."""
+
+    node: int
+    address: str
+    client: ClusterClient
+    proof: Proof | None = None
+    digest: Digest | None = None
+    result: str = "agrees"
+    why: str = ""
+
+    def row(self) -> dict[str, Any]:
+        proof = self.proof or Proof()
+        return {
+            "node": self.node,
+            "address": self.address,
+            "oldest": proof.oldest,
+            "newest": proof.epoch,
+            "entries": max(0, proof.epoch - proof.oldest + 1) if self.proof is not None else 0,
+            "digest": self.digest.digest if self.digest is not None else None,
+            "result": self.result,
+            "why": self.why,
+        }
+
+
+class Comparison(msgspec.Struct):
+    """`epoch` is the newest one that all answering nodes have; 0 when nobody answered."""
+
+    nodes: list[Asked]
+    epoch: int = 0
+    first: Divergence | None = None
+
+    @property
+    def wrong(self) -> list[Asked]:
+        return [asked for asked in self.nodes if asked.result == "differs"]
+
+    @property
+    def unread(self) -> list[Asked]:
+        return [asked for asked in self.nodes if asked.result in ("unreachable", "stopped", "not compared")]
+
+
+def compare(cluster: ClusterClient, nodes: Sequence[ListedNode], first: int) -> Comparison:
+    """Ask every node for its proof from `first` on, then compare hashes, then digests by part."""
+    found = Comparison([])
+    for node in nodes:
+        client = cluster.at(node.address, node.admin_port)
+        found.nodes.append(_proved(Asked(node.id, node.address, client), first))
+    answering = [asked for asked in found.nodes if asked.proof is not None]
+    if not answering:
+        return found
+    found.epoch = min(asked.proof.epoch for asked in answering if asked.proof is not None)
+    divergences = [_broken_chain(asked) for asked in answering]
+    divergences += _by_marks(answering, first)
+    for asked in answering:
+        _digested(asked, found.epoch)
+    known = {divergence.node for divergence in divergences if divergence is not None}
+    divergences += _by_digests(answering, found.epoch, first, known)
+    for divergence in divergences:
+        if divergence is not None:
+            asked = next(one for one in answering if one.node == divergence.node)
+            if asked.result != "differs":
+                asked.result, asked.why = "differs", asked.why or divergence.text()
+            if found.first is None or divergence.epoch < found.first.epoch:
+                found.first = divergence
+    return found
+
+
+def _proved(asked: Asked, first: int) -> Asked:
+    try:
+        asked.proof = asked.client.metadata_proof(first)
+    except PeerError as error:
+        asked.result, asked.why = "unreachable", error.message
+        return asked
+    if asked.proof.broken:
+        asked.result, asked.why = "stopped", f"it applies nothing after this: {asked.proof.broken}"
+    return asked
+
+
+def _broken_chain(asked: Asked) -> Divergence | None:
+    problem = asked.proof.problem if asked.proof is not None else None
+    if problem is None:
+        return None
+    asked.result, asked.why = "differs", problem.reason
+    return Divergence(asked.node, problem.epoch, LOG_PART)
+
+
+def _by_marks(answering: Sequence[Asked], first: int) -> list[Divergence]:
+    """Differences of the epochs whose hash nodes keep: each node's first, then found exactly by halving."""
+    agreed: dict[int, dict[str, list[Asked]]] = {}
+    for asked in answering:
+        for epoch, mark in asked.proof.marks if asked.proof is not None else ():
+            agreed.setdefault(epoch, {}).setdefault(mark, []).append(asked)
+    found: dict[int, Divergence] = {}
+    low = first - 1
+    for epoch in sorted(agreed):
+        groups = list(agreed[epoch].values())
+        if len(groups) == 1:
+            low = epoch if len(groups[0]) == len(answering) else low
+            continue
+        good, wrong = _sides(groups)
+        for asked in wrong:
+            if asked.node not in found:
+                found[asked.node] = _first_difference(good, asked, low, epoch, LOG_PART, _hash_at)
+    return list(found.values())
+
+
+def _digested(asked: Asked, epoch: int) -> None:
+    try:
+        asked.digest = asked.client.metadata_digest(epoch)
+    except LogTruncated as error:
+        if asked.result == "agrees":
+            asked.result, asked.why = "not compared", error.message
+    except PeerError as error:
+        asked.result, asked.why = "unreachable", error.message
+    except LockstepError as error:
+        asked.result, asked.why = "differs", error.message
+
+
+def _by_digests(
+    answering: Sequence[Asked], epoch: int, first: int, known: Collection[int]
+) -> list[Divergence]:
+    """Differences of the values at one epoch, but for nodes whose difference is `known`. When the logs
+    differ, the values do anyway."""
+    compared = [asked for asked in answering if asked.digest is not None]
+    by_hash = _grouped(compared, lambda digest: digest.hash)
+    if len(by_hash) > 1:
+        good, wrong = _sides(by_hash)
+        return [
+            _first_difference(good, asked, first - 1, epoch, LOG_PART, _hash_at)
+            for asked in wrong
+            if asked.node not in known
+        ]
+    found = []
+    for part in _digest(compared[0]).parts if compared else ():
+        groups = _grouped(compared, lambda digest, part=part: digest.parts.get(part))  # type: ignore[misc]
+        if len(groups) > 1:
+            good, wrong = _sides(groups)
+            for asked in wrong:
+                low = max(_oldest_value(good), _oldest_value(asked), first) - 1
+                found.append(_first_difference(good, asked, low, epoch, part, _part_at))
+    return found
+
+
+def _grouped(compared: Sequence[Asked], told: Callable[[Digest], str | None]) -> list[list[Asked]]:
+    """Nodes by what their digest documents hold there."""
+    groups: dict[str | None, list[Asked]] = {}
+    for asked in compared:
+        groups.setdefault(told(_digest(asked)), []).append(asked)
+    return list(groups.values())
+
+
+def _digest(asked: Asked) -> Digest:
+    assert asked.digest is not None, "only nodes that told it are compared"
+    return asked.digest
+
+
+def _sides(groups: Sequence[list[Asked]]) -> tuple[Asked, list[Asked]]:
+    """One of the largest group, and all that are not in it; without a majority everybody is suspected."""
+    largest = max(groups, key=len)
+    total = sum(map(len, groups))
+    suspects = [asked for group in groups if group is not largest for asked in group]
+    if 2 * len(largest) <= total:
+        # One of each side against the other: nobody can say who is right.
+        other = suspects[0]
+        return other, [*largest, *suspects]
+    return largest[0], suspects
+
+
+def _oldest_value(asked: Asked) -> int:
+    return asked.proof.oldest_value if asked.proof is not None else 0
+
+
+def _first_difference(
+    good: Asked,
+    wrong: Asked,
+    low: int,
+    high: int,
+    part: str,
+    at: Callable[[Asked, int, str], str],
+) -> Divergence:
+    """The first epoch after `low` at which they differ, given that they do at `high`; by halving."""
+    if wrong is good:
+        return Divergence(wrong.node, high, part, exact=False)
+    exact = True
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            same = at(good, middle, part) == at(wrong, middle, part)
+        except LogTruncated:
+            low, exact = middle, False
+            continue
+        except LockstepError:
+            return Divergence(wrong.node, high, part, exact=False)
+        low, high, exact = (middle, high, True) if same else (low, middle, exact)
+    return Divergence(wrong.node, high, part, exact)
+
+
+def _hash_at(asked: Asked, epoch: int, _part: str) -> str:
+    if asked.proof is not None and epoch == asked.proof.epoch:
+        return asked.proof.hash
+    return str(asked.client.log_entries(epoch, epoch)[0]["hash"])
+
+
+def _part_at(asked: Asked, epoch: int, part: str) -> str:
+    return str(asked.client.metadata_digest(epoch).parts.get(part))
+
 
 #: Characters of a value that `diff` shows to people: some lines of a terminal.
 DIFF_CHARACTERS_MAX = 300

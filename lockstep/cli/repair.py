@@ -13,7 +13,7 @@ import click
 from lockstep.cli.shared import client, options, render, runs
 from lockstep.cli.shared.plans import show_changes
 from lockstep.documents import read
-from lockstep.documents.repairs import Repair, RepairPlan
+from lockstep.documents.runs import Repair, RepairPlan
 
 
 @click.command()

@@ -1,10 +1,13 @@
-"""Owns `lockstep why`: the story of a thing from the log, and why it is not as it should be now.
+"""Owns `lockstep why` and `lockstep explain`: the story of a thing from the log and why it is not as it
+should be now, and what each error code of the tree means and what to do about it.
 
-Invariant: every sentence is made from what a node answers; when nothing is wrong it says so, and exits 0.
+Invariant: every sentence of a story is made from what a node answers; when nothing is wrong it says so, and
+exits 0. Every code of the tree has its text here; a test fails for one that has not.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
 import time
 from collections.abc import Mapping
@@ -13,17 +16,244 @@ from typing import Any, Final
 import click
 import msgspec
 
-from lockstep.cli import explain
 from lockstep.cli.shared import client, options, render
 from lockstep.cli.shared.client import ClusterClient
 from lockstep.documents import read
-from lockstep.documents.groups import GlobalState, LocalStates
-from lockstep.documents.requests import Request
-from lockstep.documents.service import Service
+from lockstep.documents.requests import Request, Story
+from lockstep.documents.service import GlobalState, LocalStates, Service
 from lockstep.documents.status import ListedNode, Status
-from lockstep.documents.stories import Story
-from lockstep.local.admin_client import class_by_code
-from lockstep.values.errors import ConfigurationError
+from lockstep.local.admin_client import class_by_code, error_classes
+from lockstep.values.errors import ConfigurationError, LockstepError, RequestError
+
+#: Code -> (what happened, what to do).
+TEXTS: Final[dict[str, tuple[str, str]]] = {
+    "LOCKSTEP": ("Something failed that has no code of its own.", "Read the sentence, then the node's log."),
+    "CONFIGURATION": (
+        "A setting, an argument or a name is wrong; nothing was changed.",
+        "Correct what the sentence names and try again. Unknown keys come with the closest known one.",
+    ),
+    "PRECONDITION": (
+        "The present state of the cluster does not allow this; nothing was changed.",
+        "Bring about the state that the sentence asks for; --dry-run shows it beforehand.",
+    ),
+    "REQUEST": ("A CQL request failed.", "The codes that begin with CQL_ say more."),
+    "CQL_CREDENTIALS": (
+        "The login was refused: no such role, another password, or a role that may not log in. At the admin "
+        "port: no credential, or another node's token.",
+        "LIST ROLES shows who may log in; ALTER ROLE ... WITH PASSWORD sets another password. Commands take "
+        "--token-file FILE with admin.token of the node's data directory, or --user ROLE.",
+    ),
+    "CQL_UNAUTHORIZED": (
+        "The role has no permission for this, or was dropped since it logged in. At the admin port also: the "
+        "request came from a web page, or called the node by a name that is not its.",
+        "LIST ALL PERMISSIONS OF a role shows what it may do; GRANT gives more.",
+    ),
+    "CQL_SYNTAX": ("The statement is not CQL.", "The sentence names line and column of the first bad word."),
+    "CQL_INVALID": (
+        "The statement is CQL, but it does not fit the schema or a rule.",
+        "lockstep describe KEYSPACE.TABLE shows what the schema is now.",
+    ),
+    "CQL_COLUMNS_GONE": (
+        "Columns of the table were dropped while the request was under way.",
+        "Nothing to do: coordinators plan the request anew, and clients see its outcome.",
+    ),
+    "CQL_FUNCTION": (
+        "A function or an operator could not work its arguments out, as in a division by zero; or a user "
+        "function failed, took too long or too much memory.",
+        "Look at the values and the function that the message names; the statement itself is fine.",
+    ),
+    "CQL_CONFIGURATION": (
+        "Options of a keyspace or table are not allowed, such as a replication factor above the nodes.",
+        "lockstep ring shows data centres and nodes; correct the options.",
+    ),
+    "CQL_ALREADY_EXISTS": (
+        "A keyspace or table of this name exists.",
+        "Add IF NOT EXISTS, or choose another name.",
+    ),
+    "CQL_UNPREPARED": (
+        "This node does not know the prepared statement.",
+        "Drivers prepare it again by themselves.",
+    ),
+    "CQL_PROTOCOL": (
+        "The bytes are not the native protocol, or not in order.",
+        "Use a driver with protocol v4 or v5.",
+    ),
+    "CQL_SERVER": ("A defect in the server.", "Look in the node's log for the cause, and report it."),
+    "CQL_OVERLOADED": ("The node has more requests in flight than it allows.", "Slow down, then try again."),
+    "CQL_DRAINING": (
+        "The node takes leave of its clients (a drain, or it is being stopped). Nothing was done.",
+        "Drivers try another node by themselves.",
+    ),
+    "CQL_UNAVAILABLE": (
+        "Too few replicas are alive for the consistency level. Nothing was written.",
+        "lockstep status shows which nodes are down. Start them, or lower the consistency level.",
+    ),
+    "CQL_TRUNCATE": (
+        "The table is emptied in the log, but a live node did not confirm in time: it may show old rows.",
+        "Run TRUNCATE again; lockstep status shows which node is behind.",
+    ),
+    "CQL_WRITE_TIMEOUT": (
+        "Too few replicas confirmed in time. The write may or may not be applied, now or later.",
+        "Write again with the same values and timestamp if that is harmless (not counters, not IF).",
+    ),
+    "CQL_CAS_UNKNOWN": (
+        "A conditional write was proposed and then lost sight of: it may or may not be applied, also later.",
+        "Read at SERIAL what is there; a condition that names the value expected makes another try safe.",
+    ),
+    "CQL_READ_TIMEOUT": (
+        "Too few replicas answered in time.",
+        "Read again; lockstep status shows slow or lost nodes.",
+    ),
+    "CQL_READ_FAILURE": (
+        "A replica could not read.",
+        "Look in the log of the replicas; a disk may be failing.",
+    ),
+    "CQL_WRITE_FAILURE": (
+        "A replica could not write. The write may be applied at other replicas.",
+        "Look in the log of the replicas; a disk may be full. Then write again.",
+    ),
+    "METADATA": (
+        "A change of the metadata failed.",
+        "The more exact codes are REJECTED, OUTCOME_UNKNOWN, NOT_LEADER.",
+    ),
+    "REJECTED": (
+        "The change was judged and refused; it is not in the log and never will be.",
+        "The sentence names what is in the way, often another operation: lockstep topology requests.",
+    ),
+    "VERSION_MISMATCH": (
+        "Some node of the cluster runs a version that cannot read this entry, or the joining node's cannot "
+        "read the log.",
+        "Upgrade the nodes that the sentence names, then try again.",
+    ),
+    "LOG_TRUNCATED": (
+        "This node keeps the metadata log only from a later epoch on.",
+        "Ask for an epoch that it has, or ask a node with an older log or an archive directory.",
+    ),
+    "OUTCOME_UNKNOWN": (
+        "The change may or may not have happened, or it still runs.",
+        "lockstep cms log shows whether it is there. The same request may safely be sent again.",
+    ),
+    "NOT_LEADER": (
+        "This node does not lead the metadata group.",
+        "Nothing to do: nodes forward by themselves.",
+    ),
+    "LEADERSHIP_LOST": (
+        "The leader that took this change leads no more; the change may still be committed.",
+        "The same request may safely be sent again: nodes do so by themselves until the deadline.",
+    ),
+    "CANNOT_APPLY": (
+        "The log has an entry that this node cannot apply, so it stopped serving rather than skip it.",
+        "Run the same version on all nodes; lockstep metadata verify compares their logs.",
+    ),
+    "PEER": (
+        "Talking to another node failed.",
+        "The more exact codes begin with PEER_, HANDSHAKE_ and FRAME_.",
+    ),
+    "PEER_UNREACHABLE": (
+        "No connection; nothing was sent.",
+        "Check address and port, and that the node runs: lockstep cluster list, lockstep status --host.",
+    ),
+    "PEER_TIMEOUT": (
+        "No answer in time; whether the other side acted is unknown.",
+        "Ask again. If it stays so, the node is paused, overloaded or cut off.",
+    ),
+    "HANDSHAKE_REFUSED": (
+        "The other node belongs to another cluster or lineage, or is not who it should be.",
+        "Compare cluster.name and the data directories of both; never copy a data directory between nodes.",
+    ),
+    "FRAME_CORRUPT": (
+        "Bytes were damaged on the way; the connection was closed and nothing of them was used.",
+        "Once is bad luck. If it repeats, suspect the network hardware or memory of one machine.",
+    ),
+    "REPLICA_REFUSAL": (
+        "A replica refused a request for the sender's good.",
+        "Coordinators plan again by themselves.",
+    ),
+    "STALE_EPOCH": (
+        "The sender planned before a change that matters here.",
+        "Coordinators catch up and plan again. If clients see it, that node cannot fetch the log.",
+    ),
+    "INDEX_NOT_AVAILABLE": (
+        "This node is still building a secondary index, or the entries of rows that were streamed to it.",
+        'Read again: coordinators ask other replicas meanwhile. system."IndexInfo" lists what is built.',
+    ),
+    "NOT_REPLICA": ("This node does not hold the range any more, or not yet.", "Coordinators plan again."),
+    "NODE_EXCLUDED": (
+        "The node that asks is on the exclude list; nobody takes its requests for data.",
+        "Let it catch up, then `lockstep topology exclude NODE --undo`.",
+    ),
+    "RANGE_LACKING": (
+        "This replica lost what it stored of the range; coordinators ask others until it is filled.",
+        "`lockstep status` shows how far it is; docs/operate/damaged-table-file.md.",
+    ),
+    "SESSION_CLOSED": (
+        "The work belongs to an operation that has ended.",
+        "Nothing to do: it was fenced off.",
+    ),
+    "STORAGE": (
+        "Reading or writing stored data failed.",
+        "The more exact codes are CORRUPT_FILE and DISK_REFUSED.",
+    ),
+    "CORRUPT_FILE": (
+        "A file does not hold what was written to it; the node stops rather than serve it.",
+        "Keep the file for analysis and check the disk. A file below store: `lockstep node recover` has the "
+        "node filled again from its replicas; docs/operate/lost-store.md.",
+    ),
+    "TABLE_FILE_DAMAGED": (
+        "A file of tables is damaged or gone: reads of what is in it are answered by other replicas.",
+        "Check the disk, then `lockstep node scrub`: docs/operate/damaged-table-file.md.",
+    ),
+    "DISK_REFUSED": ("The disk is full or failing.", "Make room or replace it, then start the node again."),
+}
+
+
+@click.command()
+@click.argument("code", required=False)
+@options.output
+def explain(code: str | None, output: str) -> None:
+    """Say what an error CODE means and what to do; without CODE, list them all."""
+    if code is None:
+        codes = [kind.code for kind in error_classes()]
+        if output == "json":
+            render.json_out({"codes": [_described(kind) for kind in error_classes()]}, "error-codes/1")
+        else:
+            render.table(["code", "meaning"], [[one, TEXTS[one][0]] for one in codes])
+        return
+    wanted = code.upper().removeprefix("ERROR[").rstrip("]:")
+    kind = class_by_code(wanted)
+    if kind is None:
+        close = difflib.get_close_matches(wanted, list(TEXTS), n=1)
+        hint = f"did you mean {close[0]}?" if close else "lockstep explain lists all codes"
+        raise ConfigurationError(f"there is no error code {wanted}", hint=hint)
+    described = _described(kind)
+    if output == "json":
+        render.json_out(described, "error-code/1")
+        return
+    click.echo(f"{described['code']}: {described['meaning']}\n\n{described['action']}\n")
+    render.facts(
+        [
+            (name.replace("_", " "), described[name])
+            for name in described
+            if name not in ("code", "meaning", "action")
+        ]
+    )
+
+
+def _described(kind: type[LockstepError]) -> dict[str, Any]:
+    meaning, action = TEXTS[kind.code]
+    described: dict[str, Any] = {
+        "code": kind.code,
+        "meaning": meaning,
+        "action": action,
+        "fault": kind.fault,
+        "retry_may_help": kind.retriable,
+        "outcome_known": kind.outcome_known,
+        "exit_code": kind.exit_code,
+    }
+    if issubclass(kind, RequestError):
+        described["cql_code"] = f"0x{kind.cql_code:04X}"
+    return described
+
 
 Reasons = list[dict[str, str]]
 
@@ -52,7 +282,7 @@ def why(
     """
     code = thing[0].upper().removeprefix("ERROR[").rstrip("]:")
     if len(thing) == 1 and class_by_code(code) is not None:
-        context.invoke(explain.explain, code=code, output=output)
+        context.invoke(explain, code=code, output=output)
         return
     told = _told(client.connect(host, call_timeout_s), thing)
     if output == "json":

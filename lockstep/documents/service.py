@@ -1,12 +1,14 @@
-"""`cms/1`: who votes on the metadata, how both groups fare, what changes, and what the log keeps."""
+"""`cms/1`, who votes on the metadata, how both groups fare, what changes, and what the log keeps;
+`group-local-states/1` and `group-global-state/1`, what nodes say of the groups; `metadata-proof/1` and
+`metadata-digest/1`, by what a node proves its log, and its value at an epoch.
+"""
 
 from __future__ import annotations
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from lockstep.documents.plans import Change
-from lockstep.documents.requests import Waiting
+from lockstep.documents.requests import Change, Waiting
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -137,3 +139,76 @@ class ServicePlan(msgspec.Struct, frozen=True):
     waits_for: str | UnsetType | None = UNSET
     changes: tuple[Change, ...] | UnsetType = UNSET
     way_back: str | UnsetType | None = UNSET
+
+
+class LocalState(msgspec.Struct, frozen=True):
+    """What one node says of its part; all but `reason` is null of one that does not answer."""
+
+    node: int
+    address: str = ""
+    answered: bool = False
+    state: str | None = None
+    role: str | None = None
+    term: int | None = None
+    index: int | None = None
+    epoch: int | None = None
+    hash: str | None = None
+    leader: int | None = None
+    reason: str = ""
+
+
+class LocalStates(msgspec.Struct, frozen=True):
+    schema: str = "group-local-states/1"
+    group: str = ""
+    asked: int = 0
+    states: tuple[LocalState, ...] = ()
+
+
+class GroupMember(msgspec.Struct, frozen=True):
+    node: int
+    available: bool = False
+    state: str | None = None
+    reason: str = ""
+
+
+class GlobalState(msgspec.Struct, frozen=True):
+    """A group as a whole, from what its voters answered."""
+
+    schema: str = "group-global-state/1"
+    group: str = ""
+    asked: int = 0
+    state: str = ""
+    voters: tuple[int, ...] = ()
+    outgoing: tuple[int, ...] = ()
+    available_peers: int = 0
+    members: tuple[GroupMember, ...] = ()
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Where a chain of hashes is broken."""
+
+    epoch: int
+    reason: str
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """`marks` are epochs and the hashes that were worked out anew for them."""
+
+    schema: str = "metadata-proof/1"
+    node: int = 0
+    epoch: int = 0
+    hash: str = ""
+    oldest: int = 0
+    oldest_value: int = 0
+    problem: Problem | None = None
+    broken: str | None = None
+    marks: tuple[tuple[int, str], ...] = ()
+
+
+class Digest(msgspec.Struct, frozen=True):
+    schema: str = "metadata-digest/1"
+    node: int = 0
+    epoch: int = 0
+    hash: str = ""
+    digest: str = ""
+    parts: dict[str, str] = {}

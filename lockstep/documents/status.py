@@ -1,4 +1,6 @@
-"""`status/1` and `nodes/1`: the verdict on a cluster, what is wrong, its nodes, and what runs."""
+"""`status/1` and `nodes/1`, the verdict on a cluster, what is wrong, its nodes, and what runs; `gossip/1`,
+what nodes say of themselves; `placements/1`, who holds each range of a keyspace.
+"""
 
 from __future__ import annotations
 
@@ -107,3 +109,56 @@ class Status(msgspec.Struct, frozen=True):
     groups: dict[str, GroupGlance] = {}
     nodes: tuple[ListedNode, ...] = ()
     operations: tuple[Request, ...] = ()
+
+
+class GossipNode(msgspec.Struct, frozen=True):
+    """What follows `heard` is of the node's own words, and there once some have come here."""
+
+    node: int
+    host_id: str = ""
+    address: str = ""
+    dc: str = ""
+    rack: str = ""
+    state: str = ""
+    tokens: int = 0
+    alive: bool = False
+    excluded: bool = False
+    preferred: bool = False
+    phi: float = 0.0
+    silent_s: float | None = None
+    heard: bool = False
+    generation: int | UnsetType = UNSET
+    version: int | UnsetType = UNSET
+    age_s: float | UnsetType = UNSET
+    ready: bool | UnsetType = UNSET
+    load_bytes: int | UnsetType | None = UNSET
+    release: str | UnsetType = UNSET
+    epoch: int | UnsetType = UNSET
+    schema_version: str | UnsetType = UNSET
+    streams: int | UnsetType = UNSET
+    uptime_s: int | UnsetType = UNSET
+
+
+class Gossip(msgspec.Struct, frozen=True):
+    schema: str = "gossip/1"
+    asked: int = 0
+    phi_threshold: float = 0.0
+    rounds: int = 0
+    nodes: tuple[GossipNode, ...] = ()
+
+
+class PlacedRange(msgspec.Struct, frozen=True):
+    """Tokens above `start` up to `end`; `epoch` changed their replicas last."""
+
+    start: int
+    end: int
+    reads: tuple[int, ...] = ()
+    writes: tuple[int, ...] = ()
+    epoch: int = 0
+
+
+class Placements(msgspec.Struct, frozen=True):
+    schema: str = "placements/1"
+    keyspace: str = ""
+    epoch: int = 0
+    ranges: tuple[PlacedRange, ...] = ()

@@ -47,8 +47,8 @@ from lockstep.runtime.real import (
     route_diagnostics,
     run,
 )
+from lockstep.server.admin.admin_access import checked
 from lockstep.server.admin.admin_door import serve_admin
-from lockstep.server.admin.admin_token import checked
 from lockstep.server.cql.cql_server import CqlServer
 from lockstep.server.log import LineLog
 from lockstep.server.statements.user_functions import WORKERS_HANDLER

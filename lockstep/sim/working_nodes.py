@@ -27,7 +27,6 @@ from lockstep.node.node import Node
 from lockstep.quorum import speculation
 from lockstep.replica import merging
 from lockstep.replica.messages import WriteRequest
-from lockstep.server.cql import admission
 from lockstep.server.cql import loop_budget as turns
 from lockstep.sim.checkers.overload import Deadlines, Given
 from lockstep.sim.checkers.violation import Violation
@@ -64,8 +63,8 @@ def slow_limits() -> list[tuple[Any, str, Any]]:
     """Limits of the product that say how much work a node has at once, for nodes that are so slow."""
     return [
         (turns, "CQL_STATEMENTS_A_TURN", _STATEMENTS_A_TURN),
-        (admission, "ADMISSION_MIN", _ADMISSION_MIN),
-        (admission, "ADMISSION_START", _ADMISSION_START),
+        (turns, "ADMISSION_MIN", _ADMISSION_MIN),
+        (turns, "ADMISSION_START", _ADMISSION_START),
     ]
 
 

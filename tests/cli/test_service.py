@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lockstep.cli.main import root
-from lockstep.cli.shared import node_waits
+from lockstep.cli.shared import runs
 from tests.cli.fake_admin import FakeAdmin, node, status
 
 PLAN = {
@@ -130,7 +130,7 @@ def waiting(path: str, answer: dict[str, Any], there: Any, *arguments: str) -> t
 
 
 def test_a_snapshot_is_waited_for_on_every_node_that_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_waits.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(runs.time, "sleep", lambda seconds: None)
     result, _ = waiting("snapshot", {"epoch": 43}, [kept(30), kept(30), kept(30, 43)])
     assert result.exit_code == 0, result.output
     assert result.stderr == "waits: node 1 has not written the snapshot of epoch 43\n"
@@ -141,7 +141,7 @@ def test_a_snapshot_is_waited_for_on_every_node_that_is_up(monkeypatch: pytest.M
 
 
 def test_a_wait_that_ends_early_says_that_the_change_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_waits.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(runs.time, "sleep", lambda seconds: None)
     result, _ = waiting("snapshot", {"epoch": 43}, kept(30), "--timeout", "0")
     assert result.exit_code == 5
     assert "epoch 43" in result.stderr and "node 1 has not written" in result.stderr
@@ -152,7 +152,7 @@ def test_a_wait_that_ends_early_says_that_the_change_is_made(monkeypatch: pytest
 
 
 def test_a_truncation_is_waited_for_until_the_entries_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_waits.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(runs.time, "sleep", lambda seconds: None)
     steps = [kept(30), kept(30, epoch=44), kept(30, epoch=44, truncated=30)]
     result, _ = waiting("truncate", {"epoch": 44, "truncated_epoch": 30}, steps)
     assert result.exit_code == 0, result.output

@@ -11,8 +11,8 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from lockstep.cli.explain import TEXTS
 from lockstep.cli.main import COMMANDS, root
+from lockstep.cli.why import TEXTS
 from lockstep.local.admin_client import error_classes
 
 

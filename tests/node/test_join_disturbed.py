@@ -9,7 +9,7 @@ from lockstep.internode.handshake import PeerInfo
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.excluded import ExcludeNodes
 from lockstep.node.node import Node
-from lockstep.server.admin.exclude import ExcludeList
+from lockstep.server.admin.requests import ExcludeList
 from lockstep.sim.runtime.probes import DelayRule
 from lockstep.topology.joining import AskJoin, JoinAnswer, JoinTerms, Presentation
 from lockstep.values.errors import (

@@ -12,7 +12,7 @@ from lockstep.metadata.feature_names import BASE_FEATURES, FILE_STREAMING
 from lockstep.metadata.groups.membership import PrepareMembership
 from lockstep.node.node import Node
 from lockstep.placement.deltas import same_placement
-from lockstep.server.admin.exclude import ExcludeList
+from lockstep.server.admin.requests import ExcludeList
 from lockstep.sim.runtime.probes import CrashRule, DelayRule
 from lockstep.topology.joining import JoinAnswer, Phase, Presentation, Verdict
 from lockstep.values.errors import PreconditionError, ServerFault

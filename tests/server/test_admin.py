@@ -16,18 +16,11 @@ from click.testing import CliRunner
 
 from lockstep.cli.main import root
 from lockstep.documents import read
-from lockstep.documents.backups import BackupPlan, BackupRun, Backups
-from lockstep.documents.gossip import Gossip
-from lockstep.documents.groups import GlobalState, LocalStates
-from lockstep.documents.placements import Placements
-from lockstep.documents.plans import MetadataDiff, RequestPlan
-from lockstep.documents.proofs import Digest, Proof
-from lockstep.documents.repairs import Repair, RepairPlan, Repairs
-from lockstep.documents.requests import Request, Requests
-from lockstep.documents.service import Service, ServicePlan, Voters
-from lockstep.documents.status import ExcludedNodes, Status
+from lockstep.documents.requests import MetadataDiff, Request, RequestPlan, Requests, Story
+from lockstep.documents.runs import BackupPlan, BackupRun, Backups, Repair, RepairPlan, Repairs
+from lockstep.documents.service import Digest, GlobalState, LocalStates, Proof, Service, ServicePlan, Voters
+from lockstep.documents.status import ExcludedNodes, Gossip, Placements, Status
 from lockstep.documents.status import Nodes as ListedNodes
-from lockstep.documents.stories import Story
 from lockstep.local.admin_client import AdminClient
 from lockstep.local.credentials import Credential
 from lockstep.metadata.extensions import EXTENSIONS

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.server.cql.admission import Admission
+from lockstep.server.cql.loop_budget import Admission
 from lockstep.values.request_limits import (
     ADMISSION_BUSY_MS,
     ADMISSION_MAX,

@@ -12,7 +12,7 @@ from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, S
 from cassandra.query import BatchStatement, SimpleStatement, dict_factory
 
 from lockstep.server.metrics.exposition import conditional_samples
-from lockstep.server.metrics.samples import text_of
+from lockstep.server.metrics.metric_table import text_of
 from tests.server.parts import CQL_PORT, Nodes
 
 _REPLICATION = "WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 3}"

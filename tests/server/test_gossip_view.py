@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.server.views.gossip_view import gossip, gossip_samples
+from lockstep.server.views.live_views import gossip, gossip_samples
 from lockstep.values.errors import ConfigurationError
 from tests.server.parts import Nodes
 from tests.server.test_drivers import connect

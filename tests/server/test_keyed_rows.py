@@ -8,8 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.server.views.keyed_rows import EVERYTHING, Between, KeyedRows
-from lockstep.server.views.virtual import VirtualTables, define
+from lockstep.server.views.virtual import EVERYTHING, Between, KeyedRows, VirtualTables, define
 from tests.server.test_virtual import number, select
 
 COLUMNS = "p text; e bigint; v int"

@@ -15,7 +15,7 @@ from lockstep.cql.compile.prepare import prepare
 from lockstep.cql.compile.select import plan_select
 from lockstep.schema.changes import AddColumns, CreateTable, DropColumns, NewColumn, apply_change
 from lockstep.schema.model import ColumnKind, KeyspaceHead, Replication, Schema, keyspace_of, schema_of
-from lockstep.server.views import named_rows
+from lockstep.server.views import virtual
 from lockstep.server.views.system_schema import SchemaTables
 from lockstep.server.views.virtual import VirtualTables, define
 from lockstep.values.limits import VIRTUAL_ROWS_AT_ONCE_MAX
@@ -126,9 +126,9 @@ def test_more_rows_than_are_made_at_once_are_read_in_several_rounds() -> None:
 def test_a_read_of_one_table_looks_at_no_other(monkeypatch: Any) -> None:
     both = Both(schema([("a", f"t{at}") for at in range(100)]))
     rows = []
-    encoded = named_rows.RowEncoder.row
+    encoded = virtual.RowEncoder.row
     monkeypatch.setattr(
-        named_rows.RowEncoder, "row", lambda self, row: (rows.append(row), encoded(self, row))[1]
+        virtual.RowEncoder, "row", lambda self, row: (rows.append(row), encoded(self, row))[1]
     )
     text = "SELECT * FROM system_schema.columns WHERE keyspace_name = 'a' AND table_name = 't7'"
     assert len(both.select(text)) == 3 and len(rows) == 3

@@ -19,8 +19,7 @@ from lockstep.schema.changes import CreateKeyspace, CreateTable, NewColumn, Sche
 from lockstep.schema.model import ColumnKind, Schema, schema_of
 from lockstep.schema.objects import Aggregate, Function, Index, View
 from lockstep.server.auth.passwords import Passwords, check_hash
-from lockstep.server.auth.permission_needs import _NEEDS, needs_of
-from lockstep.server.auth.permits import Permits, Session
+from lockstep.server.auth.permits import _NEEDS, Permits, Session, needs_of
 from lockstep.server.auth.role_statements import RoleStatements
 from lockstep.values.errors import InvalidRequest, Overloaded, Unauthorized
 from lockstep.values.limits import PASSWORD_CHECKS_QUEUED_MAX, PASSWORDS_KNOWN_MAX

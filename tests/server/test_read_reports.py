@@ -13,7 +13,7 @@ from cassandra.cluster import Cluster, ExecutionProfile, NoHostAvailable, Sessio
 from cassandra.policies import WhiteListRoundRobinPolicy
 from cassandra.query import BatchStatement, BatchType, SimpleStatement
 
-from lockstep.server.statements.plan_payload import PLAN_KEY
+from lockstep.server.statements.tracing import PLAN_KEY
 from tests.server.parts import CQL_PORT, Nodes, nodes
 
 WARNED, REFUSED, LARGE = 5, 40, 2000

@@ -16,8 +16,8 @@ from lockstep.node.work.moved import Moved
 from lockstep.node.work.range_sizes import Sizes
 from lockstep.schema.changes import CreateTable, NewColumn
 from lockstep.schema.model import ColumnKind
+from lockstep.server.admin import requests
 from lockstep.server.admin.requests import Requests
-from lockstep.server.statements import plan_bases
 from lockstep.values.errors import ConfigurationError, Rejected
 from lockstep.values.ids import NodeId
 from tests.metadata.histories import History, simple, started
@@ -229,7 +229,7 @@ def test_a_plan_is_refused_when_reality_moved_and_says_what_did(monkeypatch: pyt
     async def value_at(_epoch: int) -> Any:
         return then
 
-    monkeypatch.setattr(plan_bases, "Past", lambda _state: SimpleNamespace(value_at=value_at))
+    monkeypatch.setattr(requests, "Past", lambda _state: SimpleNamespace(value_at=value_at))
     base = place.ask(kind="decommission", node=4, dry_run=True)["base"]
     place.ask(kind="move", node=2, tokens=[250])
     before = place.history.now

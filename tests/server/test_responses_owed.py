@@ -12,7 +12,7 @@ from lockstep.cql.wire import client as wire
 from lockstep.cql.wire.constants import Opcode
 from lockstep.cql.wire.frames import encode_request
 from lockstep.cql.wire.messages import QueryParameters
-from lockstep.server.cql.responses_owed import NodeResponses, Responses
+from lockstep.server.cql.backpressure import NodeResponses, Responses
 from lockstep.values.errors import Overloaded
 from lockstep.values.ids import Consistency
 from lockstep.values.request_limits import (

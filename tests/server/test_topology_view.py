@@ -14,8 +14,7 @@ from lockstep.metadata.operations import Stage
 from lockstep.metadata.transformations import Founder, Initialize, Register
 from lockstep.schema.model import Schema
 from lockstep.schema.types import parse_uuid
-from lockstep.server.views.cdc_views import CdcTables
-from lockstep.server.views.topology_view import TopologyTables, request_number, request_uuid
+from lockstep.server.views.topology_view import CdcTables, TopologyTables, request_number, request_uuid
 from lockstep.server.views.virtual import VirtualTables
 from lockstep.topology.kinds.bootstrap import Bootstrap
 from lockstep.topology.kinds.rebuild import Rebuild

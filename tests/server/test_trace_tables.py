@@ -8,9 +8,9 @@ from lockstep.cql.compile.select import plan_select
 from lockstep.cql.ddl.describe import ClusterFacts, describe
 from lockstep.schema.changes import SchemaChange, apply_change
 from lockstep.schema.model import Schema
-from lockstep.server.statements.catalogs import Catalogs
+from lockstep.server.statements.statements import Catalogs
 from lockstep.server.views.system_schema import SchemaTables
-from lockstep.server.views.trace_tables import changes_that_make_it, trace_tables
+from lockstep.server.views.tool_keyspaces import changes_that_make_it, trace_tables
 from lockstep.server.views.virtual import VirtualTables
 from tests.server.test_named_rows import CONTEXT
 

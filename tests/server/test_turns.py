@@ -14,8 +14,8 @@ from lockstep.cql.wire.frames import Envelope
 from lockstep.cql.wire.messages import BatchStatement, QueryParameters
 from lockstep.runtime.ports import Runtime
 from lockstep.server.cql.backpressure import Backpressure, NodeLoad
+from lockstep.server.cql.buffers import ReadBuffer
 from lockstep.server.cql.loop_budget import LoopBudget
-from lockstep.server.cql.read_buffer import ReadBuffer
 from lockstep.sim.load.cql_client import CqlClient
 from lockstep.testing import SimulatedCluster
 from lockstep.values.ids import Consistency

@@ -11,7 +11,7 @@ from lockstep.gossip.soft_state import SoftState
 from lockstep.metadata.directory import NodeState
 from lockstep.node.work.view_builds import Build
 from lockstep.schema.model import Column, ColumnKind, Table, View
-from lockstep.server.views.view_build_rows import build_warning, status_rows
+from lockstep.server.views.work_views import build_warning, status_rows
 from tests.server.parts import as_services
 
 COLUMNS = (Column(1, "k", "int", ColumnKind.PARTITION_KEY, 0),)

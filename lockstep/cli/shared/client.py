@@ -16,7 +16,7 @@ import click
 import msgspec
 
 from lockstep.documents import read
-from lockstep.documents.proofs import Digest, Proof
+from lockstep.documents.service import Digest, Proof
 from lockstep.documents.status import ListedNode, Nodes
 from lockstep.local.admin_client import AdminClient
 from lockstep.local.credential_search import found_for

@@ -16,7 +16,7 @@ import click
 
 from lockstep.cli.shared import render
 from lockstep.documents import read as read_document
-from lockstep.documents.plans import Change, Estimate, Move, PlannedStep, RequestPlan
+from lockstep.documents.requests import Change, Estimate, Move, PlannedStep, RequestPlan
 from lockstep.values.errors import ConfigurationError
 
 SCHEMA: Final = "plan/1"

@@ -1,6 +1,9 @@
-"""Following a repair, a backup or a restore from the command line, and showing what became of it.
+"""Following what goes on after a command: a repair, a backup or a restore, and what nodes do of a change of
+the metadata.
 
-Invariant: a wait that ends early never says that the run failed; it says its id, and exits 5.
+Invariant: a wait that ends early never says that the run or the change failed; it says its id or that it goes
+on, and exits 5. A node that is down is told of and not waited for; it does its part when it applies the
+entry.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from typing import Any, Final
 import click
 
 from lockstep.cli.shared import render
+from lockstep.cli.shared.client import ClusterClient
+from lockstep.documents.status import ListedNode
 from lockstep.values.errors import OutcomeUnknown, PeerError
 
 POLL_S: Final = 0.2
@@ -61,3 +66,49 @@ def show_steps(steps: Sequence[str]) -> None:
     """What a plan does, numbered."""
     for number, step in enumerate(steps, start=1):
         click.echo(f"{number}. {step}")
+
+
+#: How often a wait asks again; a person sees no delay, a node no load.
+NODE_POLL_S: Final = 0.1
+
+#: What a node with this `cms-snapshots/1` document has still to do; empty when it is done.
+Unfinished = Callable[[dict[str, Any]], str]
+
+
+def wait_for_nodes(
+    cluster: ClusterClient, unfinished: Unfinished, timeout_s: float, what: str
+) -> list[dict[str, Any]]:
+    """A row for each node: `done` or `down`. Whom it waits for is told on stderr when that changes."""
+    deadline = time.monotonic() + timeout_s
+    done: set[int] = set()
+    told = ""
+    while True:
+        nodes = cluster.node_list()
+        reasons: dict[int, str] = {}
+        for node in nodes:
+            if not node.alive or node.id in done:
+                continue
+            reason = _asked(cluster, node, unfinished)
+            if reason:
+                reasons[node.id] = reason
+            else:
+                done.add(node.id)
+        if not reasons:
+            break
+        line = "; ".join(f"node {node} {reason}" for node, reason in sorted(reasons.items()))
+        if line != told:
+            click.echo(f"waits: {line}", err=True)
+            told = line
+        if time.monotonic() >= deadline:
+            raise OutcomeUnknown(
+                f"{what}, but after {timeout_s:g} s {line}", hint="lockstep cms describe shows the nodes"
+            )
+        time.sleep(NODE_POLL_S)
+    return [{"node": node.id, "result": "done" if node.id in done else "down"} for node in nodes]
+
+
+def _asked(cluster: ClusterClient, node: ListedNode, unfinished: Unfinished) -> str:
+    try:
+        return unfinished(cluster.at(node.address, node.admin_port).cms_snapshots())
+    except PeerError as error:
+        return f"does not answer: {error.message}"

@@ -2,7 +2,8 @@
 
 Invariant: nothing is changed for a request without a credential, nor for one that a web page could make: it
 calls the node by a name that may be anybody's, or says the page it is from, or brings what a form can bring.
-What says the credential is never in an error or a log.
+What says the credential is never in an error or a log. The token is made once, at the node's first start, in
+a file that only the node's own user reads.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from typing import TYPE_CHECKING, Final
 
 from lockstep.metadata.access import resources
 from lockstep.node.security_settings import AdminSection
+from lockstep.runtime.ports import Runtime
 from lockstep.server.admin.http import HttpRequest
 from lockstep.server.auth.permits import SUPERUSER, Needs, Permits, Session
 from lockstep.values.errors import BadCredentials, ConfigurationError, LockstepError, Unauthorized
 
 if TYPE_CHECKING:
     from lockstep.server.auth.authentication import Authentication
+
 
 #: What the node's own token makes the asker.
 TOKEN_PRINCIPAL: Final = "node token"
@@ -171,3 +174,36 @@ def status_of(error: LockstepError) -> int | None:
     if isinstance(error, BadCredentials):
         return 401
     return 403 if isinstance(error, Unauthorized) else None
+
+
+#: In the data directory.
+PATH: Final = "admin.token"
+_PARTIAL: Final = "admin.token.new"
+_TOKEN_BYTES: Final = 32
+#: Of a token that an operator wrote: with fewer, somebody might try them all.
+TOKEN_CHARACTERS_MIN: Final = 32
+
+
+async def own_token(runtime: Runtime) -> str:
+    """The token in the data directory, made and durable when there is none. ConfigurationError."""
+    disk = runtime.disk
+    if disk.exists(PATH):
+        return checked(disk.read(PATH), PATH)
+    token = runtime.random.bytes(_TOKEN_BYTES).hex()
+    if disk.exists(_PARTIAL):
+        disk.remove(_PARTIAL)
+    await disk.append_synced(_PARTIAL, f"{token}\n".encode())
+    disk.rename(_PARTIAL, PATH)
+    await disk.sync_names("")
+    return token
+
+
+def checked(content: bytes, name: str) -> str:
+    """The token that a file holds. ConfigurationError when it is none."""
+    text = content.decode("ascii", "replace").strip()
+    if len(text) < TOKEN_CHARACTERS_MIN or not text.isascii() or not text.isprintable() or " " in text:
+        raise ConfigurationError(
+            f"{name} holds no token: at least {TOKEN_CHARACTERS_MIN} letters and digits on one line",
+            hint="remove the file in the data directory, and the node makes another token when it starts",
+        )
+    return text

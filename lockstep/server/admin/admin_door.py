@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.node.services import NodeServices
 from lockstep.runtime.ports import Server, Tls
-from lockstep.server.admin.admin_token import own_token
+from lockstep.server.admin.admin_access import own_token
 from lockstep.server.cql.cql_server import CqlServer
 from lockstep.server.reports.leader_views import serve_live
 

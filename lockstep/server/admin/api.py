@@ -2,32 +2,27 @@
 
 Invariant: every failure leaves as `{code, message, hint}` with a status that fits whose fault it is; fault
 controls answer only where the configuration opens them; an operation is performed for whom `AdminAccess`
-admitted, and knows who that is.
-
-What operators may ask of a node's leave of its clients.
-
-Invariant: asking begins it at most once; `draining` does it.
+admitted, and knows who that is. Leave of clients is begun at most once; a check of the table files is begun
+unless one is under way, and what it found stays until the next one. Health probes are answered from the
+findings that `status` shows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+import msgspec
 from msgspec import structs
 
-from lockstep.documents.plans import MetadataDiff
+from lockstep.documents.requests import MetadataDiff
+from lockstep.metadata.directory import OWNING_STATES
 from lockstep.node.configuration import split_address
 from lockstep.node.services import NodeServices
-from lockstep.server.admin import scrub_operations
+from lockstep.node.work.scrubbing import ScrubState
 from lockstep.server.admin.admin_access import CHALLENGE, Access, AdminAccess, status_of
-from lockstep.server.admin.answers import get, integer, later, now, required
 from lockstep.server.admin.backups import BackupRequests
 from lockstep.server.admin.cms_operations import ServiceOperations
-from lockstep.server.admin.exclude import BODY as EXCLUDE_BODY
-from lockstep.server.admin.exclude import PATH as EXCLUDED_PATH
-from lockstep.server.admin.exclude import ExcludeList
-from lockstep.server.admin.health_probes import health_operations
 from lockstep.server.admin.http import (
     HttpConnection,
     HttpRequest,
@@ -35,20 +30,32 @@ from lockstep.server.admin.http import (
     error_document,
     json_response,
 )
-from lockstep.server.admin.operations import Operation, Parameter, Registry
+from lockstep.server.admin.operations import (
+    Operation,
+    Parameter,
+    Registry,
+    get,
+    integer,
+    later,
+    now,
+    required,
+)
 from lockstep.server.admin.repairs import RepairRequests
-from lockstep.server.admin.requests import LIVE_PATH, Requests
+from lockstep.server.admin.requests import BODY as EXCLUDE_BODY
+from lockstep.server.admin.requests import LIVE_PATH, ExcludeList, Requests
+from lockstep.server.admin.requests import PATH as EXCLUDED_PATH
 from lockstep.server.cql.cql_server import CqlServer
 from lockstep.server.metrics.exposition import CONTENT_TYPE, exposition
 from lockstep.server.reports import documents as reports
-from lockstep.server.reports import features, recovery
+from lockstep.server.reports import recovery
+from lockstep.server.reports.conditions import found_by
 from lockstep.server.reports.leader_views import BARRIERS, REPAIRS, REQUESTS, TOPOLOGY_REQUESTS, VOTERS
 from lockstep.server.reports.stories import Stories
-from lockstep.server.views.gossip_view import PATH as GOSSIP_PATH
-from lockstep.server.views.gossip_view import gossip
-from lockstep.server.views.live_views import barrier_rows
-from lockstep.server.views.repair_views import repair_rows
+from lockstep.server.views.live_views import PATH as GOSSIP_PATH
+from lockstep.server.views.live_views import barrier_rows, gossip
 from lockstep.server.views.system_views import request_rows
+from lockstep.server.views.work_views import repair_rows
+from lockstep.topology.health import level_of, verdict
 from lockstep.values.errors import (
     BadCredentials,
     ConfigurationError,
@@ -64,8 +71,82 @@ from lockstep.values.errors import (
 )
 from lockstep.values.limits import ADMIN_CONNECTIONS_MAX
 
-if TYPE_CHECKING:
-    from lockstep.server.cql.cql_server import CqlServer
+SCRUB_PATH: Final = "/v1/scrub"
+
+
+def scrub_operations(node: NodeServices) -> list[Operation]:
+    """For the admin API."""
+    return [
+        get(
+            SCRUB_PATH,
+            "The last check of this node's table files",
+            now(lambda *_: _document(node, node.data.scrub.state)),
+        ),
+        Operation(
+            "POST",
+            SCRUB_PATH,
+            "Check every table file of this node against its checksums, in the background",
+            now(lambda *_: _document(node, node.data.scrub.begin())),
+            "How far it is",
+        ),
+    ]
+
+
+def _document(node: NodeServices, state: ScrubState) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.to_builtins(state)
+    return {"schema": "scrub/1", "node": node.context.own_id(), **found}
+
+
+#: Not ready, but well: probes and load balancers send clients elsewhere.
+_NOT_READY: Final = 503
+
+
+def why_not_ready(node: NodeServices) -> list[str]:
+    """Why clients should use other nodes; empty when this one serves them and is in the ring."""
+    info, reasons = node.context.info, []
+    if node.log.state.broken is not None:
+        reasons.append(f"it serves no more: {node.log.state.broken}")
+    elif info is not None and info.id in node.log.cluster.excluded_by_node:
+        reasons.append(f"it is excluded: {node.log.cluster.excluded_by_node[info.id].reason}")
+    elif any(one.code == "NODE_DRAINED" for one in node.context.conditions.current()):
+        reasons.append("it was drained")
+    elif info is None:
+        reasons.append("it is no member of the cluster yet")
+    elif info.state not in OWNING_STATES:
+        reasons.append(f"it is {info.state.value}, not in the ring")
+    elif not node.life.ready:
+        reasons.append("it starts or stops")
+    return reasons
+
+
+def health_operations(node: NodeServices) -> list[Operation]:
+    """What probes ask, without a credential where settings allow it."""
+
+    async def live(_request: HttpRequest, _values: dict[str, str]) -> HttpResponse:
+        return json_response({"schema": "health/1", "live": True, "node": node.context.own_id() or None})
+
+    async def ready(_request: HttpRequest, _values: dict[str, str]) -> HttpResponse:
+        reasons, found = why_not_ready(node), found_by(node)
+        answer: dict[str, Any] = {
+            "schema": "health/1",
+            "ready": not reasons,
+            "node": node.context.own_id() or None,
+            "reasons": reasons,
+            "level": level_of(found).word,
+            "verdict": verdict(found, node.context.own_id(), running=bool(node.log.cluster.operations)),
+        }
+        return json_response(answer, _NOT_READY if reasons else 200)
+
+    return [
+        Operation("GET", "/health/live", "Whether the process runs its loop", live, "It does"),
+        Operation(
+            "GET",
+            "/health/ready",
+            "Whether the node serves clients and is in the ring",
+            ready,
+            "It does; 503 with the reasons when it does not, whatever the verdict on the cluster",
+        ),
+    ]
 
 
 PATH: Final = "/v1/drain"
@@ -274,7 +355,7 @@ class Admin:
             *BackupRequests(node, self._cql.executor).operations(),
             *self._recovery_operations(),
             *operations(self._cql),
-            *scrub_operations.operations(self._node),
+            *scrub_operations(self._node),
             *self._service.operations(),
             *health_operations(node),
             get("/openapi.json", "This document", now(lambda *_: self.registry.openapi())),
@@ -298,9 +379,9 @@ class Admin:
             ),
             get(EXCLUDED_PATH, "Nodes that are shut out", now(lambda *_: self._excluded.all())),
             get(
-                features.PATH,
+                reports.PATH,
                 "Features that nodes support and that are enabled",
-                now(lambda *_: features.report(self._node)),
+                now(lambda *_: reports.report(self._node)),
             ),
             Operation(
                 "POST",

@@ -22,8 +22,7 @@ from lockstep.node.work.restore_orders import Restored
 from lockstep.replica.backup_messages import KeptPart
 from lockstep.schema.changes import SYSTEM_KEYSPACES
 from lockstep.schema.model import Schema
-from lockstep.server.admin.answers import get, later, now, number_in
-from lockstep.server.admin.operations import Operation
+from lockstep.server.admin.operations import Operation, get, later, now, number_in
 from lockstep.storage.backup_manifest import BackedTable, Statement, columns_between, sealed, unsealed
 from lockstep.topology.repairs import BACKUP, PURPOSES, BeginRepair
 from lockstep.values.errors import ConfigurationError, LockstepError, PreconditionError

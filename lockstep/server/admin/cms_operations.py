@@ -20,14 +20,12 @@ from lockstep.metadata.log.snapshot_entries import TakeSnapshot, TruncateLog
 from lockstep.node.log import metadata_files
 from lockstep.node.log.metadata_past import Past
 from lockstep.node.services import NodeServices
-from lockstep.server.admin.answers import get, integer, later, now
 from lockstep.server.admin.http import HttpRequest
-from lockstep.server.admin.operations import Operation, Parameter
+from lockstep.server.admin.operations import Operation, Parameter, get, integer, later, now
 from lockstep.server.admin.service_requests import LIVE_PATH as VOTERS_LIVE_PATH
 from lockstep.server.admin.service_requests import ServiceRequests
-from lockstep.server.reports.cms_describe import described
-from lockstep.server.reports.metadata_proof import Proofs
-from lockstep.server.reports.planning import planned
+from lockstep.server.reports.cms_describe import Proofs, described
+from lockstep.server.reports.request_plans import planned
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.limits import SNAPSHOT_PIECE_BYTES_MAX
 

@@ -15,8 +15,7 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.repairs import Repair, RepairPart
 from lockstep.node.services import NodeServices
-from lockstep.server.admin.answers import get, later, now, number_in
-from lockstep.server.admin.operations import Operation
+from lockstep.server.admin.operations import Operation, get, later, now, number_in
 from lockstep.server.reports.request_plans import changes
 from lockstep.topology.repairs import BeginRepair, units
 from lockstep.values.errors import ConfigurationError, LockstepError

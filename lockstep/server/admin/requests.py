@@ -1,7 +1,11 @@
-"""Topology requests for the admin API: queued, running and ended ones, with what each waits for.
+"""Topology requests for the admin API: queued, running and ended ones, with what each waits for; the exclude
+list; and whether what a plan was made against still holds.
 
 Invariant: requests are those of the metadata. What only the metadata leader knows (who blocks, progress) is
-asked of the leader, so every node answers alike; without a leader the rest is still told.
+asked of the leader, so every node answers alike; without a leader the rest is still told. A node is taken
+back only after it has said itself that it applied the entry that shut it out. A plan is carried out only
+while everything it was made from is as it was: nodes, placements, keyspaces' replication, operations, the
+queue, the exclude list and the voters. Other entries may come and go.
 """
 
 from __future__ import annotations
@@ -10,20 +14,32 @@ from typing import Any
 
 import msgspec
 
+from lockstep.internode import verbs
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.excluded import ExcludeNodes, IncludeNodes
 from lockstep.metadata.groups.membership import without_vote
+from lockstep.metadata.log.diff import diff
 from lockstep.metadata.operations import Body
 from lockstep.metadata.requests import Policy, Request, RequestState
+from lockstep.node.log.messages import EpochQuery, EpochReply
+from lockstep.node.log.metadata_past import Past
 from lockstep.node.services import NodeServices
 from lockstep.schema.model import Replication
 from lockstep.schema.replication_options import parse_replication, replication_map
-from lockstep.server.admin.answers import number_in
+from lockstep.server.admin.operations import number_in
 from lockstep.server.admin.service_requests import waiting_for_voters
-from lockstep.server.reports.joining_preview import JoiningNode, with_newcomer
+from lockstep.server.reports.documents import exclusions
 from lockstep.server.reports.leader_views import REQUESTS, ask_leaders
-from lockstep.server.reports.request_plans import SUBSTITUTING, force_plan, forced, operation_plan
-from lockstep.server.reports.request_progress import numbers, progress
-from lockstep.server.statements.plan_bases import Base, base_of, refuse_moved
+from lockstep.server.reports.request_plans import (
+    SUBSTITUTING,
+    JoiningNode,
+    force_plan,
+    forced,
+    numbers,
+    operation_plan,
+    progress,
+    with_newcomer,
+)
 from lockstep.topology.explain import can_cancel, headline
 from lockstep.topology.force_remove import ForceRemove
 from lockstep.topology.kinds.registry import BY_NAME, asked
@@ -32,9 +48,91 @@ from lockstep.topology.preview import needed_sizes, present_ring, preview
 from lockstep.topology.queue import Rule, why
 from lockstep.topology.requests import CancelRequest, EnqueueRequest
 from lockstep.topology.transformations import PrepareOperation
-from lockstep.values.errors import ConfigurationError, LockstepError, Rejected
+from lockstep.values import codec
+from lockstep.values.errors import ConfigurationError, LockstepError, PeerError, Rejected
+from lockstep.values.hash_tree import blake
 from lockstep.values.ids import NodeId
+from lockstep.values.limits import ADMIN_FORWARD_TIMEOUT_MS
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
+
+#: Changes that a refusal names; `lockstep metadata diff` has all.
+_CHANGES_NAMED_MAX = 6
+_PLACEMENTS = "placements."
+#: Where the metadata keeps what each part is made from.
+_PATHS = {
+    "nodes": "directory",
+    "placements": "placements",
+    "keyspaces": "schema",
+    "operations": "operations",
+    "queue": "requests",
+    "excluded": "excluded",
+    "voters": "service",
+}
+
+
+class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`digest` is over all `parts`, name to digest, all in hexadecimal."""
+
+    cluster: str
+    epoch: int
+    digest: str
+    parts: dict[str, str]
+
+
+def base_of(cluster: ClusterMetadata) -> Base:
+    parts = {
+        "nodes": [
+            (n.id, n.host_id, n.address, n.internode_port, n.dc, n.rack, n.state, n.tokens)
+            for n in cluster.directory.nodes
+        ],
+        "placements": cluster.placements.rings,
+        "keyspaces": [(k.name, k.replication) for k in cluster.schema.keyspaces],
+        "operations": [(o.id, o.stage, o.cancel_reason) for o in cluster.operations],
+        "queue": [request.id for request in cluster.requests.queue],
+        "excluded": cluster.excluded,
+        "voters": cluster.service.members,
+    }
+    told = {name: blake(codec.encode(part)).hex()[:32] for name, part in parts.items()}
+    whole = blake(codec.encode(list(told.items()))).hex()
+    return Base(cluster.identity.cluster_id, cluster.epoch, whole, told)
+
+
+async def refuse_moved(node: NodeServices, base: Base) -> None:
+    """Raises Rejected, naming what changed, when the metadata is not what the plan was made against."""
+    cluster = node.log.cluster
+    if base.cluster != cluster.identity.cluster_id:
+        raise Rejected(f"the plan is for cluster {base.cluster}, this is {cluster.identity.cluster_id}")
+    if base.epoch > cluster.epoch:
+        raise ConfigurationError(
+            f"the plan is of epoch {base.epoch}, this node is at {cluster.epoch}", hint="ask another node"
+        )
+    now = base_of(cluster)
+    moved = [name for name, digest in now.parts.items() if base.parts.get(name) != digest]
+    if not moved:
+        return
+    named = await _named(node, base.epoch, moved)
+    raise Rejected(
+        f"reality moved since the plan of epoch {base.epoch}: {', '.join(moved)} changed{named}",
+        hint=f"plan again with --dry-run; `lockstep metadata diff {base.epoch} {cluster.epoch}` shows all",
+    )
+
+
+async def _named(node: NodeServices, epoch: int, moved: list[str]) -> str:
+    """The changed paths, as far as this node still has the value of then."""
+    try:
+        before: Any = await Past(node.log.state).value_at(epoch)
+    except LockstepError:
+        return ""
+    heads = tuple(_PATHS[name] for name in moved)
+    found = [change.path for change in diff(before, node.log.cluster) if change.path.startswith(heads)]
+    # A path into the placements is a line of a replication and a range each, by the hundred.
+    paths = [path for path in found if not path.startswith(_PLACEMENTS)]
+    if len(paths) < len(found):
+        paths.append(f"{len(found) - len(paths)} differences of placements")
+    more = len(paths) - _CHANGES_NAMED_MAX
+    shown = ", ".join(paths[:_CHANGES_NAMED_MAX])
+    return f" ({shown}{f', {more} more' if more > 0 else ''})" if paths else ""
+
 
 Document = dict[str, Any]
 
@@ -373,3 +471,96 @@ def _wanted(body: Any) -> _Wanted:
     if wanted.force and (ring is None or not ring.of_dead or ring.is_newcomers):
         raise ConfigurationError(f"a {wanted.kind} is not forced", hint="only a remove is")
     return wanted
+
+
+PATH = "/v1/excluded"
+BODY = {
+    "type": "object",
+    "properties": {
+        "nodes": {"type": "array", "items": {"type": "integer"}},
+        "undo": {"type": "boolean"},
+        "reason": {"type": "string"},
+        "dry_run": {"type": "boolean"},
+        "base": {"type": "object", "description": "Refuse unless this of a plan still holds"},
+    },
+    "required": ["nodes"],
+}
+
+
+class _ExcludeWanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    nodes: tuple[int, ...]
+    undo: bool = False
+    reason: str = ""
+    dry_run: bool = False
+    base: Base | None = None
+
+
+class ExcludeList:
+    def __init__(self, node: NodeServices) -> None:
+        self._node = node
+
+    def all(self) -> Document:
+        cluster = self._node.log.cluster
+        return {
+            "schema": "excluded/1",
+            "epoch": cluster.epoch,
+            "excluded": exclusions(cluster),
+        }
+
+    async def change(self, body: Any) -> Document:
+        """Shut nodes out, or take them back. Rejected or ConfigurationError."""
+        try:
+            wanted = msgspec.convert(body, _ExcludeWanted)
+        except msgspec.ValidationError as error:
+            raise ConfigurationError(f"not a request: {error}") from error
+        if wanted.base is not None:
+            await refuse_moved(self._node, wanted.base)
+        nodes = tuple(NodeId(node) for node in wanted.nodes)
+        entry: ExcludeNodes | IncludeNodes
+        if wanted.undo:
+            entry = IncludeNodes(nodes, tuple([await self._reached(node) for node in nodes]))
+        else:
+            entry = ExcludeNodes(nodes, wanted.reason)
+        if wanted.dry_run:
+            cluster = self._node.log.cluster
+            after = entry.apply(cluster, cluster.epoch + 1)
+            listed = exclusions(after)
+            base = msgspec.to_builtins(base_of(cluster))
+            return {
+                "schema": "excluded/1",
+                "epoch": cluster.epoch,
+                "dry_run": True,
+                "excluded": listed,
+                "base": base,
+            }
+        await self._node.log.submit(entry)
+        return self.all()
+
+    async def _reached(self, node: NodeId) -> int:
+        """The epoch that the node says it has applied, once it has the one that shut it out."""
+        cluster = self._node.log.cluster
+        exclusion, info = cluster.excluded_by_node.get(node), cluster.node(node)
+        if exclusion is None or info is None:
+            raise Rejected(f"node {node} is not excluded")
+        if node == self._node.context.own_id():
+            return cluster.epoch
+        try:
+            reply: EpochReply = await self._node.context.internode.request(
+                (info.address, info.internode_port),
+                verbs.EPOCH_QUERY,
+                EpochQuery(exclusion.epoch),
+                ADMIN_FORWARD_TIMEOUT_MS,
+            )
+        except PeerError as error:
+            heard = self._node.work.topology.acknowledged(node)
+            if heard >= exclusion.epoch:
+                # It stands elsewhere now, and may not have that written down before it is taken back.
+                return heard
+            raise Rejected(
+                f"node {node} does not say what it has applied: {error.message}",
+                hint="start it and let it catch up first",
+            ) from error
+        if reply.node != node:
+            who = f"node {reply.node}" if reply.node else "a node without an id"
+            raise Rejected(f"{who} answers at the address of node {node}")
+        return reply.epoch

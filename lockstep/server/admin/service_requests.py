@@ -17,7 +17,7 @@ from lockstep.metadata.groups.service import MembershipChange
 from lockstep.metadata.groups.voter_choice import choose_voters, target_size
 from lockstep.node.services import NodeServices
 from lockstep.server.reports.leader_views import VOTERS, ask_leaders
-from lockstep.server.reports.planning import planned, waits_for
+from lockstep.server.reports.request_plans import planned, waits_for
 from lockstep.values.errors import ConfigurationError, Rejected
 from lockstep.values.ids import NodeId
 

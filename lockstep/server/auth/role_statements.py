@@ -31,8 +31,7 @@ from lockstep.node.services import NodeServices
 from lockstep.schema.model import Schema
 from lockstep.schema.types import parse_type
 from lockstep.server.auth.passwords import Passwords, check_hash
-from lockstep.server.auth.permission_needs import function_resource
-from lockstep.server.auth.permits import NOT_LOGGED_IN, Permits, Session
+from lockstep.server.auth.permits import NOT_LOGGED_IN, Permits, Session, function_resource
 from lockstep.server.statements.schema_statements import SchemaStatements
 from lockstep.values.errors import InvalidRequest, SyntaxError_, Unauthorized
 

@@ -42,20 +42,17 @@ from lockstep.server.auth.authentication import Authentication
 from lockstep.server.auth.passwords import Passwords
 from lockstep.server.auth.permits import Permits
 from lockstep.server.auth.role_statements import RoleStatements
-from lockstep.server.cql.backpressure import NodeLoad
+from lockstep.server.cql.backpressure import NodeLoad, NodeResponses
 from lockstep.server.cql.connection import CqlConnection
 from lockstep.server.cql.loop_budget import LoopBudget
-from lockstep.server.cql.responses_owed import NodeResponses
 from lockstep.server.cql.schema_watch import SchemaWatch
 from lockstep.server.metrics.latencies import Latencies
 from lockstep.server.statements.execution import Executor
 from lockstep.server.statements.schema_statements import SchemaStatements
-from lockstep.server.views.auth_views import AuthTables
-from lockstep.server.views.distributed_views import distributed_tables
 from lockstep.server.views.system_local import SystemTables
 from lockstep.server.views.system_schema import SchemaTables
 from lockstep.server.views.system_views import ViewTables
-from lockstep.server.views.trace_tables import trace_tables
+from lockstep.server.views.tool_keyspaces import AuthTables, distributed_tables, trace_tables
 from lockstep.server.views.virtual import VirtualTables
 from lockstep.values.errors import ConfigurationError, ServerFault
 from lockstep.values.ids import NodeId

@@ -17,7 +17,7 @@ from lockstep.cql.compile.conditional import is_conditional
 from lockstep.cql.compile.modification import BatchPlan, ModificationPlan
 from lockstep.cql.compile.prepared import Prepared
 from lockstep.cql.compile.select import SelectPrepared
-from lockstep.server.metrics.samples import Sample, histogram
+from lockstep.server.metrics.metric_table import Sample, histogram
 from lockstep.server.statements.serial_levels import SERIAL_LEVELS
 from lockstep.values.errors import LockstepError
 from lockstep.values.ids import Consistency

@@ -1,13 +1,17 @@
-"""The metrics of a node: name, type, labels and meaning of each.
+"""The metrics of a node: name, type, labels and meaning of each; their samples, and the Prometheus text of
+many.
 
 Invariant: nothing is exposed that has no row here, and a sample has the labels that its row names; names are
-`lockstep_<room>_<thing>_<unit>`. Four gauges keep the names
-under which recovery tools look for them, `cmg.available`, `cmg.availablePeers`, `metastorage.available` and
-`metastorage.availablePeers`, with underscores for dots.
+`lockstep_<room>_<thing>_<unit>`. All samples of a name stand together under one HELP and one TYPE line,
+whatever order they come in. Four gauges keep the names under which recovery tools look for them,
+`cmg.available`, `cmg.availablePeers`, `metastorage.available` and `metastorage.availablePeers`, with
+underscores for dots.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Final
 
 import msgspec
@@ -408,3 +412,50 @@ _TABLE: Final = (
     Metric("metastorage_availablePeers", GAUGE, (), "Available voters of the metadata group"),
 )
 METRICS: Final[dict[str, Metric]] = {metric.name: metric for metric in _TABLE}
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One value of a metric in METRICS. `suffix` is that of a histogram's series."""
+
+    name: str
+    value: float
+    labels: tuple[tuple[str, str], ...] = ()
+    suffix: str = ""
+
+
+def histogram(
+    name: str,
+    of: tuple[Sequence[float], Sequence[int], float],
+    labels: tuple[tuple[str, str], ...],
+) -> Iterator[Sample]:
+    """`of`: upper bounds, counts of what is in each and of what is above all, and the sum."""
+    bounds, counts, total = of
+    for end, below in zip((*map(str, bounds), "+Inf"), accumulate(counts), strict=True):
+        yield Sample(name, below, (*labels, ("le", end)), "_bucket")
+    yield Sample(name, total, labels, "_sum")
+    yield Sample(name, sum(counts), labels, "_count")
+
+
+def text_of(samples: Iterable[Sample]) -> bytes:
+    """All samples as Prometheus text."""
+    families: dict[str, list[str]] = {}
+    for sample in samples:
+        lines = families.setdefault(sample.name, [])
+        metric = METRICS[sample.name]
+        if not lines:
+            lines += (f"# HELP {metric.name} {metric.meaning}", f"# TYPE {metric.name} {metric.kind}")
+        labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in sample.labels)
+        series = sample.name + sample.suffix
+        lines.append(
+            f"{series}{{{labels}}} {_number(sample.value)}" if labels else f"{series} {_number(sample.value)}"
+        )
+    text = "\n".join(line for lines in families.values() for line in lines)
+    return f"{text}\n".encode()
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(value)

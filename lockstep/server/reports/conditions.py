@@ -11,7 +11,7 @@ from typing import Any
 
 from lockstep.metadata.directory import NodeState
 from lockstep.node.services import NodeServices
-from lockstep.server.metrics.samples import Sample
+from lockstep.server.metrics.metric_table import Sample
 from lockstep.topology.health import Finding, View, findings, level_of
 from lockstep.values.conditions import Condition, kind_of
 

@@ -1,4 +1,4 @@
-"""What the admin API says of a node and its cluster, as JSON documents.
+"""What the admin API says of a node, its cluster and their features, as JSON documents.
 
 Invariant: functions of the metadata value, of its log and of live counters; nothing is kept here.
 """
@@ -12,10 +12,12 @@ import msgspec
 
 from lockstep.cql.compile.catalog import Catalog
 from lockstep.cql.ddl.describe import keyspace_statement, table_statement
-from lockstep.documents.plans import Change, MetadataDiff
+from lockstep.documents.requests import Change, MetadataDiff
 from lockstep.documents.status import Excluded
+from lockstep.metadata import features
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeInfo, NodeState
+from lockstep.metadata.feature_names import FEATURES
 from lockstep.metadata.log.comparison import ABSENT, text_of
 from lockstep.metadata.log.diff import diff
 from lockstep.metadata.log.entries import LogEntry
@@ -24,7 +26,7 @@ from lockstep.node.services import NodeServices
 from lockstep.schema.model import Replication
 from lockstep.schema.types import uuid_text
 from lockstep.server.reports import conditions, recovery
-from lockstep.server.reports.log_text import entry_summary, kind_name
+from lockstep.server.reports.stories import entry_summary, kind_name
 from lockstep.server.views.live_views import seen_epoch
 from lockstep.topology.health import level_of, verdict
 from lockstep.values.errors import ConfigurationError, LogTruncated
@@ -256,4 +258,32 @@ def _entry(node: NodeServices, entry: LogEntry) -> Document:
         "previous_hash": entry.previous_hash.hex(),
         "hash": entry.hash.hex(),
         "summary": entry_summary(node.log.registry, entry),
+    }
+
+
+PATH = "/v1/features"
+
+
+def report(node: NodeServices) -> dict[str, Any]:
+    """Every feature that some node supports: whether it is enabled, and else what it waits for."""
+    cluster = node.log.cluster
+    present = [info for info in cluster.directory.nodes if info.state is not NodeState.LEFT]
+    names = sorted({*cluster.features_enabled, *(name for info in present for name in info.features)})
+    due = features.due(cluster)
+    waits = [blocking.reason for blocking in node.work.topology.blocking if not blocking.operation_id]
+    return {
+        "schema": "features/1",
+        "epoch": cluster.epoch,
+        "announced_epoch": cluster.features.announced_epoch,
+        "features": [
+            {
+                "name": name,
+                "description": FEATURES.get(name, "not known to this version"),
+                "enabled": name in cluster.features_enabled,
+                "supported_by": [info.id for info in present if name in info.features],
+                "lacking": [int(one) for one in features.unsupporting(cluster.directory, name)],
+                "waits": waits if name in due else [],
+            }
+            for name in names
+        ],
     }

@@ -15,8 +15,8 @@ import msgspec
 from lockstep.internode import verbs
 from lockstep.metadata.directory import NodeInfo
 from lockstep.node.services import NodeServices
-from lockstep.server.views.repair_views import repair_rows
-from lockstep.server.views.virtual_rows import VirtualRow
+from lockstep.server.views.virtual import VirtualRow
+from lockstep.server.views.work_views import repair_rows
 from lockstep.values.errors import ConfigurationError, LockstepError, PeerUnreachable
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import ADMIN_FORWARD_TIMEOUT_MS

@@ -1,27 +1,59 @@
-"""Writes of one request over several partitions: logged or not, with the limits and warnings of batches.
+"""Writes of one request over several partitions, logged or not, changes of counters, and what one write may
+change in a table that has views.
 
-Invariant: what was sent to any replica is never answered as a definite failure.
-
-How large a batch may be, and what its client is warned of.
-
-Invariant: only batches over several partitions are judged, by the data of what they write, whether they come
-as one text or as the protocol's batch.
+Invariant: what was sent to any replica is never answered as a definite failure. Only batches over several
+partitions are judged, by the data of what they write, whether they come as one text or as the protocol's
+batch. What a replica works out for views in the step in which it applies a write is bounded before anything
+is sent, by what is written; the rows that are there already are not counted. As long as something may have
+been counted, the client hears of an unknown outcome and of nothing else, for a change that is sent twice
+counts twice.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
+import msgspec
+
+from lockstep.coordination.page import bytes_of
+from lockstep.cql.compile.context import Context
+from lockstep.cql.compile.modification import BatchPlan, ModificationPlan
+from lockstep.cql.compile.prepared import Prepared
 from lockstep.handoff.hints import GC_GRACE_S_DEFAULT
+from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.node.services import NodeServices
-from lockstep.server.statements.viewed_writes import require_derivable
+from lockstep.schema.model import Table
+from lockstep.server.statements.statements import Statement
 from lockstep.values.errors import ColumnsGone, InvalidRequest, LockstepError, RequestError, WriteTimeout
 from lockstep.values.ids import Consistency
 from lockstep.values.limits import UNLOGGED_PARTITIONS_WARNED
-from lockstep.values.request_limits import WRITES_A_TURN
-from lockstep.values.rows import Mutation, Row
+from lockstep.values.request_limits import VIEWED_BYTES_MAX, VIEWED_CELLS_MAX, VIEWED_ROWS_MAX, WRITES_A_TURN
+from lockstep.values.rows import Mutation, Partition, Row
+
+
+def require_derivable(cluster: ClusterMetadata, mutations: Iterable[Mutation]) -> None:
+    """InvalidRequest when one of them writes more than its table's views allow."""
+    for mutation in mutations:
+        table = cluster.table(mutation.table_id)
+        if table is None or not table.views:
+            continue
+        views = len(table.views)
+        _require(len(mutation.rows), VIEWED_ROWS_MAX, views, "rows", table.name)
+        _require(sum([len(row.cells) for row in mutation.rows]), VIEWED_CELLS_MAX, views, "cells", table.name)
+        size = bytes_of(Partition(mutation.token, mutation.key, rows=mutation.rows))
+        _require(size, VIEWED_BYTES_MAX, views, "bytes", table.name)
+
+
+def _require(found: int, most: int, views: int, what: str, table: str) -> None:
+    if found * views > most:
+        raise InvalidRequest(
+            f"A write of one partition of {table}, which has {views} materialized views, has at most "
+            f"{most // views} {what}; this one has {found}",
+            hint="write it in several requests",
+        )
+
 
 #: Bytes that a cell has beside its value and path (timestamp, lifetime, expiry), a row's marker, and a
 #: deletion: as Cassandra counts them, whose users know the thresholds.
@@ -223,3 +255,48 @@ def serial_write(consistency: Consistency) -> InvalidRequest:
     return InvalidRequest(
         f"You must use conditional updates for serializable writes: {consistency.name} is no level of a write"
     )
+
+
+def counts(prepared: Prepared) -> bool:
+    """Whether a modification or batch changes counters. Deleting them is like deleting anything."""
+    return isinstance(prepared.plan, BatchPlan | ModificationPlan) and prepared.plan.counts
+
+
+def tables_of(parts: Sequence[Statement]) -> list[Table]:
+    """The tables that modifications of a batch change; what is no modification is refused later."""
+    plans = (part.prepared.plan for part in parts)
+    return [plan.shape.table for plan in plans if isinstance(plan, ModificationPlan)]
+
+
+def at_server_time(context: Context) -> Context:
+    """Counters go by the clocks of servers, whatever time the client names."""
+    return msgspec.structs.replace(context, timestamp_us=context.stamp_us)
+
+
+async def change_counters(
+    node: NodeServices, mutations: Sequence[Mutation], consistency: Consistency, timeout_ms: float
+) -> None:
+    """Each mutation is of another partition. RequestError: the first one."""
+    if len(mutations) == 1:
+        await node.data.counters.change(mutations[0], consistency, timeout_ms)
+        return
+    tasks = [
+        node.context.runtime.tasks.spawn(
+            node.data.counters.change(mutation, consistency, timeout_ms), "cql.counter"
+        )
+        for mutation in mutations
+    ]
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    errors = [outcome for outcome in outcomes if outcome is not None]
+    for error in errors:
+        if not isinstance(error, LockstepError):
+            raise error
+    if not errors:
+        return
+    first = errors[0]
+    assert isinstance(first, LockstepError), "others were raised"
+    if len(errors) == len(outcomes) and all(isinstance(e, LockstepError) and e.outcome_known for e in errors):
+        raise first
+    failure = WriteTimeout(consistency, 0, 1, "COUNTER")
+    failure.message = f"{failure.message} (part of the batch: {first.message})"
+    raise failure

@@ -17,12 +17,10 @@ from lockstep.cql.wire import responses
 from lockstep.cql.wire.messages import QueryParameters, Value
 from lockstep.node.services import NodeServices
 from lockstep.replica.ballot_messages import Place
-from lockstep.server.statements.capture import refuse_uncapturable
-from lockstep.server.statements.long_statements import is_long
+from lockstep.server.statements.batch_writes import require_derivable
 from lockstep.server.statements.serial_levels import SERIAL_LEVELS
-from lockstep.server.statements.statements import Statement
-from lockstep.server.statements.user_functions import UserFunctions, called_by
-from lockstep.server.statements.viewed_writes import require_derivable
+from lockstep.server.statements.statements import Statement, refuse_uncapturable
+from lockstep.server.statements.user_functions import UserFunctions, called_by, is_long
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.ids import Consistency
 from lockstep.values.rows import ReadResult

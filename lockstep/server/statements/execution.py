@@ -40,17 +40,27 @@ from lockstep.node.services import NodeServices
 from lockstep.server.auth.permits import Permits, Session
 from lockstep.server.auth.role_statements import RoleStatements
 from lockstep.server.metrics.latencies import BATCHES, CONDITIONAL_BATCHES, COUNTER_BATCHES, OPERATION
-from lockstep.server.statements.batch_writes import WRITE_LEVELS_REFUSED, BatchWrites, serial_write
-from lockstep.server.statements.capture import refuse_uncapturable
-from lockstep.server.statements.catalogs import Catalogs
+from lockstep.server.statements.batch_writes import (
+    WRITE_LEVELS_REFUSED,
+    BatchWrites,
+    at_server_time,
+    change_counters,
+    counts,
+    serial_write,
+    tables_of,
+)
 from lockstep.server.statements.conditional import run_conditional
-from lockstep.server.statements.counter_writes import at_server_time, change_counters, counts, tables_of
-from lockstep.server.statements.long_statements import LongStatements, are_long, is_long
 from lockstep.server.statements.schema_statements import SchemaStatements
 from lockstep.server.statements.selects import Selects
-from lockstep.server.statements.statements import Statement, Statements
+from lockstep.server.statements.statements import Catalogs, Statement, Statements, refuse_uncapturable
 from lockstep.server.statements.tracing import Trace, Tracer, texts_of
-from lockstep.server.statements.user_functions import UserFunctions, called_by
+from lockstep.server.statements.user_functions import (
+    LongStatements,
+    UserFunctions,
+    are_long,
+    called_by,
+    is_long,
+)
 from lockstep.server.views.virtual import VirtualTables
 from lockstep.values.errors import (
     ColumnsGone,

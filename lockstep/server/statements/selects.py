@@ -37,12 +37,11 @@ from lockstep.node.services import NodeServices
 from lockstep.quorum.failure_codes import is_inet
 from lockstep.quorum.request_trace import REQUEST_TRACE, RequestTrace
 from lockstep.schema.user_types import types_of_table
-from lockstep.server.statements.long_statements import is_long
 from lockstep.server.statements.serial_levels import SERIAL_LEVELS, check_one_partition, read_at, serial_write
 from lockstep.server.statements.statements import Statement
-from lockstep.server.statements.user_functions import UserFunctions, called_by, too_deep
-from lockstep.server.views.view_build_rows import build_warning
+from lockstep.server.statements.user_functions import UserFunctions, called_by, is_long, too_deep
 from lockstep.server.views.virtual import VirtualTables
+from lockstep.server.views.work_views import build_warning
 from lockstep.values.errors import ColumnsGone, InvalidRequest, LockstepError, ReadFailure
 from lockstep.values.failures import READ_SIZE
 from lockstep.values.ids import Consistency

@@ -1,14 +1,19 @@
-"""Statements that can be executed again without parsing: prepared ones, and texts that come often.
+"""Statements that can be executed again without parsing: prepared ones, and texts that come often; the
+catalog that they are planned against; which of their writes change data capture refuses, for timestamps no
+stream can take.
 
-Invariants: a statement's id is a function of its keyspace (none for a statement that names its own) and its
+Invariant: a statement's id is a function of its keyspace (none for a statement that names its own) and its
 text, so it is the same on every node; a statement is planned against the schema it is executed under; one
-whose table got other columns must be prepared again, because only then do clients take the new columns.
+whose table got other columns must be prepared again, because only then do clients take the new columns. A
+statement that writes to no captured table is looked at once, when it is compiled. As long as the schema is
+the same object the catalog is too, so identity tells whether a plan is current. A virtual keyspace gives way
+to a stored one of its name, once that has all its tables.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from lockstep.cql.compile.catalog import Catalog
@@ -19,19 +24,51 @@ from lockstep.cql.functions.user_functions import definitions
 from lockstep.cql.parse import tree
 from lockstep.cql.wire.constants import VERSION_MAX
 from lockstep.cql.wire.responses import RowsMetadata, encode_rows_metadata
+from lockstep.metadata.cdc import Generation, write_allowed
+from lockstep.schema.model import Schema
 from lockstep.schema.user_types import types_of_table
-from lockstep.server.auth.permission_needs import needs_of
-from lockstep.server.auth.permits import Needs
+from lockstep.server.auth.permits import Needs, needs_of
 from lockstep.server.metrics.latencies import SYSTEM, operation_of
-from lockstep.server.statements.capture import captured_tables
-from lockstep.server.statements.long_statements import LongStatements
+from lockstep.server.statements.user_functions import LongStatements
 from lockstep.values.errors import InvalidRequest, Unprepared
-from lockstep.values.limits import (
-    PREPARED_STATEMENTS_MAX,
-    TEXT_STATEMENT_CHARACTERS_MAX,
-    TEXT_STATEMENTS_MAX,
-)
+from lockstep.values.limits import PREPARED_STATEMENTS_MAX, TEXT_STATEMENT_CHARACTERS_MAX, TEXT_STATEMENTS_MAX
 from lockstep.values.request_limits import PREPARED_CHARACTERS_MAX
+from lockstep.values.rows import Mutation, Row
+
+
+def captured_tables(plan: object) -> frozenset[int]:
+    """Ids of the tables whose changes are captured, of those that a compiled statement writes to."""
+    parts = plan.parts if isinstance(plan, BatchPlan) else (plan,)
+    tables = (part.shape.table for part in parts if isinstance(part, ModificationPlan))
+    return frozenset(table.id for table in tables if table.option("cdc", "false") == "true")
+
+
+def refuse_uncapturable(
+    generations: Sequence[Generation], captured: frozenset[int], mutations: Sequence[Mutation], now_us: int
+) -> None:
+    """Raises InvalidRequest for a change of a captured table with a timestamp that no stream can take."""
+    for mutation in mutations:
+        if mutation.table_id in captured:
+            for timestamp_us in sorted(set(_timestamps(mutation))):
+                problem = write_allowed(generations, timestamp_us, now_us)
+                if problem:
+                    raise InvalidRequest(problem)
+
+
+def _timestamps(mutation: Mutation) -> Iterator[int]:
+    """Those that the client gave: a merged mutation has several, and a collection that is replaced is deleted
+    just before."""
+    yield mutation.timestamp_us
+    if mutation.deletion is not None:
+        yield mutation.deletion.timestamp_us
+    for gone in mutation.range_deletions:
+        yield gone.deletion.timestamp_us
+    rows: tuple[Row, ...] = mutation.rows if mutation.static is None else (mutation.static, *mutation.rows)
+    for row in rows:
+        for part in (row.liveness, row.deletion, *row.cells):
+            if part is not None:
+                yield part.timestamp_us
+
 
 STATEMENT_ID_BYTES: Final = 16
 
@@ -296,3 +333,33 @@ class Statements:
         if len(text) <= TEXT_STATEMENT_CHARACTERS_MAX and statement.prepared.kind != "ROLE":
             self._texts.put(key, statement)
         return statement
+
+
+def shown(stored: Schema, virtual: Schema) -> tuple[Schema, Schema]:
+    """What clients see of both: of each keyspace that is in both, one."""
+    for keyspace in virtual.keyspaces:
+        made = stored.by_name.get(keyspace.name)
+        if made is None:
+            continue
+        if all(name in made.by_name for name in keyspace.by_name):
+            virtual = virtual.without_keyspace(keyspace.name)
+        else:
+            stored = stored.without_keyspace(keyspace.name)
+    return stored, virtual
+
+
+class Catalogs:
+    """`schema` gives the newest schema; `virtual` holds the system tables."""
+
+    def __init__(self, schema: Callable[[], Schema], virtual: Schema) -> None:
+        self._schema = schema
+        self._virtual = virtual
+        self._of = schema()
+        self._catalog = Catalog(*shown(self._of, virtual))
+
+    def current(self) -> Catalog:
+        schema = self._schema()
+        if self._of is not schema:
+            self._of = schema
+            self._catalog = Catalog(*shown(schema, self._virtual))
+        return self._catalog

@@ -1,19 +1,20 @@
-"""Request tracing: what a coordinator did for one request, kept in `system_traces` for a day.
+"""Request tracing: what a coordinator did for one request, kept in `system_traces` for a day; and the custom
+payloads of answers: plans of a request whose client asks for them, or what the request brought.
 
-Invariants: the tables exist before a traced request is answered, so a client that looks at once finds them;
+Invariant: the tables exist before a traced request is answered, so a client that looks at once finds them;
 the steps of a trace are stored before its session row, whose duration tells clients that the trace is
-complete; a trace that cannot be stored never harms the request.
-
-What a trace tells of the replicas of its request.
-
-Invariant: a step of a replica stands for an answer of it that counted, at the time at which the coordinator
-had enough of them: replicas keep no traces of their own.
+complete; a trace that cannot be stored never harms the request. A step of a replica stands for an answer of
+it that counted, at the time at which the coordinator had enough of them: replicas keep no traces of their
+own. Who did not ask is told nothing, and asking changes nothing of how a request is executed but that it
+takes the way of requests that run in a task.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
+
+import msgspec
 
 from lockstep.cql.bind.modify import plan_batch
 from lockstep.cql.compile.context import Context
@@ -26,7 +27,7 @@ from lockstep.quorum.request_trace import REQUEST_TRACE, RequestTrace
 from lockstep.schema.model import Schema
 from lockstep.schema.types import parse_type
 from lockstep.server.statements.statements import Statements
-from lockstep.server.views.trace_tables import KEYSPACE, changes_that_make_it
+from lockstep.server.views.tool_keyspaces import KEYSPACE, changes_that_make_it
 from lockstep.values.errors import LockstepError, Unavailable
 from lockstep.values.ids import Consistency, NodeId
 from lockstep.values.limits import (
@@ -260,3 +261,35 @@ def _described(trace: Trace) -> dict[object, object]:
         if parameters.serial_consistency is not None:
             found["serial_consistency_level"] = parameters.serial_consistency.name
     return found
+
+
+#: Key of the payload in a request, whose value does not matter, and in its answer: JSON.
+PLAN_KEY: Final = "lockstep-plan"
+
+Payload = Mapping[str, bytes | None]
+
+
+class PayloadNotes(RequestTrace):
+    """Notes of a request, and what of its payload is answered again."""
+
+    __slots__ = ("mirrored",)
+
+    def __init__(self, *, wants_plans: bool, mirrored: Payload) -> None:
+        super().__init__(wants_plans=wants_plans)
+        self.mirrored = mirrored
+
+
+def notes_for(payload: Payload, *, mirror: bool) -> PayloadNotes | None:
+    """What its answer has to tell of a request with this payload."""
+    wants_plans = PLAN_KEY in payload
+    if not wants_plans and not (mirror and payload):
+        return None
+    mirrored = {key: value for key, value in payload.items() if key != PLAN_KEY} if mirror else {}
+    return PayloadNotes(wants_plans=wants_plans, mirrored=mirrored)
+
+
+def answered_payload(notes: PayloadNotes | None) -> Payload | None:
+    if notes is None:
+        return None
+    plans: Payload = {PLAN_KEY: msgspec.json.encode(notes.told())} if notes.wants_plans else {}
+    return {**notes.mirrored, **plans}

@@ -1,15 +1,19 @@
-"""Calls of user functions: evaluated in workers, between two goes at working a request out.
+"""Work beside the loop: calls of user functions, evaluated in workers between two goes at working a request
+out, and long statements, read and planned one after the other.
 
 Invariant: nothing that was worked out while a result was missing leaves this module; the loop of the node
-never runs a user function.
+never runs a user function. What is planned on the loop has at most STATEMENT_INLINE_CHARACTERS of text and
+VALUES_INLINE_BYTES of values; of what is longer one is planned at a time, so that other blocking calls find
+threads, and at most PLANNED_ASIDE_QUEUED_MAX wait.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
-from lockstep.cql.compile.context import Context
+from lockstep.cql.compile.context import Context, Lists
 from lockstep.cql.compile.prepared import Prepared
 from lockstep.cql.ddl.function_ddl import check_initial
 from lockstep.cql.functions.user_batches import OUTCOMES, Arguments, Calls, Code, Fold, Outcome
@@ -23,14 +27,20 @@ from lockstep.cql.functions.user_calls import (
     question,
 )
 from lockstep.cql.functions.user_code import compiled
+from lockstep.cql.wire.messages import Value
 from lockstep.node.services import NodeServices
-from lockstep.runtime.ports import WorkersRefused
+from lockstep.runtime.ports import Tasks, WorkersRefused
 from lockstep.schema.changes import SchemaChange
 from lockstep.schema.function_changes import CreateAggregate, CreateFunction
-from lockstep.server.statements.long_statements import LongStatements
 from lockstep.values import codec
 from lockstep.values.errors import FunctionFailure, InvalidRequest, LockstepError, Overloaded
 from lockstep.values.limits import USER_CALL_ROUNDS_MAX
+from lockstep.values.request_limits import (
+    PLANNED_ASIDE_QUEUED_MAX,
+    ROW_CELLS_INLINE,
+    STATEMENT_INLINE_CHARACTERS,
+    VALUES_INLINE_BYTES,
+)
 
 T = TypeVar("T")
 #: What the production's workers answer with.
@@ -172,3 +182,35 @@ def too_deep() -> InvalidRequest:
 def called_by(statements: Iterable[Prepared]) -> tuple[tuple[str, str], ...]:
     """The user functions that any of these may call."""
     return tuple(name for prepared in statements for name in prepared.called)
+
+
+def is_long(text: str, values: Sequence[Value] = ()) -> bool:
+    """Whether a statement and its values are too much for the loop."""
+    if len(text) > STATEMENT_INLINE_CHARACTERS:
+        return True
+    return sum([len(value) for value in values if isinstance(value, bytes)]) > VALUES_INLINE_BYTES
+
+
+def are_long(lists: Lists | None) -> bool:
+    """Whether lists that a statement changes are too much for the loop."""
+    return lists is not None and sum(map(len, lists.values())) > ROW_CELLS_INLINE
+
+
+class LongStatements:
+    """Of one node."""
+
+    def __init__(self, tasks: Tasks) -> None:
+        self._tasks = tasks
+        self._turn = asyncio.Lock()
+        self._waiting = 0
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """What `work` gives, which may touch nothing that changes. Its errors, or Overloaded."""
+        if self._waiting >= PLANNED_ASIDE_QUEUED_MAX:
+            raise Overloaded("too many long statements wait to be planned on this node")
+        self._waiting += 1
+        try:
+            async with self._turn:
+                return await self._tasks.run_blocking(work)
+        finally:
+            self._waiting -= 1

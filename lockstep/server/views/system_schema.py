@@ -20,10 +20,8 @@ from lockstep.schema.function_changes import return_type
 from lockstep.schema.model import Column, ColumnKind, Keyspace, Schema, Table
 from lockstep.schema.table_options import option, option_map, shown_map
 from lockstep.schema.types import parse_type, parse_uuid
-from lockstep.server.statements.catalogs import shown
-from lockstep.server.views.named_rows import NamedRows
-from lockstep.server.views.virtual import VirtualTable, define
-from lockstep.server.views.virtual_rows import Serialized, VirtualRow
+from lockstep.server.statements.statements import shown
+from lockstep.server.views.virtual import NamedRows, Serialized, VirtualRow, VirtualTable, define
 from lockstep.values.limits import TABLE_OPTIONS_KEPT_MAX
 
 

@@ -13,13 +13,10 @@ from lockstep.metadata.requests import Request, RequestState
 from lockstep.node.services import NodeServices
 from lockstep.schema.types import parse_uuid
 from lockstep.server.reports.leader_views import TOPOLOGY_REQUESTS, leaders_rows
-from lockstep.server.reports.log_text import entry_summary, kind_name
-from lockstep.server.views.cdc_views import CdcTables
-from lockstep.server.views.gossip_view import GossipTable
-from lockstep.server.views.keyed_rows import EVERYTHING, Between, KeyedRows
-from lockstep.server.views.live_views import Client, LiveTables, seen_epoch, view
-from lockstep.server.views.virtual import AskedRows, VirtualTable
-from lockstep.server.views.virtual_rows import VirtualRow
+from lockstep.server.reports.stories import entry_summary, kind_name
+from lockstep.server.views.live_views import Client, GossipTable, LiveTables, seen_epoch, view
+from lockstep.server.views.topology_view import CdcTables
+from lockstep.server.views.virtual import EVERYTHING, AskedRows, Between, KeyedRows, VirtualRow, VirtualTable
 from lockstep.topology.queue import why
 
 

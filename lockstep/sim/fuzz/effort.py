@@ -17,7 +17,7 @@ import msgspec
 
 from lockstep.replica import replica
 from lockstep.server.statements import batch_writes, execution
-from lockstep.server.statements.long_statements import LongStatements
+from lockstep.server.statements.user_functions import LongStatements
 from lockstep.sim.fuzz.door import Door
 from lockstep.sim.fuzz.kinds import Said
 from lockstep.sim.plant import Planted, replaced

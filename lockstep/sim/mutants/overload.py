@@ -14,8 +14,8 @@ from lockstep.internode.frames import Envelope
 from lockstep.internode.responding import Respond
 from lockstep.internode.shared_requests import SharedOut
 from lockstep.node.stamps import Stamps
-from lockstep.server.cql.admission import Admission
-from lockstep.server.cql.read_buffer import ReadBuffer
+from lockstep.server.cql.buffers import ReadBuffer
+from lockstep.server.cql.loop_budget import Admission
 from lockstep.sim.plant import Planted, replaced
 from lockstep.values.errors import LockstepError
 

@@ -1,0 +1,230 @@
+"""Owns the commands that show one answer of a node: `ring`, `describe`, `features`, `gossip` and `recovery`.
+
+Invariant: nothing shown here decides anything; who owns what is in the metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+from msgspec import UNSET, UnsetType
+
+from lockstep.cli.shared import client, options, render
+from lockstep.documents import read
+from lockstep.documents.service import GlobalState, LocalStates
+from lockstep.documents.status import Gossip, GossipNode, Nodes, Placements
+
+
+@click.command()
+@click.argument("keyspace", required=False)
+@options.of_call
+def ring(keyspace: str | None, host: str, call_timeout_s: float, output: str) -> None:
+    """Show each node's share of the ring; with KEYSPACE, who holds each range of it."""
+    cluster = client.connect(host, call_timeout_s)
+    if keyspace is None:
+        answer = cluster.nodes()
+        if output == "json":
+            render.json_out(answer, "nodes/1")
+            return
+        rows = [
+            [one.id, one.address, one.dc, one.rack, one.state, one.tokens, f"{(one.owns or 0) * 100:.1f}%"]
+            for one in read(Nodes, answer).nodes
+        ]
+        render.table(["node", "address", "dc", "rack", "state", "tokens", "owns"], rows)
+        return
+    answer = cluster.placements(keyspace)
+    if output == "json":
+        render.json_out(answer, "placements/1")
+        return
+    placed = read(Placements, answer)
+    click.echo(f"keyspace {keyspace}, epoch {placed.epoch}, {len(placed.ranges)} ranges")
+    render.table(
+        ["from (exclusive)", "to (inclusive)", "read replicas", "write replicas"],
+        [[one.start, one.end, _replicas(one.reads), _replicas(one.writes)] for one in placed.ranges],
+    )
+
+
+def _replicas(nodes: Sequence[int]) -> str:
+    return " ".join(map(str, nodes))
+
+
+@click.command()
+@click.argument("name", metavar="KEYSPACE[.TABLE]")
+@options.of_call
+def describe(name: str, host: str, call_timeout_s: float, output: str) -> None:
+    """Print the CQL that makes a keyspace with its tables, or one table.
+
+    Names are taken as they are stored; double quotes around them, as CQL has them, do no harm.
+    """
+    keyspace, table = _parts(name)
+    answer = client.connect(host, call_timeout_s).describe(keyspace, table)
+    if output == "json":
+        render.json_out(answer, "describe/1")
+        return
+    click.echo("\n\n".join(str(statement.get("cql", "")) for statement in answer.get("statements", [])))
+
+
+def _parts(name: str) -> tuple[str, str | None]:
+    """Keyspace and table of a name; neither can have a dot or a quote inside."""
+    keyspace, _, table = name.partition(".")
+    return keyspace.strip('"'), table.strip('"') or None
+
+
+@click.command()
+@options.of_call
+def features(host: str, call_timeout_s: float, output: str) -> None:
+    """Show which features the nodes support and which the cluster has enabled.
+
+    A feature is enabled for good once every node supports it and has seen that all do. A node that lacks an
+    enabled one neither joins nor starts.
+    """
+    answer = client.connect(host, call_timeout_s).features()
+    if output == "json":
+        render.json_out(answer, "features/1")
+        return
+    listed = answer.get("features", [])
+    render.table(
+        ["feature", "state", "nodes that support it", "what it is"],
+        [
+            [one["name"], _state(one), " ".join(map(str, one["supported_by"])), one["description"]]
+            for one in listed
+        ],
+    )
+    for one in listed:
+        for reason in one["waits"]:
+            click.echo(f"{one['name']} waits: {reason}")
+
+
+def _state(feature: Mapping[str, Any]) -> str:
+    if feature["enabled"]:
+        return "enabled"
+    lacking = ", ".join(map(str, feature["lacking"]))
+    return f"nodes {lacking} lack it" if lacking else "about to be enabled"
+
+
+SCHEMA = "gossip/1"
+
+
+@click.group()
+def gossip() -> None:
+    """What nodes tell each other beside the metadata."""
+
+
+@gossip.command()
+@click.option("--node", metavar="NODE", help="Only this node: its id, host id or address.")
+@options.of_call
+def info(node: str | None, host: str, call_timeout_s: float, output: str) -> None:
+    """Show load, readiness, release and silence of each node, as the node that is asked knows them."""
+    answer = client.connect(host, call_timeout_s).gossip(node)
+    if output == "json":
+        render.json_out(answer, SCHEMA)
+        return
+    if node is not None:
+        for key, value in answer["nodes"][0].items():
+            click.echo(f"{key}: {_plain(value)}")
+        return
+    told = read(Gossip, answer)
+    render.table(
+        ["node", "address", "state", "alive", "phi", "silent", "ready", "load", "release", "epoch", "streams",
+         "up", "age"],
+        [_row(found) for found in told.nodes],
+    )  # fmt: skip
+    click.echo(f"seen from node {told.asked}; suspected from phi {told.phi_threshold:g} on")
+
+
+def _row(node: GossipNode) -> list[str]:
+    alive = "up" if node.alive else "down"
+    if alive == "up" and not node.preferred:
+        alive = "not ready" if node.ready is False else "slow"
+    if node.excluded:
+        alive = "excluded"
+    return [
+        str(node.node),
+        node.address,
+        node.state,
+        alive,
+        f"{node.phi:.1f}",
+        f"{node.silent_s:.1f} s" if node.silent_s is not None else "never heard",
+        _plain(node.ready) if node.heard else "",
+        render.bytes_text(node.load_bytes) if isinstance(node.load_bytes, int) else "",
+        _told(node.release),
+        _told(node.epoch),
+        _told(node.streams),
+        f"{node.uptime_s} s" if node.heard else "",
+        f"{node.age_s:.1f} s" if node.heard else "",
+    ]
+
+
+def _told(value: int | str | UnsetType) -> str:
+    return "" if value is UNSET else str(value)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "unknown" if value is None else str(value)
+
+
+@click.group()
+def recovery() -> None:
+    """How the consensus groups fare when nodes are lost."""
+
+
+@recovery.group()
+def cluster() -> None:
+    """The groups that make the nodes one cluster."""
+
+
+@cluster.command()
+@click.argument("group", type=click.Choice(["cmg", "metastorage"]))
+@click.option("--local", "scope", flag_value="local", help="What each node says of itself.")
+@click.option("--global", "scope", flag_value="global", help="The group as a whole (the default).")
+@click.option(
+    "--nodes", metavar="NODE,...", help="With --local: these nodes only, by id, host id or address."
+)
+@options.of_call
+def states(
+    group: str, scope: str | None, nodes: str | None, host: str, call_timeout_s: float, output: str
+) -> None:
+    """Show whether the management group (cmg) or the metadata group (metastorage) can do its work.
+
+    Any node answers, also when no leader is left.
+    """
+    if nodes and scope != "local":
+        raise click.UsageError("--nodes goes with --local")
+    asked = client.connect(host, call_timeout_s)
+    answer = asked.group_local(group, nodes) if scope == "local" else asked.group_global(group)
+    if output == "json":
+        render.json_out(answer, "group-local-states/1" if scope == "local" else "group-global-state/1")
+        return
+    if scope == "local":
+        _show_local(read(LocalStates, answer))
+    else:
+        _show_global(read(GlobalState, answer))
+
+
+def _show_local(told: LocalStates) -> None:
+    if not told.states:
+        click.echo(f"no node takes part in {told.group}")
+    render.table(
+        ["node", "address", "state", "role", "term", "index", "epoch", "hash", "reason"],
+        [
+            [one.node, one.address, one.state, one.role, one.term, one.index, one.epoch,
+             (one.hash or "")[:12], one.reason]
+            for one in told.states
+        ],
+    )  # fmt: skip
+
+
+def _show_global(told: GlobalState) -> None:
+    colour = {"Available": "green", "Degraded": "yellow"}.get(told.state, "red")
+    click.echo(
+        f"{told.group}: {render.styled(told.state, colour, bold=True)}, "
+        f"{told.available_peers} of {len(told.voters)} voting members available"
+    )
+    render.table(
+        ["node", "available", "state", "reason"],
+        [[one.node, one.available, one.state, one.reason] for one in told.members],
+    )
