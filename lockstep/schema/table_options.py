@@ -160,24 +160,23 @@ def _whole(low: int, high: int = (1 << 31) - 1) -> Check:
     return check
 
 
-def _fraction(*, above: float) -> Check:
-    def check(name: str, value: OptionValue) -> str:
-        text = _text(name, value)
-        try:
-            number = float(text)
-        except ValueError:
-            raise Rejected(f"Invalid double value {text} for '{name}'", cql_code=SYNTAX) from None
-        if not above <= number <= 1.0 or (name == "bloom_filter_fp_chance" and number <= 0):
-            if name == "bloom_filter_fp_chance":
-                raise _refused(
-                    f"{name} must be larger than {above} and less than or equal to 1.0 (got {text})"
-                )
-            raise _refused(
-                f"{name} must be larger than or equal to 0 and smaller than or equal to 1.0 (got {text})"
-            )
-        return str(number)
+#: What a bloom filter of Cassandra can do.
+_BLOOM_CHANCE_ABOVE = 6.71e-5
 
-    return check
+
+def _fraction(name: str, value: OptionValue) -> str:
+    text = _text(name, value)
+    try:
+        number = float(text)
+    except ValueError:
+        raise Rejected(f"Invalid double value {text} for '{name}'", cql_code=SYNTAX) from None
+    if name == "bloom_filter_fp_chance" and not _BLOOM_CHANCE_ABOVE < number <= 1.0:
+        raise _refused(f"{name} must be larger than 6.71E-5 and less than or equal to 1.0 (got {text})")
+    if not 0.0 <= number <= 1.0:
+        raise _refused(
+            f"{name} must be larger than or equal to 0 and smaller than or equal to 1.0 (got {text})"
+        )
+    return str(number)
 
 
 def _policy(name: str, value: OptionValue) -> str:
@@ -252,13 +251,13 @@ def _any_map(name: str, value: OptionValue) -> str:
 _CHECKS: dict[str, Check] = {
     "additional_write_policy": _policy,
     "allow_auto_snapshot": _boolean,
-    "bloom_filter_fp_chance": _fraction(above=0.0),
+    "bloom_filter_fp_chance": _fraction,
     "caching": _caching,
     "cdc": _boolean,
     "comment": _text,
     "compaction": _compaction,
     "compression": _compression,
-    "crc_check_chance": _fraction(above=0.0),
+    "crc_check_chance": _fraction,
     "default_time_to_live": _whole(0, TTL_S_MAX),
     "extensions": _any_map,
     "gc_grace_seconds": _whole(0),

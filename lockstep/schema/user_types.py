@@ -13,6 +13,9 @@ from lockstep.schema.model import Keyspace, Table, UserType
 from lockstep.schema.types import (
     CollectionType,
     CqlType,
+    ListType,
+    MapType,
+    SetType,
     TupleType,
     UserDefinedType,
     UserFields,
@@ -125,3 +128,23 @@ def in_order_of_use(space: Keyspace) -> tuple[UserType, ...]:
         for name in (*resolution.found, stored.name):
             ordered.setdefault(name, space.types_by_name[name])
     return tuple(ordered.values())
+
+
+def without_user_types(space: Keyspace, text: str) -> str:
+    """The type with tuples in place of user types, as it outlives these; `text` itself where one is gone."""
+    try:
+        return _spelled_out(type_in(space, text)).text
+    except InvalidRequest:
+        return text
+
+
+def _spelled_out(kind: CqlType) -> CqlType:
+    if isinstance(kind, TupleType):
+        return TupleType(tuple(map(_spelled_out, kind.elements)))
+    if isinstance(kind, VectorType):
+        return VectorType(_spelled_out(kind.element), kind.dimensions)
+    if isinstance(kind, MapType):
+        return MapType(_spelled_out(kind.key), _spelled_out(kind.value), frozen=kind.is_frozen)
+    if isinstance(kind, ListType | SetType):
+        return type(kind)(_spelled_out(kind.element), frozen=kind.is_frozen)
+    return kind

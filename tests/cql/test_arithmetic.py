@@ -137,10 +137,17 @@ def test_a_quotient_of_decimals_has_32_digits() -> None:
     assert one("h / 4") == Decimal("0.275")
 
 
-def test_bind_variables_take_the_type_of_the_other_side() -> None:
-    assert one("c + ?", 4) == 11 and one("? * h", Decimal(2)) == Decimal("2.20")
+def test_bind_variables_have_a_type_of_their_own_but_beside_times() -> None:
+    assert one("c + (int)?", 4) == 11 and one("(decimal)? * h", Decimal(2)) == Decimal("2.20")
     session = Session(_TABLE)
-    prepared = session.prepare("SELECT k FROM n WHERE t > ? - 1d AND c < 2 * ? ALLOW FILTERING")
+    for text in (
+        "SELECT c + ? FROM n",
+        "SELECT k FROM n WHERE c < 2 * ? ALLOW FILTERING",
+        "SELECT ? + 1d FROM n",
+    ):
+        with pytest.raises(InvalidRequest, match=r"Ambiguous '.' operation with args .*: use type hint"):
+            session.prepare(text)
+    prepared = session.prepare("SELECT k FROM n WHERE t > ? - 1d AND c < 2 * (int)? ALLOW FILTERING")
     assert [column.type.text for column in prepared.bind_columns] == ["timestamp", "int"]
 
 
@@ -160,7 +167,7 @@ def test_division_by_zero_is_a_failure_of_the_function(left: str, sign: str) -> 
         ("x - 'a'", "the '-' operation is not supported between x and 'a'"),
         ("t * 1d", "the '*' operation is not supported between t and 1d"),
         ("-x", "the '-' operation is not supported for x"),
-        ("? + ?", "Cannot infer type"),
+        ("? + ?", "Ambiguous '+' operation with args ? and ?"),
     ],
 )
 def test_what_does_not_fit_is_refused(expression: str, message: str) -> None:
@@ -171,7 +178,7 @@ def test_what_does_not_fit_is_refused(expression: str, message: str) -> None:
 
 def test_terms_compute_where_values_stand() -> None:
     session = Session(_TABLE)
-    session.run("INSERT INTO n (k, c, f, x) VALUES (1 + 1, 2 * (3 + ?), 1 / 4, 'a' + 'b')", 4)
+    session.run("INSERT INTO n (k, c, f, x) VALUES (1 + 1, 2 * (3 + (int)?), 1 / 4, 'a' + 'b')", 4)
     session.run("UPDATE n SET d = 1 + 2, t = '2024-01-01' + 1d WHERE k = 4 - 2")
     assert session.run("SELECT c, d, f, x, t FROM n WHERE k = 3 - 1") == [(14, 3, 0.25, "ab", 1704153600000)]
     with pytest.raises(InvalidRequest, match="Invalid FLOAT constant"):

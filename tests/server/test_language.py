@@ -70,7 +70,7 @@ def test_groups_come_page_by_page(session: Session) -> None:
 
 def test_arithmetic_is_typed_and_bound(session: Session) -> None:
     session.execute("INSERT INTO x (k, n, t) VALUES (1, 10.5, '2024-01-31T00:00:00Z')")
-    select = session.prepare("SELECT k + ?, -n * 2, n / 4, t + 1mo, k / 2 FROM x WHERE k = 2 - ?")
+    select = session.prepare("SELECT k + (int)?, -n * 2, n / 4, t + 1mo, k / 2 FROM x WHERE k = 2 - (int)?")
     [row] = rows(session, select, 5, 1)
     assert row == (
         6,

@@ -61,7 +61,7 @@ class PageBuilder:
         self._remaining = plan.limit
         self._asked: tuple[ReadCommand, ...] = ()
         self._finished = plan.is_empty or plan.limit == 0
-        self._page_full = False
+        self._page_full = self._groups_full = False
 
     # Commands
 
@@ -294,6 +294,9 @@ class PageBuilder:
         groups = self._groups
         if groups is not None and (groups.is_open or not plan.select.grouped):
             self._give(*groups.close())
+            if plan.select.grouped and self._room() == 0 and self._remaining != 0:
+                # As behind a full page of a scan: clients count on the page, maybe empty, that ends groups.
+                self._finished, self._page_full, self._groups_full = False, True, True
         if plan.select.sorts:
             self._sortable.sort(key=self._order, reverse=plan.select.reverse)
             rows = [row for _, row in self._sortable]
@@ -312,7 +315,7 @@ class PageBuilder:
             return None
         if not self._page_full and self._room() != 0:
             return None
-        if self._remaining == 0 or not self._rest_exists():
+        if self._remaining == 0 or not (self._groups_full or self._rest_exists()):
             return None
         state = paging.PagePosition(
             self._plan.select.shape.table.uuid, self._cursor, self._remaining, self._partition_rows

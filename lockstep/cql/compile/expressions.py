@@ -16,7 +16,14 @@ from lockstep.cql.compile.catalog import TableShape
 from lockstep.cql.compile.literals import natural_type
 from lockstep.cql.compile.naming import counts_rows, shown
 from lockstep.cql.compile.prepared import Scope
-from lockstep.cql.compile.terms import assignable_type, choose_overload, compile_term, fits, is_loose
+from lockstep.cql.compile.terms import (
+    assignable_type,
+    check_operands,
+    choose_overload,
+    compile_term,
+    fits,
+    is_loose,
+)
 from lockstep.cql.functions import aggregates, cell_facts
 from lockstep.cql.functions.arithmetic import negation, operand_types, operation
 from lockstep.cql.functions.casts import cast_function
@@ -299,9 +306,11 @@ class Expressions:
             evaluate, kind = self.compile(term.term, wanted)
             function = negation(kind, shown(term.term))
             return evaluation.applied(function, [evaluate]), function.returns
+        known = (self._operand(term.left), self._operand(term.right))
+        check_operands(term, known, wanted)
         left, right = operand_types(
             shown(term),
-            (self._operand(term.left), self._operand(term.right)),
+            known,
             (is_loose(term.left), is_loose(term.right)),
             wanted,
         )

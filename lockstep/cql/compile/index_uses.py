@@ -80,9 +80,8 @@ def with_index(
         clause.shape.column(name).kind in (ColumnKind.STATIC, ColumnKind.REGULAR) for name in clause.single
     )
     by_key_range = not found.partition
-    uses = outside or by_key_range
-    if not uses:
-        # Slices of given partitions are looked through.
+    looks_through = not (outside or by_key_range)
+    if looks_through and not any(one.column.kind is ColumnKind.CLUSTERING for one in found.filters):
         return found
     if not allowed and not _indexes_suffice(clause, found, usable):
         raise InvalidRequest(needs_filtering())
@@ -90,6 +89,9 @@ def with_index(
         raise InvalidRequest(
             "Select on indexed columns and with IN clause for the PRIMARY KEY are not supported"
         )
+    if looks_through:
+        # A given partition holds all that an index on its clusterings would find.
+        return found
     chosen = None
     for candidate in sorted(usable, key=lambda one: one.column.kind is ColumnKind.CLUSTERING):
         if by_key_range or candidate.column.kind in (ColumnKind.STATIC, ColumnKind.REGULAR):

@@ -28,7 +28,7 @@ from lockstep.schema.views import unmarking
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.limits import PAGE_ROWS_MAX
 from lockstep.values.rows import ALL_ROWS, IndexRead, Slice
-from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
+from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, token_of
 
 POINT = "POINT"
 RANGE = "RANGE"
@@ -232,6 +232,9 @@ def plan_select(
     left, right = TOKEN_MIN, TOKEN_MAX
     if select.is_point:
         keys = tuple(partition_keys(restrictions, values, context))
+        if restrictions.tokens:
+            within = token_range(restrictions, values, context)
+            keys = tuple(key for key in keys if within and within[0] < token_of(key) <= within[1])
     else:
         left, right = token_range(restrictions, values, context) or (TOKEN_MIN, TOKEN_MIN)
     slots = {column.name: slot for slot, column in enumerate(select.selection.columns)}

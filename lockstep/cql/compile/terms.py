@@ -13,7 +13,7 @@ from lockstep.cql.compile.context import Context
 from lockstep.cql.compile.literals import FITTING, literal_bytes, natural_type
 from lockstep.cql.compile.naming import shown
 from lockstep.cql.compile.prepared import Scope
-from lockstep.cql.functions.arithmetic import negation, operand_types, operation
+from lockstep.cql.functions.arithmetic import TIMES, negation, operand_types, operation
 from lockstep.cql.functions.casts import cast_function
 from lockstep.cql.functions.native import family, overloads
 from lockstep.cql.functions.signatures import Function, Known
@@ -183,6 +183,10 @@ def is_loose(term: tree.Term) -> bool:
     return isinstance(term, tree.Bind)
 
 
+#: As markers of operations are named.
+_OPERATION_NAMES = {"+": "_add", "-": "_substract", "*": "_multiply", "/": "_divide", "%": "_modulo"}
+
+
 def _computation(
     term: tree.Arithmetic | tree.Negation, scope: Scope, wanted: Known, receiver: str
 ) -> tuple[TermPlan, CqlType]:
@@ -192,17 +196,21 @@ def _computation(
         if kind is None:
             raise InvalidRequest(f"Cannot infer type for {shown(term)} (try using a cast)")
         function = negation(kind, shown(term.term))
-        return _applied(function, [compile_term(term.term, kind, receiver, scope)]), function.returns
+        plan = compile_term(term.term, kind, "arg0(system._negate)", scope)
+        return _applied(function, [plan]), function.returns
     sides = (term.left, term.right)
+    known = (known_type(term.left, scope), known_type(term.right, scope))
+    check_operands(term, known, wanted)
     left, right = operand_types(
         shown(term),
-        (known_type(term.left, scope), known_type(term.right, scope)),
+        known,
         (is_loose(term.left), is_loose(term.right)),
         wanted,
     )
     function = operation(term.operator, left, right, (shown(term.left), shown(term.right)))
     plans = [
-        compile_term(side, kind, receiver, scope) for side, kind in zip(sides, (left, right), strict=True)
+        compile_term(side, kind, f"arg{index}(system.{_OPERATION_NAMES[term.operator]})", scope)
+        for index, (side, kind) in enumerate(zip(sides, (left, right), strict=True))
     ]
     return _applied(function, plans), function.returns
 
@@ -228,6 +236,7 @@ def choose_overload(
         return choose_own(term.name, (*known, *own), term.arguments, wanted, fit)
     if not known:
         raise InvalidRequest(f"Unknown function '{term.name}'")
+    _check_told_apart(term, known, wanted, fit)
     best, best_score = None, -1
     for function in known:
         if len(function.arguments) != len(term.arguments):
@@ -248,6 +257,50 @@ def choose_overload(
             )
         raise InvalidRequest(f"Invalid call to function {term.name}, none of its type signatures match")
     return best
+
+
+def _check_told_apart(
+    term: tree.Call,
+    known: Sequence[Function],
+    wanted: CqlType | None,
+    fit: Callable[[tree.Term, CqlType], int],
+) -> None:
+    """InvalidRequest when a bind variable of no type leaves open which overload is meant."""
+    if not any(isinstance(argument, tree.Bind) for argument in term.arguments):
+        return
+    possible = [
+        function
+        for function in known
+        if len(function.arguments) == len(term.arguments)
+        and (wanted is None or function.returns == wanted)
+        and all(map(fit, term.arguments, function.arguments))
+    ]
+    if len(possible) > 1:
+        signatures = ", ".join(
+            f"system.{one.name} : ({', '.join(kind.text for kind in one.arguments)}) -> {one.returns.text}"
+            for one in possible
+        )
+        raise InvalidRequest(
+            f"Ambiguous call to function {term.name} (can be matched by following signatures: {signatures}): "
+            "use type casts to disambiguate"
+        )
+
+
+def check_operands(term: tree.Arithmetic, known: tuple[Known, Known], wanted: Known) -> None:
+    """InvalidRequest when a bind variable of no type leaves open which operation is meant: one of numbers or
+    texts, for those of times with a duration are told apart by the other side."""
+    sides = (term.left, term.right)
+    if not any(isinstance(side, tree.Bind) for side in sides):
+        return
+    left, right = known
+    if left is not None and left.name in TIMES and (left.name == "date" or wanted is not None):
+        return
+    if right is not None and right.name == "duration" and wanted is not None and wanted.name in TIMES:
+        return
+    raise InvalidRequest(
+        f"Ambiguous '{term.operator}' operation with args {shown(term.left)} and {shown(term.right)}: "
+        "use type hint to disambiguate, example '(int) ?'"
+    )
 
 
 def _applied(function: Function, plans: Sequence[TermPlan]) -> TermPlan:

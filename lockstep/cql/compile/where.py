@@ -54,17 +54,13 @@ def _partition(clause: Clause) -> tuple[Choice, ...]:
     keys = clause.shape.table.partition_key
     given = [column for column in keys if column.name in clause.single]
     if clause.tokens:
-        if given:
+        if given and (len(given) < len(keys) or not _by_values(clause, given)):
             raise InvalidRequest(
                 "Columns cannot be restricted by both a normal relation and a token relation: "
                 + ", ".join(column.name for column in given)
             )
-        return ()
-    usable = all(
-        relation.operator in ("=", "IN") and relation.shape == "single"
-        for column in given
-        for relation in clause.single[column.name]
-    )
+        return tuple(choice(clause, column) for column in given)
+    usable = _by_values(clause, given)
     if not usable:
         if clause.rule.verb != "SELECT":
             raise InvalidRequest(
@@ -83,6 +79,15 @@ def _partition(clause: Clause) -> tuple[Choice, ...]:
     for column in given:
         _filter(clause, column)
     return ()
+
+
+def _by_values(clause: Clause, columns: Sequence[Column]) -> bool:
+    """Whether equality and IN alone restrict the columns."""
+    return all(
+        relation.operator in ("=", "IN") and relation.shape == "single"
+        for column in columns
+        for relation in clause.single[column.name]
+    )
 
 
 def _token_bounds(clause: Clause) -> tuple[tuple[str, TermPlan], ...]:

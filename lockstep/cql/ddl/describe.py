@@ -23,7 +23,7 @@ from lockstep.schema.model import Column, ColumnKind, Keyspace, Replication, Tab
 from lockstep.schema.objects import Aggregate, Function
 from lockstep.schema.table_options import DEFAULTS, MAP_OPTIONS, UNDESCRIBED_DEFAULTS, option, shown_map
 from lockstep.schema.types import NATIVE_NAMES, parse_type
-from lockstep.schema.user_types import in_order_of_use
+from lockstep.schema.user_types import in_order_of_use, without_user_types
 from lockstep.values.errors import InvalidRequest
 
 Row = tuple[str, ...]
@@ -248,7 +248,7 @@ def _table_rows(space: Keyspace, table: Table, internals: bool) -> list[tuple[st
     if table.view is not None:
         text = view_statement(table, _option_texts(table, internals, without=("default_time_to_live",)))
         return [(_q(table.keyspace), "materialized view", _q(table.name), text)]
-    text = table_statement(table, with_id=internals)
+    text = table_statement(table, space if internals else None)
     views = [row for name in table.views for row in _table_rows(space, space.by_name[name], internals)]
     return [(_q(table.keyspace), "table", _q(table.name), text), *_index_rows((table,)), *views]
 
@@ -290,23 +290,44 @@ def _not_made(what: str, name: str) -> str:
     )
 
 
-def table_statement(table: Table, *, with_id: bool = False) -> str:
-    """CREATE TABLE with all options; a comment for a table that cannot be made."""
+def table_statement(table: Table, internals_in: Keyspace | None = None) -> str:
+    """CREATE TABLE with all options; a comment for a table that cannot be made.
+
+    `internals_in`: the keyspace, to have the id of the table, and its dropped columns with the statements
+    that drop them (and add some again)."""
     name = f"{_q(table.keyspace)}.{_q(table.name)}"
     if table.keyspace in _VIRTUAL:
         comment = _quoted(option(table.options, "comment"))
         shape = "\n".join(_shape(f"VIRTUAL TABLE {name} (", table))
         return f"/*\n{_not_made('Table', name)}\n{shape}\n) WITH comment = {comment};\n*/"
-    options = "\n    AND ".join(_option_texts(table, with_id))
-    return "\n".join(_shape(f"CREATE TABLE {name} (", table)) + f"\n) WITH {options};"
+    options = "\n    AND ".join(_option_texts(table, internals_in is not None))
+    dropped = sorted(table.dropped, key=lambda one: one.name) if internals_in is not None else []
+    gone = [
+        Column(one.id, one.name, without_user_types(internals_in, one.type), one.kind)
+        for one in dropped
+        if internals_in is not None
+    ]
+    lines = ["\n".join(_shape(f"CREATE TABLE {name} (", table, gone)) + f"\n) WITH {options};"]
+    for one in dropped:
+        lines.append(f"ALTER TABLE {name} DROP {_q(one.name)} USING TIMESTAMP {one.dropped_at_us};")
+        if one.id in table.by_id:
+            lines.append(
+                f"ALTER TABLE {name} ADD {_column_line(table.by_id[one.id], primary=False).strip()};"
+            )
+    return "\n".join(lines)
 
 
-def _shape(head: str, table: Table) -> list[str]:
-    """Columns in the order of their descriptions: what is one cell before what are several, then by name."""
+def _shape(head: str, table: Table, gone: Sequence[Column] = ()) -> list[str]:
+    """Columns in the order of their descriptions: what is one cell before what are several, then by name.
+
+    Those of `gone` come last, also where they were added again."""
     lines = [head]
     ordered = [*table.partition_key, *table.clustering]
+    names = {column.name for column in gone}
     for group in (table.static, table.regular):
-        ordered += sorted(group, key=lambda column: (_of_cells(column.type), column.name))
+        there = [column for column in group if column.name not in names]
+        ordered += sorted(there, key=lambda column: (_of_cells(column.type), column.name))
+    ordered += gone
     single = len(table.partition_key) == 1 and not table.clustering
     body = [_column_line(column, primary=single and column is table.partition_key[0]) for column in ordered]
     if not single:

@@ -23,7 +23,7 @@ from lockstep.values.errors import FunctionFailure, InvalidRequest
 WHOLE_BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64, "counter": 64}
 NUMBERS = (*WHOLE_BITS, "varint", "float", "double", "decimal")
 _TEXTS = ("text", "ascii")
-_TIMES = ("timestamp", "date")
+TIMES = ("timestamp", "date")
 #: Digits kept by sums and products of decimals, and least and most places of quotients.
 _PRECISE = decimal.Context(
     prec=10_000, rounding=decimal.ROUND_HALF_UP, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX
@@ -38,7 +38,7 @@ def result_type(sign: str, left: CqlType, right: CqlType) -> CqlType | None:
     """What `left sign right` is; None when there is no such operation."""
     if left.name in WHOLE_BITS | _OTHER_NUMBERS and right.name in WHOLE_BITS | _OTHER_NUMBERS:
         return parse_type(_common(left.name, right.name))
-    if sign in ("+", "-") and left.name in _TIMES and right.name == "duration":
+    if sign in ("+", "-") and left.name in TIMES and right.name == "duration":
         return left
     if sign == "+" and left.name in _TEXTS and right.name in _TEXTS:
         return left if left == right else parse_type("text")
@@ -76,11 +76,11 @@ def operand_types(
         return wanted, wanted
     if right is not None and right.name == "duration" and (left is None or left.name == "text"):
         # A literal or a bind variable: text has no operation with a duration.
-        left = wanted if wanted is not None and wanted.name in _TIMES else parse_type("timestamp")
+        left = wanted if wanted is not None and wanted.name in TIMES else parse_type("timestamp")
     if left is None and right is not None:
         left = right
     if right is None and left is not None:
-        right = parse_type("duration") if left.name in _TIMES else left
+        right = parse_type("duration") if left.name in TIMES else left
     if left is None or right is None:
         raise InvalidRequest(f"Cannot infer type for {shown} (try using a cast to force a type)")
     return left, right
@@ -93,7 +93,7 @@ def operation(sign: str, left: CqlType, right: CqlType, shown: tuple[str, str]) 
         raise InvalidRequest(f"the '{sign}' operation is not supported between {shown[0]} and {shown[1]}")
     if left.name in _TEXTS:
         return Function(sign, (left, right), returns, lambda given, context: given[0] + given[1])
-    if left.name in _TIMES:
+    if left.name in TIMES:
         return Function(sign, (left, right), returns, _moved(left, right, -1 if sign == "-" else 1))
     return Function(sign, (left, right), returns, _numeric(sign, left, right, returns))
 

@@ -140,7 +140,7 @@ def _blob_functions() -> list[Function]:
     found = []
     blob = parse_type("blob")
     for name in NATIVE_NAMES:
-        if name in ("blob", "counter"):
+        if name == "blob":
             continue
         kind = parse_type(name)
         for to_blob, from_blob in (

@@ -288,8 +288,8 @@ resource: "ALL" "KEYSPACES" -> resource_all_keyspaces
 
 // DESCRIBE
 describe: _describe "CLUSTER" -> describe_cluster
-    | _describe "SCHEMA" -> describe_schema
-    | _describe "FULL" "SCHEMA" -> describe_full_schema
+    | _describe "SCHEMA" with_internals? -> describe_schema
+    | _describe "FULL" "SCHEMA" with_internals? -> describe_full_schema
     | _describe "KEYSPACES" -> describe_keyspaces
     | _describe "TABLES" -> describe_tables
     | _describe "COLUMNFAMILIES" -> describe_tables
