@@ -59,9 +59,22 @@ def first_step(current: Configuration, target: Configuration) -> Configuration:
     """The entry that begins a change: the target itself when at most one voter differs (then any old and
     new majority intersect), else the joint configuration that needs both majorities."""
     assert not current.is_joint and not target.is_joint, "a change starts and ends outside a joint one"
+    assert current.voters and target.voters, "a group has voters before and after"
     if len(set(current.voters) ^ set(target.voters)) <= 1:
         return target
     return Configuration(target.voters, current.voters, target.learners)
+
+
+def may_follow(before: Configuration, after: Configuration) -> bool:
+    """Whether any quorum of the one meets any quorum of the other, as the steps of a change have it. Whoever
+    was never told who belongs to the group is told by its first entry."""
+    if not before.voters:
+        return True
+    if after.is_joint:
+        return not before.is_joint and after.outgoing == before.voters
+    if before.is_joint:
+        return after.voters == before.voters
+    return len(set(before.voters) ^ set(after.voters)) <= 1
 
 
 class ConfigurationHistory:
@@ -70,6 +83,7 @@ class ConfigurationHistory:
     __slots__ = ("_items", "current")
 
     def __init__(self, index: int, configuration: Configuration) -> None:
+        assert index >= 0 and not configuration.problem(), "a history begins with a configuration"
         self._items: list[tuple[int, Configuration]] = [(index, configuration)]
         self.current = configuration
 
@@ -117,6 +131,8 @@ class ConfigurationHistory:
             del self._items[0]
 
     def reset(self, index: int, configuration: Configuration) -> None:
+        assert index > self._items[0][0], "a snapshot takes the history back"
+        assert not configuration.problem(), configuration.problem()
         self._items = [(index, configuration)]
         self.current = configuration
 

@@ -24,6 +24,7 @@ from lockstep.consensus.state import RaftState
 def tick_follower(state: RaftState) -> None:
     """Time without a leader: campaign when the drawn timeout has passed. A member without a vote only gives
     the leader up; its time runs on, so that its lease ends and it answers those who do campaign."""
+    assert state.role is not Role.LEADER and not state.progress, "a leader tracks members"
     state.election_elapsed += 1
     if state.election_elapsed >= state.election_timeout:
         state.leader = None
@@ -33,6 +34,7 @@ def tick_follower(state: RaftState) -> None:
 
 def tick_leader(state: RaftState) -> None:
     """Once an election timeout: still heard by a quorum? A transfer that did not happen is given up."""
+    assert state.role is Role.LEADER and state.leader == state.identity, "a leader follows itself"
     state.election_elapsed += 1
     if state.election_elapsed < state.settings.election_ticks:
         return
@@ -44,6 +46,7 @@ def tick_leader(state: RaftState) -> None:
 
 def hears_quorum(state: RaftState) -> bool:
     """Whether a quorum spoke since the last check; starts the next period."""
+    assert state.identity not in state.progress, "a leader hears itself"
     heard = {peer: progress.heard for peer, progress in state.progress.items()}
     heard[state.identity] = True
     for progress in state.progress.values():
@@ -70,7 +73,9 @@ def campaign(state: RaftState) -> None:
 
 
 def _start_pre_vote(state: RaftState) -> None:
+    term = state.term
     state.become_pre_candidate()
+    assert state.term == term, "to ask for votes beforehand costs no term"
     last_index, last_term = state.log.last_index, state.log.last_term
     for peer in _other_voters(state):
         state.outbox.append(
@@ -81,7 +86,9 @@ def _start_pre_vote(state: RaftState) -> None:
 
 def _start_vote(state: RaftState, *, transfer: bool) -> None:
     """The own vote is counted by `own_vote_is_durable`, when the disk has it."""
+    term = state.term
     state.become_candidate()
+    assert state.term == term + 1 and state.vote == state.identity, "a candidate has a term of its own"
     last_index, last_term = state.log.last_index, state.log.last_term
     for peer in _other_voters(state):
         state.outbox_after_persist.append(
@@ -102,6 +109,7 @@ def own_vote_is_durable(state: RaftState) -> None:
 
 
 def _count_pre_vote(state: RaftState, voter: int, granted: bool) -> None:
+    assert state.role is Role.PRE_CANDIDATE, "a vote that nobody asked for"
     state.votes.setdefault(voter, granted)
     result = quorum.vote_result(state.configurations.current, state.votes)
     if result is VoteResult.WON:
@@ -111,6 +119,7 @@ def _count_pre_vote(state: RaftState, voter: int, granted: bool) -> None:
 
 
 def _count_vote(state: RaftState, voter: int, granted: bool) -> None:
+    assert state.role is Role.CANDIDATE and state.vote == state.identity, "a candidate votes for itself"
     state.votes.setdefault(voter, granted)
     result = quorum.vote_result(state.configurations.current, state.votes)
     if result is VoteResult.WON:
@@ -133,11 +142,13 @@ def on_pre_vote_request(state: RaftState, request: PreVoteRequest) -> None:
 
 
 def on_vote_request(state: RaftState, request: VoteRequest) -> None:
+    assert request.term == state.term, "a vote in another term"
     granted = may_vote_for(state, request.sender) and state.log.is_current(
         request.last_index, request.last_term
     )
     reply = VoteReply(state.group, state.identity, request.sender, state.term, granted)
     if granted:
+        assert state.role is not Role.LEADER, "a leader votes for nobody else"
         state.cast_vote(request.sender)
         state.election_elapsed = 0
         state.outbox_after_persist.append(reply)
@@ -152,12 +163,14 @@ def on_pre_vote_reply(state: RaftState, reply: PreVoteReply) -> None:
 
 
 def on_vote_reply(state: RaftState, reply: VoteReply) -> None:
+    assert reply.term == state.term, "a vote of another term"
     if state.role is Role.CANDIDATE:
         _count_vote(state, reply.sender, reply.granted)
 
 
 def on_timeout_now(state: RaftState, message: TimeoutNow) -> None:
     """The leader gives way: no pre-vote, and leases of the others do not count against it."""
+    assert message.term == state.term, "a leader of another term gives way"
     if state.role is Role.FOLLOWER and state.leader == message.sender and state.may_campaign:
         _start_vote(state, transfer=True)
 

@@ -26,6 +26,8 @@ class Log:
     )
 
     def __init__(self, base_index: int, base_term: int, entries: Sequence[Entry]) -> None:
+        assert base_index >= 0 and base_term >= 0, "a log begins at 0"
+        assert (base_index == 0) == (base_term == 0), "only what was never there has no term"
         self.base_index = base_index
         self.base_term = base_term
         self._entries: list[Entry] = []
@@ -70,6 +72,7 @@ class Log:
 
     def batch(self, first: int, bytes_max: int) -> tuple[Entry, ...]:
         """Entries from `first` on that weigh at most bytes_max; at least one when there is one."""
+        assert self.base_index < first <= self.last_index + 1, f"no entries from {first} on here"
         remembered = self._batch
         if remembered is not None and remembered[:3] == (first, self.last_index, bytes_max):
             return remembered[3]
@@ -165,6 +168,8 @@ class Log:
             return
         base_term = self.term_at(base_index)
         assert base_term is not None
+        assert base_term >= self.base_term, "terms fall along the log"
+        assert self.unsaved > base_index, "entries are forgotten that were never persisted"
         del self._entries[: base_index - self.base_index]
         self._batch = None
         self.base_index, self.base_term = base_index, base_term
@@ -172,6 +177,7 @@ class Log:
     def reset(self, base_index: int, base_term: int) -> None:
         """Replace everything by a snapshot that ends beyond the commit index."""
         assert base_index > self.commit_index, "a snapshot must not take the commit index back"
+        assert base_term >= (self.term_at(self.commit_index) or 0), "a snapshot of an older term"
         self._entries = []
         self._batch = None
         self.base_index, self.base_term = base_index, base_term

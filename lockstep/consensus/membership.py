@@ -42,6 +42,7 @@ def _append(state: RaftState, configuration: Configuration) -> None:
 
 def after_commit(state: RaftState) -> None:
     """The leader's next step once the configuration in force is committed."""
+    assert state.role is Role.LEADER, "a change goes on at its leader"
     if is_change_pending(state):
         return
     current = state.configurations.current
@@ -54,6 +55,7 @@ def after_commit(state: RaftState) -> None:
 def _give_way(state: RaftState) -> None:
     """This leader is no voter any more: let the most advanced voter campaign at once. What it does not have
     yet is on its way to it."""
+    assert state.configurations.current.voters, "somebody votes"
     advanced = max(state.configurations.current.voters, key=lambda peer: state.progress[peer].match)
     replication.send_timeout_now(state, advanced)
     state.become_follower(state.term, None)

@@ -41,6 +41,7 @@ class Proposal(msgspec.Struct, frozen=True, array_like=True):
     chain: tuple[Ballot, ...] = ()
 
     def under(self, ballot: Ballot) -> Proposal:
+        assert ballot >= self.ballot, "ballots grow"
         return Proposal(ballot, self.origin, self.value, self.chain)
 
     def voided(self) -> Proposal:
@@ -76,6 +77,7 @@ class Acceptor(msgspec.Struct, frozen=True, array_like=True):
 def prepare(state: Acceptor, ballot: Ballot) -> tuple[Acceptor, bool]:
     """The state after a request for a promise, and whether it was given. Asked again for the newest promise,
     an acceptor repeats it."""
+    assert ballot > NO_BALLOT, "a ballot of nobody"
     floor = state.floor
     if ballot.time_us > floor.time_us:
         return msgspec.structs.replace(state, promised=ballot), True
@@ -85,6 +87,7 @@ def prepare(state: Acceptor, ballot: Ballot) -> tuple[Acceptor, bool]:
 def accept(state: Acceptor, proposal: Proposal) -> tuple[Acceptor, bool]:
     """The state after a proposal, and whether it was accepted."""
     ballot, floor = proposal.ballot, state.floor
+    assert proposal.origin <= ballot, "a proposal is older than its origin"
     if ballot == floor or ballot.time_us > floor.time_us:
         return msgspec.structs.replace(state, promised=ballot, accepted=proposal), True
     return state, False
@@ -108,6 +111,7 @@ class Promises(msgspec.Struct, frozen=True):
 
 def judge(states: Mapping[NodeId, Acceptor]) -> Promises:
     """`states`: of each acceptor of a quorum, by node, as it promised."""
+    assert states, "a quorum is somebody"
     in_progress: Proposal | None = None
     committed: Proposal | None = None
     for state in states.values():
@@ -135,6 +139,7 @@ def decided(committed: Proposal | None) -> tuple[Ballot, ...]:
 
 def propose(ballot: Ballot, value: bytes, committed: Proposal | None) -> Proposal:
     """A value of one's own, to be decided behind `committed`."""
+    assert committed is None or ballot > committed.ballot, "ballots grow"
     return Proposal(ballot, ballot, value, decided(committed))
 
 
@@ -153,6 +158,7 @@ class Fate(enum.StrEnum):
 def fate(own: Proposal, committed: Proposal | None) -> Fate:
     """Judged from a quorum of promises without anything in progress; `committed` is the newest of them."""
     chain = decided(committed)
+    assert len(chain) <= BALLOT_CHAIN_MAX, "a chain is as long as its proposer made it"
     if own.origin in chain:
         return Fate.DECIDED
     base = own.chain[-1] if own.chain else None

@@ -40,6 +40,7 @@ class Progress:
     )
 
     def __init__(self, match: int, next_index: int, window: int) -> None:
+        assert 0 <= match < next_index and window > 0, "match and next cross"
         self.match = match
         self.next = next_index
         self.window = window
@@ -91,6 +92,8 @@ class Progress:
 
     def sent(self, last_index: int, has_entries: bool) -> None:
         """An append that ends at last_index is on its way."""
+        assert not self.is_paused, "an append beyond the window"
+        assert last_index >= self.next - 1, "appends go forward"
         if self.mode is Mode.PROBE:
             self.probing = True
         elif has_entries:
@@ -105,6 +108,7 @@ class Progress:
             return False
         self.match = index
         self.next = max(self.next, index + 1)
+        assert not self.in_flight or self.in_flight[0] > index, "what was acknowledged is in flight"
         return True
 
     def rejected(self, index: int, limit: int) -> bool:
@@ -118,6 +122,7 @@ class Progress:
         if self.mode is Mode.SNAPSHOT or self.next - 1 != index:
             return False
         self.next = max(self.match, min(limit, index - 1)) + 1
+        assert self.match < self.next <= max(index, self.match + 1), "a rejection takes next back"
         self.probing = False
         return True
 

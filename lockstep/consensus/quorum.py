@@ -25,6 +25,7 @@ def majority(count: int) -> int:
 def _agreed(voters: tuple[int, ...], values: Mapping[int, int]) -> int:
     """The largest value that a majority of `voters` has reached; a missing voter reached 0."""
     count = len(voters)
+    assert count > 0, "nobody agrees where nobody votes"
     if count == 1:
         return values.get(voters[0], 0)
     reached = sorted([values.get(voter, 0) for voter in voters])

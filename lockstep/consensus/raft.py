@@ -155,12 +155,13 @@ class Raft:
     def step(self, event: Event) -> Ready:
         """Take one event and return all its effects; see effects.Ready for what to do with them."""
         state = self.state
-        committed = state.log.commit_index
+        term, committed = state.term, state.log.commit_index
         _EVENT_HANDLERS[type(event)](state, event)
         if state.role is Role.LEADER and state.log.commit_index > committed:
             membership.after_commit(state)
         if state.incoming is not None:
             snapshots.drop_overtaken(state)
+        assert state.term >= term and state.log.commit_index >= committed, "a step takes something back"
         return _take_ready(state)
 
     @property
@@ -317,6 +318,7 @@ def _on_compact(state: RaftState, event: Compact) -> None:
     configuration = state.configurations.at(event.index)
     assert configuration.voters, "a snapshot that does not say who belongs to the group"
     state.snapshot = Snapshot(event.index, term, configuration, event.data, event.size_bytes)
+    assert event.keep_entries >= 0, "entries are kept behind a snapshot, not before it"
     log.compact(event.index - event.keep_entries)
     state.configurations.compact(log.base_index)
 

@@ -45,6 +45,7 @@ def start_round(state: RaftState) -> None:
 def on_heartbeat_reply(state: RaftState, reply: HeartbeatReply) -> None:
     progress = state.progress.get(reply.sender)
     if progress is not None and reply.read_round > progress.read_round:
+        assert reply.read_round <= state.reads.round, "an echo of a round that never was"
         progress.read_round = reply.read_round
         confirm(state)
 
@@ -53,6 +54,7 @@ def confirm(state: RaftState) -> None:
     """Give out every read whose round a quorum has echoed; then let the waiting ones have their round."""
     if not state.reads.is_round_open:
         return
+    assert state.role is Role.LEADER and state.is_term_committed, "who confirms reads knows the newest commit"
     rounds = {peer: progress.read_round for peer, progress in state.progress.items()}
     rounds[state.identity] = state.reads.round
     state.read_states.extend(state.reads.confirm(quorum.agreed_value(state.configurations.current, rounds)))

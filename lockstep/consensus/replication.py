@@ -32,6 +32,7 @@ def start_leading(state: RaftState) -> None:
     group, also those of members that were not among the founders."""
     state.become_leader()
     track_members(state)
+    assert state.log.last_term < state.term, "somebody led this term before"
     log = state.log
     state.uncommitted_bytes = sum(len(e.data) for e in log.entries(log.commit_index + 1, log.last_index))
     if state.configurations.changed_at == 0:
@@ -48,10 +49,12 @@ def track_members(state: RaftState) -> None:
         state.progress[peer] = known.get(peer) or Progress(0, next_index, window)
     if state.transfer_target not in state.progress:
         state.transfer_target = None
+    assert state.identity not in state.progress, "a leader tracks the others"
 
 
 def append_own(state: RaftState, kind: EntryKind, data: tuple[bytes, ...]) -> None:
     """Append entries of this leader's term and send them on."""
+    assert state.role is Role.LEADER and data, "only a leader appends"
     term, first = state.term, state.log.last_index + 1
     state.append(tuple([Entry(index, term, kind, body) for index, body in enumerate(data, first)]))
     state.uncommitted_bytes += sum(map(len, data))
@@ -113,9 +116,11 @@ def advance_commit(state: RaftState) -> bool:
     matches = {peer: progress.match for peer, progress in state.progress.items()}
     matches[state.identity] = state.writes.durable_index
     index = quorum.agreed_value(state.configurations.current, matches)
+    assert index <= log.last_index, "a quorum holds what its leader lacks"
     if index <= log.commit_index or not is_committable(state, index):
         return False
     state.uncommitted_bytes -= sum([len(e.data) for e in log.entries(log.commit_index + 1, index)])
+    assert state.uncommitted_bytes >= 0, "bytes miscounted"
     log.commit_to(index)
     broadcast(state)
     return True
@@ -128,6 +133,7 @@ def is_committable(state: RaftState, index: int) -> bool:
 
 
 def on_append_reply(state: RaftState, reply: AppendReply) -> None:
+    assert reply.term == state.term, "an answer in another term"
     progress = state.progress.get(reply.sender)
     if progress is None:
         return
@@ -161,11 +167,13 @@ def _settle(state: RaftState, progress: Progress, index: int) -> None:
 
 
 def send_timeout_now(state: RaftState, peer: int) -> None:
+    assert state.role is Role.LEADER and peer != state.identity, "a leader gives way to another one"
     state.outbox.append(TimeoutNow(state.group, state.identity, peer, state.term))
 
 
 def broadcast_heartbeat(state: RaftState) -> None:
     """Tell every member who leads, what it may commit, and the newest read round."""
+    assert state.role is Role.LEADER, "only leaders are heard"
     commit, read_round = state.log.commit_index, state.reads.round
     for peer, progress in state.progress.items():
         known = min(progress.match, commit)
@@ -192,6 +200,7 @@ def on_unreachable(state: RaftState, event: Unreachable) -> None:
 
 
 def on_append(state: RaftState, message: Append) -> None:
+    assert message.term == state.term, "a leader of another term"
     state.follow(message.sender)
     log = state.log
     if message.prev_index < log.commit_index:
@@ -212,12 +221,14 @@ def on_append(state: RaftState, message: Append) -> None:
     if fresh < len(entries):
         state.append(entries[fresh:])
     shared = message.prev_index + len(entries)
+    assert shared <= log.last_index, "what was accepted is here"
     log.commit_to(min(message.commit, shared))
     if not message.quiet:
         state.acknowledge(shared)
 
 
 def on_heartbeat(state: RaftState, message: Heartbeat) -> None:
+    assert message.term == state.term, "a leader of another term"
     state.follow(message.sender)
     state.log.commit_to(message.commit)
     state.outbox.append(

@@ -30,6 +30,8 @@ def begin(state: RaftState, peer: int, progress: Progress) -> bool:
         return False
     snapshot = state.snapshot
     assert snapshot is not None, "entries were forgotten without a snapshot"
+    assert snapshot.index >= state.log.base_index, "what the log forgot is in no snapshot"
+    assert snapshot.index > progress.match, "a snapshot of what the member has"
     progress.to_snapshot(snapshot)
     _offer(state, peer, snapshot)
     return True
@@ -136,6 +138,7 @@ def on_install_snapshot(state: RaftState, message: InstallSnapshot) -> None:
 
 def is_wanted(incoming: Incoming, offset: int, length: int) -> bool:
     """Whether bytes at `offset` are the ones that must come next."""
+    assert not incoming.is_storing, "one chunk at a time"
     return offset == incoming.next_offset and offset + length <= incoming.snapshot.size_bytes
 
 
@@ -189,5 +192,6 @@ def _install(state: RaftState, snapshot: Snapshot) -> None:
     """All bytes are here: replace the log, unless it has reached the snapshot meanwhile."""
     if _is_needed(state, snapshot):
         state.restore(snapshot)
+    assert state.log.commit_index >= snapshot.index, "what a snapshot holds is committed"
     if state.leader is not None:
         state.acknowledge(state.log.commit_index)

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from lockstep.consensus.configuration import ConfigurationHistory, decode_configuration
+from lockstep.consensus.configuration import ConfigurationHistory, decode_configuration, may_follow
 from lockstep.consensus.effects import (
     Accepted,
     ChunkReceived,
@@ -66,6 +66,7 @@ class Writes:
 
     def issue(self, hard_state: HardState | None, last_index: int) -> Persisted:
         """A write that makes the log durable up to last_index, after all earlier ones."""
+        assert last_index >= self.durable_index, "a write takes durable entries back"
         self._sequence += 1
         self._outstanding.append(_Write(self._sequence, hard_state, last_index))
         return Persisted(self._sequence)
@@ -122,10 +123,13 @@ class ReadQueue:
         return bool(self._waiting)
 
     def add(self, context: int, index: int) -> None:
+        assert not self.is_full, "more reads wait than may"
+        assert not self._waiting or self._waiting[-1].index <= index, "the commit index falls"
         self._waiting.append(ReadState(context, index))
 
     def begin_round(self) -> int:
         """Move all waiting reads into a new round, to be sent now."""
+        assert self._waiting, "a round for nobody"
         self.round += 1
         self._in_round.extend((self.round, read) for read in self._waiting)
         self._waiting = []
@@ -276,9 +280,11 @@ class RaftState:
 
     def become_pre_candidate(self) -> None:
         """Neither term nor vote change: nothing is disturbed if the election could not be won."""
+        assert self.role is not Role.LEADER, "a leader campaigns"
         self._enter(Role.PRE_CANDIDATE, self.term, None)
 
     def become_candidate(self) -> None:
+        assert self.role is not Role.LEADER, "a leader campaigns"
         self._enter(Role.CANDIDATE, self.term + 1, None)
         self.cast_vote(self.identity)
 
@@ -300,6 +306,7 @@ class RaftState:
     def acknowledge(self, index: int) -> None:
         """Tell the leader, once it is so, that the log is durable and equal to its own up to `index`."""
         assert self.leader is not None, "an acknowledgement without a leader"
+        assert index <= self.log.last_index, "an acknowledgement of what is not here"
         self.outbox_after_persist.append(
             AppendReply(self.group, self.identity, self.leader, self.term, index)
         )
@@ -308,6 +315,7 @@ class RaftState:
 
     def append(self, entries: tuple[Entry, ...]) -> None:
         """Append entries, first cutting off whatever they replace; configurations take effect at once."""
+        assert entries[-1].term <= self.term, "an entry of a term that is to come"
         cut = entries[0].index - 1
         if cut < self.log.last_index:
             self.log.truncate(cut)
@@ -316,13 +324,16 @@ class RaftState:
         self.log.extend(entries)
         kind = EntryKind.CONFIGURATION
         for entry in [entry for entry in entries if entry.kind is kind]:
-            self.configurations.append(entry.index, decode_configuration(entry.data))
+            before, after = self.configurations.current, decode_configuration(entry.data)
+            assert may_follow(before, after), f"{after} follows {before}"
+            self.configurations.append(entry.index, after)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Replace log and state by a snapshot; not durable before this step's write is."""
         self.writes.truncate(self.log.commit_index)
         self.log.reset(snapshot.index, snapshot.term)
         self.configurations.reset(snapshot.index, snapshot.configuration)
+        assert self.snapshot is None or self.snapshot.index < snapshot.index, "snapshots go back"
         self.snapshot = self.installed = snapshot
         self.incoming = None
 

@@ -47,7 +47,9 @@ class ClockOffsets:
         self._samples: dict[int, list[tuple[float, Offset]]] = {}
 
     def heard(self, node: int, found: Offset, now_s: float) -> None:
+        assert found.error_us >= 0, "an error is a width"
         samples = self._samples.setdefault(node, [])
+        assert not samples or samples[-1][0] <= now_s, "the steady clock does not step back"
         samples[:] = [sample for sample in samples if not sample[1].contradicts(found)]
         samples.append((now_s, found))
         del samples[:-CLOCK_SAMPLES_MAX]

@@ -105,6 +105,7 @@ class _Rhythm:
             gone_us = self.intervals_us.popleft()
             self._sum -= gone_us
             self._squares -= gone_us * gone_us
+            assert self._sum > 0 and self._squares > 0, "sums are of what is in the window"
 
     def expect(self, interval_s: float) -> None:
         self.expected_s = interval_s
@@ -112,6 +113,7 @@ class _Rhythm:
 
     def excuse(self, deaf_s: float, now_s: float) -> None:
         self.excused_s = min(self.excused_s + deaf_s, max(0.0, now_s - self.heard_s))
+        assert self.excused_s >= 0, "no more silence is excused than there was"
         self._set()
 
     def mean_s(self) -> float:
@@ -155,6 +157,7 @@ class FailureDetector:
 
     def expect(self, interval_s: float) -> None:
         """Every node is asked for a sign of life about once in so many seconds from now on."""
+        assert interval_s > 0, "a sign of life now and then"
         if interval_s != self._expected_s:
             self._expected_s = interval_s
             for rhythm in self._rhythms.values():
@@ -170,6 +173,7 @@ class FailureDetector:
 
     def excuse(self, deaf_s: float, now_s: float) -> None:
         """This node itself stood still for so long until now: that silence speaks against nobody."""
+        assert deaf_s >= 0, "time does not go back"
         for rhythm in self._rhythms.values():
             rhythm.excuse(deaf_s, now_s)
 

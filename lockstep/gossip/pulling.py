@@ -137,6 +137,7 @@ class Puller(Generic[P]):
 
     def began(self, offer: Offer, peer: P) -> None:
         """Fetch this snapshot, which `peer` offered; one that was partly fetched is gone on with."""
+        assert offer.size_bytes > 0, "a snapshot has bytes"
         if self._offer != offer:
             self._offer, self._offset, self._gave = offer, 0, {}
         self._offered_by, self._without = peer, {}
@@ -265,6 +266,8 @@ class Puller(Generic[P]):
     # -- inside --------------------------------------------------------------------------------------
 
     def _ask(self, peer: P, have: int, now_ms: int) -> Request[P]:
+        assert self._request is None and not self._held, "one request at a time"
+        assert self._sources[peer].epoch > have, "who has nothing new is asked for nothing"
         self._number += 1
         self._request = Request(self._number, peer, have, now_ms, self._offer, self._offset)
         self._asked_epoch = self._sources[peer].epoch
@@ -324,6 +327,7 @@ class Puller(Generic[P]):
         """Forget who is of least use: who failed most, and of those who was heard longest ago; never who
         offered the snapshot under way."""
         known = self._sources
+        assert len(known) > 1, "somebody else can be forgotten"
         others = (peer for peer in known if peer != self._offered_by)
         del known[max(others, key=lambda peer: (known[peer].failures, -known[peer].heard))]
 

@@ -155,6 +155,7 @@ class SoftStates:
         if known is None or known.state != state or old:
             self._version += 1
             self._published_round = self._round
+            assert known is None or known.version < Version(self._generation, self._version), "versions grow"
             self._learn(self.own, Known(Version(self._generation, self._version), state, now_s))
         return self._round
 
@@ -206,6 +207,7 @@ class SoftStates:
                 self._learn(one.node, Known(one.version, one.state, now_s))
 
     def _learn(self, node: int, known: Known) -> None:
+        assert node in self._members, "only members have states"
         self._known.pop(node, None)
         self._known[node] = known
 
@@ -237,6 +239,7 @@ def partners(ids: Sequence[int], own: int, round_number: int) -> tuple[int, ...]
     everybody in a logarithmic number of rounds, and each node is chosen about as often as it chooses; one
     more partner wanders, for those who stand where a doubled distance always finds a dead node.
     """
+    assert round_number >= 0, "rounds count up"
     others = [node for node in ids if node != own]
     if len(others) <= GOSSIP_PARTNERS_MAX:
         return tuple(others)
@@ -244,4 +247,5 @@ def partners(ids: Sequence[int], own: int, round_number: int) -> tuple[int, ...]
     doubled = (1 << round_number % len(others).bit_length()) - 1
     wandering = round_number * _STRIDE
     chosen = {others[(start + step) % len(others)]: None for step in (doubled, wandering)}
+    assert own not in chosen, "nobody exchanges with itself"
     return tuple(chosen)[:GOSSIP_PARTNERS_MAX]

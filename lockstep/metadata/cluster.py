@@ -19,6 +19,7 @@ from lockstep.metadata.extensions import EXTENSIONS, Extensions
 from lockstep.metadata.feature_names import FEATURE_STATE, FeatureState
 from lockstep.metadata.groups.service import SERVICE, Service
 from lockstep.metadata.identity import IDENTITY, Identity
+from lockstep.metadata.log.entries import HASH_BYTES
 from lockstep.metadata.log.recent_ids import RECENT_IDS, RecentIds
 from lockstep.metadata.operations import OPERATIONS, Lock, Operation, Operations, Session
 from lockstep.metadata.part import Change, Parts, Registered
@@ -31,7 +32,6 @@ from lockstep.placement.placements import Placements, ReplicaGroup
 from lockstep.schema.model import Replication, Schema, Table
 from lockstep.values.ids import NodeId
 
-HASH_BYTES = 32
 #: The previous hash of the first entry.
 GENESIS_HASH = bytes(HASH_BYTES)
 

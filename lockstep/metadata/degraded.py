@@ -77,6 +77,7 @@ def with_missing(
 ) -> tuple[Degraded, ...]:
     """The list when replicas lack writes of before `epoch` in a range of one keyspace. What was said of the
     same range before is said again, for a repair that has begun since may have missed the writes."""
+    assert missing, "somebody lacks something"
     kept, nodes = [], dict.fromkeys(missing)
     for one in degraded:
         is_same = (one.replication, one.range, one.keyspaces) == (replication, range_, (keyspace,))
@@ -115,6 +116,7 @@ def handed_on(
 ) -> tuple[Degraded, ...]:
     """The list once `gained` were filled from `old`: what a source lacks they lack too; the same object when
     no source lacks anything. A line may then name them for tokens of its range that they do not have."""
+    assert not {*gained} & {*old}, "who is filled was no replica"
     changed = []
     for one in degraded:
         touched = one.replication == replication and one.range.intersects(moved)

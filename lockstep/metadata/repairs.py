@@ -8,6 +8,7 @@ a range is recorded only when every replica of it took part and none changed mea
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
@@ -117,11 +118,13 @@ class Repairs(msgspec.Struct, frozen=True, array_like=True, dict=True):
     def begun(self, repair: Repair) -> Repairs:
         """With one more; its id is the next one."""
         assert repair.id == self.next_id, "ids are never given twice"
+        assert repair.state is RepairState.RUNNING and not repair.ended_epoch, "what begins has not ended"
         return msgspec.structs.replace(self, running=(*self.running, repair), next_id=repair.id + 1)
 
     def without(self, ended: Repair) -> Repairs:
         """The running one of this id has become `ended`."""
         running = tuple(repair for repair in self.running if repair.id != ended.id)
+        assert len(running) + 1 == len(self.running), "a repair ends once"
         kept = (*self.ended, ended)[-REPAIRS_ENDED_KEPT_MAX:]
         return msgspec.structs.replace(self, running=running, ended=kept)
 
@@ -152,6 +155,8 @@ def recorded(known: Sequence[Repaired], new: Repaired) -> tuple[Repaired, ...]:
         if new.range.right < old.range.right:
             pieces.append(msgspec.structs.replace(old, range=Range(new.range.right, old.range.right)))
     pieces.sort(key=lambda one: one.range)
+    pairs = itertools.pairwise(pieces)
+    assert all(one.range.right <= two.range.left for one, two in pairs), "what is recorded is disjoint"
     joined = _joined(pieces, any_age=False)
     return joined if len(joined) <= REPAIRED_RANGES_KEPT_MAX else _joined(joined, any_age=True)
 
@@ -183,6 +188,7 @@ def oldest(known: Sequence[Repaired], wanted: Range) -> Repaired | None:
         reached = one.range.right
     if not inside or reached < wanted.right:
         return None
+    assert inside[0].range.left <= wanted.left, "all of it is recorded"
     return Repaired(wanted, *(min(facts) for facts in zip(*map(_facts, inside), strict=True)))
 
 

@@ -136,6 +136,8 @@ class Requests(msgspec.Struct, frozen=True, dict=True):
 
     def with_changed(self, changed: Request) -> Requests:
         """A live request that stays live."""
+        assert changed.is_live and self.by_id[changed.id].is_live, "what ended does not change"
+        assert self.by_id[changed.id].body == changed.body, "what is asked for never changes"
         live = tuple(changed if request.id == changed.id else request for request in self.live)
         return Requests(live, self.ended, self.next_id)
 
@@ -143,6 +145,7 @@ class Requests(msgspec.Struct, frozen=True, dict=True):
         """End a live request; the oldest ended ones beyond the limit are forgotten."""
         request = self.by_id[request_id]
         assert request.is_live and state not in LIVE_STATES, "a request ends once"
+        assert epoch >= request.began_epoch, "a request ends after it began"
         ended = msgspec.structs.replace(request, state=state, outcome=outcome, ended_epoch=epoch)
         live = tuple(other for other in self.live if other.id != request_id)
         return Requests(live, (*self.ended, ended)[-REQUESTS_ENDED_KEPT_MAX:], self.next_id)
@@ -211,6 +214,8 @@ def keyspace_busy(request: Request) -> Rejected:
 
 
 def _running(request: Request, operation_id: int, epoch: int) -> Request:
+    assert request.state is RequestState.QUEUED and operation_id > 0, "a request begins once at a time"
+    assert epoch >= request.requested_epoch, "a request is asked for before it begins"
     return msgspec.structs.replace(
         request, state=RequestState.RUNNING, operation_id=operation_id, began_epoch=epoch
     )
@@ -234,6 +239,7 @@ def without_node(requests: Requests, node: NodeId, outcome: str, epoch: int) -> 
 
 def with_moved(requests: Requests, operation_id: int, moved_bytes: int, fragments: int) -> Requests:
     """The requests once so much more is counted as moved by a running operation."""
+    assert moved_bytes >= 0 and fragments >= 0, "what was moved only grows"
     request = requests.by_operation[operation_id]
     return requests.with_changed(
         msgspec.structs.replace(
@@ -256,6 +262,7 @@ def finished(
 ) -> Requests:
     """The requests once an operation has ended, in the entry that ends it."""
     request = requests.by_operation[operation_id]
+    assert request.state is RequestState.RUNNING, "what ends has run"
     state = RequestState.DONE
     if rolled_back:
         state = RequestState.FAILED if request.is_failing else RequestState.CANCELLED

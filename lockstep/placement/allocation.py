@@ -29,6 +29,7 @@ def even_tokens(counts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
             owner += 1
         dealt[owner % len(counts)].append(TOKEN_MIN + (2 * position + 1) * _RING // (2 * total))
         owner += 1
+    assert list(map(len, dealt)) == list(counts), "each founder has what it asked for"
     return tuple(tuple(tokens) for tokens in dealt)
 
 
@@ -56,6 +57,7 @@ def splitting_tokens(owned: Sequence[Sequence[int]], count: int) -> tuple[int, .
         widths[giver][end] -= piece
         totals[giver] -= piece
         lacking -= piece
+    assert len(set(chosen)) == count, "a token is given once"
     return tuple(sorted(chosen))
 
 

@@ -33,6 +33,8 @@ class Circle:
     __slots__ = ("nodes", "owners", "racks", "tokens")
 
     def __init__(self, owners: Mapping[NodeId, Owner], tokens: array[int], nodes: list[NodeId]) -> None:
+        assert len(tokens) == len(nodes), "every token has its node"
+        assert bool(tokens) == bool(owners), "who is on the circle owns tokens"
         self.owners = owners
         self.tokens = tokens
         self.nodes = nodes

@@ -196,6 +196,7 @@ def cut(ring: RingPlacement, tokens: Iterable[int]) -> RingPlacement:
 
 def with_groups(ring: RingPlacement, changes: Sequence[GroupChange], epoch: int) -> RingPlacement:
     """The ring with the groups of the given disjoint ranges replaced; equal groups keep their epoch."""
+    assert all(change.writes[: len(change.reads)] == change.reads for change in changes), "readers get writes"
     ring = cut(ring, [bound for change in changes for bound in (change.range.left, change.range.right)])
     regrouped: list[PlacedRange] = []
     for change in sorted(changes, key=lambda change: change.range.right):
@@ -224,6 +225,7 @@ def merged(
         if token in kept or not _same_replicas(one.group, two.group):
             continue
         # What the range before was joined to goes on here when it ends here.
+        assert one.range.right == two.range.left, "ranges adjoin"
         begun = joined.pop() if joined and joined[-1].range.right == token else one
         group = begun.group if begun.group.epoch >= two.group.epoch else two.group
         joined.append(PlacedRange(Range(begun.range.left, two.range.right), group))

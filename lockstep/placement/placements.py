@@ -129,6 +129,7 @@ class RingPlacement(msgspec.Struct, frozen=True, dict=True):
 
     def overlapping(self, wanted: Range) -> tuple[PlacedRange, ...]:
         """Placed ranges that share a token with `wanted`, in ring order."""
+        assert wanted.left < wanted.right, "a range has tokens"
         found = [self.range_at(wanted.left + 1)]
         while found[-1].range.right < wanted.right:
             found.append(self.range_at(found[-1].range.right + 1))
@@ -146,6 +147,8 @@ class RingPlacement(msgspec.Struct, frozen=True, dict=True):
         Together they cover whole ranges of the ring. The ring itself when there are none."""
         if not placed:
             return self
+        pairs = itertools.pairwise(placed)
+        assert all(one.range.right <= two.range.left for one, two in pairs), "disjoint and in ring order"
         is_one = len(self.sectors) == 1
         edits: dict[int, list[tuple[int, int, PlacedRange | None]]] = {}
         for one in placed:
@@ -182,6 +185,7 @@ class RingPlacement(msgspec.Struct, frozen=True, dict=True):
 
 def ring_of_ranges(replication: Replication, ranges: Sequence[PlacedRange]) -> RingPlacement:
     """The ring of these ranges, which are sorted."""
+    assert ranges, "a ring has at least one range"
     return RingPlacement(replication, _sectors(ranges))
 
 

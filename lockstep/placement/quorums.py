@@ -143,6 +143,7 @@ def required_while_filling(
     for need in wanted:
         members = [node for node in group.writes if not need.dc or dc_of(node) == need.dc]
         going = sum(node not in passing.new for node in members)
+        assert 0 <= going <= len(members), "who goes is a member"
         count = min(need.count, len(members) - going) + going
         most[need.dc] = max(count, most.get(need.dc, 0))
     return tuple(Requirement(dc, count) for dc, count in most.items())
@@ -168,6 +169,7 @@ def intersects(
     Two disjoint choices exist exactly when both counts can be met and together fit into the union;
     a count that cannot be met never succeeds and so breaks nothing.
     """
+    assert read_count >= 0 and write_count >= 0, "counts of answers"
     read_set, write_set = frozenset(readers), frozenset(writers)
     if read_count > len(read_set) or write_count > len(write_set):
         return True
@@ -198,6 +200,7 @@ def adjacent_safe(
     and within each version: QUORUM with QUORUM (SERIAL counts the same), ALL with ONE and ONE with ALL, and
     per data centre LOCAL_QUORUM with LOCAL_QUORUM and LOCAL_QUORUM with EACH_QUORUM.
     """
+    assert {*before.reads} <= {*before.writes} and {*after.reads} <= {*after.writes}, "readers get writes"
     one, two = (before, replication), (after, replication if later is None else later)
     for reading, writing in ((one, one), (one, two), (two, one), (two, two)):
         found = _missed_globally(*reading, *writing) or _missed_in_a_dc(*reading, *writing, dc_of)
@@ -254,6 +257,7 @@ def sure_copies(members: int, factor: int) -> int:
 
     A group smaller than a quorum acknowledges none; what it has from before is on all of it.
     """
+    assert members >= 0 and factor >= 0, "numbers of replicas"
     return min(members, majority(factor))
 
 
@@ -269,4 +273,5 @@ def _counterexample(
     chosen = sorted(readers, key=lambda node: (node in writers, node))[:read_count]
     left = [node for node in writers if node not in chosen]
     acknowledged = sorted(left, key=lambda node: (node in readers, node))[:write_count]
+    assert (len(chosen), len(acknowledged)) == (read_count, write_count), "two choices that do not meet"
     return Counterexample(levels, dc, tuple(sorted(chosen)), tuple(sorted(acknowledged)))

@@ -42,6 +42,7 @@ def refilled(passage: Passage, dc_of: DcOf) -> tuple[NodeId, ...]:
         held = sum(node in chosen for node in local)
         others = [node for node in local if node not in chosen]
         chosen.update(dict.fromkeys(others[: max(0, needed - full - held)]))
+    assert chosen.keys().isdisjoint(gained), "who is gained is filled anyway"
     return tuple(node for node in passage.new if node in chosen)
 
 

@@ -122,6 +122,7 @@ class Sight:
         #: The first node of each rack, and how many replicas each data centre has.
         self._firsts: dict[_Seat, NodeId] = {}
         self._counts = dict.fromkeys(seated.centers, 0)
+        assert len(set(replicas)) == len(replicas), "replicas are distinct"
         for node in replicas:
             seat = self._seats[node]
             self._firsts.setdefault(seat, node)
@@ -211,6 +212,7 @@ def placed(circle: Circle, replicas: list[ReplicaList]) -> tuple[tuple[Range, Re
 
 def ring_of(circle: Circle, replicas: list[ReplicaList]) -> tuple[list[int], list[ReplicaList]]:
     """Right bounds and replicas of the ranges that do not wrap: tokens above the last belong to the first."""
+    assert len(circle.tokens) == len(replicas), "every token has its replicas"
     rights, lists = circle.tokens.tolist(), replicas
     if not rights:
         return [TOKEN_MAX], [()]

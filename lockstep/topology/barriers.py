@@ -208,6 +208,7 @@ def evaluate(
     end what they do under a session before they apply what closes it. `relaxed`: quorums within data centres
     are left out.
     """
+    assert need.epoch > 0, "a barrier is on an epoch"
     found: dict[NodeId, Missing] = {}
     if need.never:
         acknowledged = {node: seen for node, seen in acknowledged.items() if node not in need.never}

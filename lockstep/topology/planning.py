@@ -126,6 +126,7 @@ def plan(cluster: ClusterMetadata, mine: Change) -> tuple[Transition, ...]:
     for transition in differently_shaped(cluster, transitions):
         refuse_unsafe(cluster, kind_of(mine.body).stages, transition)
     _refuse_lost_copies(cluster, mine, transitions)
+    assert all(len(set(t.union)) == len(t.union) for t in transitions), "replicas are distinct"
     return tuple(transitions)
 
 

@@ -49,7 +49,9 @@ class HeldRanges:
         held: dict[tuple[int, Replication], list[Range]] = {}
         for lock in cluster.locks:
             for replication, range_ in lock.ranges:
-                held.setdefault((lock.operation_id, replication), []).append(range_)
+                ranges = held.setdefault((lock.operation_id, replication), [])
+                assert not ranges or ranges[-1].right <= range_.left, "locked ranges ascend"
+                ranges.append(range_)
         self._held = [
             (operation_id, replication, [range_.right for range_ in ranges], ranges)
             for (operation_id, replication), ranges in held.items()
@@ -191,6 +193,7 @@ def _choose(cluster: ClusterMetadata, follows: str, judge: Judge) -> Choice:
             break
         verdict = judge(cluster, request)
         if verdict is None:
+            assert len(cluster.operations) < PARALLEL_OPERATIONS_MAX, "there is room for one more"
             return Choice(run=request, waiting=tuple(waiting))
         planned += verdict.is_planned
         waits = _refused(cluster, request, verdict.refusal)

@@ -35,6 +35,7 @@ from lockstep.topology.planning import differently_shaped, refuse_unsafe
 from lockstep.topology.stages import RANGE_MOVEMENT
 from lockstep.values.errors import Rejected
 from lockstep.values.limits import PARALLEL_OPERATIONS_MAX, REPLICATION_STEPS_MAX
+from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 
 #: Says whether a change of strategy from the first to the second is safe for every range.
 Proved = Callable[[Replication, Replication], bool]
@@ -172,6 +173,8 @@ def path_to(cluster: ClusterMetadata, keyspace: Keyspace, target: Replication) -
             keyspace.name,
             "change the factors first",
         )
+    assert path[0] == keyspace.replication.settled, "a walk begins where the keyspace is"
+    assert (path[-1].strategy, path[-1].total) == (target.strategy, target.total), "it ends where it is to"
     if len(path) - 1 > REPLICATION_STEPS_MAX:
         raise refused(
             f"{len(path) - 1} steps would be needed, and one change has at most {REPLICATION_STEPS_MAX}",
@@ -197,6 +200,7 @@ def transitions_between(
     circle = cluster.directory.circle
     named, later = (Replication(one.strategy, one.factors, apart) for one in (before, after))
     pairs = paired(plan_of(before.settled, circle), plan_of(after.settled, circle))
+    assert pairs[0].range.left == TOKEN_MIN and pairs[-1].range.right == TOKEN_MAX, "all ranges change counts"
     return tuple(Transition(named, delta.range, delta.old, delta.new, later) for delta in pairs)
 
 

@@ -104,6 +104,7 @@ def passing(cluster: ClusterMetadata, replication: Replication, range_: Range) -
     if operation is None or stage_row(operation).work is not Work.STREAM:
         return None
     found = bisect_left(operation.transitions, range_.right, key=lambda t: t.range.right)
+    assert found < len(operation.transitions), "a change of replication has a transition for every range"
     transition = operation.transitions[found]
     assert transition.range.left <= range_.left, "a change of replication has a transition for every range"
     return Passing(transition.new, transition.replication_after)

@@ -151,6 +151,7 @@ def _together(waits: Sequence[Wait]) -> Wait | None:
         return None
     blockers = tuple(blocker for wait in waits for blocker in wait.blockers)
     operations = tuple(wait.operation_id for wait in waits for _ in wait.blockers)
+    assert len(operations) == len(blockers), "each blocker holds up an operation"
     return Wait(waits[0].operation_id, max(wait.epoch for wait in waits), blockers, operations)
 
 
@@ -180,6 +181,8 @@ def _queue_step(cluster: ClusterMetadata, reports: Reports) -> Propose | None:
 
 def decide(operation: Operation, cluster: ClusterMetadata, reports: Reports) -> Decision:
     """The next thing to do for one operation; never Idle."""
+    assert operation.id in cluster.operations_by_id, "what runs is decided"
+    assert operation.stage_epoch <= cluster.epoch, "a stage of an epoch that is to come"
     row = stage_row(operation)
     orders = work_orders(operation, cluster, _unheard(cluster, reports))
     failed = [order for order in orders if _report(reports, order) is WorkReport.FAILED]
@@ -213,6 +216,7 @@ def decide(operation: Operation, cluster: ClusterMetadata, reports: Reports) -> 
 
 
 def _wait(operation: Operation, blockers: list[tuple[NodeId, str]]) -> Wait:
+    assert blockers, "somebody is waited for"
     return Wait(operation.id, operation.stage_epoch, tuple(blockers), (operation.id,) * len(blockers))
 
 
@@ -282,7 +286,9 @@ def work_orders(
             ranges.setdefault(leaver, [])
     elif row.work in STREAMING:
         for task in stream_plan(operation, cluster, dead):
+            assert task.target not in task.sources, "nobody streams from itself"
             tasks.setdefault(task.target, []).append(task)
+    assert bool(operation.session_id) or not (ranges or tasks), "work has a session"
     return tuple(
         WorkOrder(
             node=node,

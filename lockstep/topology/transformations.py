@@ -144,6 +144,8 @@ def _running(cluster: ClusterMetadata, operation_id: int) -> Operation:
 
 def _entered(cluster: ClusterMetadata, operation: Operation, stage: Stage, epoch: int) -> ClusterMetadata:
     """The value with the operation in `stage` and its ranges' groups as that stage's row says."""
+    assert epoch > operation.stage_epoch, "stages follow each other"
+    assert stage is not operation.stage, "an operation moves on"
     moved = msgspec.structs.replace(
         operation,
         stage=stage,
@@ -177,6 +179,9 @@ def _stepped(cluster: ClusterMetadata, operation: Operation, moved: Operation, e
         regrouped: list[PlacedRange] = []
         for transition in transitions:
             new = ReplicaGroup(*group_at(row, transition), epoch)
+            assert {*new.reads} <= {*new.writes} <= {*transition.union}, (
+                "replicas are those of before and after"
+            )
             for placed in before.inside(transition.range):
                 old = placed.group
                 if recounted or old.reads != new.reads or old.writes != new.writes:

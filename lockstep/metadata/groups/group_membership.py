@@ -50,6 +50,7 @@ Step = Configure | HandOver | WaitFor | Settled
 def next_step(wanted: Collection[int], members: Members, caught_up: Collection[int], leader: int) -> Step:
     """`caught_up`: members whose log is close to the leader's; `leader` asks."""
     assert wanted, "a group keeps one voter at least"
+    assert set(members.voters).isdisjoint(members.learners), "a member votes or learns"
     goal = sorted(wanted)
     missing = [member for member in goal if member not in members.voters]
     former = [member for member in members.voters if member not in goal]
@@ -67,6 +68,7 @@ def next_step(wanted: Collection[int], members: Members, caught_up: Collection[i
 def _addition(missing: list[int], members: Members, caught_up: Collection[int]) -> Step:
     for member in missing:
         if member in members.learners and member in caught_up:
+            assert len(members.voters) < GROUP_VOTERS_MAX, "there is room for a voter"
             learners = tuple(other for other in members.learners if other != member)
             return Configure(Members(tuple(sorted((*members.voters, member))), learners))
     for member in missing:
@@ -94,6 +96,7 @@ def _removal(
 
 
 def _without(members: Members, gone: int) -> Members:
+    assert gone in members.voters or gone in members.learners, "who goes was a member"
     return Members(
         tuple(member for member in members.voters if member != gone),
         tuple(member for member in members.learners if member != gone),

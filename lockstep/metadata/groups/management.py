@@ -183,6 +183,8 @@ def apply(state: ManagementState, index: int, command: Command) -> ManagementSta
     judged = _ACTIONS[type(command.action)](moved, command.action)
     if isinstance(judged, Refusal):
         return _with_outcome(moved, Outcome(command.id, index, judged))
+    assert judged.lineage[: len(state.lineage)] == state.lineage, "lineage only grows"
+    assert {*state.expelled} <= {*judged.expelled}, "a host that was expelled stays out"
     return _with_outcome(judged, Outcome(command.id, index))
 
 
@@ -190,6 +192,7 @@ def _with_outcome(state: ManagementState, outcome: Outcome) -> ManagementState:
     outcomes, forgotten = (*state.outcomes, outcome), state.forgotten_index
     if len(outcomes) > MANAGEMENT_OUTCOMES_MAX:
         forgotten, outcomes = outcomes[0].index, outcomes[1:]
+        assert forgotten > state.forgotten_index, "what is forgotten stays so"
     return msgspec.structs.replace(state, outcomes=outcomes, forgotten_index=forgotten)
 
 

@@ -260,6 +260,7 @@ def voters_after(service: Service) -> tuple[NodeId, ...]:
     """The voters once the present sub-step of the running change is done."""
     change = service.change
     assert change is not None, "a change is running"
+    assert 0 <= change.index < change.steps, "a change is at one of its steps"
     if change.adds:
         return tuple(sorted({*service.voters, change.member}))
     return tuple(voter for voter in service.voters if voter != change.member)

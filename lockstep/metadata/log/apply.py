@@ -32,6 +32,8 @@ def apply_entry(cluster: ClusterMetadata, entry: LogEntry, registry: Registry) -
 
 def completed(before: ClusterMetadata, changed: ClusterMetadata, entry: LogEntry) -> ClusterMetadata:
     """The transformation's result with the entry's epoch, hash and id set and the new parts checked."""
+    assert entry.epoch == before.epoch + 1 and entry.previous_hash == before.hash, "entries are a chain"
+    assert changed.epoch == before.epoch, "what an entry says has no epoch of its own"
     recent_ids = before.recent_ids.with_entry(entry.epoch, entry.entry_id)
     after = ClusterMetadata(entry.epoch, entry.hash, changed.parts.changed([RECENT_IDS.set(recent_ids)]))
     after.validate(before)

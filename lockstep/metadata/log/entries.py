@@ -15,6 +15,7 @@ import msgspec
 from lockstep.values import codec
 
 ENTRY_ID_BYTES = 16
+HASH_BYTES = 32
 
 
 class LogEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -51,7 +52,7 @@ def _hash(
     epoch: int, entry_id: bytes, kind: int, body: bytes, actor: str, commit_time_us: int, previous_hash: bytes
 ) -> bytes:
     canonical = codec.encode((epoch, entry_id, kind, body, actor, commit_time_us, previous_hash))
-    return hashlib.blake2b(canonical, digest_size=32).digest()
+    return hashlib.blake2b(canonical, digest_size=HASH_BYTES).digest()
 
 
 def seal(
@@ -68,6 +69,8 @@ def seal(
     """Build an entry with its hash."""
     assert len(entry_id) == ENTRY_ID_BYTES, "an entry id is 16 bytes"
     assert epoch >= 1, "epochs start at 1"
+    assert len(previous_hash) == HASH_BYTES, "an entry follows another one"
+    assert term >= 0 and commit_time_us >= 0, "terms and times are counted from 0"
     own = _hash(epoch, entry_id, kind, body, actor, commit_time_us, previous_hash)
     return LogEntry(epoch, entry_id, kind, body, actor, commit_time_us, term, previous_hash, own)
 

@@ -77,6 +77,7 @@ class RecentIds(msgspec.Struct, frozen=True, dict=True, eq=False):
         newer = _Generation(newer.ids.push_front(entry_id), newer.epochs.insert(entry_id, epoch))
         first = max(self.first_epoch, epoch - RECENT_ENTRY_IDS_MAX + 1)
         blocks = self._digested.blocks if "_digested" in self.__dict__ else self.blocks
+        assert epoch - first < RECENT_ENTRY_IDS_MAX, "so many ids are kept"
         return RecentIds(newer, older, first, epoch, blocks)
 
     def listed(self) -> tuple[bytes, ...]:
@@ -87,6 +88,7 @@ class RecentIds(msgspec.Struct, frozen=True, dict=True, eq=False):
         found = list(islice(self.newer.ids, count))
         if len(found) < count:
             found += islice(self.older.ids, count - len(found))
+        assert len(found) == count, "ids of all epochs are kept"
         found.reverse()
         return found
 

@@ -90,6 +90,7 @@ class SnapshotDecoder:
         """Take the next bytes of the stream; CorruptFile when they cannot belong to one."""
         self._buffer += piece
         self.bytes_read += len(piece)
+        assert not self._ended or not self._buffer, "nothing waits behind the end"
         at, size = 0, len(self._buffer)
         while at + _ITEM.size <= size:
             length, number, kind = _ITEM.unpack_from(self._buffer, at)

@@ -111,7 +111,9 @@ class Tip:
             term=term,
             previous_hash=tip.hash,
         )
-        self._pending.append((entry, completed(tip, changed, entry)))
+        value = completed(tip, changed, entry)
+        assert (value.epoch, value.hash) == (tip.epoch + 1, entry.hash), "the tip is a chain"
+        self._pending.append((entry, value))
         return Appended(entry)
 
     def _transformed(self, tip: ClusterMetadata, kind: int, body: bytes) -> tuple[bytes, ClusterMetadata]:
@@ -169,9 +171,11 @@ class Tip:
         assert epoch > self._applied.epoch, "applied entries are committed and never truncated"
         while self._pending and self._pending[-1][0].epoch >= epoch:
             self._pending.pop()
+        assert self.epoch < epoch, "what was truncated is gone"
 
     def rebuild(self, applied: ClusterMetadata, entries: Sequence[LogEntry]) -> None:
         """Start over, as a new leader does: `entries` are all log entries after the applied epoch."""
+        assert not entries or entries[0].epoch == applied.epoch + 1, "entries follow what is applied"
         pending: deque[tuple[LogEntry, ClusterMetadata]] = deque()
         value = applied
         for entry in entries:
