@@ -3,9 +3,9 @@
 Prepared statements, token-aware routing, a fixed number of requests in flight. Reads one JSON command a
 line from standard input and writes one JSON answer a line: `{"run": KIND, ...}` starts a phase and answers
 "began" when the warm-up is over and the figures when it has ended, so that the caller can read the servers'
-CPU between the two. Kinds: write and read of one row; overwrite of few rows; slice of 100 rows of one
-partition; scan, page by page, of the table that slices are of (a request is a page). Usage: load_driver.py
-HOST,HOST,... PORT
+CPU between the two. Kinds: write and read of one row; overwrite of the same rows, `keys` of them, and read of
+those; slice of 100 rows of one partition; scan, page by page, of the table that slices are of (a request is a
+page). Usage: load_driver.py HOST,HOST,... PORT
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ KEY_BYTES = 16
 #: Partitions of the table that slices are of, and rows in each.
 PARTITIONS, ROWS = 200, 200
 PAGE_ROWS = 1000
-OVERWRITTEN = [b"overwritten-%04d" % number for number in range(500)]
+#: Rows that are overwritten where the command does not say.
+OVERWRITTEN = 500
+#: Writes at once of a fill.
+FILL_AT_ONCE = 200
 
 
 def say(answer: dict[str, Any]) -> None:
@@ -56,10 +59,12 @@ class Phase:
             "write": self._write,
             "read": self._read,
             "overwrite": self._overwrite,
+            "read_overwritten": self._read_overwritten,
             "slice": self._slice,
             "scan": self._scan,
         }[command["run"]]
         self._value = b"x" * command["value_bytes"]
+        self._overwritten = command.get("keys") or OVERWRITTEN
         self._level = acsylla.Consistency[command.get("consistency", "QUORUM")]
         self._stopped = False
         self.latencies_s: list[float] = []
@@ -91,10 +96,19 @@ class Phase:
             self._keys.append(key)
 
     async def _overwrite(self) -> None:
-        await self._timed(self._bound("write", [random.choice(OVERWRITTEN), self._value]))
+        await self._timed(self._bound("write", [self._overwritten_key(), self._value]))
+
+    def _overwritten_key(self) -> bytes:
+        return b"overwritten-%04d" % random.randrange(self._overwritten)
 
     async def _read(self) -> None:
-        result = await self._timed(self._bound("read", [random.choice(self._keys)]))
+        await self._read_row(random.choice(self._keys))
+
+    async def _read_overwritten(self) -> None:
+        await self._read_row(self._overwritten_key())
+
+    async def _read_row(self, key: bytes) -> None:
+        result = await self._timed(self._bound("read", [key]))
         if result.count() != 1:
             self._failed("row missing")
 
@@ -119,6 +133,12 @@ class Phase:
         """Write the table that slices are of."""
         for key in range(PARTITIONS):
             rows = (self._bound("fill", [key, at, self._value]) for at in range(ROWS))
+            await asyncio.gather(*(self._session.execute(row) for row in rows))
+
+    async def fill_overwritten(self) -> None:
+        for first in range(0, self._overwritten, FILL_AT_ONCE):
+            numbers = range(first, min(first + FILL_AT_ONCE, self._overwritten))
+            rows = (self._bound("write", [b"overwritten-%04d" % number, self._value]) for number in numbers)
             await asyncio.gather(*(self._session.execute(row) for row in rows))
 
     async def run(self, command: dict[str, Any]) -> None:
@@ -158,8 +178,9 @@ async def main(hosts: list[str], port: int) -> None:
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         command = json.loads(line)
         if command["run"] == "fill":
-            await Phase(session, prepared, keys, {**command, "run": "slice"}).fill()
-            say({"filled": PARTITIONS * ROWS})
+            phase = Phase(session, prepared, keys, {**command, "run": "slice"})
+            await (phase.fill_overwritten() if command["keys"] else phase.fill())
+            say({"filled": command["keys"] or PARTITIONS * ROWS})
         else:
             await Phase(session, prepared, keys, command).run(command)
     await session.close()

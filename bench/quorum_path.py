@@ -84,9 +84,9 @@ class Driver:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def fill(self, value_bytes: int) -> None:
-        """Write the rows that slices and scans read."""
-        self._say(run="fill", value_bytes=value_bytes)
+    def fill(self, value_bytes: int, keys: int = 0) -> None:
+        """Write the rows that slices and scans read, or `keys` that are overwritten."""
+        self._say(run="fill", value_bytes=value_bytes, keys=keys)
         self._answer()
 
     def _say(self, **command: Any) -> None:

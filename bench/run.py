@@ -169,6 +169,15 @@ def workloads(quick: bool) -> dict[str, Any]:
     return figures
 
 
+def overwrites(quick: bool) -> dict[str, Any]:
+    """CPU of a QUORUM read over minutes in which the same keys are overwritten."""
+    import overwrites as benchmark
+
+    figures = benchmark.measure(1.0, 20_000) if quick else benchmark.measure()
+    benchmark.show(figures)
+    return figures
+
+
 def overload(quick: bool) -> dict[str, Any]:
     """Goodput, latency of who is admitted, refusals and recovery under ten times the load that saturates."""
     import overload as benchmark
@@ -198,6 +207,7 @@ def copy(quick: bool) -> dict[str, Any]:
 BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "quorum": quorum,
     "workloads": workloads,
+    "overwrites": overwrites,
     "overload": overload,
     "copy": copy,
     "layers": layers,

@@ -54,9 +54,9 @@ _BLOCK_BYTES: Final = 4096
 #: A block that saves less is kept as it is.
 _WORTH_SAVING: Final = 1 / 8
 #: Properties, footer and the first entries of index and filter.
-_FILE_BYTES: Final = 1100
-#: Ten bits of the filter, and the beginning of an index entry.
-_PAIR_BYTES: Final = 1.5
+_FILE_BYTES: Final = 1330
+#: Ten bits of the filter, the beginning of an index entry, and blocks of both that are not full.
+_PAIR_BYTES: Final = 2.5
 #: Blocks that are compressed to see what that saves; so many pairs say it of the rest.
 _SAMPLE_BLOCKS: Final = 8
 
@@ -247,6 +247,8 @@ class StorageEngine:
             self._commit.fail(error)
             raise
         self._commit.wrote(prefix, sequence)
+        if self._ask_merge is not None:
+            self._merge.wrote(prefix, batch)
         self.purge.touched(prefix)
         self._runtime.probes.reach("storage.batch.written")
         if derived is not None:

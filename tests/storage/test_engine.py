@@ -366,6 +366,57 @@ def test_replicas_that_merged_different_fragments_lose_nothing_when_one_streams_
 
 
 @BOTH
+def test_a_place_that_is_written_often_is_merged_though_nobody_reads(kind: str, tmp_path: Path) -> None:
+    async def body() -> None:
+        often = limits.ROW_FRAGMENTS_MERGE_AT
+        runtime = runtime_of()
+        store = await open_store(kind, tmp_path, runtime)
+        engine = StorageEngine(store, runtime)
+        most = 0
+        for n in range(1, 20 * often):
+            engine.apply(put((1, b"a"), b"c", b"%d" % n, n, n))
+            engine.apply(put((1, b"new-%d" % n), b"c", b"v", n, 1000 + n))
+            await runtime.tasks.idle()  # type: ignore[attr-defined]
+            most = max(most, len(list(store.scan(*keys.table_bounds(TABLE)))) - n)
+        assert most <= often
+        (partition,) = (await engine.read(command((1, b"a")))).partitions
+        assert [cell.value for cell in partition.rows[0].cells] == [b"%d" % n]
+        await engine.close()
+
+    asyncio.run(body())
+
+
+def test_a_row_that_grows_is_not_written_again_for_each_of_its_small_writes() -> None:
+    async def body() -> None:
+        runtime = runtime_of()
+        store = await open_model_store(LossyDisk(), "store")
+        written = 0
+        write = store.write
+
+        def counted(batch: Batch) -> int:
+            nonlocal written
+            written += sum(len(operation[2]) for operation in batch if operation[0] == "put")
+            return write(batch)
+
+        store.write = counted  # type: ignore[method-assign]
+        engine = StorageEngine(store, runtime)
+        cells, most = 800, 0
+        for n in range(1, cells + 1):
+            row = Row(b"c", cells=(Cell(1, b"v" * 20, n, path=b"%08d" % n),))
+            engine.apply(Mutation(TABLE, 0, b"a", mutation_id(1, 1, n), n, rows=(row,)))
+            await runtime.tasks.idle()  # type: ignore[attr-defined]
+            most = max(most, len(content_of(store)))
+        once = sum(len(value) for value in content_of(store).values())
+        assert most <= 2 * limits.ROW_FRAGMENTS_MERGE_AT
+        assert written < 8 * once, (written, once)
+        (partition,) = (await engine.read(command((0, b"a")))).partitions
+        assert len(partition.rows[0].cells) == cells
+        await engine.close()
+
+    asyncio.run(body())
+
+
+@BOTH
 def test_background_merge_can_be_switched_off(kind: str, tmp_path: Path) -> None:
     async def body() -> None:
         writes = [put((0, b"a"), b"c", b"%d" % n, n, n) for n in range(1, 20)]
@@ -563,18 +614,16 @@ def test_a_store_that_takes_no_write_is_reported_once_though_nobody_waits_for_a_
         disk, told = LossyDisk(), []
         store, runtime = await open_model_store(disk, "store"), runtime_of(disk)
         engine = StorageEngine(store, runtime, on_failure=told.append)
-        for number in range(1, limits.ROW_FRAGMENTS_MERGE_AT + 1):
+        # The last one asks for a merge, if there are so many.
+        for number in range(1, limits.ROW_FRAGMENTS_MERGE_AT + by_merge):
             sequence = engine.apply(put((1, b"a"), b"", b"v", number, number))
-        await engine.synced(sequence)
 
         def refuse(batch: Batch) -> int:
             raise DiskRefused("the log cannot grow")
 
         store.write = refuse  # type: ignore[method-assign]
-        if by_merge:
-            await engine.read(command((1, b"a")))
-            await asyncio.gather(*runtime.tasks.running)
-            assert len(told) == 1
+        await engine.synced(sequence)
+        assert len(told) == by_merge
         for number in (50, 51):
             with pytest.raises(DiskRefused):
                 engine.apply(put((1, b"a"), b"", b"v", number, number))

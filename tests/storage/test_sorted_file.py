@@ -191,7 +191,7 @@ def test_files_of_either_store_bring_the_same_content(tmp_path: Path) -> None:
                 for role, content in (("source", writes), ("target", []), ("again", [])):
                     directory = tmp_path / f"{kind}{part.left}{role}"
                     directory.mkdir()
-                    engines.append(await engine_with(kind, directory, content))
+                    engines.append(await engine_with(kind, directory, content, background_merge=False))
                 source, target, again = engines
                 assert len(await copied(source, target, part, "a")) > 1
                 await copied(target, again, part, "b")

@@ -20,7 +20,7 @@ from lockstep.storage.rocks.rocks_building import FixedContent, remove_content
 from lockstep.storage.rocks.rocks_checker import TableChecker
 from lockstep.storage.rocks.rocks_errors import RocksErrors, file_error
 from lockstep.storage.rocks.rocks_keeping import KeptFiles
-from lockstep.storage.rocks.rocks_runs import RocksCursor, RocksRun
+from lockstep.storage.rocks.rocks_runs import RocksCursor, RocksRun, in_pieces
 from lockstep.storage.store import Batch, Pair, Run, check_batch
 from lockstep.storage.store_position import lost
 from lockstep.values import limits
@@ -100,6 +100,8 @@ def _options(rocksdict: Any, settings: RocksSettings) -> Any:
     table = rocksdict.BlockBasedOptions()
     table.set_block_cache(rocksdict.Cache(settings.block_cache_bytes))
     table.set_bloom_filter(settings.bloom_bits_per_key, False)
+    in_pieces(rocksdict, table)
+    table.set_pin_top_level_index_and_filter(True)
     table.set_cache_index_and_filter_blocks(True)
     table.set_pin_l0_filter_and_index_blocks_in_cache(True)
     options = rocksdict.Options(raw_mode=True)
