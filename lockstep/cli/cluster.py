@@ -56,7 +56,12 @@ def create(
         first_address=first_address,
     )
     if begin:
-        made.start()
+        try:
+            made.start()
+        except BaseException:
+            # What is left of it would be in the way of the next attempt.
+            made.destroy()
+            raise
     content = made.file
     click.echo(f"cluster {name}: {len(content.nodes)} nodes {'serving' if begin else 'created'}")
     if begin:
@@ -85,7 +90,9 @@ def start(name: str, nodes: tuple[str, ...]) -> None:
 @click.argument("name")
 @click.option("--dc", default="dc1", show_default=True, help="Its data centre.")
 @click.option("--rack", default="rack1", show_default=True, help="Its rack.")
-@click.option("--replaces", default="", metavar="NODE", help="Take the place of this dead node.")
+@click.option(
+    "--replaces", default="", metavar="NODE", help="Take the place of this dead node, given by name or id."
+)
 @click.option(
     "--tokens",
     type=click.IntRange(0, TOKENS_PER_NODE_MAX),
@@ -119,8 +126,11 @@ def add(name: str, dc: str, rack: str, replaces: str, tokens: int | None, dry_ru
 @click.argument("nodes", nargs=-1, required=True)
 def kill(name: str, nodes: tuple[str, ...]) -> None:
     """Kill NODES at once (SIGKILL), as a crash would."""
-    _open(name).kill(*nodes)
+    local = _open(name)
+    local.kill(*nodes)
     click.echo(f"killed {', '.join(nodes)}")
+    if not local.await_noticed(nodes):
+        click.echo("the others have not noticed yet: see lockstep status", err=True)
 
 
 @cluster.command()

@@ -40,6 +40,8 @@ NODE_COMMAND: Final = (sys.executable, "-P", "-m", "lockstep.server.main")
 START_TIMEOUT_S: Final = 60.0
 #: A new cluster's metadata group grows to its size within a fraction of this.
 VOTERS_TIMEOUT_S: Final = 3.0
+#: A node that is gone is counted as down within this, unless the others are busy.
+NOTICE_TIMEOUT_S: Final = 5.0
 #: A node that got SIGTERM flushes and closes well within this; after it the process is killed.
 STOP_TIMEOUT_S: Final = 10.0
 #: What of a log is read to find out why a node did not start.
@@ -95,13 +97,38 @@ class Known:
         address = layout.address_at(content.first_address, index - 1)
         if not replaces:
             return LocalNode(f"n{index}", address, dc, rack)
-        dead = content.node(replaces)
-        if self.state(replaces) is not State.STOPPED:
+        dead = content.node(self.name_of(replaces))
+        if self.state(dead.name) is not State.STOPPED:
             raise PreconditionError(
-                f"{replaces} runs: only a dead node is replaced",
-                hint=f"lockstep cluster kill {self.name} {replaces}",
+                f"{dead.name} runs: only a dead node is replaced",
+                hint=f"lockstep cluster kill {self.name} {dead.name}",
             )
-        return LocalNode(f"n{index}", address, dead.dc, dead.rack, replaces=self.node_id(replaces))
+        return LocalNode(f"n{index}", address, dead.dc, dead.rack, replaces=self.node_id(dead.name))
+
+    def name_of(self, node: str) -> str:
+        """The name here of a node that is given by it or by its id in the cluster. ConfigurationError when
+        there is none, PeerError when nobody answers."""
+        content = self.file
+        if not node.isdecimal():
+            return content.node(node).name
+        for known in self.any_admin().get("/v1/nodes").get("nodes", []):
+            if known["id"] == int(node):
+                return next(one.name for one in content.nodes if one.address == known["address"])
+        raise ConfigurationError(f"no member has the id {node}", hint="lockstep status")
+
+    def await_noticed(self, names: Sequence[str], timeout_s: float = NOTICE_TIMEOUT_S) -> bool:
+        """Whether the nodes that run count these as down, which takes them some time."""
+        gone = {self.file.node(name).address for name in names}
+        asked = [name for name, state in self.states().items() if state is State.RUNNING]
+
+        def noticed() -> bool:
+            try:
+                found = [self.admin(name, 1.0).get("/v1/nodes").get("nodes", []) for name in asked]
+            except LockstepError:
+                return False
+            return not any(one["address"] in gone and one["alive"] for nodes in found for one in nodes)
+
+        return processes.wait_until(noticed, timeout_s)
 
     def node_id(self, name: str) -> int:
         """The id that the cluster knows a node by. PeerError when nobody answers, ConfigurationError when the
@@ -216,27 +243,33 @@ class LocalCluster(Known):
     ) -> LocalNode:
         """Add one node and start it; returns when it has joined and serves.
 
-        `replaces` names a dead node, whose place in the ring, data centre and rack the new one takes.
-        `tokens`: how many it owns, 0 for none; -1 for as many as the settings say.
+        `replaces` is the name or id of a dead node, whose place in the ring, data centre and rack the new
+        one takes; it is forgotten then. `tokens`: how many it owns, 0 for none; -1 for as many as the
+        settings say.
         """
-        content = self.file
-        node = msgspec.structs.replace(self.next_node(dc=dc, rack=rack, replaces=replaces), tokens=tokens)
-        _require_free_ports(content, node)
-        content = msgspec.structs.replace(content, nodes=(*content.nodes, node))
-        layout.write_configuration(self.paths, content, node)
-        layout.write(self.paths, content)
+        with layout.changing(self.paths):
+            content = self.file
+            node = msgspec.structs.replace(self.next_node(dc=dc, rack=rack, replaces=replaces), tokens=tokens)
+            _require_free_ports(content, node)
+            content = msgspec.structs.replace(content, nodes=(*content.nodes, node))
+            layout.write_configuration(self.paths, content, node)
+            layout.write(self.paths, content)
+        dead = self.name_of(replaces) if replaces else ""
         self.start([node.name], timeout_s)
+        if dead:
+            self.forget(dead)
         return node
 
     def forget(self, name: str) -> None:
         """Drop a stopped node that has left the cluster, with its directory; it is never started again."""
-        content = self.file
-        node = content.node(name)
-        if self.state(name) is not State.STOPPED:
-            raise PreconditionError(f"{name} runs", hint=f"lockstep cluster stop {self.name} {name}")
-        others = tuple(other for other in content.nodes if other is not node)
-        layout.write(self.paths, msgspec.structs.replace(content, nodes=others))
-        shutil.rmtree(self.paths.node(name))
+        with layout.changing(self.paths):
+            content = self.file
+            node = content.node(name)
+            if self.state(name) is not State.STOPPED:
+                raise PreconditionError(f"{name} runs", hint=f"lockstep cluster stop {self.name} {name}")
+            others = tuple(other for other in content.nodes if other is not node)
+            layout.write(self.paths, msgspec.structs.replace(content, nodes=others))
+            shutil.rmtree(self.paths.node(name))
 
     def kill(self, *names: str) -> None:
         """SIGKILL: the node loses everything that is not on disk. Returns when the processes are gone."""

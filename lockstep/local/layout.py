@@ -6,11 +6,13 @@ holds `lockstep.toml`, `data`, `node.log` and `pid`, and nothing is kept elsewhe
 
 from __future__ import annotations
 
+import fcntl
 import ipaddress
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -99,6 +101,16 @@ def paths_of(name: str, home: Path) -> Paths:
     if not _NAME.fullmatch(name):
         raise ConfigurationError(f"`{name}` cannot name a cluster", hint="use letters, digits, . _ and -")
     return Paths(home / name)
+
+
+@contextmanager
+def changing(paths: Paths) -> Iterator[None]:
+    """One change of the cluster's file at a time, whichever process makes it. PreconditionError when there is
+    no such cluster."""
+    read(paths)
+    with open(paths.root / "lock", "w", opener=owner_only) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def read(paths: Paths) -> ClusterFile:

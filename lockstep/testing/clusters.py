@@ -269,7 +269,6 @@ class Cluster:
             dc=dc or self.nodes[0].dc, rack=rack, replaces=replaces.name if replaces else ""
         )
         if replaces is not None:
-            self.local.forget(replaces.name)
             self.restored(replaces.name)
         return Node(self, joined)
 

@@ -9,10 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from lockstep.cli.main import root
 from lockstep.local import processes
 from lockstep.local.clusters import LocalCluster, list_clusters
 from lockstep.local.processes import ProcessIdentity, State
@@ -132,6 +135,27 @@ def test_add_joins_one_more_node_at_the_next_address(cluster: LocalCluster) -> N
     assert (node.name, node.address, node.dc, node.founder) == ("n4", "127.0.40.4", "west", False)
     assert cluster.state("n4") is State.RUNNING
     assert cluster.file.node("n4") == node
+
+
+def test_several_add_at_once_and_get_a_node_each(cluster: LocalCluster) -> None:
+    cluster.start(["n1"])
+    with ThreadPoolExecutor(4) as pool:
+        added = list(pool.map(lambda _: cluster.add(), range(4)))
+    assert sorted(node.name for node in added) == ["n4", "n5", "n6", "n7"]
+    assert len({node.address for node in added}) == 4
+    assert [cluster.state(node.name) for node in added] == [State.RUNNING] * 4
+
+
+def test_a_cluster_that_does_not_start_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_HOME", str(tmp_path))
+    with socket.socket() as taken:
+        taken.bind(("127.0.40.2", 9042))
+        taken.listen()
+        found = CliRunner().invoke(root, ["cluster", "create", "try", "--first-address", FIRST])
+    assert found.exit_code == 3 and "n2 cannot listen on 127.0.40.2:9042" in found.output
+    assert not (tmp_path / "clusters" / "try").exists()
 
 
 def test_partition_tells_both_sides_and_heal_tells_everyone(cluster: LocalCluster) -> None:
