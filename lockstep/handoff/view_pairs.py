@@ -58,7 +58,7 @@ class ViewPairs:
 
     def _pair(self, table_id: int, base: Plan, view: Plan) -> Plan | None:
         placement = self._plans.placement(table_id)
-        if placement is None or placement.replication.apart:
+        if placement is None or placement.recounts:
             return None
         for plan in (base, view):
             if plan.group.write_only or len(plan.targets) != len(plan.group.reads):

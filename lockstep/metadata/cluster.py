@@ -29,7 +29,7 @@ from lockstep.metadata.repairs import REPAIRS, Repairs
 from lockstep.metadata.requests import REQUESTS, Requests
 from lockstep.metadata.schema_part import SCHEMA
 from lockstep.placement.placements import Placements, ReplicaGroup
-from lockstep.schema.model import Replication, Schema, Table
+from lockstep.schema.model import Schema, Table
 from lockstep.values.ids import NodeId
 
 #: The previous hash of the first entry.
@@ -155,14 +155,16 @@ class ClusterMetadata(msgspec.Struct, frozen=True, dict=True):
         """Nodes to which no requests go: others stand at their addresses, or they are shut out."""
         return self.directory.shadowed | frozenset(self.excluded_by_node)
 
-    @property
-    def replications(self) -> tuple[Replication, ...]:
-        """Replication settings that keyspaces use, sorted and unique."""
-        return self.schema.replications
+    @cached_property
+    def recounting(self) -> dict[int, Operation]:
+        """By placement group, the operation that changes its replication."""
+        keyspaces = self.schema.by_name
+        changing = (operation for operation in self.operations if operation.about.keyspace)
+        return {keyspaces[operation.about.keyspace].group: operation for operation in changing}
 
-    def group_for(self, replication: Replication, token: int) -> ReplicaGroup:
-        """The replica group of a token; KeyError when no keyspace uses the replication."""
-        return self.placements.group_for(replication, token)
+    def group_for(self, group: int, token: int) -> ReplicaGroup:
+        """The replica group of a token; KeyError when there is no such placement group."""
+        return self.placements.group_for(group, token)
 
     def node(self, node_id: NodeId) -> NodeInfo | None:
         return self.directory.by_id.get(node_id)

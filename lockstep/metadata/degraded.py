@@ -2,19 +2,18 @@
 
 Invariant: a range gets here only when a node was given up without moving its data, or left with writes that
 it kept for replicas and nobody took; it leaves only when it was repaired, when nobody is left that lacks
-anything, or when no keyspace is replicated this way any more.
+anything, or when its placement group is gone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Final
 
 import msgspec
 
 from lockstep.metadata.part import Part, Parts, tuple_part
-from lockstep.metadata.schema_part import SCHEMA
-from lockstep.schema.model import Replication
+from lockstep.metadata.placements_part import PLACEMENTS
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
 
@@ -23,10 +22,10 @@ class Degraded(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """`missing`: replicas that may lack writes of before `since_epoch`; empty when writes may be nowhere.
 
     `inherited`: those that owned the range at once at that epoch, whatever they had stored of it before.
-    `keyspaces`: those that were replicated this way then; others may be by now. Empty: all.
+    `keyspaces`: those of the group then; others may be by now. Empty: all.
     """
 
-    replication: Replication
+    group: int
     range: Range
     since_epoch: int
     missing: tuple[NodeId, ...]
@@ -54,13 +53,11 @@ def without_node(degraded: Sequence[Degraded], node: NodeId) -> tuple[Degraded, 
     return tuple(kept)
 
 
-def without_range(
-    degraded: Sequence[Degraded], replication: Replication, repaired: Range
-) -> tuple[Degraded, ...]:
+def without_range(degraded: Sequence[Degraded], group: int, repaired: Range) -> tuple[Degraded, ...]:
     """The list without the tokens of one range."""
     kept: list[Degraded] = []
     for one in degraded:
-        if one.replication == replication and one.range.intersects(repaired):
+        if one.group == group and one.range.intersects(repaired):
             kept.extend(msgspec.structs.replace(one, range=piece) for piece in _outside(one.range, repaired))
         else:
             kept.append(one)
@@ -69,7 +66,7 @@ def without_range(
 
 def with_missing(
     degraded: Sequence[Degraded],
-    replication: Replication,
+    group: int,
     keyspace: str,
     range_: Range,
     missing: Sequence[NodeId],
@@ -80,36 +77,34 @@ def with_missing(
     assert missing, "somebody lacks something"
     kept, nodes = [], dict.fromkeys(missing)
     for one in degraded:
-        is_same = (one.replication, one.range, one.keyspaces) == (replication, range_, (keyspace,))
+        is_same = (one.group, one.range, one.keyspaces) == (group, range_, (keyspace,))
         if is_same and one.missing and not one.inherited:
             nodes |= dict.fromkeys(one.missing)
         else:
             kept.append(one)
-    return (*kept, Degraded(replication, range_, epoch, tuple(sorted(nodes)), keyspaces=(keyspace,)))
+    return (*kept, Degraded(group, range_, epoch, tuple(sorted(nodes)), keyspaces=(keyspace,)))
 
 
-def carried(degraded: Iterable[Degraded], keyspace: str, to: Replication) -> tuple[Degraded, ...]:
-    """The lines of `degraded`, which are of one replication, as they are of a keyspace that leaves it for
-    another one."""
+def carried(degraded: Iterable[Degraded], keyspace: str, to: int) -> tuple[Degraded, ...]:
+    """The lines of `degraded`, which are of one group, as they are of a keyspace that leaves it for another
+    one."""
     return tuple(
-        msgspec.structs.replace(line, replication=to, keyspaces=(keyspace,))
+        msgspec.structs.replace(line, group=to, keyspaces=(keyspace,))
         for line in degraded
         if line.is_about(keyspace)
     )
 
 
-def of_replications(
-    degraded: tuple[Degraded, ...], replications: Sequence[Replication]
-) -> tuple[Degraded, ...]:
-    """The list without replications that nobody uses; the same object when all are used."""
-    if all(one.replication in replications for one in degraded):
+def of_groups(degraded: tuple[Degraded, ...], groups: Container[int]) -> tuple[Degraded, ...]:
+    """The list without groups that are gone; the same object when all are there."""
+    if all(one.group in groups for one in degraded):
         return degraded
-    return tuple(one for one in degraded if one.replication in replications)
+    return tuple(one for one in degraded if one.group in groups)
 
 
 def handed_on(
     degraded: tuple[Degraded, ...],
-    replication: Replication,
+    group: int,
     moved: Range,
     old: Sequence[NodeId],
     gained: Sequence[NodeId],
@@ -119,7 +114,7 @@ def handed_on(
     assert not {*gained} & {*old}, "who is filled was no replica"
     changed = []
     for one in degraded:
-        touched = one.replication == replication and one.range.intersects(moved)
+        touched = one.group == group and one.range.intersects(moved)
         if touched and gained and any(node in old for node in one.missing):
             missing = tuple(sorted({*one.missing, *gained}))
             changed.append(msgspec.structs.replace(one, missing=missing))
@@ -136,9 +131,9 @@ def _outside(whole: Range, hole: Range) -> Iterator[Range]:
 
 
 def _validate(now: Parts, before: Parts | None) -> None:
-    replications = now[SCHEMA].replications
-    assert all(one.replication in replications for one in now[DEGRADED]), "degraded ranges are used"
+    groups = now[PLACEMENTS].by_id
+    assert all(one.group in groups for one in now[DEGRADED]), "degraded ranges are used"
 
 
 #: Ranges with replicas that may lack writes, oldest first.
-DEGRADED: Final[Part[tuple[Degraded, ...]]] = tuple_part("degraded", 10, Degraded, _validate, (SCHEMA,))
+DEGRADED: Final[Part[tuple[Degraded, ...]]] = tuple_part("degraded", 10, Degraded, _validate, (PLACEMENTS,))

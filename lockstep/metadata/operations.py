@@ -86,13 +86,15 @@ class Stage(enum.StrEnum):
 class Transition(msgspec.Struct, frozen=True, array_like=True):
     """One range on its way from the replicas `old` to the replicas `new` (ring order, primary first).
 
-    `new_replication`: what counts follow once `new` is read, where that is another setting; None elsewhere.
+    `group` is the placement group. `replication`: what counts follow, until `new` is read where there is a
+    `new_replication`; that is None but where the replication of the group changes.
     """
 
-    replication: Replication
+    group: int
     range: Range
     old: tuple[NodeId, ...]
     new: tuple[NodeId, ...]
+    replication: Replication
     new_replication: Replication | None = None
 
     @property
@@ -158,15 +160,16 @@ class Operation(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
 
 class Lock(msgspec.Struct, frozen=True, array_like=True, dict=True):
-    """The ranges an operation may change; nobody else may until it is released."""
+    """The ranges, with their placement groups, that an operation may change; nobody else may until it is
+    released."""
 
     operation_id: int
-    ranges: tuple[tuple[Replication, Range], ...]
+    ranges: tuple[tuple[int, Range], ...]
 
-    def conflict(self, replication: Replication, wanted: Range) -> Range | None:
-        """A locked range of the same replication that shares tokens with `wanted`."""
-        for held_replication, held in self.ranges:
-            if held_replication == replication and held.intersects(wanted):
+    def conflict(self, group: int, wanted: Range) -> Range | None:
+        """A locked range of the placement group that shares tokens with `wanted`."""
+        for held_group, held in self.ranges:
+            if held_group == group and held.intersects(wanted):
                 return held
         return None
 

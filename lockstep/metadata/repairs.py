@@ -16,7 +16,6 @@ from typing import Any, Final
 import msgspec
 
 from lockstep.metadata.part import Item, Part, collected, digest_of, digest_of_each
-from lockstep.schema.model import Replication
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import REPAIRED_RANGES_KEPT_MAX, REPAIRS_ENDED_KEPT_MAX
 from lockstep.values.tokens import Range
@@ -30,10 +29,11 @@ class RepairState(enum.StrEnum):
 
 
 class RepairPart(msgspec.Struct, frozen=True, array_like=True):
-    """What is repaired of one keyspace: these tables, in these ranges (sorted, disjoint)."""
+    """What is repaired of one keyspace, which is in `group`: these tables, in these ranges (sorted,
+    disjoint)."""
 
     keyspace: str
-    replication: Replication
+    group: int
     tables: tuple[int, ...]
     ranges: tuple[Range, ...]
 

@@ -12,10 +12,10 @@ import msgspec
 from lockstep.metadata.access import permissions
 from lockstep.metadata.access.roles import ACCESS, Access
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.degraded import DEGRADED, Degraded, carried, of_replications
+from lockstep.metadata.degraded import DEGRADED, Degraded, carried, of_groups
 from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.placements_part import PLACEMENTS
-from lockstep.metadata.placing import moves_data, placements_for, refuse_while_locked
+from lockstep.metadata.placing import moves_data, placed, refuse_while_locked
 from lockstep.metadata.requests import keyspace_busy
 from lockstep.metadata.schema_part import SCHEMA
 from lockstep.metadata.transformations import refuse_before_initialize
@@ -42,12 +42,11 @@ class ChangeSchema(msgspec.Struct, frozen=True, array_like=True):
             return cluster
         if cluster.schema.replicates_as(schema):
             return cluster.changed(SCHEMA.set(schema), ACCESS.set(self._access(cluster, schema)))
-        replications = tuple(sorted({keyspace.replication for keyspace in schema.keyspaces}))
-        placements = placements_for(cluster.placements, replications, cluster.directory.owners, epoch)
+        schema, placements = placed(cluster, schema, epoch)
         if placements is not cluster.placements:
             refuse_while_locked(cluster, _REPLICATION_STAYS)
         _refuse_moved_data(cluster, schema)
-        degraded = of_replications(_carried(cluster, schema), replications)
+        degraded = of_groups(_carried(cluster, schema), placements.by_id)
         return cluster.changed(
             SCHEMA.set(schema),
             PLACEMENTS.set(placements),
@@ -91,13 +90,13 @@ def _refuse_moved_data(cluster: ClusterMetadata, schema: Schema) -> None:
 
 
 def _carried(cluster: ClusterMetadata, schema: Schema) -> tuple[Degraded, ...]:
-    """The degraded ranges, said also of the replication that a keyspace with tables has from now on."""
+    """The degraded ranges, said also of the group that a keyspace with tables has from now on."""
     lines = dict.fromkeys(cluster.degraded)
     for before, after in cluster.schema.keyspaces_changed_in(schema):
         if before is None or after is None or before.replication == after.replication or not before.by_name:
             continue
-        left = (line for line in cluster.degraded if line.replication == before.replication)
-        lines.update(dict.fromkeys(carried(left, before.name, after.replication)))
+        left = (line for line in cluster.degraded if line.group == before.group)
+        lines.update(dict.fromkeys(carried(left, before.name, after.group)))
     return tuple(lines)
 
 

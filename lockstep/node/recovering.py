@@ -78,9 +78,7 @@ def keyspaces_alone(cluster: ClusterMetadata, node: int) -> tuple[str, ...]:
         keyspace.name
         for keyspace in cluster.schema.keyspaces
         if keyspace.tables
-        and any(
-            placed.group.reads == (node,) for placed in cluster.placements.ring(keyspace.replication).ranges
-        )
+        and any(placed.group.reads == (node,) for placed in cluster.placements.ring(keyspace.group).ranges)
     )
 
 

@@ -39,7 +39,9 @@ class GroupChange(msgspec.Struct, frozen=True, array_like=True):
     writes: ReplicaList
 
 
-def computed_ring(replication: Replication, owners: Circle | Sequence[Owner], epoch: int) -> RingPlacement:
+def computed_ring(
+    group: int, replication: Replication, owners: Circle | Sequence[Owner], epoch: int
+) -> RingPlacement:
     """The ring at rest for these owners, in normal form, every group changed at `epoch`."""
     circle = owners if isinstance(owners, Circle) else Circle.of(owners)
     rights, lists = ring_of(circle, swept(replication, circle))
@@ -47,7 +49,7 @@ def computed_ring(replication: Replication, owners: Circle | Sequence[Owner], ep
     rights, lists = list(itertools.compress(rights, last)), list(itertools.compress(lists, last))
     ranges = map(Range, [TOKEN_MIN, *rights[:-1]], rights)
     groups = map(ReplicaGroup, lists, lists, itertools.repeat(epoch))
-    return ring_of_ranges(replication, tuple(map(PlacedRange, ranges, groups)))
+    return ring_of_ranges(group, replication, tuple(map(PlacedRange, ranges, groups)))
 
 
 def changes(replication: Replication, before: Circle, after: Circle) -> tuple[Delta, ...]:

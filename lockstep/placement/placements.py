@@ -1,19 +1,20 @@
 """Replica groups of every range, as one value precomputed when an entry is applied.
 
-Invariant: the ranges of a ring are sorted, adjacent and cover FULL_RING exactly; rings are sorted by
-replication, one per setting in use (keyspaces with equal settings share one). A read replica is
-always a write replica of the same range.
+A placement group is what shares one placement: all keyspaces that are replicated alike, and today always a
+ring. Invariant: the ranges of a ring are sorted, adjacent and cover FULL_RING exactly. The id of a group is
+given once, and stays when its setting changes. A read replica is always a write replica of the same range.
 """
 
 from __future__ import annotations
 
 import itertools
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Final
 
 import msgspec
+from rpds import HashTrieMap
 
 from lockstep.schema.model import Replication
 from lockstep.values import codec
@@ -82,13 +83,14 @@ class _Sector(msgspec.Struct, frozen=True, dict=True):
 
 
 class RingPlacement(msgspec.Struct, frozen=True, dict=True):
-    """All replica groups of one replication setting.
+    """A placement group: its id, its replication setting, and all its replica groups.
 
     The ranges lie in sectors by their right bounds: one sector, or SECTORS of them in a large ring. Which
     follows from how many ranges there are, so equal rings have equal sectors. A change makes the sectors anew
     that it touches, and keeps the others with their digests. Made by `ring_of_ranges`.
     """
 
+    id: int
     replication: Replication
     sectors: tuple[_Sector, ...]
 
@@ -107,7 +109,7 @@ class RingPlacement(msgspec.Struct, frozen=True, dict=True):
     def digest(self) -> bytes:
         """32 bytes; costs what changed, and 32 bytes of each other sector."""
         sectors = b"".join([sector.digest for sector in self.sectors])
-        return blake(codec.encode((self.replication, sectors)))
+        return blake(codec.encode((self.id, self.replication, sectors)))
 
     def range_at(self, token: int) -> PlacedRange:
         """The range that holds `token`, in O(log ranges)."""
@@ -160,12 +162,24 @@ class RingPlacement(msgspec.Struct, frozen=True, dict=True):
         sectors = list(self.sectors)
         for number, wanted in edits.items():
             sectors[number] = sectors[number].spliced(wanted)
-        made = RingPlacement(self.replication, tuple(sectors))
-        return made if is_one == (made.count <= _LARGE) else ring_of_ranges(self.replication, made.ranges)
+        made = RingPlacement(self.id, self.replication, tuple(sectors))
+        return made if is_one == (made.count <= _LARGE) else self.with_ranges(made.ranges)
 
-    def named(self, replication: Replication) -> RingPlacement:
-        """The same ranges under another setting."""
-        return RingPlacement(replication, self.sectors)
+    def with_id(self, group: int) -> RingPlacement:
+        """The same placement as a group of its own."""
+        return RingPlacement(group, self.replication, self.sectors)
+
+    def with_ranges(self, ranges: Sequence[PlacedRange]) -> RingPlacement:
+        """The group with these ranges, which are sorted, in place of all of its own."""
+        return RingPlacement(self.id, self.replication, _sectors(ranges))
+
+    def recounted(self, replication: Replication, epoch: int) -> RingPlacement:
+        """The group under another setting, every range changed at `epoch`."""
+        ranges = [
+            PlacedRange(placed.range, ReplicaGroup(placed.group.reads, placed.group.writes, epoch))
+            for placed in self.ranges
+        ]
+        return RingPlacement(self.id, replication, _sectors(ranges))
 
     def validate(self) -> None:
         """Assert coverage, order and that readers receive writes."""
@@ -183,10 +197,10 @@ class RingPlacement(msgspec.Struct, frozen=True, dict=True):
         assert left == TOKEN_MAX, f"tokens above {left} have no replicas"
 
 
-def ring_of_ranges(replication: Replication, ranges: Sequence[PlacedRange]) -> RingPlacement:
+def ring_of_ranges(group: int, replication: Replication, ranges: Sequence[PlacedRange]) -> RingPlacement:
     """The ring of these ranges, which are sorted."""
     assert ranges, "a ring has at least one range"
-    return RingPlacement(replication, _sectors(ranges))
+    return RingPlacement(group, replication, _sectors(ranges))
 
 
 def _sectors(ranges: Sequence[PlacedRange]) -> tuple[_Sector, ...]:
@@ -202,35 +216,53 @@ def _sector_of(token: int) -> int:
     return (token - TOKEN_MIN) >> _SECTOR_BITS
 
 
-class Placements(msgspec.Struct, frozen=True, dict=True):
-    """Every ring, sorted by replication."""
+NO_GROUPS: Final[HashTrieMap[int, RingPlacement]] = HashTrieMap()
 
-    rings: tuple[RingPlacement, ...] = ()
+
+class Placements(msgspec.Struct, frozen=True, dict=True):
+    """Every placement group, by id; `next_id` is that of the next one."""
+
+    by_id: HashTrieMap[int, RingPlacement] = NO_GROUPS
+    next_id: int = 1
 
     @cached_property
-    def by_replication(self) -> dict[Replication, RingPlacement]:
-        return {ring.replication: ring for ring in self.rings}
+    def rings(self) -> tuple[RingPlacement, ...]:
+        """All of them, by id."""
+        return tuple(self.by_id[group] for group in sorted(self.by_id))
 
-    def ring(self, replication: Replication) -> RingPlacement:
-        """Raises KeyError for a replication no keyspace uses."""
-        return self.by_replication[replication]
+    @cached_property
+    def digest(self) -> bytes:
+        """32 bytes; costs what changed, and 32 bytes of each other group."""
+        return blake(codec.encode((self.next_id, b"".join([ring.digest for ring in self.rings]))))
 
-    def group_for(self, replication: Replication, token: int) -> ReplicaGroup:
-        return self.by_replication[replication].group_for(token)
+    def ring(self, group: int) -> RingPlacement:
+        """Raises KeyError for a group that is not there."""
+        return self.by_id[group]
 
-    def with_rings(self, changed: tuple[RingPlacement, ...]) -> Placements:
-        """This value with the given rings put in or replaced; the others keep their identity."""
-        if not changed:
-            return self
-        rings = dict(self.by_replication)
-        rings.update({ring.replication: ring for ring in changed})
-        return Placements(tuple(rings[replication] for replication in sorted(rings)))
+    def group_for(self, group: int, token: int) -> ReplicaGroup:
+        return self.by_id[group].group_for(token)
+
+    def with_rings(self, changed: Iterable[RingPlacement]) -> Placements:
+        """This value with the given groups put in or replaced; the others keep their identity. A group that
+        was not there has the next id."""
+        by_id, next_id = self.by_id, self.next_id
+        for ring in changed:
+            assert ring.id in by_id or ring.id == next_id, f"group {ring.id} is gone, or not the next one"
+            by_id = by_id.insert(ring.id, ring)
+            next_id = max(next_id, ring.id + 1)
+        return self if by_id is self.by_id else Placements(by_id, next_id)
+
+    def without(self, gone: Iterable[int]) -> Placements:
+        """This value without these groups; itself when there are none."""
+        by_id = self.by_id
+        for group in gone:
+            by_id = by_id.remove(group)
+        return self if by_id is self.by_id else Placements(by_id, self.next_id)
 
     def validate(self) -> None:
-        replications = [ring.replication for ring in self.rings]
-        assert replications == sorted(set(replications)), "rings are sorted and unique"
-        for ring in self.rings:
+        for group, ring in self.by_id.items():
+            assert 0 < group == ring.id < self.next_id, f"group {group} has an id of its own that was given"
             ring.validate()
 
 
-NO_PLACEMENTS = Placements()
+NO_PLACEMENTS: Final = Placements()

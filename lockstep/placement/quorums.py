@@ -149,16 +149,16 @@ def required_while_filling(
     return tuple(Requirement(dc, count) for dc, count in most.items())
 
 
-def reads_like_writes(consistency: Consistency, replication: Replication, group: ReplicaGroup) -> bool:
+def reads_like_writes(consistency: Consistency, group: ReplicaGroup, recounts: bool) -> bool:
     """Whether a read hears as many of the group's write replicas as a write must, and repairs the others.
 
     While a replica is pending, what a quorum read returns must also survive the read switch. While the
-    number of replicas changes, so must ALL: a write that one replica took is otherwise missed by a reader
-    of before.
+    number of replicas changes (`recounts`), so must ALL: a write that one replica took is otherwise missed by
+    a reader of before.
     """
     if not group.write_only:
         return False
-    return consistency in MONOTONIC_LEVELS or (consistency is Consistency.ALL and replication.apart > 0)
+    return consistency in MONOTONIC_LEVELS or (consistency is Consistency.ALL and recounts)
 
 
 def intersects(
@@ -196,25 +196,31 @@ def adjacent_safe(
 ) -> Counterexample | None:
     """None when coordinators one version apart cannot miss each other's acknowledged writes.
 
-    `later` is what counts follow at `after` where that is not `replication`. Checked in both directions,
-    and within each version: QUORUM with QUORUM (SERIAL counts the same), ALL with ONE and ONE with ALL, and
-    per data centre LOCAL_QUORUM with LOCAL_QUORUM and LOCAL_QUORUM with EACH_QUORUM.
+    `later` is what counts follow at `after` where the range changes its replication. Checked in both
+    directions, and within each version: QUORUM with QUORUM (SERIAL counts the same), ALL with ONE and ONE
+    with ALL, and per data centre LOCAL_QUORUM with LOCAL_QUORUM and LOCAL_QUORUM with EACH_QUORUM.
     """
     assert {*before.reads} <= {*before.writes} and {*after.reads} <= {*after.writes}, "readers get writes"
     one, two = (before, replication), (after, replication if later is None else later)
     for reading, writing in ((one, one), (one, two), (two, one), (two, two)):
-        found = _missed_globally(*reading, *writing) or _missed_in_a_dc(*reading, *writing, dc_of)
+        found = _missed_globally(*reading, *writing, later is not None) or _missed_in_a_dc(
+            *reading, *writing, dc_of
+        )
         if found is not None:
             return found
     return None
 
 
 def _missed_globally(
-    reading: ReplicaGroup, read_as: Replication, writing: ReplicaGroup, written_as: Replication
+    reading: ReplicaGroup,
+    read_as: Replication,
+    writing: ReplicaGroup,
+    written_as: Replication,
+    recounts: bool,
 ) -> Counterexample | None:
     read_total, write_total, pending = read_as.total, written_as.total, len(writing.write_only)
     everyone, all_count = reading.reads, read_total
-    if reads_like_writes(Consistency.ALL, read_as, reading):
+    if reads_like_writes(Consistency.ALL, reading, recounts):
         everyone, all_count = reading.writes, read_total + len(reading.write_only)
     for levels, readers, read_count, write_count in (
         ("QUORUM-QUORUM", reading.reads, majority(read_total), majority(write_total)),

@@ -182,13 +182,14 @@ def needs_of(
     dc_of: DcOf,
     writing: bool,
     passing: Passing | None = None,
+    recounts: bool = False,
 ) -> tuple[tuple[Requirement, ...], tuple[NodeId, ...]]:
     """What a request must hear, and of which replicas. `passing`: where the range is going while replicas
-    are filled for other counts."""
+    are filled for other counts. `recounts`: whether the replication of its placement group changes."""
     if passing is not None and consistency in MONOTONIC_LEVELS:
         needs = required_while_filling(consistency, replication, local_dc, group, dc_of, passing)
         return needs, group.writes
-    if writing or reads_like_writes(consistency, replication, group):
+    if writing or reads_like_writes(consistency, group, recounts):
         return required_writes(consistency, replication, local_dc, group, dc_of), group.writes
     return required_reads(consistency, replication, local_dc), group.reads
 
@@ -202,21 +203,22 @@ class TablePlacement:
         "epoch",
         "has_views",
         "plans",
+        "recounts",
         "repairs",
-        "replication",
         "ring",
         "speculation",
     )
 
     def __init__(
-        self, epoch: int, changed_epoch: int, replication: Replication, ring: RingPlacement, table: Table
+        self, epoch: int, changed_epoch: int, ring: RingPlacement, recounts: bool, table: Table
     ) -> None:
         #: Of the metadata value.
         self.epoch = epoch
         #: When the table, one of its views or its keyspace last changed.
         self.changed_epoch = changed_epoch
-        self.replication = replication
         self.ring = ring
+        #: Whether the replication of its placement group changes.
+        self.recounts = recounts
         self.has_views = bool(table.views)
         #: By (whether it writes, level, right bound of the range).
         self.plans: dict[tuple[bool, Consistency, int], Plan] = {}
@@ -266,11 +268,12 @@ class PlanBook:
         if table is None:
             return None
         keyspace = cluster.schema.by_name[table.keyspace]
-        ring = cluster.placements.ring(keyspace.replication)
+        ring = cluster.placements.ring(keyspace.group)
         # Who applies a write without knowing of a view derives nothing for it, and tells nobody what is gone.
         views = (view.epoch for view in views_of(cluster.schema, table))
         changed_epoch = max(table.epoch, keyspace.epoch, *views)
-        found = TablePlacement(cluster.epoch, changed_epoch, keyspace.replication, ring, table)
+        recounts = ring.id in cluster.recounting
+        found = TablePlacement(cluster.epoch, changed_epoch, ring, recounts, table)
         self._tables[table_id] = found
         return found
 
@@ -316,12 +319,13 @@ class PlanBook:
         local_dc = self._local_dc(cluster)
         needs, nodes = needs_of(
             consistency,
-            placement.replication,
+            placement.ring.replication,
             local_dc,
             group,
             lambda node: dcs[node],
             writing,
-            passing(cluster, placement.replication, placed.range),
+            passing(cluster, placement.ring.id, placed.range),
+            placement.recounts,
         )
         by_id, shadowed = cluster.directory.by_id, cluster.directory.shadowed
         # What is sent to a node whose address another one took would be answered, and counted, twice.

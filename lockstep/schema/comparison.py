@@ -52,7 +52,7 @@ def _signed(
 
 
 def _settings(keyspace: Keyspace) -> tuple[Any, ...]:
-    return keyspace.replication.settled, keyspace.durable_writes
+    return keyspace.replication, keyspace.durable_writes
 
 
 def _named(

@@ -123,23 +123,15 @@ NO_UUIDS: Final[HashTrieMap[str, int]] = HashTrieMap()
 class Replication(msgspec.Struct, frozen=True, array_like=True, order=True):
     """`strategy` is SimpleStrategy or NetworkTopologyStrategy (short names).
 
-    `factors` is (("", rf),) for SimpleStrategy and sorted (data centre, rf) pairs otherwise. `apart` is the
-    operation that changes the replication of one keyspace, which has a ring of its own meanwhile, and 0 at
-    rest; clients never see it.
+    `factors` is (("", rf),) for SimpleStrategy and sorted (data centre, rf) pairs otherwise.
     """
 
     strategy: str
     factors: tuple[tuple[str, int], ...]
-    apart: int = 0
 
     @property
     def total(self) -> int:
         return sum(factor for _, factor in self.factors)
-
-    @property
-    def settled(self) -> Replication:
-        """The same setting as clients see it."""
-        return Replication(self.strategy, self.factors) if self.apart else self
 
     def text(self) -> str:
         """`SimpleStrategy 3` or `NetworkTopologyStrategy east 3, west 2`, for people."""
@@ -159,7 +151,7 @@ class UserType(msgspec.Struct, frozen=True, array_like=True):
 
 class KeyspaceHead(msgspec.Struct, frozen=True, array_like=True):
     """What a keyspace is without its tables; `types` are sorted by name, functions and aggregates by
-    signature."""
+    signature. `group` is the placement group of its tables, which the metadata gives it."""
 
     name: str
     replication: Replication
@@ -168,6 +160,7 @@ class KeyspaceHead(msgspec.Struct, frozen=True, array_like=True):
     types: tuple[UserType, ...] = ()
     functions: tuple[Function, ...] = ()
     aggregates: tuple[Aggregate, ...] = ()
+    group: int = 0
 
 
 class Keyspace(msgspec.Struct, frozen=True, dict=True):
@@ -181,6 +174,7 @@ class Keyspace(msgspec.Struct, frozen=True, dict=True):
     types: tuple[UserType, ...] = ()
     functions: tuple[Function, ...] = ()
     aggregates: tuple[Aggregate, ...] = ()
+    group: int = 0
 
     @property
     def head(self) -> KeyspaceHead:
@@ -192,6 +186,7 @@ class Keyspace(msgspec.Struct, frozen=True, dict=True):
             self.types,
             self.functions,
             self.aggregates,
+            self.group,
         )
 
     @cached_property
@@ -239,11 +234,6 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
         return tuple(sorted(self.by_name.values(), key=attrgetter("name")))
 
     @cached_property
-    def replications(self) -> tuple[Replication, ...]:
-        """Replication settings that keyspaces use, sorted and unique."""
-        return tuple(sorted({keyspace.replication for keyspace in self.keyspaces}))
-
-    @cached_property
     def digest(self) -> bytes:
         """32 bytes, the same for equal schemas and only for those."""
         trees = self.keyspace_tree.digest + self.table_tree.digest
@@ -262,9 +252,11 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
         return [(now, then) for _, now, then in changed(self.keyspace_tree, later.keyspace_tree)]
 
     def replicates_as(self, later: Schema) -> bool:
-        """Whether each keyspace is in both, with one replication; costs what changed."""
+        """Whether each keyspace is in both, with one replication and placement group; costs what changed."""
         return all(
-            now is not None and then is not None and now.replication == then.replication
+            now is not None
+            and then is not None
+            and (now.replication, now.group) == (then.replication, then.group)
             for now, then in self.keyspaces_changed_in(later)
         )
 
@@ -370,6 +362,7 @@ def _with_head(head: KeyspaceHead, by_name: HashTrieMap[str, Table]) -> Keyspace
         head.types,
         head.functions,
         head.aggregates,
+        head.group,
     )
 
 

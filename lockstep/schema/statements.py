@@ -54,7 +54,7 @@ def _with_factor(schema: Schema, change: CreateKeyspace | AlterKeyspace) -> Sche
     if change.replication is None:
         return change
     known = schema.by_name.get(change.keyspace) if isinstance(change, AlterKeyspace) else None
-    earlier = known.replication.settled if known is not None else None
+    earlier = known.replication if known is not None else None
     return replace(change, replication=with_factor(change.replication, earlier))
 
 

@@ -535,7 +535,7 @@ class Run:
 
     def _judge(self) -> None:
         events, rows = self.cluster.history.events, self.workload.load.rows
-        self.judged = check_registers(events, rows, apart=self.watch.apart)
+        self.judged = check_registers(events, rows, apart=self.watch.isolated)
         for side in self.sides:
             self.judged += side.judge()
         self.watch.inspect("REP-1", self.cluster.newest)

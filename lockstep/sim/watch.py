@@ -14,7 +14,6 @@ from lockstep.metadata.log.apply import apply_entry
 from lockstep.metadata.log.entries import LogEntry
 from lockstep.metadata.operations import Operation, Stage
 from lockstep.node.log.raft_transport import METADATA_GROUP
-from lockstep.schema.model import Replication
 from lockstep.sim.checkers.consensus import CommittedMonitor, ManagementMonitor
 from lockstep.sim.checkers.contents import RepairBegun, check_equal, check_unchanged
 from lockstep.sim.checkers.keeping import Emptied, Keeping
@@ -65,7 +64,7 @@ class Watch:
         self._repairs: dict[int, RepairBegun] = {}
         self._emptied = Emptied(self._content_of, self._work_done, cluster.fact)
         self.exclusions = Exclusions()
-        self.apart = Apart()
+        self.isolated = Apart()
         self.stamps = GivenStamps()
         self._rows = rows
         cluster.history.listeners.append(self._answered)
@@ -94,7 +93,7 @@ class Watch:
                 check_metadata_files(name, self.cluster.processes[name].disk)
         self.log(now_ns, label, kind, facts)
         if kind == "metadata.applied" and (
-            self.cluster.newest.excluded or self.exclusions.known_ns or self.apart
+            self.cluster.newest.excluded or self.exclusions.known_ns or self.isolated
         ):
             self._shut_out(now_ns)
         self.management(now_ns, label, kind, facts)
@@ -113,7 +112,7 @@ class Watch:
         self.exclusions.seen(
             now_ns, excluded, {name: seen.get(name, 0) for name in self.cluster.in_service()}
         )
-        self.apart.seen(now_ns, newest.epoch, excluded, seen)
+        self.isolated.seen(now_ns, newest.epoch, excluded, seen)
         if self.exclusions.known_ns:
             self.cluster.fact("all shut a node out")
 
@@ -283,11 +282,11 @@ class Watch:
     def inspect(self, invariant: str, metadata: ClusterMetadata, operation: Operation | None = None) -> None:
         """Whether the disks hold every acknowledged write, in all ranges or in an operation's."""
         cluster = self.cluster
-        only: dict[Replication, list[Range]] | None = None
+        only: dict[int, list[Range]] | None = None
         if operation is not None:
             only = {}
             for transition in operation.transitions:
-                only.setdefault(transition.replication_after, []).append(transition.range)
+                only.setdefault(transition.group, []).append(transition.range)
         contents = self.disks(metadata)
         writes = AcknowledgedWrites(cluster.history.events, self._rows)
         self.inspected += check_held(
@@ -323,7 +322,7 @@ class Watch:
             content.refresh()
             for keyspace in metadata.schema.keyspaces:
                 tables = [table.id for table in keyspace.tables]
-                for placed in metadata.placements.ring(keyspace.replication).ranges:
+                for placed in metadata.placements.ring(keyspace.group).ranges:
                     if node not in placed.group.writes and (held := content.held(tables, placed.range)):
                         found.append(f"node {node} stores {held} partitions of {placed.range}")
         return found

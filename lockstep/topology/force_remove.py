@@ -21,7 +21,7 @@ from lockstep.metadata.requests import REQUESTS
 from lockstep.metadata.requests import without_node as without_node_requests
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.placement.deltas import Delta, GroupChange, changes, merged, with_groups
-from lockstep.schema.model import Replication
+from lockstep.placement.placements import RingPlacement
 from lockstep.topology.planning import refuse_voter
 from lockstep.topology.streams import enough, pieces
 from lockstep.values.errors import Rejected
@@ -43,10 +43,10 @@ class ForceRemove(msgspec.Struct, frozen=True, array_like=True):
         left = msgspec.structs.replace(info, state=NodeState.LEFT, tokens=(), epoch=epoch)
         degraded = list(without_node(cluster.degraded, self.node))
         rings = []
-        for replication, deltas in changes_without(cluster, self.node):
+        for ring, deltas in changes_without(cluster, self.node):
             changes = [GroupChange(delta.range, delta.new, delta.new) for delta in deltas]
-            rings.append(merged(with_groups(cluster.placements.ring(replication), changes, epoch)))
-            degraded.extend(_degraded(cluster, replication, deltas, self.node, epoch))
+            rings.append(merged(with_groups(ring, changes, epoch)))
+            degraded.extend(_degraded(cluster, ring, deltas, self.node, epoch))
         return cluster.changed(
             DIRECTORY.set(cluster.directory.with_node(left)),
             PLACEMENTS.set(cluster.placements.with_rings(tuple(rings))),
@@ -64,12 +64,12 @@ class ForceRemove(msgspec.Struct, frozen=True, array_like=True):
 class MarkRepaired(msgspec.Struct, frozen=True, array_like=True):
     """All replicas of the range have every acknowledged write again."""
 
-    replication: Replication
+    group: int
     range: Range
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
         refuse_before_initialize(cluster)
-        kept = without_range(cluster.degraded, self.replication, self.range)
+        kept = without_range(cluster.degraded, self.group, self.range)
         if kept == cluster.degraded:
             raise Rejected(f"nothing of ({self.range.left}, {self.range.right}] is degraded")
         return cluster.changed(DEGRADED.set(kept))
@@ -103,18 +103,18 @@ def _refuse_start(cluster: ClusterMetadata, wanted: ForceRemove) -> None:
 
 def changes_without(
     cluster: ClusterMetadata, node: NodeId
-) -> tuple[tuple[Replication, tuple[Delta, ...]], ...]:
-    """By replication, the ranges that get other replicas when the node is gone."""
+) -> tuple[tuple[RingPlacement, tuple[Delta, ...]], ...]:
+    """By placement group, the ranges that get other replicas when the node is gone."""
     circle = cluster.directory.circle
     left = circle.changed({node: None})
     if left is circle:
         return ()
-    return tuple((replication, changes(replication, circle, left)) for replication in cluster.replications)
+    return tuple((ring, changes(ring.replication, circle, left)) for ring in cluster.placements.rings)
 
 
 def _degraded(
     cluster: ClusterMetadata,
-    replication: Replication,
+    ring: RingPlacement,
     deltas: tuple[Delta, ...],
     node: NodeId,
     epoch: int,
@@ -122,16 +122,16 @@ def _degraded(
     """Ranges with replicas that got nothing, and those whose last sure copy was on the node: replicas that an
     earlier removal left without writes are sure of nothing."""
     dc_of = cluster.directory.dc_by_id.__getitem__
-    names = tuple(k.name for k in cluster.schema.keyspaces if k.replication == replication)
+    names = tuple(k.name for k in cluster.schema.keyspaces if k.group == ring.id)
     found = []
     for delta in deltas:
-        whole = Transition(replication, delta.range, delta.old, delta.new)
-        for piece, lacking in pieces(whole, replication, cluster.degraded):
+        whole = Transition(ring.id, delta.range, delta.old, delta.new, ring.replication)
+        for piece, lacking in pieces(whole, cluster.degraded):
             lost = node in piece.old and not enough(piece, dc_of, (node, *lacking))
             if piece.gained or lost:
                 # Where nobody is sure to have a write, it does not help that those leave who surely lack it.
                 missing = () if lost else piece.gained
-                found.append(Degraded(replication, piece.range, epoch, missing, piece.gained, names))
+                found.append(Degraded(ring.id, piece.range, epoch, missing, piece.gained, names))
     return found
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import Directory, NodeState
@@ -25,7 +26,7 @@ from lockstep.placement.placements import PlacedRange, ReplicaGroup, RingPlaceme
 from lockstep.placement.quorums import adjacent_safe, dc_factors, intersects, majority
 from lockstep.schema.model import Replication
 from lockstep.topology.kind import kind_of, moves_nothing, stage_row
-from lockstep.topology.stages import Side, replication_at
+from lockstep.topology.stages import Side
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
 
@@ -117,13 +118,14 @@ def check_replica_counts(cluster: ClusterMetadata) -> tuple[str, ...]:
             found.append(f"PLC-1: {problem}")
             continue
         for placed in ring.ranges:
-            found.extend(_range_problems(cluster, ring.replication, placed))
+            found.extend(_range_problems(cluster, ring, placed))
     return tuple(found)
 
 
-def _range_problems(cluster: ClusterMetadata, replication: Replication, placed: PlacedRange) -> Iterator[str]:
+def _range_problems(cluster: ClusterMetadata, ring: RingPlacement, placed: PlacedRange) -> Iterator[str]:
+    replication = ring.replication
     where = f"PLC-1: {replication.strategy} ({placed.range.left}, {placed.range.right}]"
-    moving = [(o, t) for o, t in _transitions(cluster, replication) if t.range.intersects(placed.range)]
+    moving = [(o, t) for o, t in _transitions(cluster, ring.id) if t.range.intersects(placed.range)]
     if len(moving) > 1:
         yield f"{where}: changed by {moving[0][0].title()} and {moving[1][0].title()}"
         return
@@ -163,12 +165,10 @@ def _eligible(directory: Directory, operation: Operation | None) -> dict[NodeId,
     return eligible
 
 
-def _transitions(
-    cluster: ClusterMetadata, replication: Replication
-) -> Iterator[tuple[Operation, Transition]]:
+def _transitions(cluster: ClusterMetadata, group: int) -> Iterator[tuple[Operation, Transition]]:
     for operation in cluster.operations:
         for transition in operation.transitions:
-            if replication_at(stage_row(operation), transition) == replication:
+            if transition.group == group:
                 yield operation, transition
 
 
@@ -181,23 +181,24 @@ def check_locks(cluster: ClusterMetadata) -> tuple[str, ...]:
     for operation in cluster.operations:
         found.extend(kind_of(operation).running_problems(cluster, operation))
         lock = locks.get(operation.id)
-        wanted = tuple((t.replication, t.range) for t in operation.transitions)
+        wanted = tuple((t.group, t.range) for t in operation.transitions)
         if lock is not None and lock.ranges != wanted:
             found.append(f"OP-1: the lock of {operation.title()} is not its ranges")
     for at, lock in enumerate(cluster.locks):
         for other in cluster.locks[at + 1 :]:
-            if any(other.conflict(replication, range_) for replication, range_ in lock.ranges):
+            if any(other.conflict(group, range_) for group, range_ in lock.ranges):
                 found.append(f"OP-1: operations {lock.operation_id} and {other.operation_id} lock one range")
     return tuple(found)
 
 
-def _followed(before: ClusterMetadata, after: ClusterMetadata) -> list[tuple[Replication, Replication]]:
-    """(then, now) of the rings that stayed, and of those that keyspaces with data went from and to."""
-    pairs = {(ring.replication, ring.replication): None for ring in after.placements.rings}
+def _followed(before: ClusterMetadata, after: ClusterMetadata) -> list[tuple[int, int]]:
+    """(then, now) of the groups that stayed, and of those that keyspaces with data went from and to."""
+    pairs = {(ring.id, ring.id): None for ring in after.placements.rings}
     for now in after.schema.keyspaces:
         then = before.schema.by_name.get(now.name)
-        if then is not None and (then.by_name or then.replication.apart or now.replication.apart):
-            pairs[then.replication, now.replication] = None
+        changes = now.group in after.recounting or (then is not None and then.group in before.recounting)
+        if then is not None and (then.by_name or changes):
+            pairs[then.group, now.group] = None
     return list(pairs)
 
 
@@ -212,30 +213,32 @@ def check_adjacent(before: ClusterMetadata, after: ClusterMetadata) -> tuple[str
     dc_of = after.directory.dc_by_id.__getitem__
     for then, now in _followed(before, after):
         ring = after.placements.ring(now)
-        former = before.placements.by_replication.get(then)
+        former = before.placements.by_id.get(then)
         if former is None or former is ring:
             continue
+        recounts = then in before.recounting or now in after.recounting
+        later = ring.replication if recounts or former.replication != ring.replication else None
         for range_, old, new in overlaid(former, ring):
-            if (old.reads, old.writes) == (new.reads, new.writes) and then.settled == now.settled:
+            if (old.reads, old.writes) == (new.reads, new.writes) and former.replication == ring.replication:
                 continue
             where = f"({range_.left}, {range_.right}]"
-            if new.epoch == after.epoch and given_up(after, ring.replication, range_, before.epoch):
+            if new.epoch == after.epoch and given_up(after, ring.id, range_, before.epoch):
                 continue
             fresh = [node for node in new.reads if node not in old.writes]
             if fresh:
                 found.append(f"PLC-3: {where} is read from {fresh}, which got no writes before")
-            missed = adjacent_safe(old, new, then, dc_of, now)
+            missed = adjacent_safe(old, new, former.replication, dc_of, later)
             if missed is not None:
                 found.append(f"PLC-2: {where} {missed.text()}")
-            if new.epoch != after.epoch and (then.apart or now.apart or then == now):
+            if new.epoch != after.epoch and (recounts or then == now):
                 found.append(f"PLC-2: {where} changed at {after.epoch} and says {new.epoch}")
     return tuple(found)
 
 
-def given_up(cluster: ClusterMetadata, replication: Replication, range_: Range, since: int = 0) -> bool:
+def given_up(cluster: ClusterMetadata, group: int, range_: Range, since: int = 0) -> bool:
     """Whether a node of the range was given up without its data later than `since`: it promises no more."""
     return any(
-        one.replication == replication and one.since_epoch > since and one.range.intersects(range_)
+        one.group == group and one.since_epoch > since and one.range.intersects(range_)
         for one in cluster.degraded
     )
 
@@ -283,7 +286,7 @@ def check_endings(before: ClusterMetadata, after: ClusterMetadata) -> tuple[str,
 def _restored(after: ClusterMetadata, operation: Operation, side: Side) -> Iterator[str]:
     for transition in operation.transitions:
         wanted = transition.old if side is Side.OLD else transition.new
-        for placed in after.placements.ring(transition.replication).overlapping(transition.range):
+        for placed in after.placements.ring(transition.group).overlapping(transition.range):
             if placed.group.reads != wanted or placed.group.writes != wanted:
                 yield f"OP-1: {operation.title()} left {placed}, not {wanted}"
 
@@ -303,7 +306,7 @@ def check_restored(before: ClusterMetadata, after: ClusterMetadata) -> tuple[str
 def _shape(cluster: ClusterMetadata) -> list[tuple[Replication, Range, tuple[int, ...], tuple[int, ...]]]:
     return [
         (ring.replication, placed.range, placed.group.reads, placed.group.writes)
-        for ring in cluster.placements.rings
+        for ring in sorted(cluster.placements.rings, key=attrgetter("replication"))
         for placed in ring.ranges
     ]
 
@@ -318,53 +321,55 @@ def check_stale_coordinators(
     """
     newest, oldest = history[-1], history[0].epoch
     found: list[str] = []
-    for keyspace, replication in _rings_by_keyspace(newest):
-        ring = newest.placements.ring(replication)
+    for keyspace, group in _groups_by_keyspace(newest):
+        ring = newest.placements.ring(group)
         for stale in reversed(history[:-1]):
-            then = _replication_then(stale, keyspace, replication)
-            former = stale.placements.by_replication.get(then) if then is not None else None
-            if then is None or former is None:
+            former = _ring_then(stale, keyspace, group)
+            if former is None:
                 break
             for range_, old, new in overlaid(former, ring):
                 planned = _changed_at(old, stale, keyspace)
                 if planned == _changed_at(new, newest, keyspace):
                     continue
-                if given_up(newest, ring.replication, range_, stale.epoch):
+                if given_up(newest, ring.id, range_, stale.epoch):
                     continue
                 willing = [
                     node
                     for node in old.writes
                     if _willing(
                         history[max(seen.get(node, oldest), oldest) - oldest],
-                        (keyspace, replication),
+                        (keyspace, group),
                         range_,
                         planned,
                     )
                 ]
                 where = f"PLC-4: ({range_.left}, {range_.right}]", stale.epoch
-                found.extend(_stale_problems(newest, where, (then, replication), old, new, willing))
+                found.extend(
+                    _stale_problems(newest, where, (former.replication, ring.replication), old, new, willing)
+                )
     return tuple(found)
 
 
-def _rings_by_keyspace(cluster: ClusterMetadata) -> list[tuple[str, Replication]]:
-    """Each ring by itself (""), and the ring of every keyspace with tables, which goes from ring to ring."""
-    rings = [("", ring.replication) for ring in cluster.placements.rings]
-    followed = (k for k in cluster.schema.keyspaces if k.by_name or k.replication.apart)
-    return rings + [(keyspace.name, keyspace.replication) for keyspace in followed]
+def _groups_by_keyspace(cluster: ClusterMetadata) -> list[tuple[str, int]]:
+    """Each group by itself (""), and that of every keyspace with tables, which goes from group to group."""
+    groups = [("", ring.id) for ring in cluster.placements.rings]
+    followed = (k for k in cluster.schema.keyspaces if k.by_name or k.group in cluster.recounting)
+    return groups + [(keyspace.name, keyspace.group) for keyspace in followed]
 
 
-def _replication_then(stale: ClusterMetadata, keyspace: str, replication: Replication) -> Replication | None:
+def _ring_then(stale: ClusterMetadata, keyspace: str, group: int) -> RingPlacement | None:
     if not keyspace:
-        return replication
+        return stale.placements.by_id.get(group)
     then = stale.schema.by_name.get(keyspace)
-    return then.replication if then is not None and (then.by_name or then.replication.apart) else None
+    if then is None or not (then.by_name or then.group in stale.recounting):
+        return None
+    return stale.placements.by_id.get(then.group)
 
 
-def _willing(known: ClusterMetadata, wanted: tuple[str, Replication], range_: Range, planned: int) -> bool:
+def _willing(known: ClusterMetadata, wanted: tuple[str, int], range_: Range, planned: int) -> bool:
     """Whether a replica that knows `known` takes a request for a group that had changed at `planned`."""
-    keyspace, replication = wanted
-    then = _replication_then(known, keyspace, replication)
-    mine = known.placements.by_replication.get(then) if then is not None else None
+    keyspace, group = wanted
+    mine = _ring_then(known, keyspace, group)
     return mine is None or _changed_at(mine.group_for(range_.right), known, keyspace) <= planned
 
 

@@ -19,7 +19,7 @@ from lockstep.metadata.operations import Body, Operation, Stage, Transition
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.placement.circle import Circle, Owner
 from lockstep.placement.deltas import Delta, changes, plan_of
-from lockstep.placement.placements import ReplicaGroup
+from lockstep.placement.placements import ReplicaGroup, RingPlacement
 from lockstep.placement.quorums import adjacent_safe
 from lockstep.placement.shapes import shape_of
 from lockstep.schema.model import Replication
@@ -102,26 +102,26 @@ def circle_with(directory: Directory, changes: Sequence[Change]) -> Circle:
 
 
 def plan(cluster: ClusterMetadata, mine: Change) -> tuple[Transition, ...]:
-    """The transitions of a new operation, by replication and range.
+    """The transitions of a new operation, by placement group and range.
 
     Raises Rejected when a range is locked, when the outcome of a running operation would change the
     plan, when a step would let a read miss an acknowledged write, or when the node that is given up as
     dead has the only copies of some.
     """
     transitions: list[Transition] = []
-    for replication in cluster.replications:
-        deltas = _deltas(cluster.directory, replication, [], mine)
-        _refuse_locked(cluster, replication, deltas)
-        for done in _outcomes(_touching(cluster, replication, deltas, mine)):
-            others = _deltas(cluster.directory, replication, done, mine)
-            _refuse_locked(cluster, replication, others)
+    for ring in cluster.placements.rings:
+        deltas = _deltas(cluster.directory, ring.replication, [], mine)
+        _refuse_locked(cluster, ring, deltas)
+        for done in _outcomes(_touching(cluster, ring.id, deltas, mine)):
+            others = _deltas(cluster.directory, ring.replication, done, mine)
+            _refuse_locked(cluster, ring, others)
             if others != deltas:
                 holders = ", ".join(operation.title() for operation in cluster.operations)
                 raise Rejected(
                     f"the ranges of this {mine.body.about.kind} depend on how {holders} ends",
                     hint="wait for its end",
                 )
-        transitions.extend(Transition(replication, d.range, d.old, d.new) for d in deltas)
+        transitions.extend(Transition(ring.id, d.range, d.old, d.new, ring.replication) for d in deltas)
     refuse_excluded_targets(cluster, transitions)
     for transition in differently_shaped(cluster, transitions):
         refuse_unsafe(cluster, kind_of(mine.body).stages, transition)
@@ -158,9 +158,7 @@ def _refuse_lost_copies(cluster: ClusterMetadata, mine: Change, transitions: Seq
             )
 
 
-def _touching(
-    cluster: ClusterMetadata, replication: Replication, deltas: Sequence[Delta], mine: Change
-) -> list[Operation]:
+def _touching(cluster: ClusterMetadata, group: int, deltas: Sequence[Delta], mine: Change) -> list[Operation]:
     """Running operations whose outcome may change the plan; one that is rolling back never finishes.
 
     The replicas of a range follow from its own token and the replicas of the next range. So the changes of
@@ -178,9 +176,9 @@ def _touching(
         if operation.stage is Stage.ROLLBACK_TO_NORMAL or ring_of(operation).is_refill:
             continue
         theirs = directory.circle.changed_tokens(circle_with(directory, [change_of(operation)]))
-        held = [t.range for t in operation.transitions if t.replication == replication]
+        held = [t.range for t in operation.transitions if t.group == group]
         refilled = refilled_node and any(
-            refilled_node in t.new for t in operation.transitions if t.replication == replication
+            refilled_node in t.new for t in operation.transitions if t.group == group
         )
         if refilled or any_within(theirs, mine_closed) or any_within(moved, held):
             found.append(operation)
@@ -205,14 +203,14 @@ def _deltas(
     return changes(replication, before, circle_with(directory, [*done, mine]))
 
 
-def _refuse_locked(cluster: ClusterMetadata, replication: Replication, deltas: Sequence[Delta]) -> None:
+def _refuse_locked(cluster: ClusterMetadata, ring: RingPlacement, deltas: Sequence[Delta]) -> None:
     wanted = [delta.range for delta in deltas]
     for lock in cluster.locks:
-        held = first_shared([range_ for other, range_ in lock.ranges if other == replication], wanted)
+        held = first_shared([range_ for group, range_ in lock.ranges if group == ring.id], wanted)
         if held is not None:
             holder = cluster.operations_by_id[lock.operation_id]
             raise Rejected(
-                f"{holder.title()} holds range ({held.left}, {held.right}] of {replication.strategy}",
+                f"{holder.title()} holds range ({held.left}, {held.right}] of {ring.replication.strategy}",
                 hint="wait for it to finish (`lockstep topology watch`) or cancel it",
             )
 
@@ -263,6 +261,7 @@ def refuse_unsafe_change(
     for reader in after.reads:
         if reader not in before.writes:
             raise Rejected(f"{where}: node {reader} would be read before it was written")
-    found = adjacent_safe(before, after, counts[0], dc_of, counts[1])
+    recounts = transition.new_replication is not None
+    found = adjacent_safe(before, after, counts[0], dc_of, counts[1] if recounts else None)
     if found is not None:
         raise Rejected(f"{where}: {found.text()}")

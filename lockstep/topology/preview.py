@@ -15,7 +15,6 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.operations import Operation, Stage
 from lockstep.placement.placements import RingPlacement
-from lockstep.schema.model import Replication
 from lockstep.topology.barriers import barrier_need
 from lockstep.topology.kind import kind_of, stage_row
 from lockstep.topology.stages import STREAMING, StageRow, StreamTask
@@ -119,11 +118,11 @@ def present_ring(cluster: ClusterMetadata, operation: Operation) -> RingPlacemen
     """The ring of the keyspace whose replication the operation changes; None where it changes none."""
     if not operation.about.keyspace:
         return None
-    return cluster.placements.ring(cluster.schema.by_name[operation.about.keyspace].replication)
+    return cluster.placements.ring(cluster.schema.by_name[operation.about.keyspace].group)
 
 
 #: Bytes that a source holds of a range, all tables together.
-Held = Mapping[tuple[NodeId, Replication, Range], int]
+Held = Mapping[tuple[NodeId, int, Range], int]
 
 
 def holder(source: NodeId, task: StreamTask, present: RingPlacement | None) -> NodeId:
@@ -137,12 +136,12 @@ def holder(source: NodeId, task: StreamTask, present: RingPlacement | None) -> N
 
 def needed_sizes(
     tasks: tuple[StreamTask, ...], present: RingPlacement | None = None
-) -> dict[NodeId, list[tuple[Replication, Range]]]:
+) -> dict[NodeId, list[tuple[int, Range]]]:
     """What each holder would have to say how much it holds of."""
-    found: dict[NodeId, dict[tuple[Replication, Range], None]] = {}
+    found: dict[NodeId, dict[tuple[int, Range], None]] = {}
     for task in tasks:
         for source in task.sources:
-            found.setdefault(holder(source, task, present), {})[task.replication, task.range] = None
+            found.setdefault(holder(source, task, present), {})[task.group, task.range] = None
     return {source: list(wanted) for source, wanted in sorted(found.items())}
 
 
@@ -154,7 +153,7 @@ def movements(tasks: tuple[StreamTask, ...], held: Held | None = None) -> tuple[
         for source in task.sources:
             pair = (source, task.target)
             counts[pair] = counts.get(pair, 0) + 1
-            size = (held or {}).get((source, task.replication, task.range))
+            size = (held or {}).get((source, task.group, task.range))
             known = sizes.get(pair, 0)
             sizes[pair] = None if size is None or known is None else known + size
     return tuple(Movement(*pair, counts[pair], sizes[pair]) for pair in sorted(counts))
@@ -170,7 +169,7 @@ def estimate(found: Preview, held: Held, rate_bytes_s: int, stream_s: float, bar
         tables = _tables(found, task)
         streams[task.target] = streams.get(task.target, 0) + tables * len(task.sources)
         for source in task.sources:
-            size = held.get((source, task.replication, task.range))
+            size = held.get((source, task.group, task.range))
             if size is None:
                 unknown += 1
             else:
@@ -195,5 +194,5 @@ def _tables(found: Preview, task: StreamTask) -> int:
     return sum(
         len(keyspace.by_name)
         for keyspace in found.first.schema.keyspaces
-        if (keyspace.name == changing if changing else keyspace.replication == task.replication)
+        if (keyspace.name == changing if changing else keyspace.group == task.group)
     )

@@ -24,7 +24,6 @@ from lockstep.metadata.conflicts import TABLE, Held, Wanted, excluded_by
 from lockstep.metadata.operations import Operation, Stage
 from lockstep.metadata.requests import Request
 from lockstep.placement.quorums import dc_factors
-from lockstep.schema.model import Replication
 from lockstep.topology.kind import kind_of
 from lockstep.topology.planning import EXCLUDED
 from lockstep.topology.precedence import is_passed_over
@@ -46,15 +45,20 @@ class HeldRanges:
 
     def __init__(self, cluster: ClusterMetadata) -> None:
         self._cluster = cluster
-        held: dict[tuple[int, Replication], list[Range]] = {}
+        held: dict[tuple[int, int], list[Range]] = {}
         for lock in cluster.locks:
-            for replication, range_ in lock.ranges:
-                ranges = held.setdefault((lock.operation_id, replication), [])
+            for group, range_ in lock.ranges:
+                ranges = held.setdefault((lock.operation_id, group), [])
                 assert not ranges or ranges[-1].right <= range_.left, "locked ranges ascend"
                 ranges.append(range_)
         self._held = [
-            (operation_id, replication, [range_.right for range_ in ranges], ranges)
-            for (operation_id, replication), ranges in held.items()
+            (
+                operation_id,
+                cluster.placements.ring(group).replication,
+                [range_.right for range_ in ranges],
+                ranges,
+            )
+            for (operation_id, group), ranges in held.items()
         ]
 
     def holder(self, request: Request) -> tuple[Operation, str] | None:
@@ -128,7 +132,6 @@ def choose(cluster: ClusterMetadata, follows: str = "") -> Choice:
     looked_at = (
         follows,
         _running(cluster),
-        cluster.replications,
         cluster.directory,
         cluster.placements,
         cluster.service,
@@ -136,7 +139,7 @@ def choose(cluster: ClusterMetadata, follows: str = "") -> Choice:
         cluster.degraded,
     )
     known = kept(cluster.requests, _KEPT)
-    if known is not None and known[0][:3] == looked_at[:3] and _identical(known[0][3:], looked_at[3:]):
+    if known is not None and known[0][:2] == looked_at[:2] and _identical(known[0][2:], looked_at[2:]):
         choice = known[1]
     else:
         choice = _choose(cluster, follows, _refusal)
@@ -256,7 +259,8 @@ def _refusal(cluster: ClusterMetadata, request: Request) -> Verdict | None:
     refused: the directory keeps the refusals of the latest. That one may begin is never taken from memory. Of
     a refusal only the names of keyspaces may be old.
     """
-    state = (_running(cluster), cluster.replications, cluster.service, cluster.excluded, cluster.degraded)
+    groups = tuple((ring.id, ring.replication) for ring in cluster.placements.rings)
+    state = (_running(cluster), groups, cluster.service, cluster.excluded, cluster.degraded)
     known = kept(cluster.directory, _REFUSALS)
     if known is None or known[0] != state:
         known = (state, {})

@@ -29,7 +29,7 @@ from lockstep.metadata.repairs import (
 )
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.placement.placements import RingPlacement
-from lockstep.schema.model import Keyspace, Replication
+from lockstep.schema.model import Keyspace
 from lockstep.topology.force_remove import MarkRepaired
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
@@ -120,8 +120,8 @@ class EndRepair(msgspec.Struct, frozen=True, array_like=True):
         known = (table.id for keyspace in cluster.schema.keyspaces for table in keyspace.tables)
         repairs = cluster.repairs.without(ended).with_repaired(found, known)
         after = cluster.changed(REPAIRS.set(repairs))
-        for replication, range_ in mended(after):
-            after = MarkRepaired(replication, range_).apply(after, epoch)
+        for group, range_ in mended(after):
+            after = MarkRepaired(group, range_).apply(after, epoch)
         return after
 
     def _found(self, cluster: ClusterMetadata, repair: Repair) -> dict[int, list[Repaired]]:
@@ -152,14 +152,14 @@ def without_lost(cluster: ClusterMetadata, epoch: int) -> Repairs:
 
 def _refuse_part(cluster: ClusterMetadata, repairs: Repairs, part: RepairPart) -> None:
     keyspace = cluster.schema.by_name.get(part.keyspace)
-    if keyspace is None or keyspace.replication != part.replication:
+    if keyspace is None or keyspace.group != part.group:
         raise Rejected(f"keyspace {part.keyspace} is replicated otherwise by now")
     for operation in cluster.operations:
         if operation.about.keyspace == part.keyspace:
             raise Rejected(f"keyspace {part.keyspace} is not repaired during {operation.title()}", hint=_WAIT)
     for lock in cluster.locks:
         for range_ in part.ranges:
-            held = lock.conflict(part.replication, range_)
+            held = lock.conflict(part.group, range_)
             if held is not None:
                 title = cluster.operations_by_id[lock.operation_id].title()
                 where = f"({held.left}, {held.right}]"
@@ -191,9 +191,9 @@ def _unchanged(
 ) -> tuple[Range, ...]:
     """What of the ranges has the replicas that it had when the repair began."""
     keyspace = cluster.schema.by_name.get(part.keyspace)
-    if keyspace is None or keyspace.replication != part.replication or keyspace.epoch > repair.began_epoch:
+    if keyspace is None or keyspace.group != part.group or keyspace.epoch > repair.began_epoch:
         return ()
-    ring = cluster.placements.ring(part.replication)
+    ring = cluster.placements.ring(part.group)
     kept = (
         shared
         for range_ in ranges
@@ -212,7 +212,7 @@ def is_unchanged(cluster: ClusterMetadata, repair: Repair, since_epoch: int) -> 
     )
 
 
-def mended(cluster: ClusterMetadata) -> Iterator[tuple[Replication, Range]]:
+def mended(cluster: ClusterMetadata) -> Iterator[tuple[int, Range]]:
     """Degraded ranges of which every table was repaired since."""
     cuts = {
         bound
@@ -227,22 +227,20 @@ def mended(cluster: ClusterMetadata) -> Iterator[tuple[Replication, Range]]:
         whole = (Range(a, b) for a, b in itertools.pairwise(bounds))
         mended_ = joined_ranges(piece for piece in whole if _is_mended(cluster, line, tables, piece))
         for piece in mended_:
-            yield line.replication, piece
+            yield line.group, piece
 
 
 def _about(cluster: ClusterMetadata, line: Degraded) -> list[Keyspace]:
     return [
         keyspace
         for keyspace in cluster.schema.keyspaces
-        if keyspace.replication == line.replication and line.is_about(keyspace.name)
+        if keyspace.group == line.group and line.is_about(keyspace.name)
     ]
 
 
 def _is_mended(cluster: ClusterMetadata, line: Degraded, tables: Sequence[int], piece: Range) -> bool:
     if any(
-        other.replication == line.replication
-        and other.range.intersects(piece)
-        and other.since_epoch > line.since_epoch
+        other.group == line.group and other.range.intersects(piece) and other.since_epoch > line.since_epoch
         for other in cluster.degraded
     ):
         # The entry that mends does not tell two lines of one range apart.
@@ -264,7 +262,7 @@ def units(cluster: ClusterMetadata, repair: Repair, ranges_max: int) -> tuple[Re
     """The repair's work, by table and replicas."""
     found: list[RepairUnit] = []
     for number, part in enumerate(repair.parts):
-        ring = cluster.placements.ring(part.replication)
+        ring = cluster.placements.ring(part.group)
         by_nodes: dict[tuple[NodeId, ...], list[Range]] = {}
         for range_ in part.ranges:
             for nodes, piece in _placed(ring, range_, repair.nodes):

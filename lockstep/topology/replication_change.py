@@ -1,8 +1,8 @@
-"""The change of a keyspace's replication: what it may be, its steps, and the ring that it has meanwhile.
+"""The change of a keyspace's replication: what it may be, its steps, and the placement group that it has
+meanwhile.
 
-Invariant: a keyspace in change has a ring of its own, named by its replication and the operation; every
-range of that ring is locked, each step is proved for all of them before the first one begins, and another
-keyspace's ring is never touched.
+Invariant: a keyspace in change has a placement group of its own; every range of that is locked, each step is
+proved for all of them before the first one begins, and another keyspace's group is never touched.
 
 The walk from one replication to another in single steps.
 
@@ -22,11 +22,12 @@ from lockstep.metadata.conflicts import Held, holders
 from lockstep.metadata.degraded import DEGRADED, Degraded, carried
 from lockstep.metadata.operations import Transition
 from lockstep.metadata.placements_part import PLACEMENTS
+from lockstep.metadata.placing import shared_group
 from lockstep.metadata.requests import keyspace_busy
 from lockstep.metadata.schema_part import SCHEMA
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.placement.deltas import paired, plan_of, same_placement
-from lockstep.placement.placements import PlacedRange, Placements, ring_of_ranges
+from lockstep.placement.placements import Placements
 from lockstep.placement.quorums import dc_factors
 from lockstep.placement.strategies import NETWORK_TOPOLOGY, SIMPLE
 from lockstep.schema.changes import SYSTEM_KEYSPACES
@@ -48,7 +49,6 @@ def replication_steps(
 
     `eligible`: how many nodes own tokens in each data centre. More replicas first, fewer last.
     """
-    before, after = before.settled, after.settled
     if before.strategy == after.strategy:
         return tuple(_walk(before, after, eligible))
     if before.strategy == NETWORK_TOPOLOGY:
@@ -119,7 +119,7 @@ def wanted_keyspace(cluster: ClusterMetadata, name: str, target: Replication | N
     keyspace = cluster.schema.by_name.get(name)
     if keyspace is None:
         raise refused(f"Keyspace '{name}' doesn't exist", name)
-    if target is None or target.apart:
+    if target is None:
         raise refused(f"the replication that keyspace {name} is to have is missing", name)
     if target.strategy not in (SIMPLE, NETWORK_TOPOLOGY):
         raise refused(f"there is no replication strategy {target.strategy!r}", name)
@@ -131,7 +131,7 @@ def wanted_keyspace(cluster: ClusterMetadata, name: str, target: Replication | N
         raise refused("Replication factor must be non-negative", name)
     if target.total < 1:
         raise refused(f"keyspace {name} would have no replicas", name, "drop the keyspace instead")
-    if keyspace.replication.settled == target and not keyspace.replication.apart:
+    if keyspace.replication == target and keyspace.group not in cluster.recounting:
         raise refused(f"keyspace {name} is replicated this way already", name)
     return keyspace
 
@@ -173,7 +173,7 @@ def path_to(cluster: ClusterMetadata, keyspace: Keyspace, target: Replication) -
             keyspace.name,
             "change the factors first",
         )
-    assert path[0] == keyspace.replication.settled, "a walk begins where the keyspace is"
+    assert path[0] == keyspace.replication, "a walk begins where the keyspace is"
     assert (path[-1].strategy, path[-1].total) == (target.strategy, target.total), "it ends where it is to"
     if len(path) - 1 > REPLICATION_STEPS_MAX:
         raise refused(
@@ -188,68 +188,77 @@ def path_to(cluster: ClusterMetadata, keyspace: Keyspace, target: Replication) -
 
 
 def _prove(cluster: ClusterMetadata, before: Replication, after: Replication) -> None:
-    """Raises Rejected unless the step is safe for every range; operations set rings apart."""
-    for transition in differently_shaped(cluster, transitions_between(cluster, before, after, apart=1)):
+    """Raises Rejected unless the step is safe for every range."""
+    for transition in differently_shaped(cluster, transitions_between(cluster, 0, before, after)):
         refuse_unsafe(cluster, RANGE_MOVEMENT, transition)
 
 
 def transitions_between(
-    cluster: ClusterMetadata, before: Replication, after: Replication, apart: int
+    cluster: ClusterMetadata, group: int, before: Replication, after: Replication
 ) -> tuple[Transition, ...]:
-    """One for each range of the ring, also where the replicas stay: their counts change."""
+    """One for each range of the placement group, also where the replicas stay: their counts change."""
     circle = cluster.directory.circle
-    named, later = (Replication(one.strategy, one.factors, apart) for one in (before, after))
-    pairs = paired(plan_of(before.settled, circle), plan_of(after.settled, circle))
+    pairs = paired(plan_of(before, circle), plan_of(after, circle))
     assert pairs[0].range.left == TOKEN_MIN and pairs[-1].range.right == TOKEN_MAX, "all ranges change counts"
-    return tuple(Transition(named, delta.range, delta.old, delta.new, later) for delta in pairs)
+    return tuple(Transition(group, delta.range, delta.old, delta.new, before, after) for delta in pairs)
 
 
-# The ring of its own
+# The group of its own
 
 
-def apart(replication: Replication, operation_id: int) -> Replication:
-    return Replication(replication.strategy, replication.factors, operation_id)
+def with_own_group(cluster: ClusterMetadata, name: str) -> ClusterMetadata:
+    """The value with the keyspace in a new placement group of its own, which has the same replicas."""
+    keyspace, placements = cluster.schema.by_name[name], cluster.placements
+    ring = placements.ring(keyspace.group).with_id(placements.next_id)
+    return _moved(cluster, keyspace, placements.with_rings((ring,)), ring.id, keyspace.epoch)
 
 
-def with_replication(cluster: ClusterMetadata, name: str, to: Replication, epoch: int = 0) -> ClusterMetadata:
-    """The value with the keyspace on the ring named `to`: its own under another name, or the one that is
-    there with the same replicas. With `epoch`, every group and the keyspace changed in it."""
-    keyspace = cluster.schema.by_name[name]
-    ring = cluster.placements.ring(keyspace.replication)
-    shared = cluster.placements.by_replication.get(to)
-    assert shared is None or same_placement(shared, ring), "a ring is shared only with the same replicas"
-    others = {other.replication for other in cluster.schema.keyspaces if other.name != name}
-    rings = dict(cluster.placements.by_replication)
-    if keyspace.replication not in others:
-        del rings[keyspace.replication]
-    if shared is None:
-        rings[to] = ring.named(to)
-        if epoch:
-            ranges = [
-                PlacedRange(placed.range, msgspec.structs.replace(placed.group, epoch=epoch))
-                for placed in ring.ranges
-            ]
-            rings[to] = ring_of_ranges(to, ranges)
-    # What was planned before the ring's last change is planned anew, also when the shared ring is older.
-    newest = max((placed.group.epoch for placed in ring.ranges), default=0)
-    moved = msgspec.structs.replace(
-        keyspace, replication=to, epoch=epoch or max(keyspace.epoch, newest if shared is not None else 0)
+def recounted(cluster: ClusterMetadata, name: str, to: Replication, epoch: int) -> ClusterMetadata:
+    """The value with another replication of the keyspace and its group, every range changed at `epoch`."""
+    keyspace, placements = cluster.schema.by_name[name], cluster.placements
+    ring = placements.ring(keyspace.group).recounted(to, epoch)
+    changed = msgspec.structs.replace(keyspace, replication=to, epoch=epoch)
+    return cluster.changed(
+        SCHEMA.set(cluster.schema.with_keyspace(changed)), PLACEMENTS.set(placements.with_rings((ring,)))
     )
+
+
+def with_shared_group(cluster: ClusterMetadata, name: str) -> ClusterMetadata:
+    """The value with the keyspace, whose replication changes no more, in the group of those that are
+    replicated alike; where there are none, it keeps its own."""
+    keyspace = cluster.schema.by_name[name]
+    shared = shared_group(cluster.placements, keyspace.replication, cluster.recounting)
+    if shared is None or shared.id == keyspace.group:
+        return cluster
+    ring = cluster.placements.ring(keyspace.group)
+    assert same_placement(shared, ring), "a group is shared only with the same replicas"
+    # What was planned before the own group's last change is planned anew, also when the shared one is older.
+    newest = max((placed.group.epoch for placed in ring.ranges), default=0)
+    return _moved(cluster, keyspace, cluster.placements, shared.id, max(keyspace.epoch, newest))
+
+
+def _moved(
+    cluster: ClusterMetadata, keyspace: Keyspace, placements: Placements, group: int, epoch: int
+) -> ClusterMetadata:
+    """The value with the keyspace in another group, which is in `placements`; the one that it leaves goes
+    when nobody else is in it."""
+    kept = any(
+        other.group == keyspace.group for other in cluster.schema.keyspaces if other.name != keyspace.name
+    )
+    moved = msgspec.structs.replace(keyspace, group=group, epoch=epoch)
     return cluster.changed(
         SCHEMA.set(cluster.schema.with_keyspace(moved)),
-        PLACEMENTS.set(Placements(tuple(rings[replication] for replication in sorted(rings)))),
-        DEGRADED.set(_degraded(cluster.degraded, keyspace, to, keyspace.replication in others)),
+        PLACEMENTS.set(placements if kept else placements.without((keyspace.group,))),
+        DEGRADED.set(_degraded(cluster.degraded, keyspace, group, kept)),
     )
 
 
-def _degraded(
-    degraded: Sequence[Degraded], keyspace: Keyspace, to: Replication, kept: bool
-) -> tuple[Degraded, ...]:
-    """The lines with those of the keyspace's replication also, or only, said of `to`; each line once."""
+def _degraded(degraded: Sequence[Degraded], keyspace: Keyspace, to: int, kept: bool) -> tuple[Degraded, ...]:
+    """The lines with those of the keyspace's group also, or only, said of `to`; each line once."""
     lines: dict[Degraded, None] = {}
     for line in degraded:
-        if line.replication != keyspace.replication or kept:
+        if line.group != keyspace.group or kept:
             lines[line] = None
-        if line.replication == keyspace.replication:
+        if line.group == keyspace.group:
             lines.update(dict.fromkeys(carried((line,), keyspace.name, to)))
     return tuple(lines)

@@ -16,54 +16,50 @@ from lockstep.metadata.operations import Lock, Operation, Session, Stage, Transi
 from lockstep.placement.deltas import cut, merged
 from lockstep.placement.placements import Placements, RingPlacement
 from lockstep.placement.quorums import Passing
-from lockstep.schema.model import Replication
 from lockstep.topology.kind import stage_row
 from lockstep.topology.stages import STREAMING, Work
 from lockstep.values.tokens import Range
 
 
-def by_replication(transitions: Sequence[Transition]) -> Mapping[Replication, list[Transition]]:
-    """Transitions grouped by replication, in their order."""
-    grouped: dict[Replication, list[Transition]] = {}
+def by_group(transitions: Sequence[Transition]) -> Mapping[int, list[Transition]]:
+    """Transitions by placement group, in their order."""
+    grouped: dict[int, list[Transition]] = {}
     for transition in transitions:
-        grouped.setdefault(transition.replication, []).append(transition)
+        grouped.setdefault(transition.group, []).append(transition)
     return grouped
 
 
-def cuts(operation: Operation, replication: Replication) -> list[int]:
+def cuts(operation: Operation, group: int) -> list[int]:
     """Tokens at which the operation keeps ranges apart: its own tokens and the ends of its transitions."""
-    ends = [t.range for t in operation.transitions if t.replication == replication]
+    ends = [t.range for t in operation.transitions if t.group == group]
     return [*operation.tokens, *(range_.left for range_ in ends), *(range_.right for range_ in ends)]
 
 
 def split(placements: Placements, operation: Operation) -> Placements:
-    rings = [
-        cut(placements.ring(replication), cuts(operation, replication))
-        for replication in by_replication(operation.transitions)
-    ]
+    rings = [cut(placements.ring(group), cuts(operation, group)) for group in by_group(operation.transitions)]
     return placements.with_rings(tuple(rings))
 
 
 def merged_rings(placements: Placements, operation: Operation, others: Sequence[Operation]) -> Placements:
     rings = []
-    for replication in by_replication(operation.transitions):
-        keep = [token for other in others for token in cuts(other, replication)]
-        ring = placements.ring(replication)
-        rings.append(merged(ring, keep, _inside(ring, operation, replication)))
+    for group in by_group(operation.transitions):
+        keep = [token for other in others for token in cuts(other, group)]
+        ring = placements.ring(group)
+        rings.append(merged(ring, keep, _inside(ring, operation)))
     return placements.with_rings(tuple(rings))
 
 
-def _inside(ring: RingPlacement, operation: Operation, replication: Replication) -> list[int]:
+def _inside(ring: RingPlacement, operation: Operation) -> list[int]:
     """Where ranges may be joined when the operation ends: at its cuts, and within what it changed."""
-    found = cuts(operation, replication)
+    found = cuts(operation, ring.id)
     for transition in operation.transitions:
-        if transition.replication == replication:
+        if transition.group == ring.id:
             found.extend(placed.range.right for placed in ring.overlapping(transition.range))
     return found
 
 
 def lock_of(operation: Operation) -> Lock:
-    return Lock(operation.id, tuple((t.replication, t.range) for t in operation.transitions))
+    return Lock(operation.id, tuple((t.group, t.range) for t in operation.transitions))
 
 
 def session_id_of(operation: Operation) -> str:
@@ -94,13 +90,13 @@ def with_session(sessions: Sequence[Session], operation: Operation) -> tuple[Ses
     return tuple(sorted(kept, key=lambda session: session.operation_id))
 
 
-def passing(cluster: ClusterMetadata, replication: Replication, range_: Range) -> Passing | None:
-    """Where a range of this ring is going while replicas are filled for other counts; None otherwise.
+def passing(cluster: ClusterMetadata, group: int, range_: Range) -> Passing | None:
+    """Where a range of a placement group is going while replicas are filled for other counts; else None.
 
     Whoever has not heard that replicas are being filled is refused by those that have, as their groups'
     epochs say.
     """
-    operation = cluster.operations_by_id.get(replication.apart) if replication.apart else None
+    operation = cluster.recounting.get(group)
     if operation is None or stage_row(operation).work is not Work.STREAM:
         return None
     found = bisect_left(operation.transitions, range_.right, key=lambda t: t.range.right)

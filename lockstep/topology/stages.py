@@ -163,7 +163,7 @@ class StreamTask(msgspec.Struct, frozen=True, array_like=True):
     """
 
     target: NodeId
-    replication: Replication
+    group: int
     range: Range
     sources: tuple[NodeId, ...]
     needs_all: bool
@@ -184,7 +184,7 @@ def group_at(row: StageRow, transition: Transition) -> tuple[tuple[NodeId, ...],
 
 
 def replication_at(row: StageRow, transition: Transition) -> Replication:
-    """The replication whose ring the transition's range lies on, and counts follow, in the stage."""
+    """The replication that counts follow in the stage."""
     return transition.replication_after if row.reads is Side.NEW else transition.replication
 
 

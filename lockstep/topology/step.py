@@ -16,12 +16,11 @@ from lockstep.metadata import features
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.features import EnableFeatures
 from lockstep.metadata.operations import Operation, Stage
-from lockstep.schema.model import Replication
 from lockstep.topology import queue
 from lockstep.topology.barriers import BarrierState, GuardReport, Missing, barrier_need, evaluate
 from lockstep.topology.kind import kind_of, row_can_go_back, stage_row
 from lockstep.topology.requests import FailRequest
-from lockstep.topology.stages import DELETING, STREAMING, StreamTask, Work, replication_at
+from lockstep.topology.stages import DELETING, STREAMING, StreamTask, Work
 from lockstep.topology.streams import stream_plan
 from lockstep.topology.transformations import (
     AdvanceOperation,
@@ -82,7 +81,7 @@ class WorkOrder(msgspec.Struct, frozen=True, array_like=True):
     stage: Stage
     session_id: str
     kind: Work
-    ranges: tuple[tuple[Replication, Range], ...] = ()
+    ranges: tuple[tuple[int, Range], ...] = ()
     tasks: tuple[StreamTask, ...] = ()
 
 
@@ -270,17 +269,17 @@ def work_orders(
     keeps is wiped before it may own it again. One that leaves alive gives away what it keeps for others.
     """
     row, about = stage_row(operation), operation.about
-    ranges: dict[NodeId, list[tuple[Replication, Range]]] = {}
+    ranges: dict[NodeId, list[tuple[int, Range]]] = {}
     tasks: dict[NodeId, list[StreamTask]] = {}
     if row.work is Work.WIPE:
         for transition in operation.transitions:
             for node in transition.gained:
-                ranges.setdefault(node, []).append((replication_at(row, transition), transition.range))
+                ranges.setdefault(node, []).append((transition.group, transition.range))
     elif row.work in DELETING:
         for transition in operation.transitions:
             for node in transition.lost if row.work is Work.CLEANUP else transition.gained:
                 if node != about.departing and node not in dead:
-                    ranges.setdefault(node, []).append((replication_at(row, transition), transition.range))
+                    ranges.setdefault(node, []).append((transition.group, transition.range))
         leaver = NodeId(0) if about.presumed_dead else about.departing
         if row.work is Work.CLEANUP and leaver and leaver not in dead:
             ranges.setdefault(leaver, [])

@@ -157,8 +157,7 @@ def _cause(operation: Operation, after: ClusterMetadata) -> str:
 
 def _group(cluster: ClusterMetadata, keyspace: str, token: int) -> ReplicaGroup | None:
     found = cluster.schema.by_name.get(keyspace)
-    ring = cluster.placements.by_replication.get(found.replication) if found is not None else None
-    return ring.group_for(token) if ring is not None else None
+    return cluster.group_for(found.group, token) if found is not None else None
 
 
 def of_epoch(before: ClusterMetadata, after: ClusterMetadata) -> Iterator[str]:

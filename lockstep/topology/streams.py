@@ -21,7 +21,6 @@ from lockstep.metadata.degraded import Degraded, handed_on
 from lockstep.metadata.operations import Operation, Stage, Transition
 from lockstep.placement.quorums import DcOf, dc_factors, majority
 from lockstep.placement.refills import Passage, refilled
-from lockstep.schema.model import Replication
 from lockstep.topology.kind import kind_of
 from lockstep.topology.stages import StreamTask
 from lockstep.values.ids import NodeId
@@ -43,22 +42,22 @@ def stream_plan(
     gone = (dead_one,) if dead_one else ()
     tasks: list[StreamTask] = []
     for transition in operation.transitions:
-        for piece, lacking in pieces(transition, transition.replication, cluster.degraded):
+        for piece, lacking in pieces(transition, cluster.degraded):
             absent = (*dead, *gone, *shunned(operation, piece, lacking, dc_of))
             tasks.extend(kind.tasks(operation, piece, dc_of, absent, lacking))
     return tuple(tasks)
 
 
 def pieces(
-    transition: Transition, replication: Replication, degraded: Sequence[Degraded]
+    transition: Transition, degraded: Sequence[Degraded]
 ) -> list[tuple[Transition, tuple[NodeId, ...]]]:
-    """The transition cut where degraded ranges of this replication begin and end, and with each piece the old
+    """The transition cut where degraded ranges of its group begin and end, and with each piece the old
     replicas that lack writes there."""
     whole = transition.range
     lines = [
         line
         for line in degraded
-        if line.lacking and line.replication == replication and line.range.intersects(whole)
+        if line.lacking and line.group == transition.group and line.range.intersects(whole)
     ]
     if not lines:
         return [(transition, ())]
@@ -107,7 +106,7 @@ def tasks_of_givers(
             sources: tuple[NodeId, ...] = (giver,)
         else:
             sources = read_quorum(transition, dc_of, dead)
-        tasks.append(StreamTask(target, transition.replication, transition.range, sources, needs_all=True))
+        tasks.append(StreamTask(target, transition.group, transition.range, sources, needs_all=True))
     return tasks
 
 
@@ -135,7 +134,7 @@ def tasks_of_quorum(
         others = tuple(node for node in named if node != target)
         if named and not others:
             continue
-        tasks.append(StreamTask(target, transition.replication, transition.range, others, needs_all=True))
+        tasks.append(StreamTask(target, transition.group, transition.range, others, needs_all=True))
     return tasks
 
 
@@ -209,7 +208,7 @@ def lost_copies(transition: Transition, dc_of: DcOf, dead: NodeId, degraded: Seq
         return False
     return any(
         enough(piece, dc_of, lacking) and not enough(piece, dc_of, (dead, *lacking))
-        for piece, lacking in pieces(transition, transition.replication, degraded)
+        for piece, lacking in pieces(transition, degraded)
     )
 
 
@@ -220,8 +219,7 @@ def still_degraded(cluster: ClusterMetadata, operation: Operation) -> tuple[Degr
         return before
     dc_of = cluster.directory.dc_by_id.__getitem__
     for transition in operation.transitions:
-        replication = transition.replication_after
-        for piece, lacking in pieces(transition, replication, before):
+        for piece, lacking in pieces(transition, before):
             if lacking and not shunned(operation, piece, lacking, dc_of):
-                degraded = handed_on(degraded, replication, piece.range, piece.old, piece.gained)
+                degraded = handed_on(degraded, transition.group, piece.range, piece.old, piece.gained)
     return degraded

@@ -18,7 +18,7 @@ from lockstep.placement.shapes import Shape, shape_of
 from lockstep.topology import generations
 from lockstep.topology.kind import kind_of, moves_nothing, stage_row
 from lockstep.topology.planning import refuse_unsafe_change
-from lockstep.topology.running import by_replication, session_id_of, with_session
+from lockstep.topology.running import by_group, session_id_of, with_session
 from lockstep.topology.stages import Work, group_at, replication_at
 from lockstep.values.errors import Rejected
 from lockstep.values.limits import REQUESTS_PLANNED_MAX
@@ -165,16 +165,15 @@ def _entered(cluster: ClusterMetadata, operation: Operation, stage: Stage, epoch
 
 
 def _stepped(cluster: ClusterMetadata, operation: Operation, moved: Operation, epoch: int) -> Placements:
-    """Groups of the operation's ranges for the stage that it moved to, each proved against the present one,
-    on the rings of the stage that it left."""
+    """Replica groups for the stage that the operation moved to, each proved against the present one."""
     left, row = stage_row(operation), stage_row(moved)
     dc_of = cluster.directory.dc_by_id.__getitem__
     # What writes must hear changes although the replicas may not: see `running.passing`.
     recounted = kind_of(operation).recounts and row.work is Work.STREAM
     changed = []
-    for transitions in by_replication(operation.transitions).values():
+    for group, transitions in by_group(operation.transitions).items():
         counts = replication_at(left, transitions[0]), replication_at(row, transitions[0])
-        before = cluster.placements.ring(counts[0])
+        before = cluster.placements.ring(group)
         proved: set[Shape] = set()
         regrouped: list[PlacedRange] = []
         for transition in transitions:

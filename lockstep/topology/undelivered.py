@@ -77,8 +77,8 @@ class RecordUndelivered(msgspec.Struct, frozen=True, array_like=True):
             if owed.range.left >= owed.range.right:
                 raise Rejected(f"({owed.range.left}, {owed.range.right}] is no range")
             if keyspace is not None and present:
-                replication, range_ = keyspace.replication, owed.range
-                degraded = with_missing(degraded, replication, keyspace.name, range_, present, epoch)
+                group, range_ = keyspace.group, owed.range
+                degraded = with_missing(degraded, group, keyspace.name, range_, present, epoch)
         if degraded == cluster.degraded:
             raise Rejected(f"what node {self.node} keeps is owed to nobody any more")
         return cluster.changed(DEGRADED.set(degraded))

@@ -7,7 +7,7 @@ import msgspec
 from lockstep.metadata.access.permissions import KINDS as PERMISSION_KINDS
 from lockstep.metadata.access.role_changes import KINDS as ROLE_KINDS
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
-from lockstep.metadata.degraded import DEGRADED, of_replications
+from lockstep.metadata.degraded import DEGRADED, of_groups
 from lockstep.metadata.excluded import KINDS as EXCLUDED_KINDS
 from lockstep.metadata.features import KINDS as FEATURE_KINDS
 from lockstep.metadata.groups.membership import KINDS as MEMBERSHIP_KINDS
@@ -18,10 +18,11 @@ from lockstep.metadata.log.registry import Registry, Transformation
 from lockstep.metadata.log.snapshot_entries import KINDS as SNAPSHOT_KINDS
 from lockstep.metadata.log.tip import Appended, Refused, Tip
 from lockstep.metadata.placements_part import PLACEMENTS
-from lockstep.metadata.placing import placements_for, refuse_while_locked
+from lockstep.metadata.placing import placed, refuse_while_locked
 from lockstep.metadata.schema_change import KINDS as SCHEMA_KINDS
 from lockstep.metadata.schema_part import SCHEMA
 from lockstep.metadata.transformations import KINDS, Founder, Initialize
+from lockstep.placement.placements import RingPlacement
 from lockstep.schema.model import Keyspace, Replication, schema_of
 from lockstep.topology.force_remove import KINDS as FORCE_KINDS
 from lockstep.topology.kinds.registry import UNIONS
@@ -38,15 +39,14 @@ class SetKeyspaces(msgspec.Struct, frozen=True, array_like=True):
     keyspaces: tuple[tuple[str, Replication], ...]
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
-        keyspaces = tuple(Keyspace(name, replication) for name, replication in sorted(self.keyspaces))
-        replications = sorted({replication for _, replication in self.keyspaces})
-        placements = placements_for(cluster.placements, replications, cluster.directory.owners, epoch)
+        known = {keyspace.name: keyspace.group for keyspace in cluster.schema.keyspaces}
+        keyspaces = (Keyspace(*named, group=known.get(named[0], 0)) for named in sorted(self.keyspaces))
+        schema, placements = placed(cluster, schema_of(keyspaces), epoch)
         if placements is not cluster.placements:
             refuse_while_locked(cluster, "keyspaces cannot change their replication")
         if any(operation.about.is_global for operation in cluster.operations):
             raise Rejected("keyspaces cannot change while one of them changes its replication")
-        degraded = of_replications(cluster.degraded, replications)
-        schema = schema_of(keyspaces)
+        degraded = of_groups(cluster.degraded, placements.by_id)
         return cluster.changed(SCHEMA.set(schema), PLACEMENTS.set(placements), DEGRADED.set(degraded))
 
 
@@ -56,6 +56,12 @@ def simple(factor: int) -> Replication:
 
 def network(**factors: int) -> Replication:
     return Replication("NetworkTopologyStrategy", tuple(sorted(factors.items())))
+
+
+def ring_with(cluster: ClusterMetadata, replication: Replication) -> RingPlacement:
+    """The placement group with this replication."""
+    (found,) = (ring for ring in cluster.placements.rings if ring.replication == replication)
+    return found
 
 
 def registry() -> Registry:

@@ -24,7 +24,7 @@ from lockstep.metadata.operations import OPERATIONS
 from lockstep.metadata.placements_part import PLACEMENTS
 from lockstep.metadata.requests import REQUESTS
 from lockstep.metadata.schema_part import SCHEMA
-from lockstep.placement.placements import PlacedRange, Placements, ring_of_ranges
+from lockstep.placement.placements import PlacedRange
 from lockstep.topology.kinds.bootstrap import Bootstrap
 from lockstep.topology.kinds.decommission import Decommission
 from lockstep.topology.requests import EnqueueRequest
@@ -89,9 +89,10 @@ def ring(change: Callable[[tuple[PlacedRange, ...]], tuple[PlacedRange, ...]]) -
     """The last ring has other ranges."""
 
     def broken(value: ClusterMetadata) -> ClusterMetadata:
-        *others, last = value.placements.rings
-        rings = (*others, ring_of_ranges(last.replication, change(last.ranges)))
-        return value.changed(PLACEMENTS.set(Placements(rings)))
+        last = value.placements.rings[-1]
+        return value.changed(
+            PLACEMENTS.set(value.placements.with_rings((last.with_ranges(change(last.ranges)),)))
+        )
 
     return broken
 
@@ -148,7 +149,7 @@ BROKEN: list[tuple[str, Break]] = [
     ),
     ("request ids are never reused", lambda v: v.changed(REQUESTS.set(replace(v.requests, next_id=1)))),
     ("sessions match operations", operation(session_id="another")),
-    ("", lambda v: v.changed(PLACEMENTS.set(Placements(v.placements.rings[:1])))),
+    ("exactly the groups in use", lambda v: v.changed(PLACEMENTS.set(v.placements.without((2,))))),
     ("gap or overlap", ring(lambda ranges: ranges[1:])),
     ("have no replicas", ring(lambda ranges: ranges[:-1])),
     ("a ring has at least one range", ring(lambda ranges: ())),
@@ -160,7 +161,7 @@ BROKEN: list[tuple[str, Break]] = [
     ("sorted by node", excluded(3, 3)),
     (
         "degraded ranges are used",
-        lambda v: v.changed(DEGRADED.set((Degraded(simple(3), Range(0, 1), 1, ()),))),
+        lambda v: v.changed(DEGRADED.set((Degraded(3, Range(0, 1), 1, ()),))),
     ),
 ]  # fmt: skip
 

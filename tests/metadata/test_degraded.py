@@ -9,27 +9,25 @@ from lockstep.metadata.degraded import (
     Degraded,
     carried,
     handed_on,
-    of_replications,
+    of_groups,
     without_node,
     without_range,
 )
-from lockstep.schema.model import Replication
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
-from tests.metadata.histories import simple
 
-ONE, TWO = simple(1), simple(2)
+ONE, TWO = 1, 2
 
 
 def ids(*numbers: int) -> tuple[NodeId, ...]:
     return tuple(NodeId(number) for number in numbers)
 
 
-def line(left: int, right: int, *missing: int, replication: Replication = TWO) -> Degraded:
-    return Degraded(replication, Range(left, right), 7, ids(*missing))
+def line(left: int, right: int, *missing: int, group: int = TWO) -> Degraded:
+    return Degraded(group, Range(left, right), 7, ids(*missing))
 
 
-LIST = (line(0, 10, 1), line(10, 20, 1, 2), line(20, 30), line(0, 30, 3, replication=ONE))
+LIST = (line(0, 10, 1), line(10, 20, 1, 2), line(20, 30), line(0, 30, 3, group=ONE))
 
 
 def test_what_only_a_gone_node_lacked_nobody_lacks() -> None:
@@ -55,33 +53,31 @@ def test_a_repaired_range_leaves_what_lies_beside_it(
     repaired: tuple[int, int], left: list[tuple[int, int]]
 ) -> None:
     after = without_range(LIST, TWO, Range(*repaired))
-    assert [(one.range.left, one.range.right) for one in after if one.replication == TWO] == left
-    assert after[-1] == LIST[-1], "another replication has other replicas"
+    assert [(one.range.left, one.range.right) for one in after if one.group == TWO] == left
+    assert after[-1] == LIST[-1], "another group has other replicas"
     for one in after:
-        (was,) = (
-            was for was in LIST if was.replication == one.replication and was.range.intersects(one.range)
-        )
+        (was,) = (was for was in LIST if was.group == one.group and was.range.intersects(one.range))
         assert one == msgspec.structs.replace(was, range=one.range)
 
 
-def test_a_keyspace_takes_its_lines_along_to_another_replication() -> None:
+def test_a_keyspace_takes_its_lines_along_to_another_group() -> None:
     named = msgspec.structs.replace(LIST[0], keyspaces=("a", "b"))
     assert carried((named, LIST[1]), "a", ONE) == (
-        msgspec.structs.replace(named, replication=ONE, keyspaces=("a",)),
-        msgspec.structs.replace(LIST[1], replication=ONE, keyspaces=("a",)),
+        msgspec.structs.replace(named, group=ONE, keyspaces=("a",)),
+        msgspec.structs.replace(LIST[1], group=ONE, keyspaces=("a",)),
     )
     assert carried((named,), "c", ONE) == ()
     assert [named.is_about("b"), named.is_about("c"), LIST[0].is_about("c")] == [True, False, True]
 
 
-def test_lines_go_with_the_last_keyspace_of_their_replication() -> None:
-    assert of_replications(LIST, (ONE, TWO)) is LIST
-    assert of_replications(LIST, (ONE,)) == LIST[3:]
-    assert of_replications(LIST, ()) == ()
+def test_lines_go_with_the_last_keyspace_of_their_group() -> None:
+    assert of_groups(LIST, (ONE, TWO)) is LIST
+    assert of_groups(LIST, (ONE,)) == LIST[3:]
+    assert of_groups(LIST, ()) == ()
 
 
 @pytest.mark.parametrize(
-    ("replication", "moved", "old", "gained", "missing"),
+    ("group", "moved", "old", "gained", "missing"),
     [
         (TWO, (0, 10), (1, 3), (4,), [(1, 4), (1, 2), (), (3,)]),
         (TWO, (5, 15), (1, 3), (5, 4), [(1, 4, 5), (1, 2, 4, 5), (), (3,)]),
@@ -90,13 +86,13 @@ def test_lines_go_with_the_last_keyspace_of_their_replication() -> None:
     ],
 )
 def test_a_replica_that_was_filled_lacks_what_its_sources_lack(
-    replication: Replication,
+    group: int,
     moved: tuple[int, int],
     old: tuple[int, ...],
     gained: tuple[int, ...],
     missing: list[tuple[int, ...]],
 ) -> None:
-    after = handed_on(LIST, replication, Range(*moved), ids(*old), ids(*gained))
+    after = handed_on(LIST, group, Range(*moved), ids(*old), ids(*gained))
     assert [one.missing for one in after] == missing
     assert [one.range for one in after] == [one.range for one in LIST]
 

@@ -18,7 +18,7 @@ from lockstep.metadata.transformations import KINDS, Register
 from lockstep.values import codec
 from lockstep.values.errors import CannotApply, Rejected
 from lockstep.values.limits import ENTRY_BODY_BYTES_MAX, RECENT_ENTRY_IDS_MAX
-from tests.metadata.histories import History, SetKeyspaces, network, registry, simple, started
+from tests.metadata.histories import History, SetKeyspaces, network, registry, ring_with, simple, started
 from tests.metadata.stored import from_stored, stored
 
 
@@ -86,7 +86,7 @@ def test_parts_an_entry_does_not_change_stay_the_same_objects() -> None:
     changed = made.submit(SetKeyspaces((("one", simple(1)), ("other", simple(1)), ("two", network(dc1=2)))))
     assert changed.placements is after.placements
     changed = made.submit(SetKeyspaces((("one", simple(1)), ("three", simple(3)))))
-    assert changed.placements.ring(simple(1)) is after.placements.ring(simple(1))
+    assert ring_with(changed, simple(1)) is ring_with(after, simple(1))
     assert [ring.replication for ring in changed.placements.rings] == [simple(1), simple(3)]
 
 

@@ -128,7 +128,7 @@ def transition(
     old: tuple[int, ...], new: tuple[int, ...], new_replication: Replication | None = None
 ) -> Transition:
     return Transition(
-        simple(2), Range(0, 10), tuple(map(NodeId, old)), tuple(map(NodeId, new)), new_replication
+        1, Range(0, 10), tuple(map(NodeId, old)), tuple(map(NodeId, new)), simple(2), new_replication
     )
 
 
@@ -140,17 +140,17 @@ def test_a_transition_has_replicas_that_come_and_go() -> None:
 
 
 @pytest.mark.parametrize(
-    ("replication", "wanted", "held"),
+    ("group", "wanted", "held"),
     [
         (1, (0, 5), None), (2, (5, 15), (10, 20)), (2, (20, 30), None), (2, (35, 60), (40, 50)),
         (3, (0, 100), (0, 10)), (2, (0, 100), (10, 20)), (2, (0, 10), None),
     ],
 )  # fmt: skip
-def test_a_lock_holds_ranges_of_their_replications(
-    replication: int, wanted: tuple[int, int], held: tuple[int, int] | None
+def test_a_lock_holds_ranges_of_their_groups(
+    group: int, wanted: tuple[int, int], held: tuple[int, int] | None
 ) -> None:
-    lock = Lock(1, ((simple(3), Range(0, 10)), (simple(2), Range(10, 20)), (simple(2), Range(40, 50))))
-    found = lock.conflict(simple(replication), Range(*wanted))
+    lock = Lock(1, ((3, Range(0, 10)), (2, Range(10, 20)), (2, Range(40, 50))))
+    found = lock.conflict(group, Range(*wanted))
     assert found == (Range(*held) if held is not None else None)
 
 

@@ -25,7 +25,6 @@ from lockstep.metadata.repairs import (
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import REPAIRS_ENDED_KEPT_MAX
 from lockstep.values.tokens import Range
-from tests.metadata.histories import simple
 
 RING = 20
 
@@ -35,7 +34,7 @@ def repair(number: int, *parts: RepairPart, purpose: str = "") -> Repair:
 
 
 def part(keyspace: str, tables: tuple[int, ...], *ranges: tuple[int, int]) -> RepairPart:
-    return RepairPart(keyspace, simple(1), tables, tuple(Range(*ends) for ends in ranges))
+    return RepairPart(keyspace, 1, tables, tuple(Range(*ends) for ends in ranges))
 
 
 def facts(one: Repaired) -> tuple[int, int, int]:

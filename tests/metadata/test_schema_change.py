@@ -53,6 +53,35 @@ def tried(history: History, change: SchemaChange) -> str | None:
     return refusal.message if refusal is not None else None
 
 
+#: (change, the group that each keyspace has then)
+GROUPS: list[tuple[SchemaChange, dict[str, int]]] = [
+    (CreateKeyspace("a", options(any=2)), {"a": 1}),
+    (CreateKeyspace("b", options(any=2)), {"a": 1, "b": 1}),
+    (CreateKeyspace("c", options(any=3)), {"a": 1, "b": 1, "c": 2}),
+    (AlterKeyspace("b", durable_writes=False), {"a": 1, "b": 1, "c": 2}),
+    (AlterKeyspace("b", options(any=3)), {"a": 1, "b": 2, "c": 2}),
+    (AlterKeyspace("a", options(any=1)), {"a": 3, "b": 2, "c": 2}),
+    (AlterKeyspace("a", options(any=2)), {"a": 4, "b": 2, "c": 2}),
+    (DropKeyspace("b"), {"a": 4, "c": 2}),
+    (DropKeyspace("c"), {"a": 4}),
+    (CreateKeyspace("c", options(any=3)), {"a": 4, "c": 5}),
+]
+
+
+def test_a_keyspace_gets_its_group_when_it_is_made_or_changes_replication(history: History) -> None:
+    for change, groups in GROUPS:
+        before = history.now
+        history.submit(ChangeSchema(change))
+        now = history.now
+        now.validate(before)
+        assert {keyspace.name: keyspace.group for keyspace in now.schema.keyspaces} == groups, change
+        assert sorted(now.placements.by_id) == sorted(set(groups.values())), change
+        for group in set(groups.values()) & set(before.placements.by_id):
+            assert now.placements.ring(group) is before.placements.ring(group), "others keep their rings"
+    history.now.validate()
+    assert history.replayed() == history.now
+
+
 def test_keyspaces_with_equal_replication_share_one_ring(history: History) -> None:
     history.submit(ChangeSchema(CreateKeyspace("a", options(any=2))))
     placements = history.now.placements
@@ -61,7 +90,8 @@ def test_keyspaces_with_equal_replication_share_one_ring(history: History) -> No
     assert history.now.placements is placements
     assert history.now.table(1) is not None
     history.submit(ChangeSchema(CreateKeyspace("c", options(dc1=3))))
-    assert [ring.replication for ring in history.now.placements.rings] == [network(dc1=3), simple(2)]
+    assert [ring.replication for ring in history.now.placements.rings] == [simple(2), network(dc1=3)]
+    assert [keyspace.group for keyspace in history.now.schema.keyspaces] == [1, 1, 2]
     history.submit(ChangeSchema(DropKeyspace("a")))
     assert len(history.now.placements.rings) == 2
     history.submit(ChangeSchema(DropTable("b", "t")))

@@ -53,13 +53,13 @@ def rich() -> ClusterMetadata:
     made.submit(SetExtension("tool", b"says"))
     value = made.now
     ended = value.requests.with_ended(3, RequestState.CANCELLED, "why", 9)
-    part = RepairPart("one", simple(1), (7,), (Range(0, 10),))
+    part = RepairPart("one", 1, (7,), (Range(0, 10),))
     running = Repair(4, NodeId(1), (part,), (NodeId(1),), True, 100, 1, 9)
     return value.changed(
         REQUESTS.set(ended),
         SERVICE.set(replace(value.service, leaving=(NodeId(3),))),
         EXCLUDED.set((Exclusion(NodeId(5), 8, "its disk is suspect"),)),
-        DEGRADED.set((Degraded(simple(2), Range(0, 10), 7, (NodeId(2),), (NodeId(3),), ("two",)),)),
+        DEGRADED.set((Degraded(2, Range(0, 10), 7, (NodeId(2),), (NodeId(3),), ("two",)),)),
         FEATURE_STATE.set(FeatureState(("a", "b"), 4)),
         GENERATIONS.set((*value.generations, Generation(9_000, "id", 1, 8, packed(array("q", [5, 6]))))),
         REPAIRS.set(

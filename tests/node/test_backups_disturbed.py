@@ -34,7 +34,7 @@ KEYS = range(40)
 def lacking(town: Town) -> dict[int, set[int]]:
     """By node the keys that it should have and has not."""
     cluster = town.newest
-    ring = cluster.placements.ring(cluster.schema.by_name["ks"].replication)
+    ring = cluster.placements.ring(cluster.schema.by_name["ks"].group)
     found = {}
     for number in sorted({node for placed in ring.ranges for node in placed.group.reads}):
         mine = {key for key in KEYS if number in ring.group_for(token_of(key.to_bytes(4, "big"))).reads}

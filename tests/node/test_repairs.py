@@ -60,7 +60,7 @@ def table_id(cluster: ClusterMetadata) -> int:
 def part(cluster: ClusterMetadata, *ranges: Range) -> RepairPart:
     keyspace_ = cluster.schema.by_name["ks"]
     tables = tuple(one.id for one in keyspace_.tables)
-    return RepairPart("ks", keyspace_.replication, tables, ranges or (FULL_RING,))
+    return RepairPart("ks", keyspace_.group, tables, ranges or (FULL_RING,))
 
 
 def write(town: Town, number: int, key: int, time_us: int, **more: Any) -> None:

@@ -223,9 +223,9 @@ def held(town: Town, number: int, key: bytes) -> set[int]:
 def on_quorums(town: Town, changes: Sequence[Change]) -> None:
     """Each of these is in the stores of a quorum of the replicas that are read now."""
     cluster = town.newest
-    replication = cluster.schema.by_name["ks"].replication
+    placed = cluster.schema.by_name["ks"].group
     for key in sorted({change.key for change in changes}):
-        group = cluster.group_for(replication, token_of(key))
+        group = cluster.group_for(placed, token_of(key))
         stores = [held(town, int(node), key) for node in group.reads]
         for change in (one for one in changes if one.key == key):
             holders = sum(change.puts[0][0] in store for store in stores)

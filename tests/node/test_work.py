@@ -9,7 +9,6 @@ from lockstep.metadata.operations import Operation, Stage
 from lockstep.node.log.messages import RunWork, WorkStatus
 from lockstep.node.node import Node
 from lockstep.node.work.worker import _is_counted
-from lockstep.schema.model import Replication
 from lockstep.sim.runtime.probes import CrashRule, DelayRule
 from lockstep.sim.runtime.world import WorldSettings
 from lockstep.storage.reading import partitions_between
@@ -205,7 +204,7 @@ def grown(town: Town) -> tuple[list[tuple[int, bytes]], list[tuple[int, bytes]]]
             row = Row(b"", Liveness(1), None, (Cell(2, b"old", 1),))
             named = (stored.id, token_of(key), key, node.data.new_mutation_id())
             last[n] = node.data.engine.apply(Mutation(*named, 1, None, (), None, (row,)))
-            owned = n in node.log.cluster.group_for(stored_replication(node), token_of(key)).writes
+            owned = n in node.log.cluster.group_for(stored_group(node), token_of(key)).writes
             (kept if owned else left).append((n, key))
     assert kept and left
     for n, sequence in last.items():
@@ -265,8 +264,8 @@ def test_what_came_after_the_wipe_survives_every_later_start() -> None:
         assert holds(town.node(number), key)
 
 
-def stored_replication(node: Node) -> Replication:
-    return node.log.cluster.schema.by_name["k"].replication
+def stored_group(node: Node) -> int:
+    return node.log.cluster.schema.by_name["k"].group
 
 
 def holds(node: Node, key: bytes) -> bool:

@@ -42,7 +42,7 @@ def test_lookup_finds_the_replicas_of_every_token(seed: int) -> None:
     rng = random.Random(seed)
     owners = random_owners(rng, 2, 3)
     for replication in replications(rng):
-        ring = computed_ring(replication, owners, 7)
+        ring = computed_ring(1, replication, owners, 7)
         ring.validate()
         for token in PROBES:
             assert list(ring.group_for(token).reads) == twin_replicas(replication, owners, token)
@@ -56,10 +56,10 @@ def test_differences_put_in_give_the_other_plan(seed: int) -> None:
     before, after = random_owners(rng, 2, 3), random_owners(rng, 2, 3)
     for replication in replications(rng):
         deltas = differences(compute(replication, before), compute(replication, after))
-        ring = computed_ring(replication, before, 1)
+        ring = computed_ring(1, replication, before, 1)
         changed = with_groups(ring, [GroupChange(d.range, d.new, d.new) for d in deltas], 2)
         changed.validate()
-        assert same_placement(changed, computed_ring(replication, after, 2))
+        assert same_placement(changed, computed_ring(1, replication, after, 2))
         for delta in deltas:
             assert delta.old != delta.new
             assert all(p.group.reads == delta.old for p in ring.overlapping(delta.range))
@@ -76,7 +76,7 @@ def rights(ring: RingPlacement) -> list[int]:
 def test_cutting_and_merging_change_nobody(seed: int) -> None:
     rng = random.Random(seed)
     owners = random_owners(rng, 1, 2)
-    ring = computed_ring(replications(rng)[0], owners, 1)
+    ring = computed_ring(1, replications(rng)[0], owners, 1)
     tokens = [rng.randint(-300, 300) for _ in range(9)]
     pieces = cut(ring, tokens)
     pieces.validate()
@@ -90,6 +90,7 @@ def test_a_joined_group_takes_the_later_epoch() -> None:
     replication = Replication("SimpleStrategy", (("", 1),))
     one = (NodeId(1),)
     ring = ring_of_ranges(
+        1,
         replication,
         (
             PlacedRange(Range(TOKEN_MIN, 0), ReplicaGroup(one, one, 9)),
@@ -115,16 +116,16 @@ def test_a_broken_ring_does_not_validate(ranges: tuple[tuple[int, int, tuple[int
         for a, b, r, w in ranges
     )
     with pytest.raises(AssertionError):
-        ring_of_ranges(Replication("SimpleStrategy", (("", 1),)), placed).validate()
+        ring_of_ranges(1, Replication("SimpleStrategy", (("", 1),)), placed).validate()
 
 
 def test_rings_that_do_not_change_keep_their_identity() -> None:
     owners = random_owners(random.Random(3), 1, 1)
-    one, two = (computed_ring(Replication("SimpleStrategy", (("", rf),)), owners, 1) for rf in (1, 2))
-    placements = Placements().with_rings((two, one))
+    one, two = (computed_ring(rf, Replication("SimpleStrategy", (("", rf),)), owners, 1) for rf in (1, 2))
+    placements = Placements().with_rings((one, two))
     placements.validate()
-    changed = placements.with_rings((computed_ring(two.replication, owners, 2),))
-    assert changed.ring(one.replication) is one
+    changed = placements.with_rings((computed_ring(2, two.replication, owners, 2),))
+    assert changed.ring(1) is one
     assert placements.with_rings(()) is placements
 
 
@@ -210,7 +211,7 @@ def test_merging_where_something_changed_is_merging_everywhere(seed: int) -> Non
     for replication in replications(rng):
         found = differences(compute(replication, before), compute(replication, after))
         ring = with_groups(
-            computed_ring(replication, before, 1), [GroupChange(d.range, d.new, d.new) for d in found], 2
+            computed_ring(1, replication, before, 1), [GroupChange(d.range, d.new, d.new) for d in found], 2
         )
         bounds = [bound for delta in found for bound in (delta.range.left, delta.range.right)]
         inside = [right for delta in found for right in rights(ring) if delta.range.contains(right)]

@@ -64,7 +64,7 @@ def some_changes(ranges: list[PlacedRange], rng: random.Random) -> list[PlacedRa
 def assert_same(ring: RingPlacement, ranges: list[PlacedRange], rng: random.Random) -> None:
     assert list(ring.ranges) == ranges and ring.count == len(ranges)
     ring.validate()
-    fresh = ring_of_ranges(SETTING, ranges)
+    fresh = ring_of_ranges(1, SETTING, ranges)
     assert ring == fresh and ring.digest == fresh.digest
     assert len(ring.sectors) == (1 if len(ranges) <= placements._LARGE else SECTORS)
     ends = [one.range.right for one in ranges]
@@ -85,7 +85,7 @@ def test_a_ring_changes_as_a_list_of_ranges_does(seed: int, monkeypatch: pytest.
     monkeypatch.setattr(placements, "_LARGE", 12)
     rng = random.Random(seed)
     ranges = listed(bounds_of(rng, rng.choice((1, 5, 11, 13, 40))), rng)
-    ring = ring_of_ranges(SETTING, ranges)
+    ring = ring_of_ranges(1, SETTING, ranges)
     for _ in range(12):
         assert_same(ring, ranges, rng)
         new = some_changes(ranges, rng)
@@ -94,7 +94,7 @@ def test_a_ring_changes_as_a_list_of_ranges_does(seed: int, monkeypatch: pytest.
 
 def test_a_change_of_a_large_ring_keeps_the_sectors_that_it_does_not_touch() -> None:
     rng = random.Random(1)
-    ring = ring_of_ranges(SETTING, listed(bounds_of(random.Random(5), 9_000), rng))
+    ring = ring_of_ranges(1, SETTING, listed(bounds_of(random.Random(5), 9_000), rng))
     changed = ring.replaced([PlacedRange(ring.range_at(12_345).range, ReplicaGroup((), (), 1_000))])
     same = [one is other for one, other in zip(ring.sectors, changed.sectors, strict=True)]
     assert 1 <= same.count(False) <= 2 and ring.digest != changed.digest
@@ -103,7 +103,7 @@ def test_a_change_of_a_large_ring_keeps_the_sectors_that_it_does_not_touch() -> 
 
 def test_the_ranges_that_make_up_a_range_are_cut_at_its_bounds() -> None:
     ranges = listed([-100, 0, 100], random.Random(1))
-    ring = ring_of_ranges(SETTING, ranges)
+    ring = ring_of_ranges(1, SETTING, ranges)
     assert ring.inside(Range(-100, 100)) == tuple(ranges[1:3])
     for left, right in ((-99, 100), (-100, 99)):
         with pytest.raises(AssertionError, match="no cut at"):

@@ -84,12 +84,14 @@ def make_cluster(
         Column(COLUMN, "v", "blob", ColumnKind.REGULAR),
     )
     table = Table(TABLE_ID, "u", "ks", "t", columns, epoch=table_epoch)
-    schema = schema_of([keyspace_of(KeyspaceHead("ks", setting, epoch=1), (table,) if tables else ())], 2)
+    schema = schema_of(
+        [keyspace_of(KeyspaceHead("ks", setting, epoch=1, group=1), (table,) if tables else ())], 2
+    )
     return msgspec.structs.replace(
         empty_cluster().changed(
             DIRECTORY.set(Directory(nodes, max(known, default=0) + 1)),
             SCHEMA.set(schema),
-            PLACEMENTS.set(Placements((ring_of_ranges(setting, tuple(ranges)),))),
+            PLACEMENTS.set(Placements().with_rings((ring_of_ranges(1, setting, tuple(ranges)),))),
             OPERATIONS.set(
                 msgspec.structs.replace(
                     empty_cluster().running,

@@ -155,7 +155,7 @@ def test_commands_read_what_the_node_answers(cluster: Nodes, arguments: list[str
 def test_placements_are_those_of_the_metadata(cluster: Nodes) -> None:
     ranges = admin(cluster).get("/v1/placements", keyspace="shop")["ranges"]
     value = cluster.members[0].node.log.cluster
-    ring = value.placements.ring(value.schema.by_name["shop"].replication)
+    ring = value.placements.ring(value.schema.by_name["shop"].group)
     assert [(r["start"], r["end"], tuple(r["reads"])) for r in ranges] == [
         (placed.range.left, placed.range.right, placed.group.reads) for placed in ring.ranges
     ]

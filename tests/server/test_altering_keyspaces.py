@@ -122,7 +122,7 @@ def test_replicas_come_and_go_while_clients_write_and_read(town: Nodes, session:
     for key in range(1000, 1000 + load.written):
         assert [tuple(row) for row in session.execute(statement, (key,))] == [(key,)]
     owned = town.members[0].node.log.cluster
-    ring = owned.placements.ring(owned.schema.by_name["grown"].replication)
+    ring = owned.placements.ring(owned.schema.by_name["grown"].group)
     for placed in ring.ranges:
         listed = session.cluster.metadata.token_map.get_replicas("grown", Murmur3Token(placed.range.right))
         by_address = {node.address: node.id for node in owned.directory.nodes}

@@ -125,7 +125,7 @@ def test_driver_and_server_agree_on_every_replica(three: Nodes, session: Session
     metadata = session.cluster.metadata
     keyspace = session.keyspace
     owners = three.members[0].node.log.cluster
-    ring = owners.placements.ring(owners.schema.by_name[keyspace].replication)
+    ring = owners.placements.ring(owners.schema.by_name[keyspace].group)
     assert len(metadata.token_map.ring) == 48
     for placed in ring.ranges:
         listed = metadata.token_map.get_replicas(keyspace, Murmur3Token(placed.range.right))

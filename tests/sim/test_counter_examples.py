@@ -56,7 +56,7 @@ VALUES = joining()
 
 
 def group(epoch: int) -> ReplicaGroup:
-    return VALUES[epoch].group_for(RF3, TOKEN)
+    return VALUES[epoch].group_for(1, TOKEN)
 
 
 def willing(planned: int, seen: Mapping[NodeId, int], asked: Sequence[NodeId]) -> list[NodeId]:

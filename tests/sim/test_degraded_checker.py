@@ -16,8 +16,8 @@ from tests.sim.test_disk_checkers import history
 
 def degraded(*ranges: Range) -> ClusterMetadata:
     now = history().now
-    replication = now.schema.by_name["sim"].replication
-    lines = tuple(Degraded(replication, range_, 3, (NodeId(3),)) for range_ in ranges)
+    group = now.schema.by_name["sim"].group
+    lines = tuple(Degraded(group, range_, 3, (NodeId(3),)) for range_ in ranges)
     return now.changed(DEGRADED.set(lines))
 
 

@@ -146,9 +146,7 @@ def test_a_group_without_a_reader_is_refused() -> None:
         placed.group, reads=placed.group.reads[:2], writes=placed.group.writes[:2]
     )
     broken_ring = ring.replaced([msgspec.structs.replace(placed, group=fewer)])
-    broken = values[2].changed(
-        PLACEMENTS.set(msgspec.structs.replace(values[2].placements, rings=(broken_ring,)))
-    )
+    broken = values[2].changed(PLACEMENTS.set(values[2].placements.with_rings((broken_ring,))))
     check_epoch(values[1], values[2])
     with pytest.raises(Violation, match="PLC-1"):
         check_epoch(values[1], broken)
@@ -170,7 +168,7 @@ def test_replicas_that_saw_nothing_let_a_stale_coordinator_win() -> None:
         )
         for placed in ring.ranges
     )
-    placements = msgspec.structs.replace(before.placements, rings=(ring.replaced(moved),))
+    placements = before.placements.with_rings((ring.replaced(moved),))
     nodes = before.directory.nodes
     more = tuple(
         msgspec.structs.replace(nodes[0], id=NodeId(at), host_id=f"h{at}", address=f"10.1.0.{at}", tokens=())

@@ -97,7 +97,7 @@ def random_change(history: History, rng: random.Random) -> Transformation:
         return ForceRemove(rng.choice(normal).id, "drill")
     if draw < 0.49 and now.degraded:
         one = rng.choice(now.degraded)
-        return MarkRepaired(one.replication, one.range)
+        return MarkRepaired(one.group, one.range)
     if draw < 0.53 and now.operations:
         return CancelOperation(rng.choice(now.operations).id, "drill")
     if now.operations:

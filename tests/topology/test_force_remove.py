@@ -82,12 +82,12 @@ def test_a_repair_clears_the_range_and_nothing_else() -> None:
     history = forced()
     first, second = history.now.degraded
     middle = Range(220, 250)
-    history.submit(MarkRepaired(first.replication, middle))
+    history.submit(MarkRepaired(first.group, middle))
     assert [one.range for one in history.now.degraded] == [Range(200, 220), Range(250, 300), second.range]
-    assert "is degraded" in refused(history, MarkRepaired(first.replication, middle))
-    history.submit(MarkRepaired(first.replication, Range(0, 1000)))
+    assert "is degraded" in refused(history, MarkRepaired(first.group, middle))
+    history.submit(MarkRepaired(first.group, Range(0, 1000)))
     assert history.now.degraded == ()
-    assert without_range((first,), simple(7), first.range) == (first,)
+    assert without_range((first,), 7, first.range) == (first,)
 
 
 def test_a_second_one_given_up_takes_what_only_it_lacked() -> None:

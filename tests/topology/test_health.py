@@ -197,7 +197,7 @@ def level_by_hand(now: ClusterMetadata, view: View) -> Level:
         wrong = True
     for keyspace in now.schema.keyspaces:
         for token in range(50, 500, 100):
-            replicas = now.placements.ring(keyspace.replication).group_for(token).reads
+            replicas = now.placements.ring(keyspace.group).group_for(token).reads
             for gone in (out, out | full):
                 if len([one for one in replicas if one not in gone]) < len(replicas) // 2 + 1:
                     return Level.UNAVAILABLE

@@ -9,13 +9,12 @@ from lockstep.metadata.directory import DIRECTORY, NodeState
 from lockstep.metadata.operations import OPERATIONS, Stage
 from lockstep.metadata.placements_part import PLACEMENTS
 from lockstep.metadata.schema_part import SCHEMA
-from lockstep.placement.placements import PlacedRange, ReplicaGroup, ring_of_ranges
-from lockstep.schema.model import Replication
+from lockstep.placement.placements import PlacedRange, ReplicaGroup
 from lockstep.topology.invariants import check_endings, check_locks, check_replica_counts, check_restored
 from lockstep.topology.kinds.replace import Replace
 from lockstep.topology.transformations import CancelOperation, PrepareOperation
 from lockstep.values.ids import NodeId
-from tests.metadata.histories import History, simple, started
+from tests.metadata.histories import History, ring_with, simple, started
 from tests.topology.drills import replacing, run_out, run_to
 from tests.topology.test_planted import JOIN, all_violations, three_nodes
 from tests.topology.test_replication_change import change, with_table
@@ -34,12 +33,12 @@ def test_a_walk_whose_keyspace_is_not_on_its_ring_is_found() -> None:
         now = walking(stage).now
         assert check_locks(now) == ()
         keyspace = now.schema.by_name["ks"]
-        shared = msgspec.structs.replace(keyspace, replication=simple(1))
+        shared = msgspec.structs.replace(keyspace, group=9)
         lost = now.changed(SCHEMA.set(now.schema.with_keyspace(shared)))
         assert check_locks(lost) == (
-            "OP-1: the ring of operation 1 (replication_change of keyspace ks) belongs to []",
+            "OP-1: the placement group of operation 1 (replication_change of keyspace ks) belongs to []",
         )
-        other = Replication("SimpleStrategy", (("", 3),), 1)
+        other = simple(3)
         elsewhere = msgspec.structs.replace(keyspace, replication=other)
         (found,) = check_locks(now.changed(SCHEMA.set(now.schema.with_keyspace(elsewhere))))
         reached = 2 if stage is Stage.WRITE_BOTH_READ_NEW else 1
@@ -91,9 +90,9 @@ def test_a_walk_that_ends_elsewhere_or_too_early_is_found() -> None:
     after = history.now.changed(SCHEMA.set(history.now.schema.with_keyspace(wrong)))
     (elsewhere,) = check_endings(history.values[-2], after)
     assert elsewhere.endswith(f"did not leave its keyspace with {simple(2).text()}")
-    ring = history.now.placements.ring(simple(2))
+    ring = ring_with(history.now, simple(2))
     short = PlacedRange(ring.ranges[0].range, ReplicaGroup((NodeId(1),), (NodeId(1),), 1))
-    rings = ring_of_ranges(ring.replication, (short, *ring.ranges[1:]))
+    rings = ring.with_ranges((short, *ring.ranges[1:]))
     after = history.now.changed(PLACEMENTS.set(history.now.placements.with_rings((rings,))))
     found = check_endings(history.values[-2], after)
     assert found and all(" left " in line and ", not " in line for line in found)
@@ -150,10 +149,10 @@ def test_a_range_with_replicas_that_nobody_asked_for_is_found(
     (ring,) = history.now.placements.rings
     group = ReplicaGroup(tuple(map(NodeId, reads)), tuple(map(NodeId, writes)), 1)
     ranges = (PlacedRange(ring.ranges[0].range, group), *ring.ranges[1:])
-    rings = history.now.placements.with_rings((ring_of_ranges(ring.replication, ranges),))
+    rings = history.now.placements.with_rings((ring.with_ranges(ranges),))
     found = check_replica_counts(history.now.changed(PLACEMENTS.set(rings)))
     assert len(found) == 1 and text in found[0]
-    holes = history.now.placements.with_rings((ring_of_ranges(ring.replication, ring.ranges[1:]),))
+    holes = history.now.placements.with_rings((ring.with_ranges(ring.ranges[1:]),))
     (hole,) = check_replica_counts(history.now.changed(PLACEMENTS.set(holes)))
     assert hole.startswith("PLC-1: ")
 

@@ -97,8 +97,8 @@ def test_a_move_keeps_the_node_and_changes_its_tokens_and_losers_clean_up() -> N
     assert {order.node for order in orders} == lost and D in lost
     for order in orders:
         assert order.kind is Work.CLEANUP and order.session_id == "operation-1-cleanup"
-        for replication, range_ in order.ranges:
-            assert order.node not in history.now.group_for(replication, range_.right).writes
+        for group, range_ in order.ranges:
+            assert order.node not in history.now.group_for(group, range_.right).writes
     assert [o.node for o in work_orders(history.now.operations[0], history.now, (D,))] == sorted(lost - {D})
     run_out(history, 1)
     assert history.now.directory.by_id[D].tokens == (150,)

@@ -45,7 +45,8 @@ def twin(cluster: ClusterMetadata, mine: Change) -> tuple[Transition, ...] | Non
     """None when it is refused for a lock or because it depends on what becomes of others."""
     running = [change_of(o) for o in cluster.operations if o.stage is not Stage.ROLLBACK_TO_NORMAL]
     found: list[Transition] = []
-    for replication in cluster.replications:
+    for ring in cluster.placements.rings:
+        replication = ring.replication
         plans = []
         for count in range(len(running) + 1):
             for done in itertools.combinations(running, count):
@@ -59,10 +60,10 @@ def twin(cluster: ClusterMetadata, mine: Change) -> tuple[Transition, ...] | Non
                     plans.append(differences(before, after))
         for deltas in plans:
             if deltas != plans[0] or any(
-                lock.conflict(replication, delta.range) for lock in cluster.locks for delta in deltas
+                lock.conflict(ring.id, delta.range) for lock in cluster.locks for delta in deltas
             ):
                 return None
-        found.extend(Transition(replication, d.range, d.old, d.new) for d in plans[0])
+        found.extend(Transition(ring.id, d.range, d.old, d.new, replication) for d in plans[0])
     return tuple(found)
 
 

@@ -17,7 +17,7 @@ from lockstep.topology.stages import Work
 from lockstep.topology.streams import stream_plan
 from lockstep.topology.transformations import AdvanceOperation, PrepareOperation
 from lockstep.values.ids import NodeId
-from tests.metadata.histories import History, simple, started
+from tests.metadata.histories import History, ring_with, simple, started
 from tests.topology.drills import refused, replacing
 from tests.topology.test_replication_change import add_table, with_table
 
@@ -90,7 +90,7 @@ def test_an_estimate_asks_every_source_and_counts_what_each_target_takes_in() ->
     told = preview(history.now, PrepareOperation(Decommission(D)))
     wanted = needed_sizes(told.tasks)
     asked = {(source, *piece) for source, pieces in wanted.items() for piece in pieces}
-    assert asked == {(s, task.replication, task.range) for task in told.tasks for s in task.sources} != set()
+    assert asked == {(s, task.group, task.range) for task in told.tasks for s in task.sources} != set()
     sizes = dict.fromkeys(asked, 1000)
     per_target = {task.target: 0 for task in told.tasks}
     for task in told.tasks:
@@ -109,7 +109,7 @@ def test_a_change_of_replication_is_copied_from_those_that_hold_the_keyspace_now
     history = with_table(5, simple(1), others=(simple(3),))
     told = preview(history.now, PrepareOperation(ReplicationChange("ks", simple(3))))
     present = present_ring(history.now, told.operation)
-    assert present is history.now.placements.ring(simple(1))
+    assert present is ring_with(history.now, simple(1))
     assert told.point_of_no_return is None and len(told.steps) == 10, "two steps of five stages"
     later = 0
     for task in told.tasks:
@@ -134,7 +134,7 @@ def test_an_estimate_adds_streams_and_barriers_and_knows_which_sizes_are_missing
     most = max(targets.count(target) for target in targets)
     (one, *others) = told.tasks
     assert len(one.sources) == 1
-    sizes = {(one.sources[0], one.replication, one.range): 1234}
+    sizes = {(one.sources[0], one.group, one.range): 1234}
     found = estimate(told, sizes, rate_bytes_s=100, stream_s=0.5, barrier_s=0.1)
     assert (found.bytes, found.unknown_ranges, found.stream_s) == (1234, len(others), 12.34)
     assert (found.streams, found.streams_s) == (2 * most, most * 1.0), "each range of two tables"

@@ -428,7 +428,7 @@ def test_what_waited_for_degraded_ranges_begins_once_they_are_repaired() -> None
     history.submit(ask(REMOVE, 3))
     assert choose(history.now).run is None and "only node 3 is sure" in held_up(history, 2)[1]
     for line in history.now.degraded:
-        history.submit(MarkRepaired(line.replication, line.range))
+        history.submit(MarkRepaired(line.group, line.range))
     assert choose(history.now) == judged_anew(history.now)
     assert proceed(history) == "PrepareOperation"
 

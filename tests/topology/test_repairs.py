@@ -54,7 +54,7 @@ def ring(nodes: int = 4) -> History:
 def part(history: History, *ranges: Range, tables: slice = slice(None)) -> RepairPart:
     keyspace = history.now.schema.by_name["ks"]
     ids = tuple(table.id for table in keyspace.tables)[tables]
-    return RepairPart("ks", keyspace.replication, ids, ranges or (FULL_RING,))
+    return RepairPart("ks", keyspace.group, ids, ranges or (FULL_RING,))
 
 
 def begin(history: History, *parts: RepairPart, nodes: tuple[NodeId, ...] = ()) -> int:
@@ -108,7 +108,7 @@ def test_ranges_that_move_are_refused_and_those_that_changed_meanwhile_not_recor
     before = history.now.placements
     history.submit(ForceRemove(NodeId(4), "its disk burnt"))
     end(history, repair)
-    ring_now = history.now.placements.ring(part(history).replication)
+    ring_now = history.now.placements.ring(part(history).group)
     changed = [one.range for one in ring_now.ranges if one.group.epoch == history.now.epoch - 1]
     assert changed and before is not history.now.placements
     for table in history.now.repairs.tables:
@@ -152,7 +152,7 @@ def test_units_cover_each_range_once_with_its_replicas() -> None:
     history = ring(6)
     begin(history)
     repair = history.now.repairs.running[0]
-    placed = history.now.placements.ring(repair.parts[0].replication)
+    placed = history.now.placements.ring(repair.parts[0].group)
     for table in repair.parts[0].tables:
         found = sorted(
             (r, u.nodes) for u in units(history.now, repair, 2) for r in u.ranges if u.table == table
@@ -196,7 +196,7 @@ def test_records_are_bounded_by_taking_the_older_one_of_neighbours() -> None:
 def other_part(history: History, *ranges: Range) -> RepairPart:
     """Of a keyspace beside `ks`, with a table of its own."""
     keyspace = history.now.schema.by_name["k0"]
-    return RepairPart("k0", keyspace.replication, (next(iter(keyspace.tables)).id,), ranges or (FULL_RING,))
+    return RepairPart("k0", keyspace.group, (next(iter(keyspace.tables)).id,), ranges or (FULL_RING,))
 
 
 def two_keyspaces() -> History:
@@ -220,7 +220,7 @@ def test_what_no_repair_can_be_is_refused() -> None:
             "keyspace gone is replicated otherwise",
         ),
         (
-            BeginRepair(ONE, (msgspec.structs.replace(whole, replication=network(dc1=2)),), 1000),
+            BeginRepair(ONE, (msgspec.structs.replace(whole, group=9),), 1000),
             "keyspace ks is replicated otherwise",
         ),
     ):
@@ -258,7 +258,7 @@ def test_only_ranges_that_move_are_refused() -> None:
     history.submit(PrepareOperation(Decommission(NodeId(6))))
     locked = {range_ for lock in history.now.locks for _, range_ in lock.ranges}
     free = set[Range]()
-    for placed in history.now.placements.ring(part(history).replication).ranges:
+    for placed in history.now.placements.ring(part(history).group).ranges:
         entry = BeginRepair(ONE, (part(history, placed.range),), 1000)
         if any(placed.range.intersects(held) for held in locked):
             where = f"moves ({placed.range.left}, {placed.range.right}] of keyspace ks"
@@ -341,7 +341,7 @@ def test_units_ask_only_the_nodes_that_take_part_and_are_cut_by_number() -> None
     repair = history.now.repairs.running[0]
     found = units(history.now, repair, 1)
     assert {len(unit.ranges) for unit in found} == {1}
-    placed = history.now.placements.ring(repair.parts[0].replication).ranges
+    placed = history.now.placements.ring(repair.parts[0].group).ranges
     for table in repair.parts[0].tables:
         by_range = {unit.ranges[0]: unit.nodes for unit in found if unit.table == table}
         assert by_range == {

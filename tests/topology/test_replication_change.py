@@ -33,7 +33,7 @@ from lockstep.topology.step import Idle, Propose, Reports, Wait, step, work_orde
 from lockstep.topology.streams import filled_nodes, refills, stream_plan
 from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
 from lockstep.values.ids import Consistency, NodeId
-from tests.metadata.histories import History, founder, network, registry, simple
+from tests.metadata.histories import History, founder, network, registry, ring_with, simple
 from tests.topology.drills import Coordinator, refused, run_out
 
 NONE = Waiting(0, Rule.TURN, "")
@@ -105,19 +105,21 @@ def all_sound(history: History) -> None:
 
 def test_one_more_replica_goes_through_the_stages_and_the_keyspace_has_its_own_ring_meanwhile() -> None:
     history = with_table(4, simple(1), others=(simple(1),))
-    shared = history.now.placements.ring(simple(1))
+    shared = ring_with(history.now, simple(1))
     change(history, simple(2))
     operation = history.now.operations[0]
     assert operation.title() == "operation 1 (replication_change of keyspace ks)"
     assert history.now.requests.live[0].title() == "request 1 (replication_change of keyspace ks)"
-    apart = Replication("SimpleStrategy", (("", 1),), 1)
-    assert replication_of(history) == apart and apart.settled == simple(1)
-    assert same_placement(history.now.placements.ring(apart), shared)
+    own = history.now.schema.by_name["ks"].group
+    assert own == shared.id + 1 and list(history.now.recounting) == [own]
+    assert replication_of(history) == simple(1)
+    assert same_placement(history.now.placements.ring(own), shared)
     seen = []
     while history.now.operations:
         seen.append((history.now.operations[0].stage, replication_of(history).total))
         advance(history)
-        assert history.now.placements.ring(simple(1)) is shared
+        assert history.now.placements.ring(shared.id) is shared
+        assert history.now.schema.by_name["ks"].group == own
     assert seen == list(zip(STAGES, [1, 1, 2, 2, 2], strict=True))
     assert replication_of(history) == simple(2)
     assert history.now.requests.ended[-1].state is RequestState.DONE
@@ -257,36 +259,35 @@ def test_what_cannot_be_is_refused(target: Replication, message: str) -> None:
 
 def test_a_change_that_moves_nothing_is_immediate_and_keeps_degraded_ranges() -> None:
     history = with_table(3, simple(3))
-    line = Degraded(simple(3), history.now.placements.rings[0].ranges[0].range, 2, (NodeId(1),))
+    line = Degraded(1, history.now.placements.rings[0].ranges[0].range, 2, (NodeId(1),))
     history.values[-1] = history.now.changed(DEGRADED.set((line,)))
     entry = ChangeSchema(AlterKeyspace("ks", options(network(dc1=3))))
     after = entry.apply(history.now, history.now.epoch + 1)
     assert after.schema.by_name["ks"].replication == network(dc1=3)
-    moved = structs.replace(line, replication=network(dc1=3), keyspaces=("ks",))
+    moved = structs.replace(line, group=2, keyspaces=("ks",))
     assert after.degraded == (moved,)
 
 
 def test_degraded_ranges_follow_the_keyspace_and_stay_with_those_that_share_its_ring() -> None:
     history = with_table(4, simple(1), others=(simple(1),))
-    line = Degraded(simple(1), history.now.placements.rings[0].ranges[0].range, 2, (NodeId(1),))
+    line = Degraded(1, history.now.placements.rings[0].ranges[0].range, 2, (NodeId(1),))
     value = history.now.changed(DEGRADED.set((line,)))
     prepare = PrepareOperation(ReplicationChange("ks", simple(2)))
     value = prepare.apply(value, value.epoch + 1)
     while value.operations:
         operation = value.operations[0]
-        named = [one.replication.settled.total for one in value.degraded]
-        assert 1 in named and len(named) == 2
+        assert [one.group for one in value.degraded] == [1, 2]
         value = AdvanceOperation(operation.id, operation.stage, operation.step).apply(
             value, operation.stage_epoch + 1
         )
-    assert sorted({one.replication for one in value.degraded}) == [simple(1), simple(2)]
+    assert [one.group for one in value.degraded] == [1, 2] == sorted(value.placements.by_id)
 
 
 def test_who_is_filled_from_a_replica_that_lacks_writes_lacks_them_too() -> None:
     history = with_table(4, simple(1))
     placed = history.now.placements.rings[0].ranges[0]
     (owner,) = placed.group.reads
-    line = Degraded(simple(1), placed.range, 2, (owner,), keyspaces=("ks",))
+    line = Degraded(1, placed.range, 2, (owner,), keyspaces=("ks",))
     value = history.now.changed(DEGRADED.set((line,)))
     prepare = PrepareOperation(ReplicationChange("ks", simple(2)))
     value = prepare.apply(value, value.epoch + 1)
@@ -299,8 +300,8 @@ def test_who_is_filled_from_a_replica_that_lacks_writes_lacks_them_too() -> None
         if operation.stage is not Stage.CLEANUP:
             assert {node for one in before for node in one.missing} == {owner}
     lacking = {node for one in value.degraded for node in one.missing}
-    assert lacking == set(value.placements.ring(simple(2)).group_for(placed.range.right).reads) > {owner}
-    assert {one.replication for one in value.degraded} == {simple(2)}
+    assert lacking == set(ring_with(value, simple(2)).group_for(placed.range.right).reads) > {owner}
+    assert {one.group for one in value.degraded} == {value.schema.by_name["ks"].group}
 
 
 def test_an_old_copy_of_an_entry_does_not_advance_a_later_step() -> None:
@@ -363,9 +364,9 @@ def test_cleanup_is_of_those_that_lost_and_of_the_ring_that_the_keyspace_has_the
     orders = work_orders(history.now.operations[0], history.now, ())
     assert orders
     for order in orders:
-        for replication, range_ in order.ranges:
-            assert replication == replication_of(history)
-            assert order.node not in history.now.group_for(replication, range_.right).writes
+        for group, range_ in order.ranges:
+            assert group == history.now.schema.by_name["ks"].group
+            assert order.node not in history.now.group_for(group, range_.right).writes
 
 
 def test_the_steps_are_one_replica_each_more_first() -> None:
@@ -431,9 +432,9 @@ def test_what_is_written_while_replicas_are_filled_asks_for_both_counts_of_whoev
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (3, 2), (4, 3)])
 def test_what_only_a_replica_that_goes_has_is_given_to_one_that_lacks_writes(before: int, after: int) -> None:
     history = with_table(5, simple(before))
-    stays = history.now.placements.ring(simple(before)).ranges[0]
+    stays = ring_with(history.now, simple(before)).ranges[0]
     lacking = stays.group.reads[0]
-    line = Degraded(simple(before), stays.range, 2, (lacking,))
+    line = Degraded(1, stays.range, 2, (lacking,))
     value = history.now.changed(DEGRADED.set((line,)))
     wanted = PrepareOperation(ReplicationChange("ks", simple(after)))
     value = wanted.apply(value, value.epoch + 1)
@@ -449,7 +450,7 @@ def test_what_only_a_replica_that_goes_has_is_given_to_one_that_lacks_writes(bef
     gone = transition.lost
     if before == 4:
         everyone = structs.replace(line, missing=stays.group.reads[:3])
-        value = value.changed(DEGRADED.set((structs.replace(everyone, replication=transition.replication),)))
+        value = value.changed(DEGRADED.set((structs.replace(everyone, group=transition.group),)))
         tasks = [task for task in stream_plan(value.operations[0], value, ()) if task.range == stays.range]
         assert [task.sources for task in tasks] == [gone] * 3
 

@@ -99,7 +99,7 @@ def test_sources_meet_every_quorum_that_acknowledged_a_write(seed: int) -> None:
                 transition = next(
                     t
                     for t in operation.transitions
-                    if t.range.intersects(task.range) and t.replication == task.replication
+                    if t.range.intersects(task.range) and t.group == task.group
                 )
                 if any(d.range.intersects(task.range) for d in now.degraded):
                     continue  # Some of the quorums that acknowledged had nodes that are gone.

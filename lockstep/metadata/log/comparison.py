@@ -16,7 +16,7 @@ from lockstep.values.tokens import Range
 
 ABSENT = "-"
 #: The first of these attributes that an element has names it in a path.
-_NAMES = ("id", "name", "replication", "range", "operation_id", "node")
+_NAMES = ("id", "name", "range", "operation_id", "node")
 #: Fields that say nothing but whether there is a value.
 _SECRET = ("salted_hash",)
 
@@ -89,7 +89,7 @@ def text_of(value: Any) -> str:
     if isinstance(value, enum.Enum):
         return str(value.value)
     if isinstance(value, Replication):
-        return f"{value.text()} (of operation {value.apart})" if value.apart else value.text()
+        return value.text()
     if isinstance(value, msgspec.Struct):
         inside = (f"{field}={_field_text(value, field)}" for field in value.__struct_fields__)
         return f"{type(value).__name__}({', '.join(inside)})"

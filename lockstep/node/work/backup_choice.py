@@ -40,8 +40,9 @@ def refuse_lossy(cluster: ClusterMetadata, parts: Sequence[RepairPart], absent: 
     replicas or of those in one data centre."""
     dc_of = cluster.directory.dc_by_id
     for part in parts if absent else ():
-        factors = dc_factors(part.replication)
-        for placed in cluster.placements.ring(part.replication).ranges:
+        ring = cluster.placements.ring(part.group)
+        factors = dc_factors(ring.replication)
+        for placed in ring.ranges:
             missing = [node for node in placed.group.reads if node in absent]
             lossy = len(missing) >= majority(len(placed.group.reads)) or any(
                 sum(dc_of[node] == dc for node in missing) >= majority(factor) for dc, factor in factors

@@ -125,7 +125,7 @@ class BackupTaking:
 
     def _owned(self, cluster: ClusterMetadata, keyspace: Keyspace) -> tuple[Range, ...]:
         own = self._own_id()
-        placed = cluster.placements.ring(keyspace.replication).ranges
+        placed = cluster.placements.ring(keyspace.group).ranges
         return joined_ranges(one.range for one in placed if own in one.group.writes)
 
     async def _write_metadata(self, cluster: ClusterMetadata, directory: str) -> BackedFile:

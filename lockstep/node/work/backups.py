@@ -197,7 +197,7 @@ class BackupDriver:
         Rejected, PreconditionError."""
         cluster = self._state.current
         parts = tuple(
-            RepairPart(name, cluster.schema.by_name[name].replication, tuple(ids), (FULL_RING,))
+            RepairPart(name, cluster.schema.by_name[name].group, tuple(ids), (FULL_RING,))
             for name, ids in wanted.by_keyspace(cluster).items()
         )
         found = wanted.found

@@ -68,7 +68,7 @@ def inherited_ranges(
             tuple(
                 table.id
                 for keyspace in cluster.schema.keyspaces
-                if keyspace.replication == line.replication and line.is_about(keyspace.name)
+                if keyspace.group == line.group and line.is_about(keyspace.name)
                 for table in keyspace.tables
             ),
             line.range,

@@ -61,7 +61,7 @@ def of_sole_replica(lack: Lack, cluster: ClusterMetadata, own: NodeId) -> Iterat
     for keyspace in cluster.schema.keyspaces:
         ranges = [
             placed.range
-            for placed in cluster.placements.ring(keyspace.replication).ranges
+            for placed in cluster.placements.ring(keyspace.group).ranges
             if placed.group.reads == (own,)
         ]
         for stored_id in with_ballots(table.id for table in keyspace.tables):

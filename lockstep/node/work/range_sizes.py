@@ -13,7 +13,6 @@ import msgspec
 from lockstep.internode import verbs
 from lockstep.node.context import NodeContext
 from lockstep.node.work.worker import table_ids
-from lockstep.schema.model import Replication
 from lockstep.storage.engine import StorageEngine
 from lockstep.values.errors import LockstepError
 from lockstep.values.ids import NodeId
@@ -27,13 +26,13 @@ from lockstep.values.tokens import Range
 #: A person waits for the plan: whoever has not answered by then is unknown.
 ASK_TIMEOUT_MS = 2000
 
-#: One thing to measure: all tables of a replication, in a range.
-Wanted = tuple[Replication, Range]
+#: One thing to measure: all tables of a placement group, in a range.
+Wanted = tuple[int, Range]
 
 
 class AskSizes(msgspec.Struct, frozen=True, array_like=True):
     """How many bytes do you hold of each of these? At most SIZE_RANGES_ASKED_MAX. With `keyspace`, of that
-    one alone: a change of its replication copies nothing else, and gives it a ring that is not there yet."""
+    one alone: a change of its replication copies nothing else, and gives it a group that is not there yet."""
 
     ranges: tuple[Wanted, ...]
     keyspace: str = ""
@@ -73,9 +72,9 @@ class RangeSizes:
         each = max(SIZE_PAIRS_PER_RANGE_MIN, SIZE_PAIRS_PER_QUESTION_MAX // max(1, len(asked)))
         found = []
         named = cluster.schema.by_name.get(keyspace)
-        for replication, range_ in asked:
+        for group, range_ in asked:
             total = 0
-            tables = table_ids(cluster, replication)
+            tables = table_ids(cluster, group)
             if keyspace:
                 tables = tuple(table.id for table in named.tables) if named is not None else ()
             for table in tables:

@@ -85,7 +85,7 @@ def loads(cluster: ClusterMetadata, repair: Repair, wanted: Restored) -> Iterato
     )
     for part in repair.parts:
         owned: dict[NodeId, list[Range]] = {}
-        for placed in cluster.placements.ring(part.replication).ranges:
+        for placed in cluster.placements.ring(part.group).ranges:
             for node in placed.group.writes:
                 owned.setdefault(node, []).append(placed.range)
         for table in by_keyspace[part.keyspace]:

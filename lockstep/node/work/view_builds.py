@@ -189,7 +189,7 @@ class ViewBuilds:
         own, space = self._own_id(), cluster.schema.by_name[view.keyspace]
         owned = joined(
             (placed.range.left, placed.range.right)
-            for placed in cluster.placements.ring(space.replication).ranges
+            for placed in cluster.placements.ring(space.group).ranges
             if own in placed.group.reads
         )
         left = missing(owned, build.covered)

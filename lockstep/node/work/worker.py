@@ -18,7 +18,6 @@ from lockstep.node.data_service import NodeData
 from lockstep.node.log.messages import RunWork, WorkStatus
 from lockstep.node.log.metadata_state import MetadataState
 from lockstep.node.work.refill import refill_actor
-from lockstep.schema.model import Replication
 from lockstep.storage.rows.paxos_table import ballots_of
 from lockstep.streaming.stream_progress import StreamProgress
 from lockstep.topology.kind import stage_row
@@ -230,20 +229,16 @@ class WorkService:
         if progress.moved_bytes >= RATE_TOLD_BYTES_MIN and seconds > 0:
             self.rate_bytes_s = int(progress.moved_bytes / seconds)
 
-    async def _clean_up(
-        self, operation: Operation, wanted: Sequence[tuple[Replication, Sequence[Range]]]
-    ) -> None:
+    async def _clean_up(self, operation: Operation, wanted: Sequence[tuple[int, Sequence[Range]]]) -> None:
         """Wipe what is not this node's: it refuses all requests for it, and has finished the older ones."""
         await self._replica.drain(operation.stage_epoch)
         self._runtime.probes.reach("work.cleans_up")
         await self._wipe(operation, wanted)
 
-    async def _wipe(
-        self, operation: Operation, wanted: Sequence[tuple[Replication, Sequence[Range]]]
-    ) -> None:
+    async def _wipe(self, operation: Operation, wanted: Sequence[tuple[int, Sequence[Range]]]) -> None:
         """Delete whatever is stored of ranges that this node is about to gain, or has lost."""
-        for replication, ranges in wanted:
-            for table in table_ids(self._state.current, replication):
+        for group, ranges in wanted:
+            for table in table_ids(self._state.current, group):
                 for range_ in ranges:
                     with self._guards.hold(operation.session_id):
                         await self._engine.wipe((table,), range_)
@@ -264,10 +259,8 @@ class WorkService:
             raise PeerUnreachable(
                 f"too few live replicas of ({starved.range.left}, {starved.range.right}] to stream from"
             )
-        progress.expected = 2 * sum(
-            len(task.sources) * len(table_ids(cluster, task.replication)) for task in tasks
-        )
-        progress.plan(len(tasks), (table for t in tasks for table in table_ids(cluster, t.replication)))
+        progress.expected = 2 * sum(len(task.sources) * len(table_ids(cluster, task.group)) for task in tasks)
+        progress.plan(len(tasks), (table for t in tasks for table in table_ids(cluster, t.group)))
         gate = asyncio.Semaphore(STREAMS_AT_ONCE_MAX)
 
         async def one(task: StreamTask) -> None:
@@ -288,7 +281,7 @@ class WorkService:
         await self._engine.indexes.settled()
 
     async def _stream_task(self, operation: Operation, task: StreamTask, progress: StreamProgress) -> None:
-        for table in table_ids(self._state.current, task.replication):
+        for table in table_ids(self._state.current, task.group):
             try:
                 await self._stream_table(operation, task, table, progress)
                 progress.table_done(table)
@@ -344,23 +337,20 @@ def _first(failures: BaseExceptionGroup[LockstepError]) -> LockstepError:
     return _first(found) if isinstance(found, BaseExceptionGroup) else found
 
 
-def gained_ranges(operation: Operation, node: int) -> list[tuple[Replication, list[Range]]]:
-    """Per replication, the ranges the node gains, adjacent ones joined."""
+def gained_ranges(operation: Operation, node: int) -> list[tuple[int, list[Range]]]:
+    """By placement group, the ranges the node gains, adjacent ones joined."""
     return _joined(transition for transition in operation.transitions if node in transition.gained)
 
 
-def lost_ranges(operation: Operation, node: int) -> list[tuple[Replication, list[Range]]]:
-    """Per replication, the ranges the node gives up, adjacent ones joined."""
-    given = (transition for transition in operation.transitions if node in transition.lost)
-    # Its tables are by now on the ring that has only the new replicas.
-    return _joined(given, after=True)
+def lost_ranges(operation: Operation, node: int) -> list[tuple[int, list[Range]]]:
+    """By placement group, the ranges the node gives up, adjacent ones joined."""
+    return _joined(transition for transition in operation.transitions if node in transition.lost)
 
 
-def _joined(transitions: Iterable[Transition], after: bool = False) -> list[tuple[Replication, list[Range]]]:
-    found: dict[Replication, list[Range]] = {}
+def _joined(transitions: Iterable[Transition]) -> list[tuple[int, list[Range]]]:
+    found: dict[int, list[Range]] = {}
     for transition in transitions:
-        ring = transition.replication_after if after else transition.replication
-        ranges = found.setdefault(ring, [])
+        ranges = found.setdefault(transition.group, [])
         if ranges and ranges[-1].right == transition.range.left:
             ranges[-1] = Range(ranges[-1].left, transition.range.right)
         else:
@@ -368,11 +358,11 @@ def _joined(transitions: Iterable[Transition], after: bool = False) -> list[tupl
     return list(found.items())
 
 
-def table_ids(cluster: ClusterMetadata, replication: Replication) -> tuple[int, ...]:
-    """Tables of every keyspace that is replicated this way."""
+def table_ids(cluster: ClusterMetadata, group: int) -> tuple[int, ...]:
+    """Tables of every keyspace of the placement group."""
     return tuple(
         table.id
         for keyspace in cluster.schema.keyspaces
-        if keyspace.replication == replication
+        if keyspace.group == group
         for table in keyspace.tables
     )

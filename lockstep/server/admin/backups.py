@@ -238,9 +238,9 @@ class BackupRequests:
             refusal = error.message
         asked = {
             host: [
-                (part.replication, placed.range)
+                (part.group, placed.range)
                 for part in parts
-                for placed in cluster.placements.ring(part.replication).ranges
+                for placed in cluster.placements.ring(part.group).ranges
                 if host in placed.group.writes
             ]
             for host in nodes
@@ -390,7 +390,7 @@ def backed_parts(cluster: ClusterMetadata, wanted: Sequence[str]) -> tuple[Repai
         used |= {f"{keyspace.name}.{one.name}" for one in tables} | ({keyspace.name} if whole else set())
         if tables:
             ids = tuple(table.id for table in tables)
-            found.append(RepairPart(keyspace.name, keyspace.replication, ids, (FULL_RING,)))
+            found.append(RepairPart(keyspace.name, keyspace.group, ids, (FULL_RING,)))
     unknown = [name for name in wanted if name not in used]
     if unknown:
         raise ConfigurationError(f"there is no keyspace or table {', '.join(unknown)}")

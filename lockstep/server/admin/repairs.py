@@ -154,7 +154,7 @@ class RepairRequests:
         work = units(cluster, repair, REPAIR_RANGES_AT_ONCE_MAX)
         asked = {
             host: [
-                (parts[unit.part].replication, range_)
+                (parts[unit.part].group, range_)
                 for unit in work
                 if host in unit.nodes and unit.table == parts[unit.part].tables[0]
                 for range_ in unit.ranges
@@ -207,7 +207,7 @@ def parts_of(cluster: ClusterMetadata, wanted: Wanted) -> tuple[RepairPart, ...]
         if wanted.table and not tables:
             raise ConfigurationError(f"keyspace {keyspace.name} has no table {wanted.table}")
         if tables:
-            found.append(RepairPart(keyspace.name, keyspace.replication, tables, ranges))
+            found.append(RepairPart(keyspace.name, keyspace.group, tables, ranges))
     if not found:
         raise ConfigurationError("there is no table to repair")
     return tuple(found)

@@ -414,7 +414,7 @@ class _Wanted(msgspec.Struct, frozen=True):
         if not self.replication:
             return None
         known = cluster.schema.by_name.get(self.keyspace)
-        earlier = known.replication.settled if known is not None else None
+        earlier = known.replication if known is not None else None
         options = tuple(self.replication.items())
         return parse_replication(self.keyspace, options, cluster.directory.data_centers, earlier)
 

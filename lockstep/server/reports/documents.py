@@ -135,7 +135,7 @@ def placements(node: NodeServices, keyspace_name: str) -> Document:
                 "writes": list(placed.group.writes),
                 "epoch": placed.group.epoch,
             }
-            for placed in cluster.placements.ring(keyspace.replication).ranges
+            for placed in cluster.placements.ring(keyspace.group).ranges
         ],
     }
 

@@ -127,10 +127,10 @@ def _held(found: Preview, sizes: Mapping[NodeId, Sizes], present: RingPlacement 
         for wanted, size in zip(asked, sizes[node].bytes, strict=False)
     }
     return {
-        (source, task.replication, task.range): said[key]
+        (source, task.group, task.range): said[key]
         for task in found.tasks
         for source in task.sources
-        if (key := (holder(source, task, present), task.replication, task.range)) in said
+        if (key := (holder(source, task, present), task.group, task.range)) in said
     }
 
 
@@ -209,7 +209,7 @@ def forced(after: ClusterMetadata, wanted: ForceRemove, epoch: int) -> Document:
         "way_back": "none: the data that only this node had is given up",
         "degraded": [
             {
-                "replication": one.replication.strategy,
+                "replication": after.placements.ring(one.group).replication.strategy,
                 "left": one.range.left,
                 "right": one.range.right,
                 "missing": [int(node) for node in one.missing],

@@ -244,7 +244,7 @@ class SchemaStatements:
                 str(placed.range.right),
                 tuple(addresses[node] for node in placed.group.reads if node in addresses),
             )
-            for placed in cluster.placements.ring(space.replication).ranges
+            for placed in cluster.placements.ring(space.group).ranges
         )
 
     def describe(self, version: int, prepared: Prepared, catalog: Catalog) -> bytes:

@@ -19,7 +19,7 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeInfo
 from lockstep.node.services import NodeServices
-from lockstep.schema.model import Keyspace, Replication, Table
+from lockstep.schema.model import Keyspace, Table
 from lockstep.schema.types import parse_uuid
 from lockstep.server.cql.schema_watch import SchemaWatch
 from lockstep.server.views.topology_view import TopologyTables, committed_ms
@@ -51,7 +51,7 @@ class _Owned:
         self.cluster = cluster
         self._own_id = own_id
         self._between = _between(token for owner in cluster.directory.owners for token in owner.tokens)
-        self._primary: dict[Replication, tuple[Range, ...]] = {}
+        self._primary: dict[int, tuple[Range, ...]] = {}
         info = cluster.directory.by_id.get(own_id)
         own = frozenset(info.tokens) if info is not None else frozenset[int]()
         near = [owner for owner in cluster.directory.owners if info is not None and owner.dc == info.dc]
@@ -61,14 +61,14 @@ class _Owned:
             if ends_at in own
         )
 
-    def primary(self, replication: Replication) -> tuple[Range, ...]:
+    def primary(self, group: int) -> tuple[Range, ...]:
         """Those of which it is the first replica."""
-        found = self._primary.get(replication)
+        found = self._primary.get(group)
         if found is None:
-            ring = self.cluster.placements.ring(replication)
+            ring = self.cluster.placements.ring(group)
             firsts = ((piece, ring.group_for(piece.right).reads[:1]) for _, piece in self._between)
             found = tuple(piece for piece, first in firsts if first == (self._own_id,))
-            self._primary[replication] = found
+            self._primary[group] = found
         return found
 
 
@@ -154,7 +154,7 @@ class SizeEstimates:
         clock = self._node.context.runtime.clock
         at_s = clock.monotonic_s()
         keyspace = schema.by_name.get(table.keyspace)
-        primary = owned.primary(keyspace.replication) if keyspace is not None else ()
+        primary = owned.primary(keyspace.group) if keyspace is not None else ()
         ranges = tuple(dict.fromkeys((*primary, *owned.local)))
         found = await sample(self._node.data.store, clock, table.id, ranges, pairs_max)
         partitions = dict(zip(ranges, found.partitions, strict=True))

@@ -170,7 +170,8 @@ class ViewTables:
         operations = {operation.id: operation for operation in cluster.operations}
         for lock in cluster.locks:
             holder = operations.get(lock.operation_id)
-            for replication, held in lock.ranges:
+            for group, held in lock.ranges:
+                replication = cluster.placements.ring(group).replication
                 yield {
                     "operation_id": lock.operation_id,
                     "replication": f"{replication.strategy} {dict(replication.factors)}",
@@ -190,7 +191,7 @@ class ViewTables:
         keyspace = cluster.schema.by_name.get(name)
         if keyspace is None:
             return
-        for placed in cluster.placements.ring(keyspace.replication).ranges:
+        for placed in cluster.placements.ring(keyspace.group).ranges:
             if tokens.low <= placed.range.left <= tokens.high:
                 yield {
                     "keyspace_name": keyspace.name,

@@ -190,7 +190,7 @@ class TopologyTables:
     ) -> None:
         self._cluster = cluster
         self._committed_ms = committed_ms
-        self._newest: dict[Replication, tuple[RingPlacement, int]] = {}
+        self._newest: dict[int, tuple[RingPlacement, int]] = {}
 
     def tables(self) -> list[VirtualTable]:
         static = [text.strip().partition(" ")[0] for text in _STATIC_COLUMNS.split(";")]
@@ -251,12 +251,12 @@ class TopologyTables:
     def fence_version(self, cluster: ClusterMetadata) -> int:
         """The newest epoch that changed who reads or writes some range: its replicas refuse what was planned
         before it, other ranges may have older fences. Rings that are as they were are not searched again."""
-        newest: dict[Replication, tuple[RingPlacement, int]] = {}
+        newest: dict[int, tuple[RingPlacement, int]] = {}
         for ring in cluster.placements.rings:
-            known = self._newest.get(ring.replication)
+            known = self._newest.get(ring.id)
             if known is None or known[0] is not ring:
                 known = (ring, max((placed.group.epoch for placed in ring.ranges), default=0))
-            newest[ring.replication] = known
+            newest[ring.id] = known
         self._newest = newest
         return max((epoch for _, epoch in newest.values()), default=0)
 

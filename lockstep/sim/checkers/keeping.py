@@ -115,7 +115,7 @@ def _is_marked(stored: Stored, marks: Sequence[DroppedHints]) -> bool:
 def _may_have_lost_it(cluster: ClusterMetadata, target: NodeId, hint: Hint) -> bool:
     for keyspace in cluster.schema.keyspaces:
         if any(table.id == hint.mutation.table_id for table in keyspace.tables):
-            group = cluster.group_for(keyspace.replication, hint.mutation.token)
+            group = cluster.group_for(keyspace.group, hint.mutation.token)
             return target not in group.writes or group.epoch > hint.epoch
     return True
 
@@ -210,7 +210,7 @@ def _group(known: ClusterMetadata, mutation: Mutation) -> ReplicaGroup | None:
     table = known.table(mutation.table_id)
     if table is None:
         return None
-    return known.group_for(known.schema.by_name[table.keyspace].replication, mutation.token)
+    return known.group_for(known.schema.by_name[table.keyspace].group, mutation.token)
 
 
 class _Leaving:
@@ -297,8 +297,7 @@ class LeftHints:
         table = newest.table(mutation.table_id)
         if table is None or any(content.get(key) is not None for content in disks.values()):
             return
-        replication = newest.schema.by_name[table.keyspace].replication
-        group = newest.group_for(replication, mutation.token)
+        group = newest.group_for(newest.schema.by_name[table.keyspace].group, mutation.token)
         is_same = target in group.writes and group.epoch <= hint.epoch
         for node in (target,) if is_same else group.writes:
             self._cluster.fact("a leaver's hint was judged")
@@ -389,11 +388,11 @@ class Emptied:
             if self._done(node) <= count or content is None:
                 continue
             content.refresh()
-            for replication, ranges in ranges_of(operation, node):
+            for group, ranges in ranges_of(operation, node):
                 tables = [
                     table.id
                     for keyspace in cluster.schema.keyspaces
-                    if keyspace.replication == replication
+                    if keyspace.group == group
                     for table in keyspace.tables
                 ]
                 for range_ in ranges:

@@ -274,8 +274,8 @@ def _check_columns(was: Table, now: Table) -> None:
 
 
 def _check_rings(after: ClusterMetadata) -> None:
-    used = {keyspace.replication for keyspace in after.schema.keyspaces}
-    if used != after.placements.by_replication.keys():
+    used = {(keyspace.group, keyspace.replication) for keyspace in after.schema.keyspaces}
+    if used != {(ring.id, ring.replication) for ring in after.placements.rings}:
         raise Violation("SCH-1", "the rings are not those of the keyspaces")
 
 

@@ -2,7 +2,7 @@
 
 PLC-1, PLC-2, the static half of PLC-3, PLC-4 and OP-1 are judged once for each epoch, by the design's own
 functions, against the history of all epochs and what every node had durably applied at that moment. A token
-leaves the list of degraded ranges only in the entry that ends a repair, when every table of its replication
+leaves the list of degraded ranges only in the entry that ends a repair, when every table of its group
 was repaired there, all replicas taking part, by repairs that began after the range was degraded.
 """
 
@@ -50,7 +50,7 @@ def check_marked(before: ClusterMetadata, after: ClusterMetadata, fact: Callable
                 continue
             fact("a range was marked repaired" if piece == line.range else "a part of a range was marked")
             for keyspace in after.schema.keyspaces:
-                if keyspace.replication != line.replication or not line.is_about(keyspace.name):
+                if keyspace.group != line.group or not line.is_about(keyspace.name):
                     continue
                 for table in keyspace.tables:
                     if not _is_covered(line, piece, table.id, after):
@@ -73,9 +73,7 @@ def _pieces(line: Degraded, before: ClusterMetadata, after: ClusterMetadata) -> 
 
 def _is_listed(line: Degraded, piece: Range, after: ClusterMetadata) -> bool:
     return any(
-        one.replication == line.replication
-        and one.since_epoch == line.since_epoch
-        and one.range.intersects(piece)
+        one.group == line.group and one.since_epoch == line.since_epoch and one.range.intersects(piece)
         for one in after.degraded
     )
 

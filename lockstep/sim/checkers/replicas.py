@@ -199,7 +199,7 @@ def check_wiped(
             tables = [
                 table.id
                 for keyspace in cluster.schema.keyspaces
-                if keyspace.replication == transition.replication
+                if keyspace.group == transition.group
                 for table in keyspace.tables
             ]
             if held := content.held(tables, transition.range):
@@ -214,7 +214,7 @@ def check_held(
     cluster: ClusterMetadata,
     newest: Mapping[str, Mapping[Place, State]],
     contents: Mapping[NodeId, DurableContent],
-    only: Mapping[Replication, Sequence[Range]] | None = None,
+    only: Mapping[int, Sequence[Range]] | None = None,
     gone: Sequence[NodeId] = (),
     purges: Mapping[Place, State] | None = None,
 ) -> int:
@@ -235,11 +235,11 @@ def check_held(
         table = cluster.schema.table(KEYSPACE, table_name)
         if table is None:
             continue
-        replication = cluster.schema.by_name[KEYSPACE].replication
+        keyspace = cluster.schema.by_name[KEYSPACE]
         token = token_of(key)
-        if only is not None and not any(r.contains(token) for r in only.get(replication, ())):
+        if only is not None and not any(r.contains(token) for r in only.get(keyspace.group, ())):
             continue
-        readers = [node for node in cluster.group_for(replication, token).reads if node not in gone]
+        readers = [node for node in cluster.group_for(keyspace.group, token).reads if node not in gone]
         row = clustering_bytes(clustering)
         states = {node: contents[node].state(table.id, key, row) for node in readers if node in contents}
         judged += 1
@@ -249,7 +249,7 @@ def check_held(
             if not hiding[1] and not any(state[1] and state < hiding for state in states.values()):
                 continue
         lacking = [node for node in readers if states.get(node, NOTHING) < wanted]
-        for dc, quorum in _quorums(replication, scope, single):
+        for dc, quorum in _quorums(keyspace.replication, scope, single):
             there = [n for n in lacking if not dc or cluster.directory.dc_by_id[n] == dc]
             if len(there) >= quorum:
                 raise Violation(

@@ -319,10 +319,11 @@ class Drill:
         locked = sorted(lock.operation_id for lock in self.now.locks)
         if locked != sorted(self.model.running):
             yield f"locks of operations {locked}, running are {sorted(self.model.running)}"
-        held = self.now.schema.by_name[_KEYSPACE].replication
+        keyspace = self.now.schema.by_name[_KEYSPACE]
+        held = keyspace.replication
         if dict(held.factors) != {dc: f for dc, f in self.model.factors_read().items() if f or not dc}:
             yield f"the replication is {held.text()}, the model says {self.model.factors_read()}"
-        ring = self.now.placements.ring(held)
+        ring = self.now.placements.ring(keyspace.group)
         left = TOKEN_MIN
         for placed in ring.ranges:
             if placed.range.left != left:
@@ -334,7 +335,7 @@ class Drill:
         for running in self.model.running.values():
             points.update(running.tokens)
         then = before.schema.by_name.get(_KEYSPACE)
-        former = before.placements.ring(then.replication) if then is not None else None
+        former = before.placements.ring(then.group) if then is not None else None
         for point in sorted(points):
             group = ring.group_for(point)
             yield from self._point_problems(point, group.reads, group.writes)

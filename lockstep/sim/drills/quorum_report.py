@@ -163,8 +163,7 @@ class PlacementRun:
 
     def range_versions(self) -> Iterator[tuple[ReplicaGroup, ...]]:
         """For each smallest range of the whole run, its replica groups in order of change."""
-        replication = self.layout.replication
-        rings = [value.placements.ring(replication) for value in self.values]
+        rings = [value.placements.ring(value.schema.by_name["k"].group) for value in self.values]
         bounds = sorted({placed.range.right for ring in rings for placed in ring.ranges})
         for right in bounds:
             versions: list[ReplicaGroup] = []

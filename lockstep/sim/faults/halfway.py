@@ -83,7 +83,7 @@ def lacks_decision(cluster: SimCluster, table_name: str, key: bytes, value: byte
     if table is None:
         return False
     token = token_of(key)
-    group = cluster.newest.group_for(cluster.newest.schema.by_name[KEYSPACE].replication, token)
+    group = cluster.newest.group_for(cluster.newest.schema.by_name[KEYSPACE].group, token)
     known = []
     for name in cluster.live():
         if cluster.ready(name) and NodeId(cluster.node_id(name)) in group.reads:
@@ -115,7 +115,7 @@ def lone_holder(nemesis: Nemesis, draw: Stream) -> None:
     names = cluster.in_service()
     if keyspace is None or newest.operations or not all(cluster.ready(name) for name in names):
         return
-    group = draw.choice(newest.placements.ring(keyspace.replication).ranges).group.reads
+    group = draw.choice(newest.placements.ring(keyspace.group).ranges).group.reads
     if len(group) < _REPLICAS_MIN:
         return
     missing, dead, third = draw.sample([cluster.name_of(node) for node in group], _REPLICAS_MIN)

@@ -191,11 +191,11 @@ def _of_repairs(cluster: ClusterMetadata) -> list[Wish]:
     """Repairs of nothing, by nobody, of keyspaces that are not there or not so, and ends of none."""
     node = cluster.directory.nodes[0].id
     space = cluster.schema.by_name[KEYSPACE]
-    tables, here = tuple(table.id for table in space.tables), space.replication
+    tables, here = tuple(table.id for table in space.tables), space.group
     part = RepairPart(KEYSPACE, here, tables, (FULL_RING,))
     strange = (
         RepairPart(_NO_KEYSPACE, here, tables, (FULL_RING,)),
-        RepairPart(KEYSPACE, _ONE_REPLICA, tables, (FULL_RING,)),
+        RepairPart(KEYSPACE, _NEVER, tables, (FULL_RING,)),
     )
     begun = [BeginRepair(_NOBODY, (part,), 1), BeginRepair(node, (), 1)]
     begun += [BeginRepair(node, (part,), 1, purpose="fun")]
@@ -204,7 +204,7 @@ def _of_repairs(cluster: ClusterMetadata) -> list[Wish]:
         *((EntryKind.BEGIN_REPAIR, one) for one in begun),
         (EntryKind.END_REPAIR, EndRepair(_NEVER, RepairState.DONE)),
         *((EntryKind.END_REPAIR, EndRepair(one.id, RepairState.RUNNING)) for one in cluster.repairs.running),
-        (EntryKind.MARK_REPAIRED, MarkRepaired(_ONE_REPLICA, FULL_RING)),
+        (EntryKind.MARK_REPAIRED, MarkRepaired(_NEVER, FULL_RING)),
     ]
 
 

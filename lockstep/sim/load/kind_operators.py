@@ -394,7 +394,7 @@ class RepairOperators:
         incremental: bool = False,
     ) -> None:
         keyspace = node.log.cluster.schema.by_name[KEYSPACE]
-        part = RepairPart(KEYSPACE, keyspace.replication, tables, ranges)
+        part = RepairPart(KEYSPACE, keyspace.group, tables, ranges)
         try:
             begun = await node.work.repairs.begin((part,), nodes, incremental=incremental)
         except LockstepError as error:

@@ -133,8 +133,8 @@ class BatchWorkload(SideLoad):
         table, key, number = row
         table_id, cluster = self._table_id(table), self.cluster.newest
         assert table_id is not None, "nobody drops these tables"
-        replication = cluster.schema.by_name[KEYSPACE].replication
-        group, clustering = cluster.group_for(replication, token_of(key)), clustering_bytes(number)
+        placed = cluster.schema.by_name[KEYSPACE].group
+        group, clustering = cluster.group_for(placed, token_of(key)), clustering_bytes(number)
         holders = [n for n, held in self._contents.items() if held.state(table_id, key, clustering)[1]]
         return list(group.reads), holders
 

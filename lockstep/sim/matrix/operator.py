@@ -254,7 +254,7 @@ class CellOperator(Operators):
             for node in placed.group.reads
             if all(
                 node not in former.group.reads
-                for former in before.placements.ring(ring.replication).overlapping(placed.range)
+                for former in before.placements.ring(ring.id).overlapping(placed.range)
             )
         }
         if self.strike is not None:

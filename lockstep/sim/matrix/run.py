@@ -50,7 +50,7 @@ class CellResult(msgspec.Struct, frozen=True, kw_only=True):
 
 def ending(cluster: ClusterMetadata) -> Ending:
     owners = {token: node.id for node in cluster.directory.nodes for token in node.tokens}
-    ring = cluster.placements.ring(cluster.schema.by_name[KEYSPACE].replication)
+    ring = cluster.placements.ring(cluster.schema.by_name[KEYSPACE].group)
     return Ending(owners, [(one.range, one.group.reads, one.group.writes) for one in ring.ranges])
 
 

@@ -67,7 +67,7 @@ def _stream_from_anyone() -> contextlib.AbstractContextManager[None]:
     def tasks(transition: Any, dc_of: Any, dead: Any, lacking: Any) -> list[Any]:
         live = [node for node in reversed(transition.old) if node not in dead]
         return [
-            StreamTask(target, transition.replication, transition.range, tuple(live[:1]), needs_all=True)
+            StreamTask(target, transition.group, transition.range, tuple(live[:1]), needs_all=True)
             for target in transition.gained
             if transition.old
         ]

@@ -124,10 +124,8 @@ def _snapshot_forgets_degraded() -> _Context:
 def _marked_beyond_the_repair() -> _Context:
     """What was repaired in part is taken for repaired as a whole."""
 
-    def without(degraded: Any, replication: Any, repaired: Any) -> Any:
-        return tuple(
-            one for one in degraded if one.replication != replication or not one.range.intersects(repaired)
-        )
+    def without(degraded: Any, group: Any, repaired: Any) -> Any:
+        return tuple(one for one in degraded if one.group != group or not one.range.intersects(repaired))
 
     return replaced((force_remove, "without_range", without))
 

@@ -93,7 +93,7 @@ def _discard_too_much() -> _Context:
 
     async def clean_up(self: Any, operation: Any, wanted: Any) -> None:
         if stage_row(operation).work is Work.DISCARD:
-            wanted = [(replication, [Range(TOKEN_MIN, TOKEN_MAX)]) for replication, _ in wanted]
+            wanted = [(group, [Range(TOKEN_MIN, TOKEN_MAX)]) for group, _ in wanted]
         await original(self, operation, wanted)
 
     return replaced((work_module.WorkService, "_clean_up", clean_up))

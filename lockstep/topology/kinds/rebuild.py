@@ -62,7 +62,7 @@ def _tasks(
     if all(asked.source_dc not in ("", dc_of(node)) for node in others):
         return ()
     sources = _sources(operation, transition, dc_of, dead)
-    return (StreamTask(asked.node, transition.replication, transition.range, sources, needs_all=True),)
+    return (StreamTask(asked.node, transition.group, transition.range, sources, needs_all=True),)
 
 
 #: Both sides are the same replicas: ranges are locked, and only their contents change.

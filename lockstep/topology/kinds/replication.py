@@ -1,10 +1,10 @@
 """Change of a keyspace's replication: one pass through the stages for each step of a walk from setting to
 setting.
 
-Invariant: between two steps the keyspace is at rest on a ring of its own with the replication of the step
-that ended, every range still locked; the walk ends at the target, or back at the original. Between two steps
-it may also give way: the operation ends and its request is queued again, with what it takes to go all the way
-back.
+Invariant: from the first step to the end the keyspace has a placement group of its own, and between two steps
+that is at rest with the replication of the step that ended, every range still locked; the walk ends at the
+target, or back at the original. Between two steps it may also give way: the operation ends and its request is
+queued again, with what it takes to go all the way back.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.degraded import DEGRADED
 from lockstep.metadata.feature_names import REPLICATION_CHANGE
-from lockstep.metadata.operations import OPERATIONS, About, Body, Operation, Stage
+from lockstep.metadata.operations import OPERATIONS, About, Body, Operation, Stage, Transition
 from lockstep.metadata.placements_part import PLACEMENTS
 from lockstep.metadata.placing import moves_data
 from lockstep.metadata.requests import REQUESTS, Request, begun, finished, keyspace_busy, rested
@@ -29,15 +29,16 @@ from lockstep.schema.replication_options import parse_replication
 from lockstep.topology.kind import Drill, GivesWay, Kind, stage_row
 from lockstep.topology.planning import refuse_excluded_targets
 from lockstep.topology.replication_change import (
-    apart,
     path_to,
+    recounted,
     refuse_start,
     transitions_between,
     wanted_keyspace,
-    with_replication,
+    with_own_group,
+    with_shared_group,
 )
 from lockstep.topology.running import lock_of, session_id_of, split, with_session
-from lockstep.topology.stages import RANGE_MOVEMENT, Side, replication_at
+from lockstep.topology.stages import RANGE_MOVEMENT, Side
 from lockstep.topology.streams import sources_of, still_degraded, tasks_of_quorum
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
@@ -118,13 +119,13 @@ def target_of(cluster: ClusterMetadata, change: AlterKeyspace) -> Replication | 
     keyspace = cluster.schema.by_name.get(change.keyspace)
     if keyspace is None or change.replication is None or change.keyspace in SYSTEM_KEYSPACES:
         return None
-    present = keyspace.replication.settled
+    present = keyspace.replication
     known = cluster.directory.data_centers
     target = parse_replication(keyspace.name, change.replication, known, present)
     running = under_way(cluster, keyspace.name, target)
     if running is not None:
         return target
-    if keyspace.replication.apart or not keyspace.by_name or target == present:
+    if keyspace.group in cluster.recounting or not keyspace.by_name or target == present:
         return None
     # Nobody's replicas are a request too: its refusal says why.
     return target if not target.total or moves_data(cluster, present, target) else None
@@ -159,7 +160,7 @@ def walk_begun(cluster: ClusterMetadata, request: Request, epoch: int) -> Cluste
     refuse_start(cluster, keyspace, request.id)
     path, at = _whole_path(cluster, request, asked)
     for ends in itertools.pairwise(path[at:]):
-        refuse_excluded_targets(cluster, transitions_between(cluster, *ends, apart=1))
+        refuse_excluded_targets(cluster, transitions_between(cluster, keyspace.group, *ends))
     operation = Operation(
         id=cluster.next_operation_id,
         body=Walk(keyspace.name, path, at),
@@ -169,7 +170,7 @@ def walk_begun(cluster: ClusterMetadata, request: Request, epoch: int) -> Cluste
         transitions=(),
     )
     running = msgspec.structs.replace(request, operation_id=operation.id)
-    alone = with_replication(cluster, keyspace.name, apart(keyspace.replication, operation.id))
+    alone = with_own_group(cluster, keyspace.name)
     value = alone.changed(
         REQUESTS.set(begun(cluster.requests, running, epoch)),
         OPERATIONS.set(
@@ -205,8 +206,8 @@ def step_ended(
 ) -> ClusterMetadata:
     """The value once the present step has ended, in success or taken back: the next step, a rest, or the end.
 
-    The keyspace is on the ring that the step led to, or back on the one that it began from. On its way
-    back it does not rest.
+    The keyspace has the replicas that the step led to, or those that it began from. On its way back it does
+    not rest.
     """
     degraded = still_degraded(cluster, operation)
     if degraded is not cluster.degraded:
@@ -237,7 +238,7 @@ def step_ended(
 
 def _joined(cluster: ClusterMetadata, walk: Walk) -> ClusterMetadata:
     """The value with the keyspace's ring without the cuts of the step that ended."""
-    ring = merged(cluster.placements.ring(cluster.schema.by_name[walk.keyspace].replication))
+    ring = merged(cluster.placements.ring(cluster.schema.by_name[walk.keyspace].group))
     joined: ClusterMetadata = cluster.changed(PLACEMENTS.set(cluster.placements.with_rings((ring,))))
     return joined
 
@@ -245,9 +246,7 @@ def _joined(cluster: ClusterMetadata, walk: Walk) -> ClusterMetadata:
 def _released(cluster: ClusterMetadata, operation: Operation) -> ClusterMetadata:
     """The value without the operation, the keyspace with the replication that it has come to."""
     walk = walk_of(operation)
-    value: ClusterMetadata = with_replication(
-        _joined(cluster, walk), walk.keyspace, walk.path[walk.at]
-    ).changed(
+    value: ClusterMetadata = with_shared_group(_joined(cluster, walk), walk.keyspace).changed(
         OPERATIONS.set(
             msgspec.structs.replace(
                 cluster.running,
@@ -270,12 +269,17 @@ def _resting(cluster: ClusterMetadata, operation: Operation) -> ClusterMetadata:
     return value
 
 
+def _next_transitions(cluster: ClusterMetadata, operation: Operation) -> tuple[Transition, ...]:
+    """Those of the step from path[at] on."""
+    walk = walk_of(operation)
+    group = cluster.schema.by_name[walk.keyspace].group
+    return transitions_between(cluster, group, walk.path[walk.at], walk.path[walk.next])
+
+
 def _gains_excluded(cluster: ClusterMetadata, operation: Operation) -> bool:
     """Whether the next step gives a range to a node that is shut out."""
-    walk = walk_of(operation)
-    ends = walk.path[walk.at], walk.path[walk.next]
     try:
-        refuse_excluded_targets(cluster, transitions_between(cluster, *ends, operation.id))
+        refuse_excluded_targets(cluster, _next_transitions(cluster, operation))
     except Rejected:
         return True
     return False
@@ -291,14 +295,12 @@ def _outcome(operation: Operation) -> str:
 
 def _step_begun(cluster: ClusterMetadata, operation: Operation, epoch: int) -> ClusterMetadata:
     """The value with the operation in the first stage of the step from path[at] on."""
-    walk = walk_of(operation)
-    ends = walk.path[walk.at], walk.path[walk.next]
     begun_step = msgspec.structs.replace(
         operation,
         stage=_FIRST,
         stage_epoch=epoch,
         step=operation.step + 1,
-        transitions=transitions_between(cluster, *ends, operation.id),
+        transitions=_next_transitions(cluster, operation),
         history=(*operation.history, (_FIRST, epoch)),
     )
     begun_step = msgspec.structs.replace(begun_step, session_id=session_id_of(begun_step))
@@ -320,20 +322,19 @@ def _step_begun(cluster: ClusterMetadata, operation: Operation, epoch: int) -> C
 
 
 def _entered(cluster: ClusterMetadata, left: Operation, entered: Operation, epoch: int) -> ClusterMetadata:
-    """The value with the keyspace on the ring of what its step leads to, once reads have moved."""
+    """The value with the replication that the step leads to, once reads have moved."""
     row = stage_row(entered)
     if stage_row(left).reads is row.reads:
         return cluster
     assert row.reads is Side.NEW, "reads go back by steps of their own"
-    to = replication_at(row, entered.transitions[0])
-    return with_replication(cluster, walk_of(entered).keyspace, to, epoch)
+    to = entered.transitions[0].replication_after
+    return recounted(cluster, walk_of(entered).keyspace, to, epoch)
 
 
 def _also_filled(operation: Operation, cluster: ClusterMetadata) -> Iterator[NodeId]:
     """Where writes are lacking, whoever stays may be filled."""
     for transition in operation.transitions:
-        rings = (transition.replication, transition.replication_after)
-        if any(line.replication in rings for line in cluster.degraded):
+        if any(line.group == transition.group for line in cluster.degraded):
             yield from transition.new
 
 
@@ -365,20 +366,22 @@ def _way_out(operation: Operation) -> str:
 
 
 def _running_problems(cluster: ClusterMetadata, operation: Operation) -> Iterator[str]:
-    """A keyspace in change has a ring of its own, as its step has reached it, all locked."""
+    """A keyspace in change has a placement group of its own, as its step has reached it, all locked."""
     walk = walk_of(operation)
-    users = [k.name for k in cluster.schema.keyspaces if k.replication.apart == operation.id]
+    held = cluster.schema.by_name[walk.keyspace]
+    groups = {transition.group for transition in operation.transitions}
+    users = [k.name for k in cluster.schema.keyspaces if k.group in groups]
     if users != [walk.keyspace]:
-        yield f"OP-1: the ring of {operation.title()} belongs to {users}"
+        yield f"OP-1: the placement group of {operation.title()} belongs to {users}"
         return
     row = stage_row(operation)
     ends = walk.path[walk.at], walk.path[walk.next]
     if operation.stage is Stage.ROLLBACK_TO_NORMAL:
         ends = ends[0], ends[0]
     reached = ends[1] if row.reads is Side.NEW else ends[0]
-    held = cluster.schema.by_name[walk.keyspace].replication
-    if held.settled != reached:
-        yield f"OP-1: {operation.title()} has reached {reached.text()}, its keyspace has {held.text()}"
+    if held.replication != reached:
+        has = held.replication.text()
+        yield f"OP-1: {operation.title()} has reached {reached.text()}, its keyspace has {has}"
     locked = sorted(t.range for t in operation.transitions)
     bounds = [range_.left for range_ in locked] + [TOKEN_MAX]
     if bounds[0] != TOKEN_MIN or any(r.right != bounds[at + 1] for at, r in enumerate(locked)):
@@ -406,7 +409,7 @@ def _end_problems(after: ClusterMetadata, operation: Operation) -> Iterator[str]
         yield f"OP-1: {operation.title()} ended in stage {operation.stage}"
     for transition in operation.transitions:
         replicas = transition.old if rolled_back else transition.new
-        for placed in after.placements.ring(wanted).overlapping(transition.range):
+        for placed in after.placements.ring(keyspace.group).overlapping(transition.range):
             if placed.group.reads != replicas or placed.group.writes != replicas:
                 yield f"OP-1: {operation.title()} left {placed}, not {replicas}"
 

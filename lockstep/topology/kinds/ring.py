@@ -125,14 +125,15 @@ def check_leave(cluster: ClusterMetadata, node: NodeInfo) -> None:
     remaining = [n for n in cluster.directory.nodes if n.state in _STAYING and n.tokens and n.id != node.id]
     if not remaining:
         raise Rejected(f"node {node.id} is the last normal node that owns tokens")
-    for replication in cluster.replications:
+    for placed in cluster.placements.rings:
+        replication = placed.replication
         for dc, factor in dc_factors(replication) or (("", replication.total),):
             if dc not in ("", node.dc):
                 continue
             left = sum(1 for other in remaining if dc in ("", other.dc))
             if left < factor:
                 where = f" in data centre {dc}" if dc else ""
-                names = ", ".join(k.name for k in cluster.schema.keyspaces if k.replication == replication)
+                names = ", ".join(k.name for k in cluster.schema.keyspaces if k.group == placed.id)
                 raise Rejected(
                     f"{left} normal nodes would be left{where}, but {names} has replication factor {factor}",
                     hint="let another node join first (`lockstep cluster add`), or drop the keyspace",
