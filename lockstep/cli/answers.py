@@ -5,7 +5,7 @@ Invariant: nothing shown here decides anything; who owns what is in the metadata
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -14,7 +14,15 @@ from msgspec import UNSET, UnsetType
 from lockstep.cli.shared import client, options, render
 from lockstep.documents import read
 from lockstep.documents.service import GlobalState, LocalStates
-from lockstep.documents.status import Gossip, GossipNode, Nodes, Placements
+from lockstep.documents.status import (
+    Description,
+    Feature,
+    Features,
+    Gossip,
+    GossipNode,
+    Nodes,
+    Placements,
+)
 
 
 @click.command()
@@ -63,7 +71,7 @@ def describe(name: str, host: str, call_timeout_s: float, output: str) -> None:
     if output == "json":
         render.json_out(answer, "describe/1")
         return
-    click.echo("\n\n".join(str(statement.get("cql", "")) for statement in answer.get("statements", [])))
+    click.echo("\n\n".join(statement.cql for statement in read(Description, answer).statements))
 
 
 def _parts(name: str) -> tuple[str, str | None]:
@@ -84,23 +92,20 @@ def features(host: str, call_timeout_s: float, output: str) -> None:
     if output == "json":
         render.json_out(answer, "features/1")
         return
-    listed = answer.get("features", [])
+    listed = read(Features, answer).features
     render.table(
         ["feature", "state", "nodes that support it", "what it is"],
-        [
-            [one["name"], _state(one), " ".join(map(str, one["supported_by"])), one["description"]]
-            for one in listed
-        ],
+        [[one.name, _state(one), " ".join(map(str, one.supported_by)), one.description] for one in listed],
     )
     for one in listed:
-        for reason in one["waits"]:
-            click.echo(f"{one['name']} waits: {reason}")
+        for reason in one.waits:
+            click.echo(f"{one.name} waits: {reason}")
 
 
-def _state(feature: Mapping[str, Any]) -> str:
-    if feature["enabled"]:
+def _state(feature: Feature) -> str:
+    if feature.enabled:
         return "enabled"
-    lacking = ", ".join(map(str, feature["lacking"]))
+    lacking = ", ".join(map(str, feature.lacking))
     return f"nodes {lacking} lack it" if lacking else "about to be enabled"
 
 

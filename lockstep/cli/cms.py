@@ -19,7 +19,8 @@ import msgspec
 from lockstep.cli.shared import client, options, render
 from lockstep.cli.shared.runs import Unfinished, wait_for_nodes
 from lockstep.documents import read
-from lockstep.documents.service import KeptLog, Service, ServicePlan, Voters
+from lockstep.documents.service import KeptLog, LoggedEntry, Service, ServicePlan, Snapshots, Voters
+from lockstep.documents.status import Status
 from lockstep.local.private_files import owner_only
 from lockstep.values.errors import ConfigurationError, OutcomeUnknown, PeerError
 from lockstep.values.limits import SNAPSHOT_PIECE_BYTES_MAX
@@ -115,8 +116,8 @@ def _wished(
     if wait:
         epoch = int(answer.get("epoch", 0))
 
-        def unfinished(there: dict[str, Any]) -> str:
-            return "" if int(there.get("epoch", 0)) >= epoch else f"has not applied epoch {epoch}"
+        def unfinished(there: Snapshots) -> str:
+            return "" if there.epoch >= epoch else f"has not applied epoch {epoch}"
 
         wait_for_nodes(cluster, unfinished, timeout_s, f"this is in the log at epoch {epoch}")
     _show(answer, output)
@@ -243,8 +244,8 @@ def snapshot(
         return
     epoch = int(answer["epoch"])
 
-    def unfinished(there: dict[str, Any]) -> str:
-        if any(int(kept["epoch"]) >= epoch for kept in there.get("snapshots", [])):
+    def unfinished(there: Snapshots) -> str:
+        if any(kept.epoch >= epoch for kept in there.snapshots):
             return ""
         return f"has not written the snapshot of epoch {epoch}"
 
@@ -272,10 +273,10 @@ def truncate(
         return
     at, wanted = int(answer["epoch"]), int(answer["truncated_epoch"])
 
-    def unfinished(there: dict[str, Any]) -> str:
-        if int(there.get("epoch", 0)) < at:
+    def unfinished(there: Snapshots) -> str:
+        if there.epoch < at:
             return f"has not applied epoch {at}"
-        return "" if int(there.get("truncated_here", 0)) >= wanted else f"keeps entries up to epoch {wanted}"
+        return "" if there.truncated_here >= wanted else f"keeps entries up to epoch {wanted}"
 
     text = f"epoch {at}: entries up to epoch {answer['truncated_epoch']} may go"
     _finished(cluster, answer, unfinished if wait else None, timeout_s, text, output)
@@ -359,7 +360,7 @@ def describe(host: str, call_timeout_s: float, output: str) -> None:
 def log(first: int | None, last: int | None, host: str, call_timeout_s: float, output: str) -> None:
     """Show entries of the metadata log, by default the newest 30."""
     cluster = client.connect(host, call_timeout_s)
-    newest = last if last is not None else int(cluster.status().get("epoch", 0))
+    newest = last if last is not None else read(Status, cluster.status()).epoch
     oldest = first if first is not None else max(1, newest - LOG_ENTRIES_SHOWN + 1)
     if not 1 <= oldest <= max(newest, 1):
         raise ConfigurationError(f"epochs {oldest} to {newest} are no range", hint="the first epoch is 1")
@@ -372,12 +373,8 @@ def log(first: int | None, last: int | None, host: str, call_timeout_s: float, o
     render.table(
         ["epoch", "kind", "actor", "term", "hash", "summary"],
         [
-            [
-                *(entry.get(name) for name in ("epoch", "kind", "actor", "term")),
-                str(entry.get("hash", ""))[:12],
-                entry.get("summary", ""),
-            ]
-            for entry in entries
+            [entry.epoch, entry.kind, entry.actor, entry.term, entry.hash[:12], entry.summary]
+            for entry in (read(LoggedEntry, one) for one in entries)
         ],
     )
 
@@ -399,7 +396,7 @@ def dump(
     if target.exists():
         raise ConfigurationError(f"{file} exists", hint="name a new file")
     cluster = client.connect(host, call_timeout_s)
-    wanted = int(cluster.status().get("epoch", 0)) if epoch is None else epoch
+    wanted = read(Status, cluster.status()).epoch if epoch is None else epoch
     size = _written(target, cluster.cms_dump(wanted, entries=not value_only))
     if output == "json":
         render.json_out({"file": file, "epoch": wanted, "size_bytes": size}, "cms-dump-file/1")

@@ -16,7 +16,7 @@ from lockstep.cli.shared import client, options, render
 from lockstep.cli.shared.client import ClusterClient
 from lockstep.documents import read
 from lockstep.documents.requests import MetadataDiff
-from lockstep.documents.service import Digest, Proof
+from lockstep.documents.service import Digest, LoggedEntry, Proof
 from lockstep.documents.status import ListedNode
 from lockstep.values.errors import ConfigurationError, LockstepError, LogTruncated, PeerError
 
@@ -238,7 +238,7 @@ def _first_difference(
 def _hash_at(asked: Asked, epoch: int, _part: str) -> str:
     if asked.proof is not None and epoch == asked.proof.epoch:
         return asked.proof.hash
-    return str(asked.client.log_entries(epoch, epoch)[0]["hash"])
+    return read(LoggedEntry, asked.client.log_entries(epoch, epoch)[0]).hash
 
 
 def _part_at(asked: Asked, epoch: int, part: str) -> str:

@@ -1,7 +1,7 @@
 """The JSON documents of the admin API as types: one module a family, one struct a document.
 
 What a node serves, and what the command line, local tools and the console read of it, have the same members
-in the same order; `tests/server/test_documents.py` holds what is served against these types byte for byte.
+in the same order; `tests/server/test_admin.py` holds what is served against these types byte for byte.
 Members have values for when they are missing, for within a version of a document (`status/1`) members are
 only added, and an older node does not tell the newer ones. Knows nothing but values.
 """

@@ -1,6 +1,7 @@
 """`cms/1`, who votes on the metadata, how both groups fare, what changes, and what the log keeps;
 `group-local-states/1` and `group-global-state/1`, what nodes say of the groups; `metadata-proof/1` and
-`metadata-digest/1`, by what a node proves its log, and its value at an epoch.
+`metadata-digest/1`, by what a node proves its log, and its value at an epoch; `metadata-log/1`,
+`cms-snapshots/1` and `cms-dump/1`, what it keeps of both.
 """
 
 from __future__ import annotations
@@ -212,3 +213,59 @@ class Digest(msgspec.Struct, frozen=True):
     hash: str = ""
     digest: str = ""
     parts: dict[str, str] = {}
+
+
+class LoggedEntry(msgspec.Struct, frozen=True):
+    """An entry of the metadata log; `summary` says for people what it changed."""
+
+    epoch: int
+    entry_id: str = ""
+    kind: str = ""
+    actor: str = ""
+    term: int = 0
+    committed_at_us: int = 0
+    previous_hash: str = ""
+    hash: str = ""
+    summary: str = ""
+
+
+class LoggedEntries(msgspec.Struct, frozen=True):
+    """`oldest` is the first epoch whose entry the node keeps."""
+
+    schema: str = "metadata-log/1"
+    oldest: int = 0
+    first: int = msgspec.field(default=0, name="from")
+    last: int = msgspec.field(default=0, name="to")
+    entries: tuple[LoggedEntry, ...] = ()
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    epoch: int
+    digest: str = ""
+    hash: str = ""
+    size_bytes: int = 0
+    taken_at_us: int = 0
+
+
+class Snapshots(msgspec.Struct, frozen=True):
+    """`snapshot_epoch`, `truncated_epoch`: as the log has them; `truncated_here`: what was dropped."""
+
+    schema: str = "cms-snapshots/1"
+    epoch: int = 0
+    first_epoch: int = 0
+    snapshot_epoch: int = 0
+    truncated_epoch: int = 0
+    truncated_here: int = 0
+    log_bytes: int = 0
+    oldest_value: int = 0
+    snapshots: tuple[Snapshot, ...] = ()
+
+
+class DumpPiece(msgspec.Struct, frozen=True):
+    """`data` is in base64, from byte `offset` of a file of `size_bytes`."""
+
+    schema: str = "cms-dump/1"
+    epoch: int = 0
+    offset: int = 0
+    size_bytes: int = 0
+    data: str = ""

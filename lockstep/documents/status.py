@@ -1,5 +1,6 @@
 """`status/1` and `nodes/1`, the verdict on a cluster, what is wrong, its nodes, and what runs; `gossip/1`,
-what nodes say of themselves; `placements/1`, who holds each range of a keyspace.
+what nodes say of themselves; `placements/1`, who holds each range of a keyspace; `describe/1`, the CQL that
+makes it; `features/1`, what nodes can do.
 """
 
 from __future__ import annotations
@@ -162,3 +163,35 @@ class Placements(msgspec.Struct, frozen=True):
     keyspace: str = ""
     epoch: int = 0
     ranges: tuple[PlacedRange, ...] = ()
+
+
+class Statement(msgspec.Struct, frozen=True):
+    """`type` is keyspace or table."""
+
+    type: str = ""
+    name: str = ""
+    cql: str = ""
+
+
+class Description(msgspec.Struct, frozen=True):
+    schema: str = "describe/1"
+    keyspace: str = ""
+    statements: tuple[Statement, ...] = ()
+
+
+class Feature(msgspec.Struct, frozen=True):
+    """`waits`: why it is not enabled although all nodes support it."""
+
+    name: str
+    description: str = ""
+    enabled: bool = False
+    supported_by: tuple[int, ...] = ()
+    lacking: tuple[int, ...] = ()
+    waits: tuple[str, ...] = ()
+
+
+class Features(msgspec.Struct, frozen=True):
+    schema: str = "features/1"
+    epoch: int = 0
+    announced_epoch: int = 0
+    features: tuple[Feature, ...] = ()

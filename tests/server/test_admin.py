@@ -18,8 +18,19 @@ from lockstep.cli.main import root
 from lockstep.documents import read
 from lockstep.documents.requests import MetadataDiff, Request, RequestPlan, Requests, Story
 from lockstep.documents.runs import BackupPlan, BackupRun, Backups, Repair, RepairPlan, Repairs
-from lockstep.documents.service import Digest, GlobalState, LocalStates, Proof, Service, ServicePlan, Voters
-from lockstep.documents.status import ExcludedNodes, Gossip, Placements, Status
+from lockstep.documents.service import (
+    Digest,
+    DumpPiece,
+    GlobalState,
+    LocalStates,
+    LoggedEntries,
+    Proof,
+    Service,
+    ServicePlan,
+    Snapshots,
+    Voters,
+)
+from lockstep.documents.status import Description, ExcludedNodes, Features, Gossip, Placements, Status
 from lockstep.documents.status import Nodes as ListedNodes
 from lockstep.local.admin_client import AdminClient
 from lockstep.local.credentials import Credential
@@ -617,6 +628,11 @@ SERVED: dict[str, type[msgspec.Struct]] = {
     "/v1/cms": Service,
     "/v1/cms/reconfiguration": Voters,
     "/v1/placements?keyspace=shop": Placements,
+    "/v1/describe?keyspace=shop": Description,
+    "/v1/features": Features,
+    "/v1/cms/snapshots": Snapshots,
+    "/v1/cms/dump": DumpPiece,
+    "/v1/metadata/log?from={oldest}&to={newest}&available=true": LoggedEntries,
     "/v1/metadata/diff?from={oldest}&to={newest}": MetadataDiff,
     "/v1/metadata/proof?from=1": Proof,
     "/v1/metadata/digest?epoch={newest}": Digest,

@@ -16,7 +16,7 @@ import click
 import msgspec
 
 from lockstep.documents import read
-from lockstep.documents.service import Digest, Proof
+from lockstep.documents.service import Digest, DumpPiece, LoggedEntries, Proof
 from lockstep.documents.status import ListedNode, Nodes
 from lockstep.local.admin_client import AdminClient
 from lockstep.local.credential_search import found_for
@@ -146,14 +146,13 @@ class ClusterClient(msgspec.Struct, frozen=True):
         """The file of a dump, piece by piece."""
         offset, size = 0, 1
         while offset < size:
-            piece = self.admin.get(
-                "/v1/cms/dump", epoch=epoch, offset=offset, entries="true" if entries else None
-            )
-            data = base64.b64decode(piece["data"])
+            asked = {"epoch": epoch, "offset": offset, "entries": "true" if entries else None}
+            piece = read(DumpPiece, self.admin.get("/v1/cms/dump", **asked))
+            data = base64.b64decode(piece.data)
             if not data:
                 raise LockstepError(f"the node answered an empty piece at byte {offset} of {size}")
             yield data
-            offset, size = offset + len(data), int(piece["size_bytes"])
+            offset, size = offset + len(data), piece.size_bytes
 
     def at(self, address: str, admin_port: int) -> ClusterClient:
         """The same operations at another node: a role shows the same there, a token is of one node alone."""
@@ -169,11 +168,12 @@ class ClusterClient(msgspec.Struct, frozen=True):
         at = first
         while at <= last:
             newest = last if available else min(last, at + LOG_FETCH_ENTRIES_MAX - 1)
-            part = self.metadata_log(at, newest, available=available).get("entries", [])
-            if not part or int(part[-1]["epoch"]) < at:
+            answer = self.metadata_log(at, newest, available=available)
+            part = read(LoggedEntries, answer).entries
+            if not part or part[-1].epoch < at:
                 break
-            entries.extend(part)
-            at = int(part[-1]["epoch"]) + 1
+            entries.extend(answer["entries"])
+            at = part[-1].epoch + 1
         return entries
 
 

@@ -16,6 +16,8 @@ import click
 
 from lockstep.cli.shared import render
 from lockstep.cli.shared.client import ClusterClient
+from lockstep.documents import read
+from lockstep.documents.service import Snapshots
 from lockstep.documents.status import ListedNode
 from lockstep.values.errors import OutcomeUnknown, PeerError
 
@@ -71,8 +73,8 @@ def show_steps(steps: Sequence[str]) -> None:
 #: How often a wait asks again; a person sees no delay, a node no load.
 NODE_POLL_S: Final = 0.1
 
-#: What a node with this `cms-snapshots/1` document has still to do; empty when it is done.
-Unfinished = Callable[[dict[str, Any]], str]
+#: What a node with these snapshots has still to do; empty when it is done.
+Unfinished = Callable[[Snapshots], str]
 
 
 def wait_for_nodes(
@@ -109,6 +111,6 @@ def wait_for_nodes(
 
 def _asked(cluster: ClusterClient, node: ListedNode, unfinished: Unfinished) -> str:
     try:
-        return unfinished(cluster.at(node.address, node.admin_port).cms_snapshots())
+        return unfinished(read(Snapshots, cluster.at(node.address, node.admin_port).cms_snapshots()))
     except PeerError as error:
         return f"does not answer: {error.message}"

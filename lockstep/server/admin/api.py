@@ -16,6 +16,8 @@ import msgspec
 from msgspec import structs
 
 from lockstep.documents.requests import MetadataDiff
+from lockstep.documents.service import LoggedEntries
+from lockstep.documents.status import Description
 from lockstep.metadata.directory import OWNING_STATES
 from lockstep.node.configuration import split_address
 from lockstep.node.services import NodeServices
@@ -460,7 +462,7 @@ class Admin:
     async def _status(self, _request: HttpRequest, _values: dict[str, str]) -> dict[str, Any]:
         return reports.status(self._node, await self._requests.running())
 
-    def _describe(self, request: HttpRequest, _values: dict[str, str]) -> dict[str, Any]:
+    def _describe(self, request: HttpRequest, _values: dict[str, str]) -> Description:
         catalog = self._cql.executor.catalogs.current()
         return reports.describe(catalog, required(request, "keyspace"), request.query.get("table"))
 
@@ -468,7 +470,7 @@ class Admin:
         epoch = integer(request, "epoch") if "epoch" in request.query else None
         return reports.metadata(await reports.metadata_at(self._node, epoch))
 
-    def _log(self, request: HttpRequest, _values: dict[str, str]) -> dict[str, Any]:
+    def _log(self, request: HttpRequest, _values: dict[str, str]) -> LoggedEntries:
         available = request.query.get("available") == "true"
         first, last = integer(request, "from"), integer(request, "to")
         return reports.metadata_log(self._node, first, last, available=available)

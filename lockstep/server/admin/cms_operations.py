@@ -14,6 +14,7 @@ import asyncio
 import base64
 from typing import Any
 
+from lockstep.documents.service import DumpPiece, Snapshot, Snapshots
 from lockstep.metadata.groups.membership import ServiceWish
 from lockstep.metadata.log.dump import dump_file
 from lockstep.metadata.log.snapshot_entries import TakeSnapshot, TruncateLog
@@ -37,30 +38,30 @@ class Cms:
         self._node = node
         self._dumping = asyncio.Lock()
 
-    def snapshots(self) -> Document:
+    def snapshots(self) -> Snapshots:
         """The snapshots that this node keeps, and from where on it has the log."""
         state = self._node.log.state
         service = state.current.service
-        return {
-            "schema": "cms-snapshots/1",
-            "epoch": state.epoch,
-            "first_epoch": state.first_epoch,
-            "snapshot_epoch": service.snapshot_epoch,
-            "truncated_epoch": service.truncated_epoch,
-            "truncated_here": state.store.truncated_to,
-            "log_bytes": state.store.log_bytes,
-            "oldest_value": Past(state).oldest_epoch,
-            "snapshots": [
-                {
-                    "epoch": info.epoch,
-                    "digest": info.digest.hex(),
-                    "hash": info.entry.hash.hex(),
-                    "size_bytes": info.size_bytes,
-                    "taken_at_us": info.entry.commit_time_us,
-                }
-                for info in state.store.infos.values()
-            ],
-        }
+        kept = (
+            Snapshot(
+                info.epoch,
+                info.digest.hex(),
+                info.entry.hash.hex(),
+                info.size_bytes,
+                info.entry.commit_time_us,
+            )
+            for info in state.store.infos.values()
+        )
+        return Snapshots(
+            epoch=state.epoch,
+            first_epoch=state.first_epoch,
+            snapshot_epoch=service.snapshot_epoch,
+            truncated_epoch=service.truncated_epoch,
+            truncated_here=state.store.truncated_to,
+            log_bytes=state.store.log_bytes,
+            oldest_value=Past(state).oldest_epoch,
+            snapshots=tuple(kept),
+        )
 
     async def snapshot(self, body: Any) -> Document:
         """Take one now. Rejected when nothing changed since the last."""
@@ -97,7 +98,7 @@ class Cms:
         epoch = await self._node.log.submit(change)
         return {"schema": "cms-change/1", "epoch": epoch, "truncated_epoch": wanted}
 
-    async def dump(self, epoch: int | None, offset: int, *, entries: bool) -> Document:
+    async def dump(self, epoch: int | None, offset: int, *, entries: bool) -> DumpPiece:
         """A piece of the dump of an epoch, in base64; the asker goes on until it has `size_bytes`."""
         state = self._node.log.state
         wanted = state.epoch if epoch is None else epoch
@@ -105,13 +106,8 @@ class Cms:
             path = await self._dumped(wanted, entries)
             disk = self._node.context.runtime.disk
             data = disk.read_at(path, offset, SNAPSHOT_PIECE_BYTES_MAX)
-            return {
-                "schema": "cms-dump/1",
-                "epoch": wanted,
-                "offset": offset,
-                "size_bytes": disk.size(path),
-                "data": base64.b64encode(data).decode(),
-            }
+            encoded = base64.b64encode(data).decode()
+            return DumpPiece(epoch=wanted, offset=offset, size_bytes=disk.size(path), data=encoded)
 
     async def _dumped(self, epoch: int, entries: bool) -> str:
         """The file of this dump, made unless it is there; those of other dumps go."""
@@ -271,7 +267,7 @@ class ServiceOperations:
             wish("/v1/cms/thaw", "Take changes of schema and topology again", ServiceWish.THAW),
         ]
 
-    async def _dump(self, request: HttpRequest, _values: dict[str, str]) -> dict[str, Any]:
+    async def _dump(self, request: HttpRequest, _values: dict[str, str]) -> DumpPiece:
         epoch = integer(request, "epoch") if "epoch" in request.query else None
         offset = integer(request, "offset") if "offset" in request.query else 0
         if offset < 0:

@@ -13,7 +13,18 @@ import msgspec
 from lockstep.cql.compile.catalog import Catalog
 from lockstep.cql.ddl.describe import keyspace_statement, table_statement
 from lockstep.documents.requests import Change, MetadataDiff
-from lockstep.documents.status import Excluded
+from lockstep.documents.service import LoggedEntries, LoggedEntry
+from lockstep.documents.status import (
+    Description,
+    Excluded,
+    Feature,
+    Features,
+    ListedNode,
+    Nodes,
+    PlacedRange,
+    Placements,
+    Statement,
+)
 from lockstep.metadata import features
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeInfo, NodeState
@@ -69,39 +80,39 @@ def exclusions(cluster: ClusterMetadata) -> list[Excluded]:
     return [Excluded(one.node, one.epoch, one.reason) for one in cluster.excluded]
 
 
-def nodes(node: NodeServices) -> Document:
-    return {"schema": "nodes/1", "epoch": node.log.cluster.epoch, "nodes": node_list(node)}
+def nodes(node: NodeServices) -> Nodes:
+    return Nodes(epoch=node.log.cluster.epoch, nodes=node_list(node))
 
 
-def node_list(node: NodeServices) -> list[Document]:
+def node_list(node: NodeServices) -> tuple[ListedNode, ...]:
     """Every node that has not left."""
     cluster = node.log.cluster
     shares = ring_shares(cluster)
-    return [
+    return tuple(
         _node(node, info, shares.get(info.id, 0.0))
         for info in cluster.directory.nodes
         if info.state is not NodeState.LEFT
-    ]
+    )
 
 
-def _node(node: NodeServices, info: NodeInfo, owns: float) -> Document:
-    return {
-        "id": info.id,
-        "host_id": info.host_id,
-        "address": info.address,
-        "cql_port": info.cql_port,
-        "internode_port": info.internode_port,
-        "admin_port": info.admin_port,
-        "dc": info.dc,
-        "rack": info.rack,
-        "state": info.state.value,
-        "alive": node.membership.liveness.alive(info.id),
-        "excluded": info.id in node.log.cluster.excluded_by_node,
-        "tokens": len(info.tokens),
-        "owns": owns,
-        "voter": info.id in node.log.cluster.voters,
-        "epoch": seen_epoch(node, info.id),
-    }
+def _node(node: NodeServices, info: NodeInfo, owns: float) -> ListedNode:
+    return ListedNode(
+        id=info.id,
+        host_id=info.host_id,
+        address=info.address,
+        cql_port=info.cql_port,
+        internode_port=info.internode_port,
+        admin_port=info.admin_port,
+        dc=info.dc,
+        rack=info.rack,
+        state=info.state.value,
+        alive=node.membership.liveness.alive(info.id),
+        excluded=info.id in node.log.cluster.excluded_by_node,
+        tokens=len(info.tokens),
+        owns=owns,
+        voter=info.id in node.log.cluster.voters,
+        epoch=seen_epoch(node, info.id),
+    )
 
 
 def ring_shares(cluster: ClusterMetadata) -> dict[int, float]:
@@ -118,42 +129,34 @@ def ring_shares(cluster: ClusterMetadata) -> dict[int, float]:
     return shares
 
 
-def placements(node: NodeServices, keyspace_name: str) -> Document:
+def placements(node: NodeServices, keyspace_name: str) -> Placements:
     cluster = node.log.cluster
     keyspace = cluster.schema.by_name.get(keyspace_name)
     if keyspace is None:
         raise ConfigurationError(f"there is no keyspace {keyspace_name}")
-    return {
-        "schema": "placements/1",
-        "keyspace": keyspace_name,
-        "epoch": cluster.epoch,
-        "ranges": [
-            {
-                "start": placed.range.left,
-                "end": placed.range.right,
-                "reads": list(placed.group.reads),
-                "writes": list(placed.group.writes),
-                "epoch": placed.group.epoch,
-            }
-            for placed in cluster.placements.ring(keyspace.group).ranges
-        ],
-    }
+    ranges = (
+        PlacedRange(
+            placed.range.left, placed.range.right, placed.group.reads, placed.group.writes, placed.group.epoch
+        )
+        for placed in cluster.placements.ring(keyspace.group).ranges
+    )
+    return Placements(keyspace=keyspace_name, epoch=cluster.epoch, ranges=tuple(ranges))
 
 
-def describe(catalog: Catalog, keyspace_name: str, table_name: str | None) -> Document:
+def describe(catalog: Catalog, keyspace_name: str, table_name: str | None) -> Description:
     found = catalog.schema.by_name.get(keyspace_name) or catalog.virtual.by_name.get(keyspace_name)
     if found is None:
         raise ConfigurationError(f"there is no keyspace {keyspace_name}")
-    statements: list[Document] = []
+    statements: list[Statement] = []
     if table_name is None:
-        statements.append({"type": "keyspace", "name": found.name, "cql": keyspace_statement(found)})
+        statements.append(Statement("keyspace", found.name, keyspace_statement(found)))
     one = found.by_name.get(table_name) if table_name is not None else None
     for table in found.tables if table_name is None else (one,):
         if table is not None:
-            statements.append({"type": "table", "name": table.name, "cql": table_statement(table)})
+            statements.append(Statement("table", table.name, table_statement(table)))
     if not statements:
         raise ConfigurationError(f"there is no table {keyspace_name}.{table_name}")
-    return {"schema": "describe/1", "keyspace": keyspace_name, "statements": statements}
+    return Description(keyspace=keyspace_name, statements=tuple(statements))
 
 
 # -- the metadata and its log -----------------------------------------------------------------------
@@ -223,7 +226,7 @@ def metadata_diff(one: ClusterMetadata, other: ClusterMetadata) -> MetadataDiff:
     return MetadataDiff("metadata-diff/1", one.epoch, other.epoch, tuple(changes))
 
 
-def metadata_log(node: NodeServices, first: int, last: int, *, available: bool = False) -> Document:
+def metadata_log(node: NodeServices, first: int, last: int, *, available: bool = False) -> LoggedEntries:
     """At most LOG_FETCH_ENTRIES_MAX entries from `first` on, also from the archive. LogTruncated when the
     first is nowhere, unless what is `available` here will do."""
     if first < 1 or last < first:
@@ -238,52 +241,44 @@ def metadata_log(node: NodeServices, first: int, last: int, *, available: bool =
         raise LogTruncated(
             f"this node has the log from epoch {oldest} on, not epoch {first}", oldest, hint=nowhere.hint
         ) from None
-    return {
-        "schema": "metadata-log/1",
-        "oldest": oldest,
-        "from": first,
-        "to": last,
-        "entries": [_entry(node, entry) for entry in chosen],
-    }
+    entries = tuple(_entry(node, entry) for entry in chosen)
+    return LoggedEntries(oldest=oldest, first=first, last=last, entries=entries)
 
 
-def _entry(node: NodeServices, entry: LogEntry) -> Document:
-    return {
-        "epoch": entry.epoch,
-        "entry_id": uuid_text(entry.entry_id),
-        "kind": kind_name(entry.kind),
-        "actor": entry.actor,
-        "term": entry.term,
-        "committed_at_us": entry.commit_time_us,
-        "previous_hash": entry.previous_hash.hex(),
-        "hash": entry.hash.hex(),
-        "summary": entry_summary(node.log.registry, entry),
-    }
+def _entry(node: NodeServices, entry: LogEntry) -> LoggedEntry:
+    return LoggedEntry(
+        epoch=entry.epoch,
+        entry_id=uuid_text(entry.entry_id),
+        kind=kind_name(entry.kind),
+        actor=entry.actor,
+        term=entry.term,
+        committed_at_us=entry.commit_time_us,
+        previous_hash=entry.previous_hash.hex(),
+        hash=entry.hash.hex(),
+        summary=entry_summary(node.log.registry, entry),
+    )
 
 
 PATH = "/v1/features"
 
 
-def report(node: NodeServices) -> dict[str, Any]:
+def report(node: NodeServices) -> Features:
     """Every feature that some node supports: whether it is enabled, and else what it waits for."""
     cluster = node.log.cluster
     present = [info for info in cluster.directory.nodes if info.state is not NodeState.LEFT]
     names = sorted({*cluster.features_enabled, *(name for info in present for name in info.features)})
     due = features.due(cluster)
-    waits = [blocking.reason for blocking in node.work.topology.blocking if not blocking.operation_id]
-    return {
-        "schema": "features/1",
-        "epoch": cluster.epoch,
-        "announced_epoch": cluster.features.announced_epoch,
-        "features": [
-            {
-                "name": name,
-                "description": FEATURES.get(name, "not known to this version"),
-                "enabled": name in cluster.features_enabled,
-                "supported_by": [info.id for info in present if name in info.features],
-                "lacking": [int(one) for one in features.unsupporting(cluster.directory, name)],
-                "waits": waits if name in due else [],
-            }
-            for name in names
-        ],
-    }
+    waits = tuple(blocking.reason for blocking in node.work.topology.blocking if not blocking.operation_id)
+    listed = (
+        Feature(
+            name=name,
+            description=FEATURES.get(name, "not known to this version"),
+            enabled=name in cluster.features_enabled,
+            supported_by=tuple(info.id for info in present if name in info.features),
+            lacking=features.unsupporting(cluster.directory, name),
+            waits=waits if name in due else (),
+        )
+        for name in names
+    )
+    announced_epoch = cluster.features.announced_epoch
+    return Features(epoch=cluster.epoch, announced_epoch=announced_epoch, features=tuple(listed))
