@@ -24,9 +24,8 @@ from lockstep.local.processes import recorded
 from lockstep.schema.types import parse_type
 from lockstep.spark.cql_client import CqlConnection, Endpoint, pool_of
 from lockstep.spark.options import Options
-from lockstep.spark.pages import PageDecoder, RawPage
-from lockstep.spark.scan import Hosts, StatementReader
-from lockstep.spark.session import local_session
+from lockstep.spark.report import local_session
+from lockstep.spark.scan import Hosts, PageDecoder, RawPage, StatementReader
 from lockstep.values.ids import Consistency
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 

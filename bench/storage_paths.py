@@ -16,8 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from lockstep.runtime.ports import Runtime
-from lockstep.runtime.real.probes import NoProbes
-from lockstep.runtime.real.tasks import RealTasks
+from lockstep.runtime.real.tasks import NoProbes, RealTasks
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.rocks.rocks import open_rocks_store
 from lockstep.values.ids import mutation_id

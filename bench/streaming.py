@@ -40,7 +40,7 @@ from lockstep.storage.engine import StorageEngine
 from lockstep.storage.rocks.rocks import open_rocks_store
 from lockstep.storage.rocks.rocks_building import BUILD_HANDLER, BUILD_PACKAGES
 from lockstep.storage.rows import keys
-from lockstep.streaming.stream_helped import HelpedStretches
+from lockstep.streaming.stream_building import HelpedStretches
 from lockstep.streaming.stream_source import StreamService
 from lockstep.streaming.stream_target import StreamClient
 from lockstep.values.limits import STREAM_FILE_BYTES

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from conformance import report
 from conformance.environment import BUILD, INSIDE, ROOT, wall_in
 from conformance.suite_run import FileResult, make_cluster, read_record, test_files
-from lockstep.values.compatibility import CASSANDRA_RELEASE
+from lockstep.values.ids import CASSANDRA_RELEASE
 
 FOLDER: Final = "pylib/cqlshlib/test"
 COPY: Final = BUILD / "cqlsh"

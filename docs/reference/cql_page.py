@@ -24,7 +24,7 @@ from lockstep.schema.model import Schema
 from lockstep.schema.table_options import DEFAULTS, MAP_OPTIONS
 from lockstep.schema.types import NATIVE_NAMES, parse_type
 from lockstep.values.errors import LockstepError, RequestError
-from lockstep.values.request_limits import (
+from lockstep.values.node_limits import (
     BATCH_TEXT_CHARACTERS_MAX,
     COLLECTION_ENTRIES_MAX,
     NUMBER_BYTES_MAX,

@@ -39,7 +39,7 @@ from lockstep.topology.stages import mermaid
 from lockstep.values.conditions import CONDITIONS
 from lockstep.values.errors import RequestError
 from lockstep.values.limits import REQUESTS_PASSED_MAX
-from lockstep.values.log_limits import LATENCY_SERIES_MAX
+from lockstep.values.node_limits import LATENCY_SERIES_MAX
 
 HERE = Path(__file__).parent
 WIDTH = 110

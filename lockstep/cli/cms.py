@@ -21,7 +21,7 @@ from lockstep.cli.shared.runs import Unfinished, wait_for_nodes
 from lockstep.documents import read
 from lockstep.documents.service import KeptLog, LoggedEntry, Service, ServicePlan, Snapshots, Voters
 from lockstep.documents.status import Status
-from lockstep.local.private_files import owner_only
+from lockstep.local.processes import owner_only
 from lockstep.values.errors import ConfigurationError, OutcomeUnknown, PeerError
 from lockstep.values.limits import SNAPSHOT_PIECE_BYTES_MAX
 

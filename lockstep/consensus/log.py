@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lockstep.consensus.configuration import ENTRY_OVERHEAD_BYTES
 from lockstep.consensus.messages import Entry
-from lockstep.consensus.settings import ENTRY_OVERHEAD_BYTES
 
 
 class Log:

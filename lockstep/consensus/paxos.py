@@ -1,16 +1,20 @@
-"""One decision after another on one partition: what an acceptor does, and what a proposer may do next.
+"""One decision after another on one partition: what an acceptor does, what a proposer may do, and the phases
+of one conditional request or serial read at its coordinator, as a table.
 
-Invariants. An acceptor that promised a ballot takes nothing under an older one. Two ballots of one time never
+Invariant: An acceptor that promised a ballot takes nothing under an older one. Two ballots of one time never
 both pass an acceptor, so every decided proposal has a time of its own, above those decided before. A value is
 proposed only when all that was decided before is known to the acceptors that promised. A proposal carries the
 origins of those decided before it, so that whoever lost sight of its own learns what became of it. A proposal
-that is ended without effect is in no such list: for its proposer it is as if it had never been decided.
+that is ended without effect is in no such list: for its proposer it is as if it had never been decided. A
+request that proposed something reaches its end through `applying`, or by losing sight of it; what is answered
+without having written was judged right after a promise.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
@@ -168,3 +172,58 @@ def fate(own: Proposal, committed: Proposal | None) -> Fate:
     if base in chain or (base is None and len(chain) < BALLOT_CHAIN_MAX):
         return Fate.LOST
     return Fate.UNKNOWN
+
+
+class Phase(enum.StrEnum):
+    #: A quorum is asked for promises, and what it holds.
+    ASKING = "asking"
+    #: What another request left in progress is decided first.
+    FINISHING = "finishing"
+    #: What was decided last is brought to a quorum.
+    BRINGING = "bringing"
+    #: The rows are judged; what became of an own proposal is.
+    JUDGING = "judging"
+    PROPOSING = "proposing"
+    #: What was decided is applied at the level of the write.
+    APPLYING = "applying"
+    ENDED = "ended"
+
+
+class Happened(enum.StrEnum):
+    #: Another ballot was first, or the replicas changed.
+    AGAIN = "again"
+    IN_PROGRESS = "in progress"
+    LACKING = "lacking"
+    KNOWN = "known"
+    PROPOSES = "proposes"
+    ANSWERED = "answered"
+    DECIDED = "decided"
+    HELD = "held"
+
+
+STEPS: Final[Mapping[Phase, Mapping[Happened, Phase]]] = {
+    Phase.ASKING: {
+        Happened.AGAIN: Phase.ASKING,
+        Happened.IN_PROGRESS: Phase.FINISHING,
+        Happened.LACKING: Phase.BRINGING,
+        Happened.KNOWN: Phase.JUDGING,
+    },
+    Phase.FINISHING: {Happened.AGAIN: Phase.ASKING},
+    Phase.BRINGING: {Happened.AGAIN: Phase.ASKING, Happened.KNOWN: Phase.JUDGING},
+    Phase.JUDGING: {
+        Happened.ANSWERED: Phase.ENDED,
+        Happened.PROPOSES: Phase.PROPOSING,
+        Happened.DECIDED: Phase.APPLYING,
+    },
+    Phase.PROPOSING: {Happened.AGAIN: Phase.ASKING, Happened.DECIDED: Phase.APPLYING},
+    Phase.APPLYING: {Happened.AGAIN: Phase.APPLYING, Happened.HELD: Phase.ENDED},
+    Phase.ENDED: {},
+}
+
+
+def mermaid() -> str:
+    """The table as a Mermaid state diagram."""
+    lines = ["stateDiagram-v2", f"  [*] --> {Phase.ASKING}"]
+    for phase, steps in STEPS.items():
+        lines += [f"  {phase} --> {after} : {happened}" for happened, after in steps.items()]
+    return "\n".join([*lines, f"  {Phase.ENDED} --> [*]"]) + "\n"

@@ -1,13 +1,16 @@
-"""The machine as its driver sees it: `Raft.step(event) -> Ready`.
+"""The machine as its driver sees it, `Raft.step(event) -> Ready`, with changes of who belongs to the group
+and linearizable reads: the commit index, proven to be the newest.
 
 Owns: construction from what the disk held, dispatch of events and messages, the rules about terms that hold
-for every message, and gathering a step's effects. Invariant: after every step, everything the step
-decided is in the Ready it returned or in the state; nothing is forgotten or handed out twice.
+for every message, and gathering a step's effects.
 
-The state of a member from what its disk held.
-
-Invariant: what was committed is still there, a snapshot and the entries after it make one log, and nothing is
-believed that the disk does not show.
+Invariant: after every step, everything the step decided is in the Ready it returned or in the state; nothing
+is forgotten or handed out twice. What was committed is still there, a snapshot and the entries after it make
+one log, and nothing is believed that the disk does not show. At most one change is under way, and it starts
+only when the previous configuration and an entry of this leader's term are committed; adjacent configurations
+always share a voter in any two quorums. A joint configuration is left by itself. A leader that the committed
+configuration no longer counts steps down. An index is given out only by a leader that has committed an entry
+of its term and that a quorum has acknowledged as leader after the read was asked.
 """
 
 from __future__ import annotations
@@ -17,9 +20,26 @@ from typing import Any
 
 import msgspec
 
-from lockstep.consensus import elections, membership, reads, replication, snapshots
-from lockstep.consensus.configuration import Configuration, ConfigurationHistory, decode_configuration
-from lockstep.consensus.effects import NOTHING, HardState, Ready, Role, SoftState, Stored
+from lockstep.consensus import elections, quorum, replication, snapshots
+from lockstep.consensus.configuration import (
+    Configuration,
+    ConfigurationHistory,
+    RaftSettings,
+    decode_configuration,
+    encode_configuration,
+    first_step,
+)
+from lockstep.consensus.effects import (
+    NOTHING,
+    Accepted,
+    HardState,
+    ReadState,
+    Ready,
+    Reason,
+    Role,
+    SoftState,
+    Stored,
+)
 from lockstep.consensus.events import (
     Campaign,
     ChunkStored,
@@ -57,8 +77,102 @@ from lockstep.consensus.messages import (
     VoteRequest,
 )
 from lockstep.consensus.progress import Mode, Progress
-from lockstep.consensus.settings import RaftSettings
 from lockstep.consensus.state import RaftState
+
+
+def on_read_index(state: RaftState, event: ReadIndex) -> None:
+    """Starts a round, or waits for the running one to end: reads that come together share a round."""
+    reason = _objection(state)
+    if reason is not None:
+        state.reads_refused.append(event.context)
+        state.refuse(reason)
+        return
+    if not state.progress:
+        state.read_states.append(ReadState(event.context, state.log.commit_index))
+        return
+    state.reads.add(event.context, state.log.commit_index)
+    if not state.reads.is_round_open:
+        start_round(state)
+
+
+def _objection(state: RaftState) -> Reason | None:
+    if state.role is not Role.LEADER:
+        return Reason.NOT_LEADER
+    if not state.is_term_committed:
+        return Reason.TERM_NOT_COMMITTED
+    return Reason.TOO_MANY_READS if state.reads.is_full else None
+
+
+def start_round(state: RaftState) -> None:
+    state.reads.begin_round()
+    replication.broadcast_heartbeat(state)
+    confirm(state)
+
+
+def on_heartbeat_reply(state: RaftState, reply: HeartbeatReply) -> None:
+    progress = state.progress.get(reply.sender)
+    if progress is not None and reply.read_round > progress.read_round:
+        assert reply.read_round <= state.reads.round, "an echo of a round that never was"
+        progress.read_round = reply.read_round
+        confirm(state)
+
+
+def confirm(state: RaftState) -> None:
+    """Give out every read whose round a quorum has echoed; then let the waiting ones have their round."""
+    if not state.reads.is_round_open:
+        return
+    assert state.role is Role.LEADER and state.is_term_committed, "who confirms reads knows the newest commit"
+    rounds = {peer: progress.read_round for peer, progress in state.progress.items()}
+    rounds[state.identity] = state.reads.round
+    state.read_states.extend(state.reads.confirm(quorum.agreed_value(state.configurations.current, rounds)))
+    if not state.reads.is_round_open and state.reads.has_waiting:
+        start_round(state)
+
+
+def on_propose_configuration(state: RaftState, event: ProposeConfiguration) -> None:
+    target = event.target
+    if state.role is not Role.LEADER:
+        state.refuse(Reason.NOT_LEADER)
+    elif state.transfer_target is not None:
+        state.refuse(Reason.TRANSFERRING)
+    elif not target.voters or target.is_joint or target.problem():
+        state.refuse(Reason.CONFIGURATION_INVALID)
+    elif not state.is_term_committed:
+        state.refuse(Reason.TERM_NOT_COMMITTED)
+    elif state.configurations.current.is_joint or is_change_pending(state):
+        state.refuse(Reason.CONFIGURATION_PENDING)
+    else:
+        _append(state, first_step(state.configurations.current, target))
+        state.accepted = Accepted(state.log.last_index, state.log.last_index, state.term)
+
+
+def is_change_pending(state: RaftState) -> bool:
+    return state.configurations.changed_at > state.log.commit_index
+
+
+def _append(state: RaftState, configuration: Configuration) -> None:
+    replication.append_own(state, EntryKind.CONFIGURATION, (encode_configuration(configuration),))
+
+
+def after_commit(state: RaftState) -> None:
+    """The leader's next step once the configuration in force is committed."""
+    assert state.role is Role.LEADER, "a change goes on at its leader"
+    if is_change_pending(state):
+        return
+    current = state.configurations.current
+    if current.is_joint:
+        _append(state, Configuration(current.voters, (), current.learners))
+    elif state.identity not in current.voters:
+        _give_way(state)
+
+
+def _give_way(state: RaftState) -> None:
+    """This leader is no voter any more: let the most advanced voter campaign at once. What it does not have
+    yet is on its way to it."""
+    assert state.configurations.current.voters, "somebody votes"
+    advanced = max(state.configurations.current.voters, key=lambda peer: state.progress[peer].match)
+    replication.send_timeout_now(state, advanced)
+    state.become_follower(state.term, None)
 
 
 def restored(
@@ -158,7 +272,7 @@ class Raft:
         term, committed = state.term, state.log.commit_index
         _EVENT_HANDLERS[type(event)](state, event)
         if state.role is Role.LEADER and state.log.commit_index > committed:
-            membership.after_commit(state)
+            after_commit(state)
         if state.incoming is not None:
             snapshots.drop_overtaken(state)
         assert state.term >= term and state.log.commit_index >= committed, "a step takes something back"
@@ -198,7 +312,7 @@ class Raft:
     def is_configuration_committed(self) -> bool:
         """Whether the one in force is committed here: it can no longer be taken back. While it is joint, a
         further step follows by itself."""
-        return not membership.is_change_pending(self.state)
+        return not is_change_pending(self.state)
 
     @property
     def configuration_index(self) -> int:
@@ -292,7 +406,7 @@ def _on_tick(state: RaftState, _event: Tick) -> None:
         state.heartbeat_elapsed = 0
         state.commit_mark = state.log.commit_index
         if state.reads.has_waiting:
-            reads.start_round(state)
+            start_round(state)
         else:
             replication.broadcast_heartbeat(state)
 
@@ -363,16 +477,16 @@ def _answer_older(state: RaftState, message: Message) -> None:
 
 def _on_heartbeat_reply(state: RaftState, reply: HeartbeatReply) -> None:
     replication.on_heartbeat_reply(state, reply)
-    reads.on_heartbeat_reply(state, reply)
+    on_heartbeat_reply(state, reply)
 
 
 _EVENT_HANDLERS: dict[type[Any], Callable[[RaftState, Any], None]] = {
     Tick: _on_tick,
     Propose: replication.on_propose,
-    ProposeConfiguration: membership.on_propose_configuration,
+    ProposeConfiguration: on_propose_configuration,
     Received: _on_received,
     Persisted: _on_persisted,
-    ReadIndex: reads.on_read_index,
+    ReadIndex: on_read_index,
     TransferLeadership: elections.on_transfer,
     Campaign: _on_campaign,
     Unreachable: replication.on_unreachable,

@@ -23,7 +23,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from lockstep.consensus.configuration import ConfigurationHistory, decode_configuration, may_follow
+from lockstep.consensus.configuration import (
+    ConfigurationHistory,
+    RaftSettings,
+    decode_configuration,
+    may_follow,
+)
 from lockstep.consensus.effects import (
     Accepted,
     ChunkReceived,
@@ -39,7 +44,6 @@ from lockstep.consensus.events import Persisted
 from lockstep.consensus.log import Log
 from lockstep.consensus.messages import AppendReply, Entry, EntryKind, Message, Snapshot
 from lockstep.consensus.progress import Progress
-from lockstep.consensus.settings import RaftSettings
 
 
 class _Write:

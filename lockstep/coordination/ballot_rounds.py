@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from lockstep.consensus import paxos
-from lockstep.consensus.decisions import STEPS, Happened, Phase
-from lockstep.consensus.paxos import Ballot, Promises, Proposal
+from lockstep.consensus.paxos import STEPS, Ballot, Happened, Phase, Promises, Proposal
 from lockstep.coordination import past_proposals
 from lockstep.coordination.conditional_counts import ConditionalCounts
 from lockstep.coordination.paxos_round import PaxosRound

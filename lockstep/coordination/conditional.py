@@ -16,8 +16,7 @@ from typing import Any
 import msgspec
 
 from lockstep.consensus import paxos
-from lockstep.consensus.decisions import Happened, Phase
-from lockstep.consensus.paxos import NO_BALLOT, Ballot, Fate, Proposal
+from lockstep.consensus.paxos import NO_BALLOT, Ballot, Fate, Happened, Phase, Proposal
 from lockstep.coordination.ballot_rounds import Patience, Rounds, promises, too_many_failed
 from lockstep.coordination.conditional_counts import ABANDONED, DONE, NOT_MET, ConditionalCounts, outcome_of
 from lockstep.coordination.gates import Gates

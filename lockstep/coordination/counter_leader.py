@@ -24,8 +24,8 @@ from lockstep.replica.counter_shards import asks, counted, shard_path
 from lockstep.replica.messages import WriteReply, WriteRequest
 from lockstep.replica.replica import ReplicaService
 from lockstep.runtime.ports import Runtime
-from lockstep.storage.counter_generation import generation_of
 from lockstep.storage.engine import StorageEngine
+from lockstep.storage.store_position import generation_of
 from lockstep.values.errors import LockstepError, NotReplica, Overloaded, StaleEpoch, WriteTimeout
 from lockstep.values.ids import Consistency
 from lockstep.values.limits import COUNTER_IDS_KEPT_MAX, COUNTER_WAITERS_MAX

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from lockstep.storage.rows.visible import counts_static, live_view
-from lockstep.values.request_limits import PAGE_BYTES_MAX
+from lockstep.values.node_limits import PAGE_BYTES_MAX
 from lockstep.values.rows import Partition, Position, ReadCommand, ReadResult, Row
 
 _UNLIMITED = 1 << 62

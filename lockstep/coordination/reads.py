@@ -49,7 +49,7 @@ from lockstep.values.limits import (
     REQUEST_PLANS_MAX,
     SHORT_READ_ROUNDS_MAX,
 )
-from lockstep.values.request_limits import ROWS_A_TURN
+from lockstep.values.node_limits import ROWS_A_TURN
 from lockstep.values.rows import Partition, Position, ReadCommand, ReadResult, has_large_row
 from lockstep.values.tokens import Range
 

@@ -21,7 +21,7 @@ from lockstep.quorum.speculation import ExtraRequests, Latencies, Policy
 from lockstep.replica.merging import lacking
 from lockstep.replica.messages import ReadReply
 from lockstep.storage.rows.difference import repair_mutation
-from lockstep.storage.rows.purgeable import partition_left
+from lockstep.storage.rows.visible import partition_left
 from lockstep.values.errors import LockstepError, ReadFailure, ReadTimeout, WriteFailure, WriteTimeout
 from lockstep.values.ids import Consistency, NodeId
 from lockstep.values.limits import REPAIRS_AT_ONCE_MAX

@@ -28,8 +28,7 @@ from lockstep.cql.ddl.view_filter import filter_of
 from lockstep.schema.clustering import decode, encode_prefix
 from lockstep.schema.model import Keyspace, Table
 from lockstep.schema.user_types import type_in
-from lockstep.storage.rows.deletions import Shadow, stronger
-from lockstep.storage.rows.reconcile import merge_partitions, stronger_cell
+from lockstep.storage.rows.reconcile import Shadow, merge_partitions, stronger, stronger_cell
 from lockstep.storage.rows.visible import without_dead
 from lockstep.values import codec
 from lockstep.values.errors import InvalidRequest

@@ -37,7 +37,7 @@ from lockstep.runtime.ports import Runtime
 from lockstep.values.codec import encode
 from lockstep.values.errors import FrameCorrupt
 from lockstep.values.limits import PEER_QUEUED_BYTES_MAX, RAW_SILENT_MS
-from lockstep.values.request_limits import EXPIRED_SLACK_MS
+from lockstep.values.node_limits import EXPIRED_SLACK_MS
 
 #: The smallest difference is of the last one or two such times: clocks drift by some ms a minute at worst.
 DELAY_WINDOW_S: Final = 30.0

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from lockstep.values.log_limits import REPEATED_LOG_KINDS_MAX, REPEATED_LOG_MS
+from lockstep.values.node_limits import REPEATED_LOG_KINDS_MAX, REPEATED_LOG_MS
 
 #: In place of what distinguishes events of a name, when there are too many kinds.
 _OTHERS: Final = ("others",)

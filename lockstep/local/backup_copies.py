@@ -16,10 +16,8 @@ from typing import Any
 
 import msgspec
 
-from lockstep.local.clusters import LocalCluster, list_clusters
-from lockstep.local.credential_search import addresses_of
-from lockstep.local.private_files import OWNER_DIRECTORY
-from lockstep.local.processes import State
+from lockstep.local.clusters import LocalCluster, addresses_of, list_clusters
+from lockstep.local.processes import OWNER_DIRECTORY, State
 from lockstep.storage.backup_manifest import (
     MANIFEST,
     Manifest,

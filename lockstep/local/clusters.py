@@ -1,7 +1,9 @@
-"""Owns the life of a local cluster: create, start, add, break, mend, stop, destroy.
+"""Owns the life of a local cluster: create, start, add, break, mend, stop, destroy; and which credential a
+command shows to a node that is named by address.
 
 Invariant: the directory is the truth. A LocalCluster object keeps no state of processes in memory, so a
-command line call, a test and the demo can take turns on the same cluster.
+command line call, a test and the demo can take turns on the same cluster. A token goes only to the address
+whose node keeps it; nothing is asked of any node.
 """
 
 from __future__ import annotations
@@ -19,12 +21,11 @@ from typing import Any, Final
 
 import msgspec
 
-from lockstep.local import layout, processes
+from lockstep.local import credentials, layout, processes
 from lockstep.local.admin_client import AdminClient, class_by_code, revived
 from lockstep.local.credentials import Credential, of_node
-from lockstep.local.environment import node_environment
 from lockstep.local.layout import ClusterFile, LocalNode, Paths
-from lockstep.local.processes import State
+from lockstep.local.processes import State, node_environment
 from lockstep.node.security_settings import PASSWORD_AUTHENTICATORS
 from lockstep.values.errors import (
     CannotApply,
@@ -492,3 +493,33 @@ def _start_failure(name: str, log: Path, begin: int) -> LockstepError:
         return revived(type(found), f"{name} did not start: {found.message}", found.hint)
     tail = "".join(f"\n  {line}" for line in _log_lines(log, begin)[-5:])
     return LockstepError(f"{name} ended before it served{tail}", hint=f"tail {log}")
+
+
+#: Where nodes keep their data that were told nothing else, below the directory they were started in.
+DATA_HOME: Final = Path("lockstep-data")
+
+
+def found_for(host: str, port: int, ca_file: str = "") -> Credential:
+    """The token of the local cluster's node at this address and admin port, or of a node whose data lies in
+    `./lockstep-data`; no token when there is neither."""
+    addresses = addresses_of(host)
+    for cluster in list_clusters():
+        try:
+            content = cluster.file
+        except (LockstepError, ValueError, KeyError):
+            continue  # Being made or destroyed at this moment.
+        for node in content.nodes:
+            if content.admin_port == port and node.address in addresses:
+                found = cluster.credential(node.name)
+                return Credential(found.authorization, ca_file or found.ca_file)
+    names = sorted({*addresses, host})
+    near = [path for name in names for path in sorted(DATA_HOME.glob(f"{name}*/{credentials.TOKEN_FILE}"))]
+    return credentials.of_node(near[0].parent, ca_file) if len(near) == 1 else Credential("", ca_file)
+
+
+def addresses_of(host: str) -> set[str]:
+    """What a name stands for."""
+    try:
+        return {str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        return {host}

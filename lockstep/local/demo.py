@@ -1,13 +1,15 @@
 """Owns `lockstep demo`: one run from the first process to the verdict, and that nothing stays behind.
 
 Invariant: every process that the demo started has ended when it returns or raises, unless the cluster is to
-be kept; the cluster it makes is its own, and no other one is touched.
+be kept; the cluster it makes is its own, and no other one is touched. The demo succeeds only when every check
+here holds; numbers that are no check say so by having no mark.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import signal
 import sys
@@ -15,17 +17,176 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
-from lockstep.local import demo_input, demo_verdict
+import msgspec
+
+from lockstep.local import demo_input
 from lockstep.local.clusters import LocalCluster
 from lockstep.local.demo_cluster import DemoCluster
 from lockstep.local.demo_input import DemoInput
 from lockstep.local.demo_process import DemoProcess
-from lockstep.local.demo_screen import open_screen
-from lockstep.local.demo_tour import NODES, Options, Tour
+from lockstep.local.demo_screen import PhaseState, View, open_screen
+from lockstep.local.demo_tour import NODES, Options, Results, Tour
 from lockstep.local.processes import State
 from lockstep.values.errors import ConfigurationError, PreconditionError
+
+#: Kinds of errors that the verdict names.
+ERROR_KINDS_SHOWN: Final = 6
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One line of the verdict. `held` is None for a number that is only told."""
+
+    name: str
+    value: str
+    held: bool | None = None
+
+
+def checks(results: Results, view: View, *, with_spark: bool) -> list[Check]:
+    """The verdict of a tour, ended or broken off. A check whose phase never ran did not hold."""
+    counts = results.counts
+    acknowledged = counts.loaded + counts.writes_acknowledged
+    proof = view.phase("proof").state is PhaseState.DONE
+    made = [
+        _share("rows loaded", counts.loaded, results.rows_given),
+        Check(
+            "writes acknowledged under topology changes",
+            f"{counts.writes_acknowledged:,} of {counts.writes_attempted:,} attempted",
+            counts.writes_acknowledged > 0,
+        ),
+        _share("acknowledged rows read back", counts.read_back, acknowledged),
+        Check(
+            "acknowledged rows lost",
+            f"{counts.lost:,}" if proof else "not checked",
+            proof and not counts.lost,
+        ),
+        Check(
+            "reads under topology changes, all right",
+            f"{counts.reads:,}, {counts.wrong_reads:,} wrong",
+            counts.reads > 0 and not counts.wrong_reads,
+        ),
+        Check(
+            "client errors after the driver's retries", f"{counts.client_errors:,}", not counts.client_errors
+        ),
+        Check("raw errors that the driver retried", f"{counts.raw_errors:,}"),
+    ]
+    made += [_operation(view, *one) for one in _OPERATIONS]
+    made.append(
+        Check("metadata log equal on all nodes", results.logs_told or "not checked", results.logs_agree)
+    )
+    if with_spark:
+        made += _spark_checks(results)
+    if results.failed is not None:
+        made.append(Check("the tour ran to its end", results.failed.message, False))
+    return made
+
+
+def all_held(verdict: list[Check]) -> bool:
+    return all(check.held is not False for check in verdict)
+
+
+def verdict_document(verdict: list[Check], results: Results, view: View) -> dict[str, Any]:
+    """The verdict as `demo-verdict/1`, for scripts."""
+    return {
+        "schema": "demo-verdict/1",
+        "held": all_held(verdict),
+        "driver": results.driver,
+        "input": next(iter(view.notes), ""),
+        "checks": [msgspec.to_builtins(check) for check in verdict],
+        "counts": msgspec.to_builtins(results.counts),
+        "phases": [
+            {
+                "name": phase.key,
+                "state": phase.state.value,
+                "seconds": round(phase.seconds, 3),
+                "begin_s": round(phase.begin_s, 4),
+                "epoch_before": phase.epoch_before,
+                "epoch_after": phase.epoch_after,
+            }
+            for phase in view.phases
+        ],
+        "events": [msgspec.to_builtins(event) for event in view.events],
+        "spark": msgspec.to_builtins(results.spark),
+        "seconds": round(max(phase.end_s for phase in view.phases) - view.begin_s, 3),
+    }
+
+
+def show(verdict: list[Check], results: Results, seconds: float, stream: TextIO) -> None:
+    """Print the verdict as a table, how long it took, and what the errors were when there were any."""
+    if stream.isatty():
+        _show_table(verdict, stream)
+    else:
+        width = max(len(check.name) for check in verdict)
+        for check in verdict:
+            print(f"{_MARKS[check.held]:4}  {check.name.ljust(width)}  {check.value}", file=stream)
+    failed = sum(check.held is False for check in verdict)
+    ending = f"{failed} checks FAILED" if failed else "every check held"
+    print(f"\n{ending}, after {seconds:.0f} s", file=stream)
+    errors = sorted(results.counts.errors.items(), key=lambda item: -item[1])[:ERROR_KINDS_SHOWN]
+    if errors:
+        print("\nerrors seen, the most frequent kinds with an example:", file=stream)
+    for kind, number in errors:
+        print(f"  {number:>6,}  {kind}: {results.counts.examples.get(kind, '')}", file=stream)
+
+
+_OPERATIONS: Final = (
+    ("grow", "grown from 3 to 5 nodes"),
+    ("replace", "the metadata leader was killed and replaced"),
+    ("shrink", "shrunk back to 3, each time by the metadata leader"),
+)
+_MARKS: Final = {True: "ok", False: "FAIL", None: ""}
+
+
+def _share(name: str, number: int, total: int) -> Check:
+    return Check(name, f"{number:,} of {total:,}", 0 < number == total)
+
+
+def _operation(view: View, key: str, name: str) -> Check:
+    phase = view.phase(key)
+    if phase.state is not PhaseState.DONE:
+        return Check(name, phase.state.value, False)
+    first = phase.epoch_before + 1
+    epochs = f"epochs {first} to {phase.epoch_after}" if phase.epochs else "no epoch"
+    return Check(name, f"{phase.seconds:.1f} s, {epochs}", True)
+
+
+def _spark_checks(results: Results) -> list[Check]:
+    counts, spark = results.counts, results.spark
+    if spark is None:
+        return [Check("Spark read both tables", "did not run", False)]
+    least, most = counts.writes_acknowledged, counts.writes_attempted
+    return [
+        Check(
+            "Spark count of the loaded table",
+            f"{spark.loaded_rows:,}, {counts.loaded:,} loaded",
+            spark.loaded_rows == counts.loaded,
+        ),
+        Check(
+            "Spark count of the traffic table",
+            f"{spark.traffic_rows:,}, {least:,} acknowledged, {most:,} attempted",
+            least <= spark.traffic_rows <= most,
+        ),
+        Check("rows that Spark saw twice", f"{spark.repeated_rows:,}", not spark.repeated_rows),
+        Check("Spark scan to Parquet", f"{spark.rows_per_s:,.0f} rows/s"),
+    ]
+
+
+def _show_table(verdict: list[Check], stream: TextIO) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("")
+    table.add_column("checked")
+    table.add_column("found", overflow="fold")
+    marks = {True: Text("✓", "green"), False: Text("✗ FAIL", "bold red"), None: Text("")}
+    for check in verdict:
+        table.add_row(marks[check.held], check.name, check.value)
+    Console(file=stream, no_color=bool(os.environ.get("NO_COLOR")), highlight=False).print(table)
+
 
 LOGS: Final = "node-logs"
 #: What a demo writes into its report directory, besides the CSV file and its table as Parquet.
@@ -63,9 +224,9 @@ def run(options: Options) -> int:
                 tour.run(given)
             finally:
                 screen.close(tour.view)
-            verdict = demo_verdict.checks(tour.results, tour.view, with_spark=options.spark)
-            held = demo_verdict.all_held(verdict)
-            document = demo_verdict.document(verdict, tour.results, tour.view)
+            verdict = checks(tour.results, tour.view, with_spark=options.spark)
+            held = all_held(verdict)
+            document = verdict_document(verdict, tour.results, tour.view)
             (options.report / "verdict.json").write_text(json.dumps(document, indent=2) + "\n")
             if not held:
                 DemoCluster(local).copy_logs(options.report / LOGS)
@@ -76,7 +237,7 @@ def run(options: Options) -> int:
             _clean_up(local, tour, process, keep=keep)
     seconds = time.monotonic() - tour.view.begin_s
     print()
-    demo_verdict.show(verdict, tour.results, seconds, sys.stdout)
+    show(verdict, tour.results, seconds, sys.stdout)
     _tell_the_end(options)
     return 0 if held else 1
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lockstep.local.clusters import LocalCluster
-from lockstep.local.demo_view import NodeLine, node_lines
+from lockstep.local.demo_screen import NodeLine, node_lines
 from lockstep.local.processes import State
 from lockstep.values.errors import LockstepError, PeerError, PeerTimeout
 

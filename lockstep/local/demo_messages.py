@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from lockstep.local.demo_table import Row, Table
+from lockstep.local.demo_input import Row, Table
 
 KEYSPACE: Final = "demo"
 TRAFFIC_TABLE: Final = "traffic"

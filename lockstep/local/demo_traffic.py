@@ -1,44 +1,310 @@
-"""Owns what the load process does: load rows, keep writers and readers going, read everything back.
+"""Owns the load process: it loads rows through an unmodified Cassandra driver, keeps writers and readers
+going, counts what they are answered, and reads everything again.
 
-Invariants: a write counts as acknowledged only when the driver said so; every acknowledged write is read
-back by its key at QUORUM and compared; the value of a traffic row follows from its number, so nothing about
-it has to be remembered but that it was acknowledged.
+Invariant: a write counts as acknowledged only when the driver said so; every acknowledged write is read back
+by its key at QUORUM and compared; the value of a traffic row follows from its number, so nothing about it has
+to be remembered but that it was acknowledged. Nothing here retries or hides an error; the retry policy only
+counts what the driver's own policy is asked about, and passes on what that decides. Every request that was
+started is counted once when it ends. The driver ends requests on its own thread, so each method does a few
+plain operations under one lock.
 """
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import logging
 import random
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
-from lockstep.local.demo_driver import REQUEST_TIMEOUT_S, Lane, Statements
+import msgspec
+
+from lockstep.local.demo_input import Row
 from lockstep.local.demo_messages import (
     ERROR,
+    KEYSPACE,
     OK,
     READ,
     REPORT_INTERVAL_S,
+    REPORT_WINDOW_S,
     TRAFFIC_SLOTS,
+    TRAFFIC_TABLE,
     WRITE,
     WRONG,
     Command,
     Connect,
+    Counts,
     Failed,
     Finished,
     Load,
     ReadBack,
+    Report,
     StartTraffic,
     StopTraffic,
 )
-from lockstep.local.demo_table import Row
-from lockstep.local.demo_tally import Tally
-from lockstep.values.errors import LockstepError
+from lockstep.values.errors import ConfigurationError, LockstepError
+
+#: Requests that the recent percentiles look at, at most.
+RECENT_MAX: Final = 20_000
+#: Samples kept for the report; beyond it only totals are counted. An hour at the default rate.
+SAMPLES_MAX: Final = 2_000_000
+EXAMPLE_CHARS_MAX: Final = 300
+
+SAMPLE_COLUMNS: Final = ("ended_s", "latency_ms", "operation", "outcome")
+
+
+class Tally:
+    def __init__(self) -> None:
+        self.counts = Counts()
+        self._lock = threading.Lock()
+        self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT_MAX)
+        self._samples: list[tuple[float, float, str, str]] = []
+        self._keep_samples = False
+
+    def keep_samples(self, keep: bool) -> None:
+        """Whether requests that end from now on go into the report."""
+        with self._lock:
+            self._keep_samples = keep
+
+    def ended(self, operation: str, started_s: float, outcome: str) -> None:
+        now = time.monotonic()
+        latency_ms = (now - started_s) * 1000
+        with self._lock:
+            self._recent.append((now, latency_ms))
+            if self._keep_samples and len(self._samples) < SAMPLES_MAX:
+                self._samples.append((now, latency_ms, operation, outcome))
+            if outcome == WRONG:
+                self.counts.wrong_reads += 1
+            elif outcome == ERROR:
+                self.counts.client_errors += 1
+
+    def raw_error(self, kind: str, what: object) -> None:
+        """An error that the driver's retry policy saw."""
+        with self._lock:
+            self.counts.raw_errors += 1
+        self.remember(f"raw: {kind}", what)
+
+    def remember(self, kind: str, what: object) -> None:
+        with self._lock:
+            self.counts.errors[kind] = self.counts.errors.get(kind, 0) + 1
+            self.counts.examples.setdefault(kind, str(what)[:EXAMPLE_CHARS_MAX])
+
+    def add(self, **numbers: int) -> None:
+        """Add to the named totals."""
+        with self._lock:
+            for name, number in numbers.items():
+                setattr(self.counts, name, getattr(self.counts, name) + number)
+
+    def copy(self) -> Counts:
+        with self._lock:
+            return msgspec.structs.replace(
+                self.counts, errors=dict(self.counts.errors), examples=dict(self.counts.examples)
+            )
+
+    def report(self, done: int = 0, total: int = 0) -> Report:
+        now = time.monotonic()
+        with self._lock:
+            while self._recent and self._recent[0][0] < now - REPORT_WINDOW_S:
+                self._recent.popleft()
+            latencies = sorted(latency for _, latency in self._recent)
+            span_s = max(0.1, now - self._recent[0][0]) if self._recent else 1.0
+        return Report(
+            at_s=now,
+            counts=self.copy(),
+            ops_per_s=len(latencies) / span_s,
+            p50_ms=percentile(latencies, 0.50),
+            p99_ms=percentile(latencies, 0.99),
+            done=done,
+            total=total,
+        )
+
+    def write_samples(self, path: Path) -> int:
+        """Write the kept samples as CSV; returns their number."""
+        with self._lock:
+            samples = list(self._samples)
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(SAMPLE_COLUMNS)
+            writer.writerows(
+                (f"{at:.4f}", f"{latency:.3f}", operation, outcome)
+                for at, latency, operation, outcome in samples
+            )
+        return len(samples)
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The smallest of the ordered values that a `share` of them does not exceed; 0 without values."""
+    if not ordered:
+        return 0.0
+    return ordered[max(0, -(-int(share * 1000) * len(ordered) // 1000) - 1)]
+
+
+try:
+    from cassandra import ConsistencyLevel
+    from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, Session
+    from cassandra.policies import (
+        ConstantReconnectionPolicy,
+        DCAwareRoundRobinPolicy,
+        RetryPolicy,
+        TokenAwarePolicy,
+    )
+    from cassandra.query import PreparedStatement
+except ImportError as error:
+    raise ConfigurationError(
+        "the demo needs the Cassandra driver", hint="pip install cassandra-driver, or run make demo"
+    ) from error
+
+#: One request with the driver's retries.
+REQUEST_TIMEOUT_S: Final = 12.0
+#: How often the driver tries a node again that was down.
+RECONNECT_S: Final = 0.5
+
+
+class ObservedRetryPolicy(RetryPolicy):  # type: ignore[misc]
+    """The driver's default policy; each question it is asked is a raw error."""
+
+    def __init__(self, tally: Tally) -> None:
+        super().__init__()
+        self._tally = tally
+
+    def on_read_timeout(self, query: Any, *facts: Any, **named: Any) -> Any:
+        self._tally.raw_error("ReadTimeout", facts or named)
+        return super().on_read_timeout(query, *facts, **named)
+
+    def on_write_timeout(self, query: Any, *facts: Any, **named: Any) -> Any:
+        self._tally.raw_error("WriteTimeout", facts or named)
+        return super().on_write_timeout(query, *facts, **named)
+
+    def on_unavailable(self, query: Any, *facts: Any, **named: Any) -> Any:
+        self._tally.raw_error("Unavailable", facts or named)
+        return super().on_unavailable(query, *facts, **named)
+
+    def on_request_error(self, query: Any, *facts: Any, **named: Any) -> Any:
+        what = named.get("error", facts[1] if len(facts) > 1 else facts)
+        self._tally.raw_error(type(what).__name__, what)
+        return super().on_request_error(query, *facts, **named)
+
+
+class Statements:
+    """A connected session with the demo's schema made and its statements prepared."""
+
+    def __init__(self, asked: Connect, tally: Tally) -> None:
+        # The driver logs what it does about lost connections; the tally counts the same.
+        logging.getLogger("cassandra").setLevel(logging.CRITICAL)
+        profile = ExecutionProfile(
+            load_balancing_policy=TokenAwarePolicy(DCAwareRoundRobinPolicy()),
+            retry_policy=ObservedRetryPolicy(tally),
+            consistency_level=ConsistencyLevel.QUORUM,
+            request_timeout=REQUEST_TIMEOUT_S,
+        )
+        self._cluster = Cluster(
+            list(asked.contact_points),
+            port=asked.port,
+            execution_profiles={EXEC_PROFILE_DEFAULT: profile},
+            reconnection_policy=ConstantReconnectionPolicy(RECONNECT_S, max_attempts=None),
+        )
+        self.session: Session = self._cluster.connect()
+        self._make_schema(asked)
+        self.insert_row = self._prepared(asked.table.insert_cql(KEYSPACE))
+        self.select_row = self._prepared(asked.table.select_cql(KEYSPACE))
+        self.insert_traffic = self._prepared(
+            f"INSERT INTO {KEYSPACE}.{TRAFFIC_TABLE} (slot, seq, value) VALUES (?, ?, ?)"
+        )
+        self.select_traffic = self._prepared(
+            f"SELECT value FROM {KEYSPACE}.{TRAFFIC_TABLE} WHERE slot = ? AND seq = ?"
+        )
+
+    @property
+    def described(self) -> str:
+        """Name, version and protocol version of the driver in use."""
+        import cassandra
+
+        return f"cassandra-driver {cassandra.__version__}, native protocol v{self._cluster.protocol_version}"
+
+    def close(self) -> None:
+        self._cluster.shutdown()
+
+    def _make_schema(self, asked: Connect) -> None:
+        factor = asked.replication_factor
+        self.session.execute(
+            f"CREATE KEYSPACE {KEYSPACE} WITH replication = "
+            f"{{'class': 'NetworkTopologyStrategy', 'replication_factor': {factor}}}"
+        )
+        self.session.execute(asked.table.create_cql(KEYSPACE))
+        self.session.execute(
+            f"CREATE TABLE {KEYSPACE}.{TRAFFIC_TABLE} (slot int, seq bigint, value text, "
+            f"PRIMARY KEY ((slot), seq))"
+        )
+
+    def _prepared(self, cql: str) -> PreparedStatement:
+        statement = self.session.prepare(cql)
+        # Each writes a value that its key determines, or only reads: repeating it changes nothing.
+        statement.is_idempotent = True
+        return statement
+
+
+class Lane:
+    """Requests in flight, at most `width` of them; each ends by one call of its `done`."""
+
+    def __init__(self, session: Session, width: int) -> None:
+        self._session = session
+        self._free = threading.Semaphore(width)
+        self._width = width
+
+    def submit(
+        self,
+        statement: PreparedStatement,
+        values: Sequence[Any],
+        done: Callable[[float, Any, BaseException | None], None],
+        *,
+        wait: bool = True,
+    ) -> bool:
+        """Start one request. `done(started_s, rows, error)` runs on the driver's thread.
+
+        False when `width` are in flight and `wait` is not wanted.
+        """
+        if not self._free.acquire(blocking=wait):
+            return False
+        started_s = time.monotonic()
+
+        def succeeded(rows: Any) -> None:
+            try:
+                done(started_s, rows, None)
+            finally:
+                self._free.release()
+
+        def failed(error: BaseException) -> None:
+            try:
+                done(started_s, None, error)
+            finally:
+                self._free.release()
+
+        try:
+            future = self._session.execute_async(statement, values)
+        except Exception as error:
+            failed(error)
+            return True
+        future.add_callbacks(succeeded, failed)
+        return True
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until nothing is in flight; False when something still is."""
+        deadline = time.monotonic() + timeout_s
+        taken = 0
+        while taken < self._width and self._free.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            taken += 1
+        for _ in range(taken):
+            self._free.release()
+        return taken == self._width
+
 
 #: Requests in flight while loading or reading back: enough to keep three nodes busy, far below their limits.
 BULK_WIDTH: Final = 96

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
-from lockstep.local.private_files import OWNER_DIRECTORY, owner_only
+from lockstep.local.processes import OWNER_DIRECTORY, owner_only
 from lockstep.node import toml_text
 from lockstep.node.configuration import parse, render
 from lockstep.values.errors import ConfigurationError, PreconditionError

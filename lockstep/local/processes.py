@@ -1,7 +1,10 @@
-"""Owns the handling of one background process that may outlive the Python process that started it.
+"""Owns the handling of one background process that may outlive the Python process that started it, its
+environment, and files for its own user alone: configurations with secrets, logs, dumps.
 
 Invariant: a signal reaches a process only when its id and its start time equal those recorded when it was
-started, so a reused process id is never touched.
+started, so a reused process id is never touched. Settings meant for another node never reach one, and the
+process imports this very package. Nobody else reads what is opened with `owner_only`, or made in a directory
+of mode OWNER_DIRECTORY.
 """
 
 from __future__ import annotations
@@ -18,7 +21,16 @@ from typing import Final
 
 import msgspec
 
-from lockstep.local.private_files import owner_only
+import lockstep
+
+OWNER_DIRECTORY: Final = 0o700
+_OWNER_FILE: Final = 0o600
+
+
+def owner_only(path: str, flags: int) -> int:
+    """An opener for `open`: a new file is for its owner alone."""
+    return os.open(path, flags, _OWNER_FILE)
+
 
 #: How often a wait looks again. A look costs microseconds; a node starts in some hundred milliseconds.
 POLL_S: Final = 0.01
@@ -128,3 +140,18 @@ def _inspect_by_ps(pid: int) -> tuple[str, str] | None:
     )
     letter, _, started = answer.stdout.strip().partition(" ")
     return (letter[:1], started.strip()) if letter else None
+
+
+def node_environment(own: Mapping[str, str]) -> dict[str, str]:
+    """What a node process inherits: everything but settings meant for another node, and this package."""
+    environment = {key: value for key, value in own.items() if not key.startswith("LOCKSTEP_")}
+    package_root = str(Path(lockstep.__file__).parents[1])
+    others = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = f"{package_root}{os.pathsep}{others}" if others else package_root
+    environment["PYTHONUNBUFFERED"] = "1"
+    # Who wants no `__pycache__` beside the sources gets it elsewhere: compiling them anew costs every start
+    # of a node three times what importing them does.
+    if environment.pop("PYTHONDONTWRITEBYTECODE", "") and "PYTHONPYCACHEPREFIX" not in environment:
+        caches = own.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        environment["PYTHONPYCACHEPREFIX"] = os.path.join(caches, "lockstep", "bytecode")
+    return environment

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from lockstep.consensus.settings import RaftSettings
+from lockstep.consensus.configuration import RaftSettings
 from lockstep.values.limits import MANAGEMENT_SNAPSHOT_ENTRIES
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from lockstep.values.log_limits import AUDIT_FILE_BYTES, AUDIT_FILES, LOG_FILE_BYTES, LOG_FILES
+from lockstep.values.node_limits import AUDIT_FILE_BYTES, AUDIT_FILES, LOG_FILE_BYTES, LOG_FILES
 
 #: At least some lines, at most what an editor opens.
 FileBytes = Annotated[int, msgspec.Meta(ge=4096, le=1 << 40)]

@@ -18,10 +18,15 @@ from lockstep.node.log.metadata_state import MetadataState
 from lockstep.node.membership.identity import IdentityFile
 from lockstep.node.rewriting import Readable, rewrite
 from lockstep.runtime.ports import Disk, Runtime
-from lockstep.storage.counter_generation import generation_record
-from lockstep.storage.lacking import FIRST_KEY, LAST_KEY, Lack, lacking_record
 from lockstep.storage.store import STORE_DIRECTORY, Store
-from lockstep.storage.store_position import PositionFile
+from lockstep.storage.store_position import (
+    FIRST_KEY,
+    LAST_KEY,
+    Lack,
+    PositionFile,
+    generation_record,
+    lacking_record,
+)
 from lockstep.values.codec import encode
 from lockstep.values.errors import CorruptFile, LockstepError, PreconditionError
 

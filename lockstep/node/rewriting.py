@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
-from lockstep.storage.counter_generation import GENERATION_KEY
-from lockstep.storage.lacking import FACT, Lack, lacking_record, lacks_in
 from lockstep.storage.store import Family, Pair, Run, Store
+from lockstep.storage.store_position import FACT, GENERATION_KEY, Lack, lacking_record, lacks_in
 from lockstep.values.errors import PreconditionError
 
 _LACKING_KEY: Final = Family.LOCAL.key(FACT)

@@ -14,15 +14,15 @@ from typing import Final
 import msgspec
 
 from lockstep.runtime.ports import Runtime
-from lockstep.values.clock_limits import (
+from lockstep.values.codec import UNREADABLE, decoder, encode, frame_record, scan_records
+from lockstep.values.errors import CorruptFile, DiskRefused, LockstepError
+from lockstep.values.node_limits import (
     STAMPS_CAUGHT_UP_MS,
     STAMPS_KEPT_BACK_US,
     STAMPS_RENEWED_BELOW_US,
     STAMPS_RESERVED_US,
     STAMPS_RETRY_MS,
 )
-from lockstep.values.codec import UNREADABLE, decoder, encode, frame_record, scan_records
-from lockstep.values.errors import CorruptFile, DiskRefused, LockstepError
 
 STAMPS_PATH: Final = "stamps"
 _NEW_PATH: Final = "stamps.new"

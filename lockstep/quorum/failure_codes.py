@@ -24,7 +24,7 @@ from lockstep.values.errors import (
     RequestError,
     StaleEpoch,
 )
-from lockstep.values.failures import (
+from lockstep.values.ids import (
     COORDINATOR_BEHIND,
     INCOMPATIBLE_SCHEMA,
     INDEX_NOT_AVAILABLE,
@@ -33,9 +33,9 @@ from lockstep.values.failures import (
     NODE_DOWN,
     TIMEOUT,
     UNKNOWN,
+    NodeId,
 )
-from lockstep.values.ids import NodeId
-from lockstep.values.log_limits import CAUSE_CHARACTERS_MAX
+from lockstep.values.node_limits import CAUSE_CHARACTERS_MAX
 
 _BY_ERROR: Final[tuple[tuple[type[LockstepError], int], ...]] = (
     (PeerTimeout, TIMEOUT),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from lockstep.consensus.paxos import NO_BALLOT, Acceptor, Ballot, Proposal
-from lockstep.storage.rows.paxos_table import ballots_of
+from lockstep.storage.rows.keys import ballots_of
 from lockstep.values.codec import decoder, encode
 from lockstep.values.limits import BALLOTS_KEPT_S
 from lockstep.values.rows import ALL_ROWS, Cell, Mutation, ReadCommand, ReadResult, Row

@@ -46,7 +46,7 @@ from lockstep.runtime.ports import Runtime
 from lockstep.values.codec import decoder
 from lockstep.values.errors import LockstepError, NotReplica, StaleEpoch
 from lockstep.values.limits import PURGE_AGE_S_MIN
-from lockstep.values.request_limits import MERGED_BYTES_INLINE
+from lockstep.values.node_limits import MERGED_BYTES_INLINE
 from lockstep.values.rows import Mutation, ReadCommand, ReadResult
 from lockstep.values.tokens import Range
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmh3
 
 from lockstep.replica.messages import ReadReply, ReadRequest
-from lockstep.storage.rows.read_cost import weigh
+from lockstep.storage.rows.visible import weigh
 from lockstep.values.codec import encode
 from lockstep.values.rows import ReadResult
 

@@ -38,7 +38,7 @@ from lockstep.replica.digests import reply_to
 from lockstep.replica.messages import ReadReply, ReadRequest, WriteReply, WriteRequest
 from lockstep.runtime.ports import Runtime
 from lockstep.values.errors import LockstepError, NotReplica, StaleEpoch
-from lockstep.values.request_limits import WRITES_A_TURN
+from lockstep.values.node_limits import WRITES_A_TURN
 from lockstep.values.rows import Mutation, ReadCommand, ReadResult, has_large_row
 from lockstep.values.tokens import Range
 

@@ -16,8 +16,7 @@ from lockstep.quorum.request_trace import REQUEST_TRACE
 from lockstep.quorum.round import Target
 from lockstep.replica.messages import ReadReply
 from lockstep.values.errors import ReadFailure
-from lockstep.values.failures import TOO_MANY_TOMBSTONES
-from lockstep.values.ids import NodeId
+from lockstep.values.ids import TOO_MANY_TOMBSTONES, NodeId
 
 
 class Thresholds(msgspec.Struct, frozen=True):

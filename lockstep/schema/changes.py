@@ -15,15 +15,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from lockstep.schema.column_types import (
-    check_added_counter,
-    check_brought_back,
-    check_counters,
-    check_key_type,
-    check_nested,
-)
 from lockstep.schema.function_changes import FunctionChange, apply_function_change
-from lockstep.schema.index_changes import IndexChange, apply_index_change, check_not_indexed
 from lockstep.schema.model import (
     Column,
     ColumnKind,
@@ -46,8 +38,21 @@ from lockstep.schema.summaries import (
     no_keyspace,
 )
 from lockstep.schema.table_options import OptionValue, checked_options, option
-from lockstep.schema.type_changes import TypeChange, apply_type_change
+from lockstep.schema.type_changes import (
+    IndexChange,
+    TypeChange,
+    apply_index_change,
+    apply_type_change,
+    check_not_indexed,
+)
 from lockstep.schema.types import CqlType
+from lockstep.schema.user_types import (
+    check_added_counter,
+    check_brought_back,
+    check_counters,
+    check_key_type,
+    check_nested,
+)
 from lockstep.schema.view_changes import (
     ViewChange,
     apply_view_change,

@@ -19,14 +19,13 @@ from lockstep.schema.changes import (
     DropColumns,
     SchemaChange,
 )
-from lockstep.schema.column_types import check_brought_back
 from lockstep.schema.function_changes import CreateAggregate, CreateFunction
 from lockstep.schema.model import Schema, Table
 from lockstep.schema.replication_options import with_factor
-from lockstep.schema.storage_options import refused
 from lockstep.schema.summaries import declared_type
-from lockstep.schema.table_options import OptionValue
+from lockstep.schema.table_options import OptionValue, refused
 from lockstep.schema.types import UserDefinedType
+from lockstep.schema.user_types import check_brought_back
 from lockstep.schema.view_changes import AlterView, CreateView
 from lockstep.values.errors import Rejected
 

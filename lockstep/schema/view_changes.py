@@ -14,7 +14,6 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from lockstep.schema.column_types import check_key_type
 from lockstep.schema.model import Column, ColumnKind, Keyspace, Schema, Table
 from lockstep.schema.objects import View
 from lockstep.schema.summaries import (
@@ -27,6 +26,7 @@ from lockstep.schema.summaries import (
     no_keyspace,
 )
 from lockstep.schema.table_options import OptionValue, checked_options, option
+from lockstep.schema.user_types import check_key_type
 from lockstep.values.errors import Rejected
 from lockstep.values.limits import TABLE_VIEWS_MAX
 

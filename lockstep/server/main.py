@@ -264,7 +264,7 @@ def _installed_processors(kind: str) -> dict[str, Factory]:
 async def _open_store(path: str, runtime: Runtime, checkers: Helpers) -> Store:
     # The store's library takes some time to load: only a node that gets this far pays for it.
     from lockstep.storage.rocks.rocks import open_rocks_store
-    from lockstep.storage.rocks.rocks_checker import TableChecker
+    from lockstep.storage.rocks.rocks_building import TableChecker
     from lockstep.storage.rocks.rocks_keeping import KeptFiles
 
     kept = KeptFiles(runtime.disk, STORE_DIRECTORY)

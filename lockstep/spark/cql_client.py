@@ -30,9 +30,8 @@ from lockstep.cql.wire.constants import (
     Opcode,
     uses_segments,
 )
-from lockstep.cql.wire.frames import Envelope, EnvelopeReader, encode_request
+from lockstep.cql.wire.frames import Envelope, EnvelopeReader, SegmentReader, encode_request, encode_segments
 from lockstep.cql.wire.messages import QueryParameters, Value
-from lockstep.cql.wire.segments import SegmentReader, encode_segments
 from lockstep.values.errors import (
     BadCredentials,
     ConfigurationInvalid,

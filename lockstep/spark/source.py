@@ -19,16 +19,21 @@ from lockstep.cql.wire.messages import Value
 from lockstep.spark.columns import spark_type
 from lockstep.spark.cql_client import pool_of
 from lockstep.spark.options import Options, parse_options
-from lockstep.spark.pages import PageDecoder
-from lockstep.spark.partitions import (
+from lockstep.spark.ring import (
     KeyPartition,
     RangePartition,
+    Ring,
+    TableColumn,
+    TableShape,
+    ask_any,
     key_partitions,
     keys_of_filters,
+    quoted,
     range_partitions,
+    read_ring,
+    read_table,
 )
-from lockstep.spark.ring import Ring, TableColumn, TableShape, ask_any, quoted, read_ring, read_table
-from lockstep.spark.scan import Hosts, StatementReader
+from lockstep.spark.scan import Hosts, PageDecoder, StatementReader
 from lockstep.spark.writer import LockstepWriter, write_plan
 from lockstep.values.errors import ConfigurationError, InvalidRequest
 from lockstep.values.tokens import token_of

@@ -21,9 +21,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from lockstep.cql.wire.client import ErrorResponse, decode_response
 from lockstep.cql.wire.messages import UNSET, QueryParameters, Value
-from lockstep.spark.columns import spark_type
+from lockstep.spark.columns import encoder, spark_type
 from lockstep.spark.cql_client import CqlConnection, error_of, pool_of
-from lockstep.spark.encoding import encoder
 from lockstep.spark.options import Options
 from lockstep.spark.ring import TableColumn, TableShape, quoted
 from lockstep.spark.scan import Hosts, Retry

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lockstep.values.errors import TableFileDamaged
-from lockstep.values.storage_limits import DAMAGED_FILES_MAX
+from lockstep.values.node_limits import DAMAGED_FILES_MAX
 
 
 class DamagedFiles:

@@ -19,7 +19,6 @@ from typing import Final
 
 from lockstep.runtime.ports import Runtime
 from lockstep.storage.rows import keys
-from lockstep.storage.rows.deletions import normal_ranges, stronger
 from lockstep.storage.rows.fragments import (
     decode_header,
     decode_row,
@@ -28,7 +27,7 @@ from lockstep.storage.rows.fragments import (
     merge_id,
     newest_timestamp,
 )
-from lockstep.storage.rows.reconcile import merge_rows
+from lockstep.storage.rows.reconcile import merge_rows, normal_ranges, stronger
 from lockstep.storage.store import Operation, Pair, Put, Store, StoreSnapshot
 from lockstep.values import limits
 from lockstep.values.errors import CorruptFile, DiskRefused, StorageError

@@ -15,7 +15,6 @@ from typing import Final
 from lockstep.runtime.ports import Probes
 from lockstep.storage.cooperative_yield import CooperativeYield
 from lockstep.storage.rows import keys
-from lockstep.storage.rows.deletions import Shadow, normal_ranges, stronger
 from lockstep.storage.rows.fragments import (
     HeaderFragment,
     decode_header,
@@ -25,8 +24,8 @@ from lockstep.storage.rows.fragments import (
     merge_id,
     newest_timestamp,
 )
-from lockstep.storage.rows.purgeable import deletion_left, ranges_left, row_left
-from lockstep.storage.rows.reconcile import merge_rows
+from lockstep.storage.rows.reconcile import Shadow, merge_rows, normal_ranges, stronger
+from lockstep.storage.rows.visible import deletion_left, ranges_left, row_left
 from lockstep.storage.store import Operation, Pair, Store
 from lockstep.values.limits import (
     BACKGROUND_FRAGMENTS_PER_TURN,

@@ -14,7 +14,7 @@ from lockstep.storage.rows.reconcile import is_empty
 from lockstep.storage.rows.visible import counts_static, row_is_live
 from lockstep.storage.store import Pair, StoreSnapshot
 from lockstep.values import limits
-from lockstep.values.request_limits import MERGED_BYTES_INLINE
+from lockstep.values.node_limits import MERGED_BYTES_INLINE
 from lockstep.values.rows import ALL_ROWS, Partition, Position, ReadCommand, ReadResult, Row, Slice
 from lockstep.values.tokens import Range
 

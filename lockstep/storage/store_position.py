@@ -1,19 +1,34 @@
-"""How far the store of a node had got, kept beside it: what a start compares the store's files with.
+"""What a node knows of its own store beside its content: how far it had got, which generation of counters it
+keeps, and which stretches of its keys it has lost, until they are filled again.
 
 Invariant: a position is written only when everything that it covers is durable, and positions only grow. So
-one that was lost, or the file that was damaged, hides a loss but never invents one.
+one that was lost, or the file that was damaged, hides a loss but never invents one. It has grown before
+anything is wiped, so that a node never counts on in a shard of which others may hold more than it does. What
+is lacking is a record of the store that lacks it, so neither is ever there without the other; a stretch is
+closed at both ends, and whoever asks about tokens of a table is told of every stretch that may have held one
+of their keys.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from lockstep.runtime.ports import Disk
+from lockstep.storage.rows import keys
+from lockstep.storage.rows.keys import with_ballots
+from lockstep.storage.store import Family, Put
 from lockstep.values.codec import UNREADABLE, decoder, encode, frame_record, scan_records
 from lockstep.values.errors import CorruptFile
 from lockstep.values.limits import STORE_POSITION_FILE_BYTES_MAX
+from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range
+
+if TYPE_CHECKING:
+    from lockstep.storage.engine import StorageEngine
+
 
 _RECORD_BYTES_MAX: Final = 1024 * 1024
 
@@ -100,3 +115,83 @@ class PositionFile:
     @property
     def _next(self) -> str:
         return f"{self._path}.next"
+
+
+_FACT: Final = b"counter-generation"
+_NUMBER: Final = struct.Struct(">Q")
+GENERATION_KEY: Final = Family.LOCAL.key(_FACT)
+
+
+def generation_of(engine: StorageEngine) -> int:
+    kept = engine.local_fact(_FACT)
+    return int(_NUMBER.unpack(kept)[0]) if kept is not None else 1
+
+
+def generation_record(generation: int) -> Put:
+    """What a store keeps that counts in new shards from this generation on."""
+    return "put", GENERATION_KEY, _NUMBER.pack(generation)
+
+
+def begin_generation(engine: StorageEngine) -> int:
+    """From now on this node counts in new shards; the sequence to await."""
+    return engine.keep_local_fact(_FACT, _NUMBER.pack(generation_of(engine) + 1))
+
+
+class Lack(msgspec.Struct, frozen=True, array_like=True):
+    """Keys from `first_key` to `last_key`. `lost`: the file that held them; empty: the whole store.
+
+    `since_us`: wall clock. `sole`: no other replica has it, so nobody can fill it. `given_up`: what no other
+    replica has was given up before it was lost.
+    """
+
+    first_key: bytes
+    last_key: bytes
+    lost: str = ""
+    since_us: int = 0
+    sole: bool = False
+    given_up: bool = False
+
+    @property
+    def is_everything(self) -> bool:
+        """The whole store is gone."""
+        return (self.first_key, self.last_key) == (FIRST_KEY, LAST_KEY)
+
+
+#: The first and last key of a store that was made anew.
+FIRST_KEY, LAST_KEY = b"", b"\xff" * 8
+#: The name of the node-local fact.
+FACT = b"lacking"
+_LACKING_DECODER = decoder(tuple[Lack, ...])
+
+
+def lacking_record(lacks: Sequence[Lack]) -> Put:
+    """What a store keeps of all that it lacks."""
+    return "put", Family.LOCAL.key(FACT), encode(tuple(lacks))
+
+
+def lacks_in(record: bytes | None) -> tuple[Lack, ...]:
+    return _LACKING_DECODER.decode(record) if record is not None else ()
+
+
+def tokens_between(first_key: bytes, last_key: bytes, table_id: int) -> Range | None:
+    """Tokens of a table, or of a companion, some of whose keys may lie between the two; None without any."""
+    lower, upper = keys.table_bounds(table_id)
+    if last_key < lower or first_key >= upper:
+        return None
+    left, right = TOKEN_MIN, TOKEN_MAX
+    if first_key > lower and len(first_key) >= keys.PLACE_BYTES:
+        left = max(keys.token_of(first_key) - 1, TOKEN_MIN)
+    if last_key < upper and len(last_key) >= keys.PLACE_BYTES:
+        right = keys.token_of(last_key)
+    return Range(left, right) if left < right else None
+
+
+def lacked(lacks: Sequence[Lack], table_id: int, tokens: Range) -> Range | None:
+    """The first tokens of a range, with the ballots of conditional writes to them, that may be lacking."""
+    for lack in lacks:
+        for stored_id in with_ballots((table_id,)):
+            between = tokens_between(lack.first_key, lack.last_key, stored_id)
+            found = between.intersection(tokens) if between is not None else None
+            if found is not None:
+                return found
+    return None

@@ -30,13 +30,14 @@ from lockstep.replica.replica import ReplicaService
 from lockstep.runtime.ports import Runtime
 from lockstep.storage.sorted_file import FORMAT_VERSION
 from lockstep.streaming.stream_building import (
+    Checkpoint,
     FragmentFile,
     Fragments,
+    HelpedBuilds,
     LoopStretch,
     StreamBuild,
     Stretches,
 )
-from lockstep.streaming.stream_helped import Checkpoint, HelpedBuilds
 from lockstep.streaming.stream_progress import StreamCounts, StreamView
 from lockstep.values.errors import LockstepError, NotReplica, Overloaded, SessionClosed
 from lockstep.values.limits import (

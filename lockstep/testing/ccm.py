@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from lockstep.values.compatibility import CASSANDRA_RELEASE
+from lockstep.values.ids import CASSANDRA_RELEASE
 
 #: ccm asks this for the version of Java, and refuses to start without one.
 _JAVA: Final = """#!/bin/sh

@@ -21,8 +21,7 @@ from typing import Any, Final
 from lockstep.local.admin_client import AdminClient
 from lockstep.local.clusters import JOIN_SECRET_BYTES
 from lockstep.local.credentials import NO_CREDENTIAL, Credential, of_node
-from lockstep.local.environment import node_environment
-from lockstep.local.private_files import owner_only
+from lockstep.local.processes import node_environment, owner_only
 from lockstep.node import toml_text
 from lockstep.values.errors import ConfigurationError, LockstepError, PeerError
 
@@ -52,7 +51,7 @@ def main() -> None:
 def run(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
     """Write the node's configuration and start the node, whose process leaves this one behind."""
     if "-v" in arguments:
-        from lockstep.values.compatibility import CASSANDRA_RELEASE
+        from lockstep.values.ids import CASSANDRA_RELEASE
 
         print(CASSANDRA_RELEASE)
         return

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from lockstep.local.admin_client import AdminClient
 from lockstep.testing.ccm_node import ADMIN_PORT, beside, node_home, yaml_settings
-from lockstep.values.compatibility import CASSANDRA_RELEASE
 from lockstep.values.errors import ConfigurationError, LockstepError, PeerTimeout
+from lockstep.values.ids import CASSANDRA_RELEASE
 
 _ENDED: Final = ("done", "failed", "cancelled")
 _OPERATION_S: Final = 600.0

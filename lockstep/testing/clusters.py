@@ -1,21 +1,29 @@
-"""A real cluster for a test: node processes on addresses of their own, gone when the test's process is gone.
+"""A real cluster for a test: node processes on loopback addresses that no other cluster of this machine uses,
+gone when the test's process is.
 
-Owns: a cluster's directory, addresses and watchdog. Invariant: from before the first node starts until the
-last one has ended, the watchdog knows the directory; what a test did to nodes is remembered, so that `mend`
-can undo it and reports tell it from what went wrong.
-
-Connecting with a driver of Python, if one is installed.
+Owns: a cluster's directory, addresses and watchdog.
 
 Owns: how the kit calls `cassandra.cluster`, the one module name that cassandra-driver and scylla-driver
-share. Invariant: nothing here is imported before a test connects, and the kit runs without either.
+share.
+
+Owns: which block of 127.0.0.0/8 belongs to which test process.
+
+Invariant: from before the first node starts until the last one has ended, the watchdog knows the directory;
+what a test did to nodes is remembered, so that `mend` can undo it and reports tell it from what went wrong.
+Nothing here is imported before a test connects, and the kit runs without either. A block is held by an
+exclusive lock on a file, which the system drops with the last process that holds it: no crash leaves a block
+taken.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import itertools
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -27,7 +35,7 @@ from lockstep.local import processes
 from lockstep.local.admin_client import AdminClient
 from lockstep.local.clusters import LocalCluster
 from lockstep.local.processes import State
-from lockstep.testing import addresses, watchdog
+from lockstep.testing import watchdog
 from lockstep.testing.conversation import Values
 from lockstep.testing.nodes import Node
 from lockstep.testing.session import Session
@@ -39,6 +47,65 @@ from lockstep.values.errors import (
     PreconditionError,
 )
 from lockstep.values.ids import Consistency
+
+#: Second octets of the blocks: away from 127.0.x.x, which people and other tools use.
+_FIRST_OCTET: Final = 64
+_OCTETS: Final = 32
+_BLOCKS: Final = _OCTETS * 256
+#: Blocks that are tried: more are only ever taken when something else is wrong.
+_TRIED_MAX: Final = 512
+
+
+class Block:
+    """Addresses x.y.z.1 to x.y.z.254, ours until `release`. `descriptor` holds the lock."""
+
+    def __init__(self, prefix: str, descriptor: int) -> None:
+        self.prefix = prefix
+        self.first_address = f"{prefix}.1"
+        self.descriptor = descriptor
+        self._held = True
+
+    def release(self) -> None:
+        if self._held:
+            self._held = False
+            os.close(self.descriptor)
+
+
+def claim(ports: Sequence[int]) -> Block:
+    """A block on whose first address all `ports` are free. PreconditionError when none is found."""
+    locks = Path(tempfile.gettempdir()) / f"lockstep-addresses-{os.getuid()}"
+    locks.mkdir(mode=0o700, exist_ok=True)
+    begin = os.getpid() * 61 % _BLOCKS
+    for step in range(_TRIED_MAX):
+        number = (begin + step) % _BLOCKS
+        block = _locked(locks, f"127.{_FIRST_OCTET + number // 256}.{number % 256}")
+        if block is None:
+            continue
+        if all(_free(block.first_address, port) for port in ports):
+            return block
+        block.release()
+    raise PreconditionError(
+        f"{_TRIED_MAX} blocks of loopback addresses are in use", hint="lockstep cluster list"
+    )
+
+
+def _locked(locks: Path, prefix: str) -> Block | None:
+    descriptor = os.open(locks / prefix, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return Block(prefix, descriptor)
+    os.close(descriptor)
+    return None
+
+
+def _free(address: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with contextlib.suppress(OSError):
+            probe.bind((address, port))
+            return True
+    return False
+
 
 _PROTOCOL_VERSION = 5
 
@@ -119,7 +186,7 @@ class Cluster:
     ) -> None:
         self.auth = auth
         self.keep = keep or directory is not None
-        self._block = addresses.claim(PORTS)
+        self._block = claim(PORTS)
         home = Path(directory) if directory else Path(tempfile.mkdtemp(prefix="lockstep-test-"))
         self.directory = home.absolute()
         chosen = {section: dict(keys) for section, keys in (settings or {}).items()}

@@ -1,7 +1,10 @@
-"""The pytest plugin: fixtures that give tests clusters, and what failed tests say about their nodes.
+"""The pytest plugin: fixtures that give tests clusters, and what failed tests say about theirs.
 
-Owns: which cluster lives how long in a run. Invariant: loading it costs a run without clusters nothing but
-this module; after a test, the shared cluster is as it was before, and what the test itself made is gone.
+Owns: which cluster lives how long in a run.
+
+Invariant: loading it costs a run without clusters nothing but this module; after a test, the shared cluster
+is as it was before, and what the test itself made is gone. Short when all is well with the nodes (a line a
+cluster); of a node that ended by itself, the end of its log; and what nodes said of errors.
 """
 
 from __future__ import annotations
@@ -12,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from lockstep.testing.clusters import Cluster
+
 if TYPE_CHECKING:
-    from lockstep.testing.clusters import Cluster
     from lockstep.testing.simulated import SimulatedCluster
 
 
@@ -164,7 +168,31 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report = outcome.get_result()
     kept = item.config.stash[_KEPT]
     if report.failed and kept.clusters:
-        from lockstep.testing.reports import sections
-
         for cluster in kept.clusters:
             report.sections += sections(cluster)
+
+
+#: Of a node that ended by itself: its error or traceback is at the end.
+DEAD_LINES = 40
+#: Of what a running node complained of.
+ERROR_LINES = 10
+
+
+def sections(cluster: Cluster) -> list[tuple[str, str]]:
+    """(title, text) for the report of a test."""
+    where = f"lockstep cluster {cluster.nodes[0].address} to {cluster.nodes[-1].address}"
+    dead = {node.name: node for node in cluster.ended_by_themselves()}
+    states = ", ".join(
+        f"{node.name} {'ENDED BY ITSELF' if node.name in dead else node.state.value}"
+        for node in cluster.nodes
+    )
+    text = f"{states}\nlogs: {cluster.local.paths.root}/*/node.log" if cluster.keep else states
+    found = [(where, text)]
+    for node in cluster.nodes:
+        if node.name in dead:
+            found.append((f"lockstep {node.name}: end of its log", "\n".join(node.log_tail(DEAD_LINES))))
+            continue
+        errors = [line for line in node.log_tail(1000) if " error " in line or line.startswith("error[")]
+        if errors:
+            found.append((f"lockstep {node.name}: errors in its log", "\n".join(errors[-ERROR_LINES:])))
+    return found

@@ -1,8 +1,11 @@
-"""A cluster in this process, under virtual time: the product's nodes on the simulated runtime.
+"""A cluster in this process, under virtual time: the product's nodes on the simulated runtime, and its
+client: connections inside the simulation, one a node.
 
-Owns: the world of one simulated cluster and what a test does to it. Invariant: one seed and the same calls
-give the same run, event by event; time moves only inside calls, and only there do nodes run. Drivers cannot
-connect: there is no socket, and `execute` is the way in.
+Owns: the world of one simulated cluster and what a test does to it.
+
+Invariant: one seed and the same calls give the same run, event by event; time moves only inside calls, and
+only there do nodes run. Drivers cannot connect: there is no socket, and `execute` is the way in. It runs on
+the simulated runtime only, in the client's process; a broken connection is never used again.
 """
 
 from __future__ import annotations
@@ -13,15 +16,88 @@ from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Final
 
+from lockstep.cql.wire import client as wire
 from lockstep.runtime.ports import Runtime
 from lockstep.sim.cluster import Shape, SimCluster
+from lockstep.sim.load.cql_client import CqlClient
+from lockstep.sim.load.cql_client import CqlError as SimulatorsError
 from lockstep.sim.runtime.clock import WALL_START_US
 from lockstep.sim.runtime.process import POWER
 from lockstep.sim.runtime.world import World
-from lockstep.testing.conversation import Values
-from lockstep.testing.simulated_session import SimulatedSession
-from lockstep.values.errors import ConfigurationError, LockstepError, PeerTimeout, PreconditionError
+from lockstep.testing.conversation import Values, conversation
+from lockstep.values.errors import (
+    ConfigurationError,
+    LockstepError,
+    PeerTimeout,
+    PeerUnreachable,
+    PreconditionError,
+)
 from lockstep.values.ids import Consistency
+
+_CQL_PORT = 9042
+_CONNECT_MS = 5000
+#: Longer than the nodes' own timeouts, so that their answers come first.
+_SIMULATED_REQUEST_S = 20.0
+
+
+class SimulatedSession:
+    """`execute` at a node, or at the first that serves."""
+
+    def __init__(self, cluster: SimCluster) -> None:
+        self._cluster = cluster
+        self._clients: dict[str, CqlClient] = {}
+        self._prepared: dict[str, dict[str, wire.PreparedResult]] = {}
+
+    async def execute(
+        self,
+        runtime: Runtime,
+        text: str,
+        values: Values = (),
+        consistency: str | Consistency = "QUORUM",
+        node: str = "",
+    ) -> list[Any]:
+        chosen = node or self._first()
+        client = await self._client(runtime, chosen)
+        talk = conversation(self._prepared.setdefault(chosen, {}), text, values, consistency)
+        said = next(talk)
+        while True:
+            answer = await self._ask(client, chosen, *said)
+            try:
+                said = talk.send(answer)
+            except StopIteration as done:
+                rows: list[Any] = done.value
+                return rows
+
+    def _first(self) -> str:
+        for name, process in self._cluster.processes.items():
+            if self._cluster.ready(name) and not process.paused:
+                return name
+        raise PeerUnreachable("no node serves", hint="cluster.mend() starts them")
+
+    async def _client(self, runtime: Runtime, node: str) -> CqlClient:
+        client = self._clients.get(node)
+        if client is None or client.closed:
+            host = self._cluster.processes[node].host
+            try:
+                client = await CqlClient.connect(runtime, host, _CQL_PORT, _CONNECT_MS)
+            except (OSError, TimeoutError) as error:
+                raise PeerUnreachable(f"{node} does not answer: {error}") from error
+            except SimulatorsError as error:
+                raise PeerUnreachable(f"{node} does not serve: {error}") from error
+            self._clients[node] = client
+            self._prepared[node] = {}
+        return client
+
+    async def _ask(self, client: CqlClient, node: str, opcode: int, body: bytes) -> wire.Body:
+        try:
+            async with asyncio.timeout(_SIMULATED_REQUEST_S):
+                return await client.request(opcode, body)
+        except SimulatorsError as error:
+            return error.body
+        except (ConnectionError, TimeoutError) as error:
+            client.close()
+            raise PeerTimeout(f"{node} did not answer: {error or 'in time'}") from error
+
 
 #: Most nodes: one process computes for all of them.
 NODES_MAX: Final = 16

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from lockstep.local import processes
-from lockstep.local.environment import node_environment
-from lockstep.local.processes import State
+from lockstep.local.processes import State, node_environment
 
 #: A forked child of the tests may hold the pipe open; the parent's id tells then.
 _LOOK_S: Final = 1.0

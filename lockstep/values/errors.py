@@ -52,8 +52,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from lockstep.values.failures import named
-from lockstep.values.ids import Consistency
+from lockstep.values.ids import Consistency, named
 
 Fault = Literal["client", "operator", "server", "network"]
 

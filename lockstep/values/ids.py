@@ -1,14 +1,18 @@
-"""Identifiers and the consistency levels.
+"""Identifiers, consistency levels, reasons of replicas' failures by the native protocol's numbers, and what
+this version tells clients it is compatible with.
 
-Invariant: a NodeId is given once by the metadata log and never reused; a mutation id is unique over
-all writes of a cluster, because it holds the node, its boot generation and a counter.
+Invariant: a NodeId is given once by the metadata log and never reused; a mutation id is unique over all
+writes of a cluster, because it holds the node, its boot generation and a counter. A number that is not known
+here is shown as unknown. Drivers choose their schema queries by the release, and cqlsh warns unless it equals
+the one it was built for, so it changes only together with the clients that are tested.
 """
 
 from __future__ import annotations
 
 import enum
 import struct
-from typing import NewType
+from collections.abc import Iterable
+from typing import Final, NewType
 
 NodeId = NewType("NodeId", int)
 Epoch = NewType("Epoch", int)
@@ -36,3 +40,40 @@ class Consistency(enum.IntEnum):
     SERIAL = 0x08
     LOCAL_SERIAL = 0x09
     LOCAL_ONE = 0x0A
+
+
+UNKNOWN: Final = 0
+TOO_MANY_TOMBSTONES: Final = 1
+TIMEOUT: Final = 2
+INCOMPATIBLE_SCHEMA: Final = 3
+READ_SIZE: Final = 4
+NODE_DOWN: Final = 5
+INDEX_NOT_AVAILABLE: Final = 6
+READ_TOO_MANY_INDEXES: Final = 7
+NOT_CMS: Final = 8
+INVALID_ROUTING: Final = 9
+COORDINATOR_BEHIND: Final = 10
+
+NAMES: Final = {
+    UNKNOWN: "UNKNOWN",
+    TOO_MANY_TOMBSTONES: "READ_TOO_MANY_TOMBSTONES",
+    TIMEOUT: "TIMEOUT",
+    INCOMPATIBLE_SCHEMA: "INCOMPATIBLE_SCHEMA",
+    READ_SIZE: "READ_SIZE",
+    NODE_DOWN: "NODE_DOWN",
+    INDEX_NOT_AVAILABLE: "INDEX_NOT_AVAILABLE",
+    READ_TOO_MANY_INDEXES: "READ_TOO_MANY_INDEXES",
+    NOT_CMS: "NOT_CMS",
+    INVALID_ROUTING: "INVALID_ROUTING",
+    COORDINATOR_BEHIND: "COORDINATOR_BEHIND",
+}
+
+
+def named(reasons: Iterable[tuple[str, int]]) -> str:
+    """`: REASON from /address, ...`, or nothing where no reason is known."""
+    text = ", ".join(f"{NAMES.get(code, 'UNKNOWN')} from /{address}" for address, code in reasons)
+    return f": {text}" if text else ""
+
+
+#: The Cassandra release whose behaviour clients may expect.
+CASSANDRA_RELEASE: Final = "5.0.0"

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from lockstep.values.request_limits import ROW_CELLS_INLINE
+from lockstep.values.node_limits import ROW_CELLS_INLINE
 
 #: No expiry; also the smallest possible local time, so it never counts as expired.
 NEVER_S = 0

@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from lockstep.consensus.configuration import Configuration
+from lockstep.consensus.configuration import Configuration, RaftSettings
 from lockstep.consensus.effects import ChunkReceived, ChunkWanted, HardState, Ready, Role, Stored
 from lockstep.consensus.events import (
     Campaign,
@@ -45,7 +45,6 @@ from lockstep.consensus.messages import (
     VoteRequest,
 )
 from lockstep.consensus.raft import Raft
-from lockstep.consensus.settings import RaftSettings
 from tests.consensus.raft_history import Disk, History, Member, Violation, Write, require, snapshot_bytes
 
 Weather = Literal["mixed", "storm", "snapshots", "changes"]

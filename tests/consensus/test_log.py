@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep.consensus.configuration import ENTRY_OVERHEAD_BYTES
 from lockstep.consensus.effects import ReadState
 from lockstep.consensus.log import Log
 from lockstep.consensus.messages import Entry, EntryKind
-from lockstep.consensus.settings import ENTRY_OVERHEAD_BYTES
 from lockstep.consensus.state import ReadQueue
 
 

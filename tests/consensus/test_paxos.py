@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from lockstep.consensus import decisions, paxos
+from lockstep.consensus import paxos
 from lockstep.consensus.paxos import Acceptor, Ballot, Fate, Proposal
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import BALLOT_CHAIN_MAX
@@ -199,12 +199,12 @@ def test_the_schedules_find_broken_steps(bug: str, monkeypatch: pytest.MonkeyPat
 
 def test_the_page_shows_the_table_of_phases() -> None:
     page = Path(__file__).parents[2] / "docs" / "concepts" / "conditional-writes.md"
-    assert f"```mermaid\n{decisions.mermaid()}```" in page.read_text()
+    assert f"```mermaid\n{paxos.mermaid()}```" in page.read_text()
 
 
 def test_every_phase_leads_to_an_end() -> None:
-    for phase in decisions.Phase:
+    for phase in paxos.Phase:
         reached = {phase}
-        for _ in decisions.Phase:
-            reached |= {after for one in reached for after in decisions.STEPS[one].values()}
-        assert decisions.Phase.ENDED in reached
+        for _ in paxos.Phase:
+            reached |= {after for one in reached for after in paxos.STEPS[one].values()}
+        assert paxos.Phase.ENDED in reached

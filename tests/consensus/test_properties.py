@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.consensus.configuration import Configuration, ConfigurationHistory, first_step
+from lockstep.consensus.configuration import (
+    VOTERS_MAX,
+    Configuration,
+    ConfigurationHistory,
+    RaftSettings,
+    first_step,
+)
 from lockstep.consensus.effects import HardState, Ready, Stored
 from lockstep.consensus.events import (
     Campaign,
@@ -37,7 +43,6 @@ from lockstep.consensus.messages import (
 )
 from lockstep.consensus.progress import Mode, Progress
 from lockstep.consensus.raft import Raft
-from lockstep.consensus.settings import VOTERS_MAX, RaftSettings
 from lockstep.consensus.state import Writes
 
 

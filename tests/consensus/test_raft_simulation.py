@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from lockstep.consensus import elections, membership, quorum, reads, replication, snapshots
+from lockstep.consensus import elections, quorum, raft, replication, snapshots
 from lockstep.consensus.configuration import Configuration, ConfigurationHistory
 from lockstep.consensus.events import Campaign, Propose, Tick
 from lockstep.consensus.log import Log
@@ -139,18 +139,18 @@ def trusts_writes_of_truncated_entries(patch: pytest.MonkeyPatch) -> None:
 
 
 def changes_many_voters_in_one_step(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(membership, "first_step", lambda current, target: target)
+    patch.setattr(raft, "first_step", lambda current, target: target)
 
 
 def changes_members_while_a_change_is_pending(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(membership, "is_change_pending", lambda state: False)
+    patch.setattr(raft, "is_change_pending", lambda state: False)
 
 
 def answers_reads_without_asking_a_quorum(patch: pytest.MonkeyPatch) -> None:
     def confirm(state: RaftState) -> None:
         state.read_states.extend(state.reads.confirm(state.reads.round))
 
-    patch.setattr(reads, "confirm", confirm)
+    patch.setattr(raft, "confirm", confirm)
 
 
 def answers_reads_before_its_term_is_committed(patch: pytest.MonkeyPatch) -> None:

@@ -30,11 +30,10 @@ import msgspec
 import pytest
 
 from lockstep.consensus import events
-from lockstep.consensus.configuration import Configuration, decode_configuration
+from lockstep.consensus.configuration import Configuration, RaftSettings, decode_configuration
 from lockstep.consensus.effects import ChunkWanted, Ready, Stored
 from lockstep.consensus.messages import Entry, EntryKind, Message, Snapshot, decode_message, encode_message
 from lockstep.consensus.raft import Raft
-from lockstep.consensus.settings import RaftSettings
 
 from .raft_history import Disk, Write
 

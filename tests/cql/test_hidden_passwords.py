@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.cql.parse.hidden_passwords import without_passwords
-from lockstep.cql.parse.parser import parse
+from lockstep.cql.parse.parser import parse, without_passwords
 from lockstep.values.errors import InvalidRequest, SyntaxError_
 
 

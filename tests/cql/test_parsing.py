@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from lockstep.cql.compile.prepare import prepare
 from lockstep.cql.parse import grammar, tree
 from lockstep.cql.parse.grammar_table import PACKED
-from lockstep.cql.parse.lexer import tokenize
-from lockstep.cql.parse.parser import parse
+from lockstep.cql.parse.parser import parse, tokenize
 from lockstep.values.errors import InvalidRequest, SyntaxError_
 from tests.cql.twin import Session
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.cql.parse import tree, tree_roles
+from lockstep.cql.parse import tree
 from lockstep.cql.parse.parser import parse
 from lockstep.values.errors import SyntaxError_
 
@@ -82,13 +82,13 @@ def test_dropped_functions_are_told_by_their_arguments(text: str, arguments: Any
 
 
 def test_roles() -> None:
-    options = tree_roles.RoleOptions("p", None, False, True, (("a", "1"),), ("east",))
+    options = tree.RoleOptions("p", None, False, True, (("a", "1"),), ("east",))
     assert parse(
         "CREATE ROLE 'Ann' WITH PASSWORD = 'p' AND SUPERUSER = false AND LOGIN = true "
         "AND OPTIONS = {'a': 1} AND ACCESS TO DATACENTERS {'east'}"
-    ).statement == tree_roles.CreateRole("Ann", options, False)
-    assert parse("CREATE USER ann WITH PASSWORD 'p' SUPERUSER").statement == tree_roles.CreateRole(
-        "ann", tree_roles.RoleOptions("p", superuser=True), False, True
+    ).statement == tree.CreateRole("Ann", options, False)
+    assert parse("CREATE USER ann WITH PASSWORD 'p' SUPERUSER").statement == tree.CreateRole(
+        "ann", tree.RoleOptions("p", superuser=True), False, True
     )
     with pytest.raises(SyntaxError_, match="Multiple definitions for property 'login'"):
         parse("ALTER ROLE a WITH LOGIN = true AND LOGIN = true")
@@ -114,17 +114,17 @@ def test_roles() -> None:
 def test_permissions_are_on_resources(
     text: str, kind: str, keyspace: str | None, name: str | None, arguments: tuple[str, ...]
 ) -> None:
-    resource = tree_roles.Resource(kind, keyspace, name, arguments)
+    resource = tree.Resource(kind, keyspace, name, arguments)
     granted = parse(f"GRANT SELECT, MODIFY PERMISSION ON {text} TO r").statement
-    assert granted == tree_roles.GrantPermission(("SELECT", "MODIFY"), resource, "r")
+    assert granted == tree.GrantPermission(("SELECT", "MODIFY"), resource, "r")
     revoked = parse(f"REVOKE ALL PERMISSIONS ON {text} FROM r").statement
-    assert revoked == tree_roles.RevokePermission(("ALL",), resource, "r")
+    assert revoked == tree.RevokePermission(("ALL",), resource, "r")
     listed = parse(f"LIST ALL ON {text} OF r NORECURSIVE").statement
-    assert listed == tree_roles.ListPermissions(("ALL",), resource, "r", False)
+    assert listed == tree.ListPermissions(("ALL",), resource, "r", False)
 
 
 def test_new_words_stay_names_elsewhere() -> None:
     found = parse("SELECT role, user, list, options, language, function, password FROM roles").statement
     assert isinstance(found, tree.Select)
     assert len(found.selectors) == 7
-    assert isinstance(parse("GRANT role TO user").statement, tree_roles.GrantRole)
+    assert isinstance(parse("GRANT role TO user").statement, tree.GrantRole)

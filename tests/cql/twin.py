@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from lockstep.cql.bind.keys import decode
 from lockstep.cql.bind.modify import plan_batch, plan_modification
-from lockstep.cql.bind.paging import decode
 from lockstep.cql.bind.results import PageBuilder
-from lockstep.cql.compile import list_reads
+from lockstep.cql.compile import modification
 from lockstep.cql.compile.catalog import Catalog
 from lockstep.cql.compile.context import Context
 from lockstep.cql.compile.prepare import prepare
@@ -193,8 +193,8 @@ class Session:
         self.store.mutations.extend(plan_batch(entries, context, self._lists(entries, context)))
 
     def _lists(self, entries, context):
-        asked = list_reads.commands(entries, context)
-        return list_reads.lists(asked, [self.store.read(command) for command in asked])
+        asked = modification.commands(entries, context)
+        return modification.lists(asked, [self.store.read(command) for command in asked])
 
     def pages(self, text: str, *values, page_size: int = -1) -> list[list[tuple]]:
         prepared = self.prepare(text)

@@ -12,16 +12,20 @@ from cassandra.segment import SegmentCodec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.cql.wire.compression import SNAPPY, compress_body, decompress_body
 from lockstep.cql.wire.constants import FLAG_COMPRESSED, Opcode
 from lockstep.cql.wire.frames import (
+    PAYLOAD_BYTES_MAX,
+    SNAPPY,
     Envelope,
     EnvelopeReader,
     EnvelopeRefused,
+    SegmentReader,
+    compress_body,
+    decompress_body,
     encode_envelope,
     encode_request,
+    encode_segments,
 )
-from lockstep.cql.wire.segments import PAYLOAD_BYTES_MAX, SegmentReader, encode_segments
 from lockstep.values.errors import ProtocolViolation
 
 

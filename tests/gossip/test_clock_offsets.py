@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.gossip.clock_offsets import ClockOffsets, Offset, measured, own_skew
-from lockstep.values.clock_limits import CLOCK_SAMPLE_AGE_S_MAX
+from lockstep.gossip.failure_detector import ClockOffsets, Offset, measured, own_skew
+from lockstep.values.node_limits import CLOCK_SAMPLE_AGE_S_MAX
 
 WAYS_US = st.tuples(st.integers(0, 3_000_000), st.integers(0, 3_000_000))
 

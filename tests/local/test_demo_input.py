@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.local.demo_input import make_csv, read_csv
-from lockstep.local.demo_table import PARTITION_ROWS_MAX, Table, derive
+from lockstep.local.demo_input import PARTITION_ROWS_MAX, Table, derive, make_csv, read_csv
 from lockstep.values.errors import ConfigurationError
 
 

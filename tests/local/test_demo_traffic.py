@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lockstep.local import demo_traffic
-from lockstep.local.demo_driver import ObservedRetryPolicy
+from lockstep.local.demo_input import Column, Row, Table
 from lockstep.local.demo_messages import (
     Command,
     Connect,
@@ -25,8 +25,7 @@ from lockstep.local.demo_messages import (
     StartTraffic,
     StopTraffic,
 )
-from lockstep.local.demo_table import Column, Row, Table
-from lockstep.local.demo_tally import Tally, percentile
+from lockstep.local.demo_traffic import ObservedRetryPolicy, Tally, percentile
 
 TABLE = Table("t", (Column("k", "bigint"), Column("v", "text")), (0,), ())
 ROWS: list[Row] = [(number, f"v{number}") for number in range(300)]

@@ -9,12 +9,19 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from lockstep.local import demo_verdict
+from lockstep.local import demo
 from lockstep.local.demo_messages import Counts, Report
-from lockstep.local.demo_screen import LineScreen, LiveScreen, open_screen
-from lockstep.local.demo_spark import SparkResult
-from lockstep.local.demo_tour import Results
-from lockstep.local.demo_view import NodeLine, Phase, PhaseState, View, node_lines
+from lockstep.local.demo_screen import (
+    LineScreen,
+    LiveScreen,
+    NodeLine,
+    Phase,
+    PhaseState,
+    View,
+    node_lines,
+    open_screen,
+)
+from lockstep.local.demo_tour import Results, SparkResult
 from lockstep.values.errors import LockstepError
 
 KEYS = ("start", "load", "traffic", "grow", "replace", "shrink", "proof", "spark")
@@ -43,15 +50,15 @@ def good() -> tuple[Results, View]:
 
 
 def failing(results: Results, view: View) -> list[str]:
-    made = demo_verdict.checks(results, view, with_spark=True)
-    assert demo_verdict.all_held(made) == (not any(check.held is False for check in made))
+    made = demo.checks(results, view, with_spark=True)
+    assert demo.all_held(made) == (not any(check.held is False for check in made))
     return [check.name for check in made if check.held is False]
 
 
 def test_a_good_tour_holds_and_says_its_numbers() -> None:
     results, view = good()
     assert failing(results, view) == []
-    made = {check.name: check.value for check in demo_verdict.checks(results, view, with_spark=True)}
+    made = {check.name: check.value for check in demo.checks(results, view, with_spark=True)}
     assert made["grown from 3 to 5 nodes"] == "1.5 s, epochs 5 to 9"
     assert made["acknowledged rows read back"] == "150 of 150"
     assert made["raw errors that the driver retried"] == "3"
@@ -115,14 +122,14 @@ def test_a_tour_without_acknowledged_writes_proves_nothing() -> None:
 def test_the_verdict_is_shown_without_a_terminal_and_kept_as_json() -> None:
     results, view = good()
     results.counts.lost = 2
-    made = demo_verdict.checks(results, view, with_spark=True)
+    made = demo.checks(results, view, with_spark=True)
     stream = io.StringIO()
-    demo_verdict.show(made, results, 61.4, stream)
+    demo.show(made, results, 61.4, stream)
     text = stream.getvalue()
     assert "FAIL  acknowledged rows lost" in text
     assert "1 checks FAILED, after 61 s" in text
     assert "3  raw: ConnectionShutdown: n1 is gone" in text
-    kept = json.loads(json.dumps(demo_verdict.document(made, results, view)))
+    kept = json.loads(json.dumps(demo.verdict_document(made, results, view)))
     assert (kept["schema"], kept["held"]) == ("demo-verdict/1", False)
     assert kept["counts"]["lost"] == 2
 

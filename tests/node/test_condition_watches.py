@@ -15,7 +15,7 @@ from lockstep.node.work.conditions import Conditions
 from lockstep.node.work.lacking import of_sole_replica
 from lockstep.schema.changes import CreateTable, NewColumn
 from lockstep.schema.model import ColumnKind
-from lockstep.storage.lacking import FIRST_KEY, LAST_KEY, Lack
+from lockstep.storage.store_position import FIRST_KEY, LAST_KEY, Lack
 from lockstep.topology.health import Level
 from lockstep.values.errors import FrameCorrupt, RangeLacking
 from lockstep.values.ids import NodeId

@@ -14,9 +14,9 @@ from lockstep.node.node import Node
 from lockstep.runtime.ports import Runtime
 from lockstep.sim.runtime.disk import SimDisk
 from lockstep.sim.runtime.world import World
-from lockstep.values.clock_limits import STAMPS_RESERVED_US
 from lockstep.values.codec import decoder, frame_record, scan_records
 from lockstep.values.errors import CannotApply, CorruptFile, DiskRefused
+from lockstep.values.node_limits import STAMPS_RESERVED_US
 from tests.node.support import Town, keyspace
 
 _ENTRIES = decoder(list[LogEntry])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from lockstep.consensus.configuration import Configuration
+from lockstep.consensus.configuration import Configuration, RaftSettings
 from lockstep.consensus.effects import Accepted, Refused
 from lockstep.consensus.messages import Entry, EntryKind
-from lockstep.consensus.settings import RaftSettings
 from lockstep.node.log.raft_driver import RaftDriver
 from lockstep.node.node import Node
 from tests.node.support import Town, keyspace

@@ -14,8 +14,8 @@ from lockstep.runtime.ports import Runtime
 from lockstep.sim.runtime.disk import DiskSettings
 from lockstep.sim.runtime.world import World
 from lockstep.testing import SimulatedCluster
-from lockstep.values.clock_limits import STAMPS_KEPT_BACK_US, STAMPS_RESERVED_US
 from lockstep.values.errors import CorruptFile, DiskRefused, PeerTimeout
+from lockstep.values.node_limits import STAMPS_KEPT_BACK_US, STAMPS_RESERVED_US
 
 SKEWS_S = (0.5, 3600.0)
 

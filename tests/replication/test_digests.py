@@ -13,8 +13,8 @@ from lockstep.coordination import reads
 from lockstep.internode import verbs
 from lockstep.replica import digests
 from lockstep.replica.messages import ReadReply, ReadRequest
-from lockstep.storage.rows.read_cost import weigh
 from lockstep.storage.rows.reconcile import merge_partitions
+from lockstep.storage.rows.visible import weigh
 from lockstep.values.errors import CorruptFile, ReadTimeout
 from lockstep.values.ids import Consistency
 from lockstep.values.rows import (

@@ -17,7 +17,7 @@ from lockstep.internode.responding import Respond
 from lockstep.internode.shared_requests import SHARED_STREAMS, SharedOut
 from lockstep.values.codec import encode
 from lockstep.values.errors import PeerTimeout
-from lockstep.values.request_limits import EXPIRED_SLACK_MS
+from lockstep.values.node_limits import EXPIRED_SLACK_MS
 from tests.replication.support import TestNode, run, running
 from tests.replication.test_internode import Ping, Pong
 

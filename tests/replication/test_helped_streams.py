@@ -31,7 +31,7 @@ from lockstep.storage.rocks.rocks_building import (
 )
 from lockstep.storage.rows import keys
 from lockstep.storage.store import Pair
-from lockstep.streaming import stream_helped, stream_target
+from lockstep.streaming import stream_building, stream_target
 from lockstep.streaming.stream_source import StreamService
 from lockstep.streaming.stream_target import StreamClient, StreamReport
 from lockstep.values.codec import decoder, encode
@@ -326,8 +326,8 @@ def test_a_file_that_is_torn_at_the_source_is_built_anew(tmp_path: Path) -> None
 
 
 def test_a_helper_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_helped, "STREAM_HELPER_TIMEOUT_MS", 1)
-    monkeypatch.setattr(stream_helped, "STREAM_HELPER_FAILURES_MAX", 1000)
+    monkeypatch.setattr(stream_building, "STREAM_HELPER_TIMEOUT_MS", 1)
+    monkeypatch.setattr(stream_building, "STREAM_HELPER_FAILURES_MAX", 1000)
     monkeypatch.setattr(stream_target, "STREAM_ATTEMPTS_MAX", 3)
 
     async def test(source: RealNode, target: RealNode) -> None:

@@ -10,8 +10,7 @@ from lockstep.quorum.round import Target
 from lockstep.replica.messages import ReadReply
 from lockstep.replica.scanned import Scanned, Thresholds
 from lockstep.values.errors import ReadFailure
-from lockstep.values.failures import TOO_MANY_TOMBSTONES
-from lockstep.values.ids import Consistency, NodeId
+from lockstep.values.ids import TOO_MANY_TOMBSTONES, Consistency, NodeId
 from lockstep.values.rows import ReadResult
 
 from .clusters import TABLE_ID, whole_ring

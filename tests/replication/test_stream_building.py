@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from lockstep.storage.rows import keys
 from lockstep.storage.sorted_file import FileSummary
-from lockstep.streaming.stream_building import StreamBuild
-from lockstep.streaming.stream_helped import HelpedBuilds, HelpedStretches
+from lockstep.streaming.stream_building import HelpedBuilds, HelpedStretches, StreamBuild
 from lockstep.values.errors import DiskRefused
 from lockstep.values.tokens import Range
 from tests.storage.support import LossyDisk

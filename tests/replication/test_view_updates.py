@@ -18,9 +18,8 @@ from lockstep.schema.model import ColumnKind, Schema, Table
 from lockstep.schema.view_changes import CreateView
 from lockstep.schema.views import unmarking
 from lockstep.storage.rows.fragments import touched
-from lockstep.storage.rows.purgeable import partition_left
 from lockstep.storage.rows.reconcile import merge_partitions
-from lockstep.storage.rows.visible import live_view
+from lockstep.storage.rows.visible import live_view, partition_left
 from lockstep.values.rows import Cell, Deletion, Liveness, Mutation, Partition, RangeDeletion, Row
 from lockstep.values.tokens import token_of
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.runtime.real import HelperProcesses, helper_processes
-from lockstep.values.process_limits import HELPER_NICENESS, HELPERS_MAX
+from lockstep.runtime.real import HelperProcesses, workers
+from lockstep.values.node_limits import HELPER_NICENESS, HELPERS_MAX
 
 HANDLER = "tests.runtime.test_helper_processes:work"
 FOREVER_MS = 60_000
@@ -99,7 +99,7 @@ def test_a_helper_ends_with_its_order_whether_it_failed_took_long_or_is_not_wait
 
 
 def test_idle_helpers_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(helper_processes, "HELPER_IDLE_MS", 10)
+    monkeypatch.setattr(workers, "HELPER_IDLE_MS", 10)
 
     async def test(made: HelperProcesses) -> None:
         await made.do(b"", FOREVER_MS)

@@ -19,8 +19,7 @@ import pytest
 from lockstep.runtime.ports import Runtime
 from lockstep.runtime.real import real_runtime, run
 from lockstep.runtime.real.network import RealNetwork, RealServer
-from lockstep.runtime.real.random import RealRandom
-from lockstep.runtime.real.tasks import RealTasks
+from lockstep.runtime.real.tasks import RealRandom, RealTasks
 from lockstep.values.errors import ConfigurationError
 
 HOST = "127.0.1.77"

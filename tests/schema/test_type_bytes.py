@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.cql.wire.type_options import class_name
-from lockstep.schema.types import UserFields, parse_type, parse_type_with, vint
+from lockstep.schema.types import UserFields, numbers, parse_type, parse_type_with
 from lockstep.values.errors import InvalidRequest
 
 from .kinds import KINDS, SCALARS
@@ -80,8 +80,8 @@ def test_durations_have_the_drivers_bytes(months, days, ns, negative):
 def test_unsigned_vints_have_the_drivers_bytes(value):
     from cassandra.marshal import uvint_pack
 
-    assert vint.write_unsigned(value) == uvint_pack(value)
-    assert vint.read_unsigned(b"x" + vint.write_unsigned(value), 1)[0] == value
+    assert numbers.write_unsigned(value) == uvint_pack(value)
+    assert numbers.read_unsigned(b"x" + numbers.write_unsigned(value), 1)[0] == value
 
 
 @pytest.mark.parametrize(

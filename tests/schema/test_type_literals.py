@@ -18,7 +18,7 @@ from lockstep.schema.types import (
     parse_uuid,
     uuid_text,
 )
-from lockstep.schema.types.civil import date_of, days_in_month, days_of
+from lockstep.schema.types.scalars import date_of, days_in_month, days_of
 from lockstep.values.errors import InvalidRequest
 
 HOUR = 3_600_000

@@ -10,10 +10,9 @@ from lockstep.cql.compile.prepare import prepare
 from lockstep.cql.ddl.changes import schema_change
 from lockstep.cql.ddl.describe import aggregate_statement, function_statement
 from lockstep.schema.changes import apply_change, validate
-from lockstep.schema.comparison import summaries_between
 from lockstep.schema.model import Schema, schema_of_pieces
 from lockstep.schema.statements import meant
-from lockstep.schema.summaries import CREATED, DROPPED, UPDATED, ChangeSummary
+from lockstep.schema.summaries import CREATED, DROPPED, UPDATED, ChangeSummary, summaries_between
 from lockstep.values.errors import LockstepError
 
 _PLUS = "CREATE FUNCTION plus(a int, b int) RETURNS NULL ON NULL INPUT RETURNS int LANGUAGE python AS 'a + b'"

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.server.cql.loop_budget import Admission
-from lockstep.values.request_limits import (
+from lockstep.values.node_limits import (
     ADMISSION_BUSY_MS,
     ADMISSION_MAX,
     ADMISSION_MIN,

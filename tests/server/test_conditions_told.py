@@ -12,8 +12,8 @@ from lockstep.node.membership.service_driver import Blocked
 from lockstep.node.node import Node
 from lockstep.node.work import condition_watches
 from lockstep.server.admin.admin_door import AdminDoor, serve_admin
-from lockstep.storage.lacking import Lack
 from lockstep.storage.rows import keys
+from lockstep.storage.store_position import Lack
 from lockstep.values.errors import FrameCorrupt
 from tests.server.parts import ADMIN_PORT, CQL_PORT, Nodes, nodes
 from tests.server.test_admin import TOKEN, until

@@ -17,7 +17,7 @@ from cassandra.protocol import ConfigurationException, SyntaxException
 from cassandra.query import BatchStatement, BatchType, SimpleStatement, tuple_factory
 from cassandra.util import Date, Duration, Time
 
-from lockstep.values.compatibility import CASSANDRA_RELEASE
+from lockstep.values.ids import CASSANDRA_RELEASE
 from tests.server.parts import CQL_PORT, Nodes, nodes
 
 SIMPLE = "WITH replication = {'class': 'SimpleStrategy', 'replication_factor': %d}"

@@ -9,9 +9,8 @@ import pytest
 
 from lockstep.cql.wire import client as wire
 from lockstep.cql.wire.constants import FLAG_BETA, FLAG_TRACING, Opcode
-from lockstep.cql.wire.frames import encode_request
+from lockstep.cql.wire.frames import encode_request, encode_segments
 from lockstep.cql.wire.messages import BatchStatement, QueryParameters
-from lockstep.cql.wire.segments import encode_segments
 from lockstep.values.ids import Consistency
 from tests.server.parts import CQL_PORT, Nodes
 from tests.server.wire_client import WireClient

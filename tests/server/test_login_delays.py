@@ -11,7 +11,7 @@ import pytest
 from lockstep.cql.wire import client as wire
 from lockstep.server.auth import authentication as login_delays
 from lockstep.server.auth.authentication import LoginDelays
-from lockstep.values.request_limits import LOGIN_FAILURES_KEPT_MAX, LOGIN_WAIT_S_MAX
+from lockstep.values.node_limits import LOGIN_FAILURES_KEPT_MAX, LOGIN_WAIT_S_MAX
 from tests.server.parts import CQL_PORT, nodes
 from tests.server.wire_client import WireClient
 

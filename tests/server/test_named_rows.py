@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.cql.bind import paging
+from lockstep.cql.bind.keys import decode
 from lockstep.cql.bind.results import PageBuilder
 from lockstep.cql.compile.catalog import Catalog
 from lockstep.cql.compile.context import Context
@@ -72,7 +72,7 @@ class Both:
         rows: list[tuple[bytes | None, ...]] = []
         state: Any = b""
         while state is not None:
-            position = paging.decode(state, prepared.plan.shape.table.uuid) if state else None
+            position = decode(state, prepared.plan.shape.table.uuid) if state else None
             builder = PageBuilder(plan_select(prepared, (), CONTEXT, position, size))
             while commands := builder.commands():
                 builder.add([self.virtual.read(command) for command in commands])

@@ -15,7 +15,7 @@ from lockstep.cql.wire.messages import QueryParameters
 from lockstep.server.cql.backpressure import NodeResponses, Responses
 from lockstep.values.errors import Overloaded
 from lockstep.values.ids import Consistency
-from lockstep.values.request_limits import (
+from lockstep.values.node_limits import (
     CLIENT_SLOW_MS_MAX,
     CLIENT_STALLED_MS_MAX,
     PAGE_BYTES_MAX,

@@ -24,7 +24,7 @@ from lockstep.values.limits import (
     CQL_REQUESTS_A_CONNECTION_TURN,
     CQL_STATEMENTS_A_TURN,
 )
-from lockstep.values.request_limits import ADMISSION_PATIENCE_MS, CQL_UNBEGUN_MAX
+from lockstep.values.node_limits import ADMISSION_PATIENCE_MS, CQL_UNBEGUN_MAX
 from tests.server.test_flow import Transport
 from tests.server.test_responses_owed import Case, Clock
 

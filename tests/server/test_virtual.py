@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.cql.bind import paging
+from lockstep.cql.bind.keys import decode
 from lockstep.cql.bind.results import PageBuilder
 from lockstep.cql.compile.catalog import Catalog
 from lockstep.cql.compile.context import Context
@@ -34,7 +34,7 @@ def select(virtual: VirtualTables, text: str, page_size: int = -1) -> list[tuple
     rows: list[tuple[bytes | None, ...]] = []
     state = None
     while True:
-        position = paging.decode(state, prepared.plan.shape.table.uuid) if state is not None else None
+        position = decode(state, prepared.plan.shape.table.uuid) if state is not None else None
         builder = PageBuilder(plan_select(prepared, (), CONTEXT, position, page_size))
         while commands := builder.commands():
             builder.add([virtual.read(command) for command in commands])

@@ -7,9 +7,8 @@ from types import TracebackType
 
 from lockstep.cql.wire import client as wire
 from lockstep.cql.wire.constants import Opcode
-from lockstep.cql.wire.frames import Envelope, EnvelopeReader, encode_request
+from lockstep.cql.wire.frames import Envelope, EnvelopeReader, SegmentReader, encode_request, encode_segments
 from lockstep.cql.wire.messages import QueryParameters, Value
-from lockstep.cql.wire.segments import SegmentReader, encode_segments
 from lockstep.values.ids import Consistency
 
 

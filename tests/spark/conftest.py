@@ -45,7 +45,7 @@ def event_rows() -> Iterator[tuple[int, int, str]]:
 @pytest.fixture(scope="package")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session that nothing in the surrounding environment changes."""
-    from lockstep.spark.session import local_session
+    from lockstep.spark.report import local_session
 
     with pytest.MonkeyPatch.context() as patch:
         for name in tuple(os.environ):

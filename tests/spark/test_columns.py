@@ -16,9 +16,8 @@ pytest.importorskip("pyspark")
 
 
 from lockstep.schema.types import parse_type
-from lockstep.spark.columns import arrow_type, decode_cells, spark_type
-from lockstep.spark.encoding import encoder
-from lockstep.spark.pages import PageDecoder, RawPage
+from lockstep.spark.columns import arrow_type, decode_cells, encoder, spark_type
+from lockstep.spark.scan import PageDecoder, RawPage
 from lockstep.values.errors import InvalidRequest, ProtocolViolation
 
 UTC = datetime.UTC

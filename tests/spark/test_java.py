@@ -16,7 +16,7 @@ from lockstep.values.errors import ConfigurationError
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = """
-from lockstep.spark.session import local_session
+from lockstep.spark.report import local_session
 session = local_session("no java", cores=1)
 print("sum", session.range(1000).selectExpr("sum(id)").first()[0])
 session.stop()

@@ -15,14 +15,17 @@ from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, IsNotNull
 
 from lockstep.placement.strategies import NETWORK_TOPOLOGY, Owner, compute
 from lockstep.schema.model import Replication
-from lockstep.spark.partitions import (
+from lockstep.spark.ring import (
     TASKS_PER_HOST,
+    Host,
+    Ring,
+    TableColumn,
+    TableShape,
     key_partitions,
     keys_of_filters,
     range_partitions,
     split_range,
 )
-from lockstep.spark.ring import Host, Ring, TableColumn, TableShape
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import FULL_RING, TOKEN_MAX, TOKEN_MIN, Range
 

@@ -19,8 +19,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 from lockstep.local.clusters import LocalCluster
 from lockstep.spark.cql_client import CqlConnection, Endpoint, pool_of
 from lockstep.spark.options import parse_options
-from lockstep.spark.partitions import RangePartition
-from lockstep.spark.ring import ask_any
+from lockstep.spark.ring import RangePartition, ask_any
 from lockstep.spark.scan import Hosts, StatementReader
 from lockstep.spark.source import FilteringReader, LockstepSource
 from lockstep.values.errors import ConfigurationError, PeerUnreachable

@@ -11,8 +11,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from lockstep.local.clusters import LocalCluster
-from lockstep.spark.chart import SAMPLE_COLUMNS, Second, Span, draw, per_second, read_samples
-from lockstep.spark.report import summarise
+from lockstep.spark.report import SAMPLE_COLUMNS, Second, Span, draw, per_second, read_samples, summarise
 from lockstep.values.errors import ConfigurationError
 
 from .conftest import EVENT_ROWS

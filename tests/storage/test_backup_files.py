@@ -12,9 +12,15 @@ from hypothesis import strategies as st
 
 from lockstep.schema.model import Column, ColumnKind, Keyspace, Replication, Table, UserType
 from lockstep.storage import backup_manifest as manifests
-from lockstep.storage.backup_files import BackupWriter, CheckedFile, RestoredFragments
-from lockstep.storage.backup_manifest import BackedFile, Manifest, Statement
-from lockstep.storage.backup_mapping import TableMapping
+from lockstep.storage.backup_manifest import (
+    BackedFile,
+    BackupWriter,
+    CheckedFile,
+    Manifest,
+    RestoredFragments,
+    Statement,
+    TableMapping,
+)
 from lockstep.storage.rows import keys
 from lockstep.storage.rows.fragments import decode_row, encode_header, encode_row
 from lockstep.storage.sorted_file import FileSummary

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from lockstep.storage.rocks.rocks import RocksStore, open_rocks_store
-from lockstep.storage.rocks.rocks_checker import TableChecker
+from lockstep.storage.rocks.rocks_building import TableChecker
 from lockstep.values.codec import decoder, encode
 from lockstep.values.errors import StorageError
-from lockstep.values.storage_limits import SCRUB_FILE_TIMEOUT_MS
+from lockstep.values.node_limits import SCRUB_FILE_TIMEOUT_MS
 
 from .support import LoopTasks
 

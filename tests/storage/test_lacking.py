@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.storage.lacking import (
+from lockstep.storage.rows import keys
+from lockstep.storage.rows.keys import with_ballots
+from lockstep.storage.store import Family
+from lockstep.storage.store_position import (
     FIRST_KEY,
     LAST_KEY,
     Lack,
@@ -13,9 +16,6 @@ from lockstep.storage.lacking import (
     lacks_in,
     tokens_between,
 )
-from lockstep.storage.rows import keys
-from lockstep.storage.rows.paxos_table import with_ballots
-from lockstep.storage.store import Family
 from lockstep.values.tokens import FULL_RING, TOKEN_MAX, TOKEN_MIN, Range
 
 TABLE = 7

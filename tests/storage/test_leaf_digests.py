@@ -12,9 +12,9 @@ import pytest
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.reading import WholeFold
 from lockstep.storage.rows import leaf_digests
+from lockstep.values.hash_tree import LEAF_BYTES
 from lockstep.values.ids import MUTATION_ID_BYTES
 from lockstep.values.limits import BACKGROUND_FRAGMENTS_PER_TURN
-from lockstep.values.merkle import LEAF_BYTES
 from lockstep.values.rows import Cell, Deletion, Liveness, Mutation, RangeDeletion, Row
 from lockstep.values.tokens import FULL_RING, TOKEN_MAX, TOKEN_MIN, Range
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.storage.rows.purgeable import deletion_left, partition_left, ranges_left, row_left
+from lockstep.storage.rows.visible import deletion_left, partition_left, ranges_left, row_left
 from lockstep.values.rows import (
     MARKER_COLUMN,
     Cell,

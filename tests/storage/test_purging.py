@@ -14,9 +14,8 @@ from lockstep.storage import purging
 from lockstep.storage.cooperative_yield import CooperativeYield
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.purging import Purge
-from lockstep.storage.rows.purgeable import partition_left, row_left
 from lockstep.storage.rows.reconcile import is_empty
-from lockstep.storage.rows.visible import live_view
+from lockstep.storage.rows.visible import live_view, partition_left, row_left
 from lockstep.values.ids import mutation_id
 from lockstep.values.limits import BACKGROUND_FRAGMENTS_PER_TURN
 from lockstep.values.rows import Cell, Deletion, Liveness, Mutation, Partition, RangeDeletion, Row

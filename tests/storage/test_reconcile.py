@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 
 from lockstep.storage.rows import reconcile
-from lockstep.storage.rows.deletions import normal_ranges
 from lockstep.storage.rows.difference import difference, repair_mutation
-from lockstep.storage.rows.reconcile import merge_partitions
+from lockstep.storage.rows.reconcile import merge_partitions, normal_ranges
 from lockstep.storage.rows.visible import live_view
 from lockstep.values.ids import mutation_id
 from lockstep.values.rows import (

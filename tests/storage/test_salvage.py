@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.storage.rocks.rocks import open_rocks_store
-from lockstep.storage.rocks.rocks_salvage import Salvage
+from lockstep.storage.rocks.rocks_errors import Salvage
 from lockstep.values.errors import CorruptFile
 
 from .support import LoopTasks

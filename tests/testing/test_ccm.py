@@ -13,7 +13,7 @@ import pytest
 
 from lockstep.local import processes
 from lockstep.node import toml_text
-from lockstep.testing import addresses, ccm, ccm_log, ccm_node, ccm_nodetool
+from lockstep.testing import ccm, ccm_log, ccm_node, ccm_nodetool, clusters
 from lockstep.testing.ccm_node import data_centre, translated, yaml_settings
 from lockstep.testing.session import Session
 from lockstep.values.errors import ConfigurationError
@@ -53,7 +53,7 @@ class Ccm:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ccm]:
-    block = addresses.claim(PORTS)
+    block = clusters.claim(PORTS)
     made = Ccm(tmp_path_factory.mktemp("ccm"), block.prefix)
     made("create", "try", f"--install-dir={made.install}", "-n", "3", "-i", f"{block.prefix}.")
     yield made

@@ -14,7 +14,7 @@ import pytest
 
 from lockstep.local import processes
 from lockstep.local.processes import State
-from lockstep.testing import Cluster, CqlError, addresses
+from lockstep.testing import Cluster, CqlError, clusters
 from lockstep.testing.session import Session
 from lockstep.values.errors import ConfigurationError, LockstepError, PeerUnreachable, PreconditionError
 
@@ -144,17 +144,17 @@ def test_a_cluster_that_asks_for_passwords() -> None:
 
 
 def test_two_clusters_never_share_an_address() -> None:
-    one, other = addresses.claim((9042,)), addresses.claim((9042,))
+    one, other = clusters.claim((9042,)), clusters.claim((9042,))
     assert one.first_address != other.first_address
     other.release()
-    again = addresses.claim((9042,))
+    again = clusters.claim((9042,))
     assert again.first_address == other.first_address
     one.release()
     again.release()
 
 
 def test_a_session_says_who_does_not_answer() -> None:
-    block = addresses.claim((9042,))
+    block = clusters.claim((9042,))
     with pytest.raises(PeerUnreachable, match=block.first_address):
         Session(block.first_address, 9042)
     block.release()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lockstep.schema.types import parse_type
-from lockstep.testing.plain_values import deserialized, serialized
+from lockstep.testing.conversation import deserialized, serialized
 from lockstep.values.errors import InvalidRequest
 
 SAMPLES: list[tuple[str, Any]] = [

@@ -13,8 +13,7 @@ from lockstep.values.errors import (
     WriteFailure,
     WriteTimeout,
 )
-from lockstep.values.failures import TIMEOUT, TOO_MANY_TOMBSTONES
-from lockstep.values.ids import Consistency
+from lockstep.values.ids import TIMEOUT, TOO_MANY_TOMBSTONES, Consistency
 
 QUORUM, SERIAL = Consistency.QUORUM, Consistency.SERIAL
 

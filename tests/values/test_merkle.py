@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.values.merkle import LEAF_BYTES, MerkleTree, differing, joined_numbers, split_evenly
+from lockstep.values.hash_tree import LEAF_BYTES, MerkleTree, differing, joined_numbers, split_evenly
 from lockstep.values.tokens import FULL_RING, Range
 
 

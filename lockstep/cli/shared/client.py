@@ -19,7 +19,7 @@ from lockstep.documents import read
 from lockstep.documents.service import Digest, DumpPiece, LoggedEntries, Proof
 from lockstep.documents.status import ListedNode, Nodes
 from lockstep.local.admin_client import AdminClient
-from lockstep.local.credential_search import found_for
+from lockstep.local.clusters import found_for
 from lockstep.local.credentials import Credential, of_role, of_token_file
 from lockstep.node.configuration import split_address
 from lockstep.values.errors import ConfigurationError, LockstepError

@@ -9,8 +9,8 @@ from lockstep.node.configuration import parse
 from lockstep.node.recovering import DAMAGED_DIRECTORY, Recoverable, recover_store, survey
 from lockstep.runtime.ports import Runtime
 from lockstep.runtime.real import claim, real_runtime, run
-from lockstep.storage.lacking import Lack
 from lockstep.storage.store import STORE_DIRECTORY, Store
+from lockstep.storage.store_position import Lack
 
 
 def recover_stopped(
@@ -43,7 +43,7 @@ async def _recover(
     found = survey(runtime)
     lacks: tuple[Lack, ...] = ()
     if not dry_run:
-        from lockstep.storage.rocks.rocks_salvage import Salvage
+        from lockstep.storage.rocks.rocks_errors import Salvage
 
         old = Salvage(os.path.join(directory, DAMAGED_DIRECTORY)) if keep_readable else None
         lacks = await recover_store(runtime, found, open_store, accept_data_loss=accept_data_loss, old=old)

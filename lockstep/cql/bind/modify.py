@@ -12,10 +12,9 @@ from collections.abc import Sequence
 import msgspec
 
 from lockstep.cql.bind.keys import check_clustering, routing_key
-from lockstep.cql.bind.merging import merged_mutations
-from lockstep.cql.bind.operations import RowWriter
+from lockstep.cql.bind.operations import RowWriter, merged_mutations
 from lockstep.cql.compile.context import Context, ListIds, Lists
-from lockstep.cql.compile.index_values import check_indexed
+from lockstep.cql.compile.index_uses import check_indexed
 from lockstep.cql.compile.modification import BatchPlan, BoundSteps, KeyStep, ModificationPlan
 from lockstep.cql.compile.prepared import Prepared
 from lockstep.cql.compile.ranges import clusterings, partition_keys, slices

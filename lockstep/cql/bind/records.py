@@ -1,6 +1,9 @@
-"""Partitions as read to records: keys decoded, static columns joined, collections assembled.
+"""Partitions as read to records (keys decoded, static columns joined, collections assembled), and GROUP BY:
+records folded into groups.
 
-Invariant: a record has one entry a slot of the selection; a column without a live cell is None.
+Invariant: a record has one entry a slot of the selection; a column without a live cell is None. The rows of a
+group are neighbours in the order of the answer, so that one group is open at a time; a group never spans
+partitions, except that of a SELECT without GROUP BY.
 """
 
 from __future__ import annotations
@@ -8,11 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from lockstep.cql.compile.catalog import TableShape
-from lockstep.cql.compile.selection import Record, Selection
+from lockstep.cql.compile.restrictions import Restrictions
+from lockstep.cql.compile.selection import Moment, Record, Selection
+from lockstep.cql.parse import tree
 from lockstep.schema.clustering import decode
-from lockstep.schema.model import ColumnKind
+from lockstep.schema.model import Column, ColumnKind
 from lockstep.schema.types import CollectionType, CqlType, UserDefinedType
+from lockstep.values.errors import InvalidRequest
 from lockstep.values.limits import COUNTER_BOUND
 from lockstep.values.rows import Cell, Partition, Row
 
@@ -128,3 +136,109 @@ def counter_sum(shards: Iterable[bytes]) -> bytes:
 def _path(cell: Cell) -> bytes:
     assert cell.path is not None
     return cell.path
+
+
+ResultRow = tuple[bytes | None, ...]
+
+
+def check_grouping(
+    statement: tree.Select, shape: TableShape, restrictions: Restrictions
+) -> tuple[tree.Term, ...]:
+    """The terms that tell groups of one partition apart; InvalidRequest when they do not follow the key."""
+    table = shape.table
+    fixed = {choice.names[0] for choice in restrictions.partition if not choice.is_in}
+    fixed |= {name for choice in restrictions.clustering if not choice.is_in for name in choice.names}
+    keys = (*table.partition_key, *table.clustering)
+    found: list[tree.Term] = []
+    at = 0
+    for position, term in enumerate(statement.group_by):
+        column = _grouped_column(term, shape)
+        if column.kind not in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
+            raise InvalidRequest(
+                f"Group by is currently only supported on the columns of the PRIMARY KEY, got {column.name}"
+            )
+        while at < len(keys) and keys[at].name != column.name and keys[at].name in fixed:
+            at += 1
+        if at >= len(keys) or keys[at].name != column.name:
+            raise InvalidRequest(
+                "Group by currently only support groups of columns following their declared order "
+                "in the PRIMARY KEY"
+            )
+        at += 1
+        if isinstance(term, tree.Call):
+            if position != len(statement.group_by) - 1 or column.kind is not ColumnKind.CLUSTERING:
+                raise InvalidRequest(
+                    "Functions are only supported on the last column of GROUP BY, a clustering column"
+                )
+            found.append(term)
+        elif column.kind is ColumnKind.CLUSTERING:
+            found.append(term)
+    rest = [column.name for column in table.partition_key[at:] if column.name not in fixed]
+    if rest:
+        raise InvalidRequest("Group by is not supported on only a part of the partition key")
+    if statement.distinct and found:
+        raise InvalidRequest("Grouping on clustering columns is not allowed for SELECT DISTINCT queries")
+    return tuple(found)
+
+
+def _grouped_column(term: tree.Term, shape: TableShape) -> Column:
+    if isinstance(term, tree.ColumnName):
+        return shape.column(term.name)
+    assert isinstance(term, tree.Call)
+    named = [argument for argument in term.arguments if isinstance(argument, tree.ColumnName)]
+    if len(named) != 1:
+        raise InvalidRequest("Group by functions must have one column among their arguments")
+    return shape.column(named[0].name)
+
+
+class Groups:
+    """Folds records into groups; `by_key`: groups end with their partition (there is a GROUP BY)."""
+
+    def __init__(self, selection: Selection, moment: Moment, *, by_key: bool) -> None:
+        self._selection = selection
+        self._moment = moment
+        self._by_key = by_key
+        self._mark: tuple[Any, ...] | None = None
+        self._first: Record | None = None
+        self._clustering = b""
+        self._states: list[Any] = []
+
+    def begins(self, key: bytes, record: Record) -> bool:
+        """Whether the record belongs to another group than the open one."""
+        return self._mark is None or self._mark != self._mark_of(key, record)
+
+    @property
+    def is_open(self) -> bool:
+        return self._mark is not None
+
+    def _mark_of(self, key: bytes, record: Record) -> tuple[Any, ...]:
+        if not self._by_key:
+            return ()
+        return (key, *(evaluate(record, self._moment) for evaluate in self._selection.grouping))
+
+    def add(self, key: bytes, clustering: bytes, record: Record) -> None:
+        """Fold a record into the open group, or open one with it."""
+        if self._mark is None:
+            self._mark = self._mark_of(key, record)
+            self._first, self._clustering = record, clustering
+            self._states = [folding.aggregate.start for folding in self._selection.foldings]
+        for index, folding in enumerate(self._selection.foldings):
+            data = folding.evaluate(record, self._moment)
+            if data is not None:
+                self._states[index] = folding.aggregate.step(self._states[index], data)
+
+    def close(self) -> tuple[bytes, ResultRow]:
+        """End the open group: its first clustering and its result row. Without a group: that of no rows."""
+        selection = self._selection
+        if self._mark is None:
+            self._states = [folding.aggregate.start for folding in selection.foldings]
+        pairs = zip(selection.foldings, self._states, strict=True)
+        folded = tuple(folding.aggregate.finish(state) for folding, state in pairs)
+        moment = msgspec.structs.replace(self._moment, folded=folded)
+        record = self._first
+        if record is None:
+            record = [None] * (len(selection.columns) + len(selection.cells))
+        row = tuple([output.evaluate(record, moment) for output in selection.outputs])
+        clustering = self._clustering
+        self._mark, self._first, self._states, self._clustering = None, None, [], b""
+        return clustering, row

@@ -12,21 +12,14 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from lockstep.cql.bind import paging
-from lockstep.cql.bind.grouping import Groups, ResultRow
-from lockstep.cql.bind.keys import split_key
-from lockstep.cql.bind.records import RecordReader
+from lockstep.cql.bind.keys import PagePosition, encode, split_key
+from lockstep.cql.bind.records import Groups, RecordReader, ResultRow
 from lockstep.cql.compile.select import POINT, SelectPlan
 from lockstep.cql.compile.selection import Record
 from lockstep.schema.clustering import decode, encode_prefix
 from lockstep.values.errors import InvalidRequest, ServerFault
 from lockstep.values.limits import PAGE_ROWS_DEFAULT, PARTITION_READS_AT_ONCE_MAX
-from lockstep.values.request_limits import (
-    PAGE_BYTES_MAX,
-    ROWS_A_TURN,
-    UNPAGED_BYTES_MAX,
-    UNPAGED_ROWS_MAX,
-)
+from lockstep.values.node_limits import PAGE_BYTES_MAX, ROWS_A_TURN, UNPAGED_BYTES_MAX, UNPAGED_ROWS_MAX
 from lockstep.values.rows import Partition, Position, ReadCommand, ReadResult
 from lockstep.values.tokens import token_of
 
@@ -317,10 +310,10 @@ class PageBuilder:
             return None
         if self._remaining == 0 or not (self._groups_full or self._rest_exists()):
             return None
-        state = paging.PagePosition(
+        state = PagePosition(
             self._plan.select.shape.table.uuid, self._cursor, self._remaining, self._partition_rows
         )
-        return paging.encode(state)
+        return encode(state)
 
     def _rest_exists(self) -> bool:
         """False when the cursor is provably at the end: the last key's last possible row."""

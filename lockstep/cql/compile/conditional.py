@@ -11,14 +11,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lockstep.cql.bind.if_checks import bound
 from lockstep.cql.bind.keys import split_key
 from lockstep.cql.bind.modify import plan_batch, plan_modification
 from lockstep.cql.bind.records import RecordReader
-from lockstep.cql.compile import list_reads
+from lockstep.cql.compile import modification
 from lockstep.cql.compile.catalog import TableShape
 from lockstep.cql.compile.context import Context, Lists
-from lockstep.cql.compile.if_clause import Condition, Conditions
+from lockstep.cql.compile.if_clause import Condition, Conditions, bound
 from lockstep.cql.compile.modification import BatchPlan, ModificationPlan
 from lockstep.cql.compile.prepared import Prepared, Scope
 from lockstep.cql.compile.ranges import clusterings, partition_keys, settled
@@ -47,7 +46,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 def is_conditional(prepared: Prepared) -> bool:
     """Whether a statement has conditions, or a batch has one that does."""
-    return any(plan.conditions is not None for plan in list_reads.plans_of(prepared))
+    return any(plan.conditions is not None for plan in modification.plans_of(prepared))
 
 
 class _Asked:
@@ -102,7 +101,7 @@ class ConditionalRequest:
         for prepared, values in self._entries:
             if isinstance(prepared.plan, BatchPlan) and prepared.plan.timestamp is not None:
                 raise InvalidRequest("Cannot provide custom timestamp for conditional BATCH")
-            parts += [(plan, values) for plan in list_reads.plans_of(prepared)]
+            parts += [(plan, values) for plan in modification.plans_of(prepared)]
         self._parts = parts
         self.shape = _one_table([plan for plan, _ in parts])
         if self._is_batch and any(plan.timestamp is not None for plan, _ in parts):
@@ -161,7 +160,9 @@ class ConditionalRequest:
     def _command(self) -> ReadCommand:
         entries = [(plan, values) for plan, values in self._parts if plan.reads_lists]
         lists = [
-            command for plan, values in entries for command in list_reads.of_plan(plan, values, self._context)
+            command
+            for plan, values in entries
+            for command in modification.of_plan(plan, values, self._context)
         ]
         asked = dict.fromkeys([*self._rows, *(part.start for command in lists for part in command.slices)])
         slices = tuple(Slice(start, start + b"\x00") for start in sorted(asked))
@@ -213,7 +214,7 @@ class ConditionalRequest:
         )
         if not met:
             return self._refusal(self._known(found))
-        mutations = self.mutations(context, list_reads.lists([self.command], [result]))
+        mutations = self.mutations(context, modification.lists([self.command], [result]))
         assert len(mutations) <= 1, "a conditional request is about one partition"
         return Verdict(mutations[0] if mutations else None, self._specs(()), [(_YES,)])
 

@@ -13,8 +13,7 @@ import msgspec
 from lockstep.cql.bind import evaluation
 from lockstep.cql.bind.evaluation import Evaluate, Moment, Record
 from lockstep.cql.compile.catalog import TableShape
-from lockstep.cql.compile.literals import natural_type
-from lockstep.cql.compile.naming import counts_rows, shown
+from lockstep.cql.compile.literals import counts_rows, natural_type, shown
 from lockstep.cql.compile.prepared import Scope
 from lockstep.cql.compile.terms import (
     assignable_type,

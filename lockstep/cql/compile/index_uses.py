@@ -1,29 +1,58 @@
-"""Which secondary indexes answer a WHERE clause, and which values of the chosen one are wanted.
+"""Which secondary indexes answer a WHERE clause, which values of the chosen one are wanted, and how large one
+may be.
 
-Invariants. An index only chooses the rows that are looked at: what it is asked for contains all rows that
+Invariant: An index only chooses the rows that are looked at: what it is asked for contains all rows that
 fulfil the clause, and the clause is checked on each of them. A clause that is accepted without ALLOW
-FILTERING is one that indexes answer alone: one of the plain kind, or any number of those that find ranges.
+FILTERING is one that indexes answer alone: one of the plain kind, or any number of those that find ranges. A
+value that an index would hold is refused before anything is written when it is too large for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
 from lockstep.cql.compile.context import Context
-from lockstep.cql.compile.filters import supported
-from lockstep.cql.compile.index_values import INDEXED_BYTES_MAX
+from lockstep.cql.compile.ranges import supported
 from lockstep.cql.compile.restrictions import RANGE_OPERATORS, Clause, Filter, IndexUse, Restrictions
 from lockstep.cql.compile.terms import Values
 from lockstep.cql.parse import tree
 from lockstep.schema.clustering import after_prefix
-from lockstep.schema.index_changes import ENTRIES, FULL, KEYS, VALUES, finds_ranges
-from lockstep.schema.model import Column, ColumnKind
+from lockstep.schema.model import Column, ColumnKind, Table
 from lockstep.schema.objects import Index
+from lockstep.schema.type_changes import ENTRIES, FULL, KEYS, VALUES, finds_ranges
 from lockstep.schema.types import CqlType
 from lockstep.values.errors import InvalidRequest
-from lockstep.values.rows import IndexRead
+from lockstep.values.rows import Cell, IndexRead
+
+#: As of a key, which it is part of in Cassandra.
+INDEXED_BYTES_MAX: Final = 65_535
+
+
+def check_indexed(table: Table, cells: Sequence[Cell]) -> None:
+    """InvalidRequest for a value that is too large for an index of the table."""
+    for index in table.indexes:
+        for cell in cells:
+            if cell.column == index.column and cell.value is not None:
+                size = _size(table, index, cell)
+                if size > INDEXED_BYTES_MAX:
+                    raise InvalidRequest(
+                        f"Cannot index value of size {size} for index {index.name} on {table.keyspace}."
+                        f"{table.name}({table.by_id[index.column].name}) (maximum allowed "
+                        f"size={INDEXED_BYTES_MAX})"
+                    )
+
+
+def _size(table: Table, index: Index, cell: Cell) -> int:
+    value, path = len(cell.value or b""), len(cell.path or b"")
+    if index.target == ENTRIES:
+        return value + path
+    if index.target == KEYS or table.by_id[index.column].type.startswith("set<"):
+        return path
+    return value
+
 
 #: Types whose values an index of the range kind finds by equality only.
 _NO_RANGES = frozenset(("text", "ascii", "varchar", "boolean"))

@@ -1,16 +1,22 @@
-"""INSERT, UPDATE and DELETE compiled against a table.
+"""INSERT, UPDATE and DELETE compiled against a table, which may count, and the lists that must be read before
+they can be changed: by an index, or by the values of elements; and INSERT JSON, one text for every column.
 
-Owns: ModificationPlan and how statements become one. Invariant: a plan holds everything that does not
-depend on bound values, so that executing it walks no tree and looks up no name.
+Owns: ModificationPlan and how statements become one.
+
+Invariant: a plan holds everything that does not depend on bound values, so that executing it walks no tree
+and looks up no name. A request changes counters or other columns, never both: the one is added to what is
+there and can not be repeated, the other replaces it. `commands` asks for exactly the rows that the statements
+change, `lists` keeps their live elements. A decoded row has one value a column of the table, in the table's
+order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from lockstep.cql.bind.json_row import Given, JsonRow
+from lockstep.cql.bind.json_values import parse_json, serialized, unquoted_name
 from lockstep.cql.bind.operations import (
     AddToCounter,
     Operation,
@@ -21,22 +27,106 @@ from lockstep.cql.bind.operations import (
     set_operation,
 )
 from lockstep.cql.compile.catalog import TableShape
-from lockstep.cql.compile.counters import check_batch, check_statement
-from lockstep.cql.compile.if_clause import (
-    Conditions,
-    asks_rows,
-    check_deletion,
-    check_in,
-    compile_conditions,
-)
-from lockstep.cql.compile.prepared import Scope
+from lockstep.cql.compile.context import Context, ListPlace, Lists
+from lockstep.cql.compile.if_clause import Conditions, asks_rows, check_deletion, check_in, compile_conditions
+from lockstep.cql.compile.prepared import Prepared, Scope
+from lockstep.cql.compile.ranges import clusterings, partition_keys
 from lockstep.cql.compile.restrictions import Choice, Restrictions, Rule
-from lockstep.cql.compile.terms import Constant, Marker, TermPlan, compile_term
+from lockstep.cql.compile.terms import Constant, Marker, TermPlan, Values, compile_term
 from lockstep.cql.compile.where import analyse
 from lockstep.cql.parse import tree
-from lockstep.schema.model import ColumnKind
-from lockstep.schema.types import parse_type
+from lockstep.cql.wire.messages import UNSET, Value
+from lockstep.schema.model import ColumnKind, Table
+from lockstep.schema.types import CqlType, parse_type
 from lockstep.values.errors import InvalidRequest, SyntaxError_
+from lockstep.values.limits import IN_COMBINATIONS_MAX
+from lockstep.values.rows import Cell, ReadCommand, ReadResult, Row, Slice
+from lockstep.values.tokens import token_of
+
+
+class Given(TermPlan):
+    """A value at an index of what a JsonRow gave: valid as it is."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def get(self, values: Values, context: Context) -> Value:
+        return values[self.index]
+
+
+class JsonRow(msgspec.Struct, frozen=True):
+    """`columns`: (name, type) in order. `unset`: columns that the text does not name are left alone."""
+
+    source: TermPlan
+    columns: tuple[tuple[str, CqlType], ...]
+    unset: bool
+
+    def values(self, values: Values, context: Context) -> Values:
+        """The values of the bind variables, and behind them those of the columns."""
+        data = self.source.get(values, context)
+        if data is UNSET:
+            raise InvalidRequest("Invalid unset value for INSERT JSON values")
+        return [*values, *self.decoded(data)]
+
+    def decoded(self, data: Value) -> list[Value]:
+        """One value a column; InvalidRequest when the text is no object or does not fit the table."""
+        if not isinstance(data, bytes):
+            raise InvalidRequest("Got null for INSERT JSON values")
+        text = data.decode()
+        try:
+            found = parse_json(text)
+        except InvalidRequest as error:
+            raise InvalidRequest(
+                f"Could not decode JSON string as a map: {error.message}. (String was: {text})"
+            ) from None
+        if found is None:
+            raise InvalidRequest("Got null for INSERT JSON values")
+        if not isinstance(found, dict):
+            raise InvalidRequest(f"Could not decode JSON string as a map. (String was: {text})")
+        given = {unquoted_name(name): value for name, value in found.items()}
+        row: list[Value] = []
+        for name, kind in self.columns:
+            if name in given:
+                row.append(_column(name, kind, given.pop(name)))
+            else:
+                row.append(UNSET if self.unset else None)
+        if given:
+            raise InvalidRequest(f"JSON values map contains unrecognized column: {next(iter(given))}")
+        return row
+
+
+def _column(name: str, kind: CqlType, value: object) -> bytes | None:
+    try:
+        return serialized(kind, value)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"Error decoding JSON value for {name}: {error.message}") from None
+
+
+def check_batch(kind: str, tables: Sequence[Table], *, has_timestamp: bool = False) -> None:
+    """`kind`: LOGGED, UNLOGGED, COUNTER; the table of each statement. InvalidRequest for what may not be in
+    one batch."""
+    counting = [table.is_counter for table in tables]
+    if has_timestamp and any(counting):
+        raise InvalidRequest("Cannot provide custom timestamp for a BATCH containing counters")
+    if kind == "COUNTER" and not all(counting):
+        raise InvalidRequest("Cannot include non-counter statement in a counter batch")
+    if any(counting) and not all(counting):
+        raise InvalidRequest("Counter and non-counter mutations cannot exist in the same batch")
+    if kind == "LOGGED" and any(counting):
+        raise InvalidRequest("Cannot include a counter statement in a logged batch")
+
+
+def check_statement(statement: tree.Modification) -> None:
+    """What no statement about a table of counters may say. InvalidRequest."""
+    if isinstance(statement, tree.Insert):
+        raise InvalidRequest("INSERT statements are not allowed on counter tables, use UPDATE instead")
+    if statement.using.timestamp is not None:
+        raise InvalidRequest("Cannot provide custom timestamp for counter updates")
+    if statement.using.ttl is not None:
+        raise InvalidRequest("Cannot provide custom TTL for counter updates")
+    if statement.conditions is not None:
+        raise InvalidRequest("Conditional updates are not supported on counter tables")
+
 
 #: (bind index, validate, column name)
 KeyStep = tuple[int, Callable[[bytes], None], str]
@@ -336,3 +426,80 @@ def compile_batch(batch: tree.Batch, shapes: Sequence[TableShape], scope: Scope)
         scope.enter(shape)
         parts.append(compile_modification(statement, shape, scope))
     return BatchPlan(batch.kind, tuple(parts), timestamp)
+
+
+def reads_lists(prepared: Prepared) -> bool:
+    """Whether a modification or batch needs lists that are there."""
+    return any(plan.reads_lists for plan in plans_of(prepared))
+
+
+def plans_of(prepared: Prepared) -> Sequence[ModificationPlan]:
+    """The statement's plan, or those of a batch."""
+    if isinstance(prepared.plan, BatchPlan):
+        return prepared.plan.parts
+    return (prepared.plan,) if isinstance(prepared.plan, ModificationPlan) else ()
+
+
+def commands(entries: Sequence[tuple[Prepared, Values]], context: Context) -> list[ReadCommand]:
+    """The reads that the statements need, one a partition and statement; InvalidRequest for unfit values."""
+    found: list[ReadCommand] = []
+    for prepared, values in entries:
+        prepared.check_values(list(values))
+        for plan in plans_of(prepared):
+            if plan.reads_lists:
+                found.extend(of_plan(plan, values, context))
+    return found
+
+
+def of_plan(plan: ModificationPlan, values: Values, context: Context) -> Iterator[ReadCommand]:
+    """The reads that one statement needs, one a partition."""
+    shape = plan.shape
+    slices: tuple[Slice, ...] = ()
+    if any(operation.reads_list for operation in plan.operations):
+        parts = clusterings(shape, plan.restrictions, values, context)
+        slices = tuple(Slice(part, part + b"\x00") for part in parts)
+    if not slices:
+        # No row lies in front of every clustering: only the static row is asked.
+        slices = (Slice(b"", b"\x00"),)
+    reads_static = any(operation.reads_list for operation in plan.static_operations)
+    for key in partition_keys(plan.restrictions, values, context):
+        token = token_of(key)
+        yield ReadCommand(
+            shape.table.id,
+            token - 1,
+            token,
+            key,
+            slices,
+            (),
+            reads_static,
+            False,
+            IN_COMBINATIONS_MAX,
+            0,
+            context.now_s,
+            None,
+            shape.table.gone,
+            dead=shape.table.dead,
+        )
+
+
+def lists(asked: Sequence[ReadCommand], results: Sequence[ReadResult]) -> Lists:
+    """Live cells with a path of the rows read, by place, sorted by path."""
+    found: dict[ListPlace, Sequence[Cell]] = {}
+    for command, result in zip(asked, results, strict=True):
+        for partition in result.partitions:
+            rows: list[tuple[bytes, Row]] = []
+            if partition.static is not None:
+                rows.append((b"", partition.static))
+            rows += [(row.clustering, row) for row in partition.rows]
+            for clustering, row in rows:
+                # Several statements may have asked for one row: one answer counts.
+                found.update(_of_row(row, (command.table_id, partition.key, clustering)))
+    return found
+
+
+def _of_row(row: Row, place: tuple[int, bytes, bytes]) -> Lists:
+    cells: dict[ListPlace, list[Cell]] = {}
+    for cell in row.cells:
+        if cell.path is not None and cell.value is not None:
+            cells.setdefault((*place, cell.column), []).append(cell)
+    return {at: sorted(members, key=lambda cell: cell.path or b"") for at, members in cells.items()}

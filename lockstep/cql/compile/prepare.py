@@ -14,7 +14,7 @@ from lockstep.cql.compile.select import compile_select
 from lockstep.cql.ddl.view_statements import check_where
 from lockstep.cql.parse import tree
 from lockstep.cql.parse.parser import Parsed, parse
-from lockstep.cql.parse.tree_roles import RoleStatement
+from lockstep.cql.parse.tree import RoleStatement
 from lockstep.values.errors import InvalidRequest
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from lockstep.cql.compile.catalog import TableShape
-from lockstep.cql.compile.naming import shown
+from lockstep.cql.compile.literals import shown
 from lockstep.cql.compile.prepared import Scope
 from lockstep.cql.compile.terms import TermPlan
 from lockstep.cql.parse import tree

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import msgspec
 
-from lockstep.cql.bind.grouping import check_grouping
-from lockstep.cql.bind.paging import PagePosition
+from lockstep.cql.bind.keys import PagePosition
+from lockstep.cql.bind.records import check_grouping
 from lockstep.cql.compile.catalog import TableShape
 from lockstep.cql.compile.context import Context
-from lockstep.cql.compile.filters import Check, bound_filters
 from lockstep.cql.compile.index_uses import index_read
 from lockstep.cql.compile.prepared import Prepared, Scope
-from lockstep.cql.compile.ranges import partition_keys, slices, token_range
+from lockstep.cql.compile.ranges import Check, bound_filters, partition_keys, slices, token_range
 from lockstep.cql.compile.restrictions import Restrictions, Rule
 from lockstep.cql.compile.selection import Moment, Selection, as_json, compile_selection
 from lockstep.cql.compile.terms import TermPlan, Values, compile_term

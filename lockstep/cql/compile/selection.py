@@ -15,7 +15,7 @@ from lockstep.cql.bind.evaluation import Evaluate, Moment, Record, take
 from lockstep.cql.bind.json_text import row_text
 from lockstep.cql.compile.catalog import TableShape
 from lockstep.cql.compile.expressions import CellSlot, Expressions, Folding
-from lockstep.cql.compile.naming import shown
+from lockstep.cql.compile.literals import shown
 from lockstep.cql.compile.prepared import ColumnSpec, Scope
 from lockstep.cql.functions.user_functions import qualified
 from lockstep.cql.parse import tree

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 
 from lockstep.cql.bind.keys import derived_key
 from lockstep.cql.compile.context import Context
-from lockstep.cql.compile.literals import FITTING, literal_bytes, natural_type
-from lockstep.cql.compile.naming import shown
+from lockstep.cql.compile.literals import FITTING, literal_bytes, natural_type, shown
 from lockstep.cql.compile.prepared import Scope
 from lockstep.cql.functions.arithmetic import TIMES, negation, operand_types, operation
 from lockstep.cql.functions.casts import cast_function

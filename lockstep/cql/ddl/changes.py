@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from lockstep.cql.compile.context import Context
 from lockstep.cql.compile.prepared import Prepared
 from lockstep.cql.ddl.function_ddl import FunctionStatement, function_change
-from lockstep.cql.ddl.index_statements import index_change
-from lockstep.cql.ddl.view_statements import ViewStatement, view_change
+from lockstep.cql.ddl.view_statements import ViewStatement, index_change, view_change
 from lockstep.cql.functions.native import random_uuid
 from lockstep.cql.parse import tree
 from lockstep.schema.changes import (
@@ -34,7 +33,7 @@ from lockstep.schema.type_changes import AddTypeField, CreateType, DropType, Ren
 from lockstep.schema.types import parse_uuid, uuid_text
 from lockstep.schema.view_changes import ViewChange
 from lockstep.values.errors import ConfigurationInvalid, InvalidRequest, SyntaxError_
-from lockstep.values.request_limits import TABLE_COLUMNS_MAX, USER_TYPE_FIELDS_MAX
+from lockstep.values.node_limits import TABLE_COLUMNS_MAX, USER_TYPE_FIELDS_MAX
 
 
 def schema_change(prepared: Prepared, context: Context) -> SchemaChange:

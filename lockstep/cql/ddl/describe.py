@@ -15,8 +15,7 @@ import msgspec
 
 from lockstep.cql.compile.catalog import Catalog, cql_name
 from lockstep.cql.compile.prepared import ColumnSpec, Prepared
-from lockstep.cql.ddl.index_statements import index_statement
-from lockstep.cql.ddl.view_statements import view_statement
+from lockstep.cql.ddl.view_statements import index_statement, view_statement
 from lockstep.cql.parse import tree
 from lockstep.schema.changes import SYSTEM_KEYSPACES
 from lockstep.schema.model import Column, ColumnKind, Keyspace, Replication, Table, UserType

@@ -1,7 +1,8 @@
-"""Statements about materialized views to schema changes, and views to the statements that make them.
+"""Statements about materialized views and secondary indexes to schema changes, and back to the statements
+that make them.
 
 Invariant: as in `ddl`; the text of a WHERE clause that is kept reads back as the same clause, whatever it was
-written like.
+written like. As in `ddl`: the change holds all that applying it needs; making it looks at no schema.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from collections.abc import Sequence
 from typing import Final
 
 from lockstep.cql.compile.catalog import Catalog, cql_name
-from lockstep.cql.compile.naming import shown
+from lockstep.cql.compile.literals import shown
 from lockstep.cql.ddl.view_filter import compile_filter, parsed_where
 from lockstep.cql.parse import tree
 from lockstep.schema.model import Table
+from lockstep.schema.objects import Index
 from lockstep.schema.table_options import OptionValue
+from lockstep.schema.type_changes import VALUES, CreateIndex, DropIndex, IndexChange, IndexedPart
 from lockstep.schema.view_changes import AlterView, CreateView, DropView, ViewChange
-from lockstep.values.errors import ConfigurationInvalid, InvalidRequest
+from lockstep.values.errors import ConfigurationInvalid, InvalidRequest, SyntaxError_
 
 ViewStatement = tree.CreateViewStatement | tree.AlterViewStatement | tree.DropViewStatement
 Options = tuple[tuple[str, OptionValue], ...]
@@ -164,3 +167,59 @@ def view_statement(view: Table, options: Sequence[str]) -> str:
         f"    PRIMARY KEY ({key})\n"
         f" WITH " + "\n    AND ".join(options) + ";"
     )
+
+
+def index_change(
+    statement: tree.CreateIndexStatement | tree.DropIndexStatement, keyspace: str
+) -> IndexChange:
+    """The change that a statement asks for in a keyspace. InvalidRequest or SyntaxError_."""
+    if isinstance(statement, tree.DropIndexStatement):
+        return DropIndex(keyspace, statement.table.name, statement.if_exists)
+    targets = tuple(IndexedPart(target.column, target.what or "") for target in statement.targets)
+    return CreateIndex(
+        keyspace,
+        statement.table.name,
+        statement.name or "",
+        targets,
+        statement.class_ or "",
+        _options(statement.properties),
+        statement.custom,
+        statement.if_not_exists,
+    )
+
+
+def _options(properties: tree.Properties) -> tuple[tuple[str, str], ...]:
+    if properties.clustering_order or properties.compact_storage:
+        raise SyntaxError_("CREATE INDEX has no such properties")
+    found: tuple[tuple[str, str], ...] = ()
+    for name, value in properties.options:
+        if name != "options":
+            raise SyntaxError_(f"Unknown property '{name}'")
+        if isinstance(value, str):
+            raise InvalidRequest("Invalid value for property 'options'. It should be a map.")
+        found = tuple(value)
+    return found
+
+
+def target_text(table: Table, index: Index) -> str:
+    """What an index is on, as CREATE INDEX names it."""
+    column = table.by_id[index.column]
+    name = cql_name(column.name)
+    if index.target == VALUES and not column.type.startswith(("map<", "list<", "set<")):
+        return name
+    return f"{index.target}({name})"
+
+
+def index_statement(table: Table, index: Index) -> str:
+    """CREATE INDEX for an index of a table."""
+    custom = "CUSTOM " if index.class_ else ""
+    text = (
+        f"CREATE {custom}INDEX {cql_name(index.name)} ON {cql_name(table.keyspace)}.{cql_name(table.name)} "
+        f"({target_text(table, index)})"
+    )
+    if index.class_:
+        text += f" USING {_quoted(index.class_)}"
+    if index.options:
+        pairs = ", ".join(f"{_quoted(name)}: {_quoted(value)}" for name, value in index.options)
+        text += f" WITH OPTIONS = {{{pairs}}}"
+    return text + ";"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.cql.bind import evaluation
 from lockstep.cql.bind.evaluation import Evaluate, Moment, Record
-from lockstep.cql.compile.naming import shown
+from lockstep.cql.compile.literals import shown
 from lockstep.cql.parse import tree
 from lockstep.schema.model import ColumnKind
 from lockstep.schema.types import CqlType, ListType, MapType, SetType, UserDefinedType, field_position

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from lockstep.cql.compile.context import Context
 from lockstep.cql.functions.signatures import Family, Function, Known, unfit
 from lockstep.schema.types import CqlType, parse_type
-from lockstep.schema.types.civil import date_of, days_in_month, days_of
+from lockstep.schema.types.scalars import date_of, days_in_month, days_of
 from lockstep.values.errors import InvalidRequest
 
 DAY_MS = 86_400_000

@@ -1,27 +1,234 @@
-"""CQL text to a statement: the shift-reduce loop over the grammar's tables.
+"""CQL text to tokens and to a statement, by the shift-reduce loop over the grammar's tables; and statements
+as they may be shown to others, in traces, logs and errors, without the passwords in them.
 
-Invariant: parsing is a function of the text alone, and raises nothing but SyntaxError_ (the text is no
-CQL) or InvalidRequest (it is, but Lockstep has no such statement or it is malformed in a way the grammar
-does not see). The tables are loaded at the first parse and kept; they never change.
+Owns: what a word, a literal and a comment look like.
+
+Invariant: parsing is a function of the text alone, and raises nothing but SyntaxError_ (the text is no CQL)
+or InvalidRequest (it is, but Lockstep has no such statement or it is malformed in a way the grammar does not
+see). The tables are loaded at the first parse and kept; they never change. Tokens cover the text without gaps
+(white space and comments aside) or SyntaxError_ is raised. Whether a word is a keyword depends on the place:
+it is one where the grammar accepts it there, and else a name unless it is reserved. What could be a password
+is hidden whether the statement parses or not; a statement that neither is about roles nor speaks of passwords
+is shown as it is.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import msgspec
 
-from lockstep.cql.parse import reductions, reductions_ddl, reductions_objects, reductions_roles
-from lockstep.cql.parse.grammar import unpacked
+from lockstep.cql.parse import reductions, reductions_ddl, reductions_objects
+from lockstep.cql.parse.grammar import RESERVED, unpacked
 from lockstep.cql.parse.grammar_table import PACKED
-from lockstep.cql.parse.hidden_passwords import without_passwords
-from lockstep.cql.parse.lexer import END, Token, place, terminal_of, tokenize
 from lockstep.cql.parse.tree import Bind, Statement
 from lockstep.values.errors import InvalidRequest, SyntaxError_
 from lockstep.values.limits import CQL_NESTING_MAX
+from lockstep.values.node_limits import (
+    PLAIN_STATEMENT_CHARACTERS_MAX,
+    PLAIN_STATEMENT_TOKENS_MAX,
+    STATEMENT_TOKENS_MAX,
+)
+
+HIDDEN: Final = "'***'"
+_HIDDEN_SPACE: Final = r"(?:\s++|--[^\n]*+|//[^\n]*+|/\*(?:[^*]|\*(?!/))*+\*/)*+"
+#: A string of either form, also one that does not end.
+_STRING: Final = r"'(?:[^']|'')*+(?:'|\Z)|\$\$(?:[^$]|\$(?!\$))*+(?:\$\$|\Z)"
+#: Statements that give a role its password, whatever the option is called there.
+_ABOUT_ROLES: Final = re.compile(
+    rf"{_HIDDEN_SPACE}(?:create|alter|add){_HIDDEN_SPACE}(?:role|user)\b", re.IGNORECASE
+)
+#: Also as part of a word, and with a letter too few.
+_SPEAKS: Final = re.compile(r"pas{1,2}w", re.IGNORECASE)
+#: Without quotes; elsewhere than in statements about roles it is a password only behind a sign.
+_BARE: Final = r"[^\s,;()'\"$=:?]++"
+
+
+def _secret(bare: str) -> re.Pattern[str]:
+    """What follows such a word, with or without a sign between them; else any string."""
+    return re.compile(
+        rf"pas{{1,2}}w\w*+{_HIDDEN_SPACE}(?:[=:]{_HIDDEN_SPACE}(?P<given>{_STRING}|\"[^\"]*+\"?|{_BARE})|(?P<bare>{bare}))"
+        rf"|(?P<string>{_STRING})",
+        re.IGNORECASE,
+    )
+
+
+_OF_ROLES: Final = _secret(rf"{_STRING}|{_BARE}")
+_ELSEWHERE: Final = _secret(_STRING)
+
+
+def without_passwords(text: str, start: int = 0, end: int | None = None) -> str:
+    """The statement, or its part from `start` to `end`, with HIDDEN in place of what may be a password."""
+    end = len(text) if end is None else end
+    shown, at = [], start
+    for first, last in _spans(text, end):
+        if last <= start:
+            continue
+        shown += [text[at : max(first, start)], HIDDEN]
+        at = last
+    return "".join([*shown, text[at:end]])
+
+
+def _spans(text: str, end: int) -> Iterator[tuple[int, int]]:
+    """Where what is hidden begins and ends, in order, as far as `end`."""
+    about_roles, spoken = _ABOUT_ROLES.match(text), _SPEAKS.search(text, 0, end)
+    if about_roles is None and spoken is None:
+        return
+    begin = 0 if about_roles is not None or spoken is None else spoken.start()
+    for found in (_ELSEWHERE if about_roles is None else _OF_ROLES).finditer(text, begin, end):
+        assert found.lastgroup is not None, "each alternative is a group"
+        yield found.span(found.lastgroup)
+
+
+_DURATION = (
+    r"-?(?:\d++(?i:mo|ms|us|\u00b5s|ns|[ywdhms]))+(?![A-Za-z0-9_])"
+    r"|-?P\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}"
+    r"|-?P\d++W(?![A-Za-z0-9_])"
+    r"|-?P(?=\d|T\d)(?:\d+Y)?(?:\d+M)?(?:\d+D)?(?:T(?:\d+H)?(?:\d+M)?(?:\d+S)?)?(?![A-Za-z0-9_])"
+)
+#: Digits of a number in a text. What types allow is far less; patterns look at all of them several times.
+_DIGITS_MAX: Final = 65_000
+#: Possessive: a token that does not match behind it is not looked for inside it.
+_SPACE = r"(?:\s++|--[^\n]*+|//[^\n]*+|/\*(?:[^*]++|\*(?!/))*+\*/)*+"
+_BLANK = re.compile(_SPACE)
+_TOKEN = re.compile(
+    rf"{_SPACE}(?:"
+    r"(?P<STRING>'[^']*+'(?!'))"
+    r"|(?P<DOLLARS>\$\$(?:[^$]++|\$(?!\$))*+\$\$)"
+    r'|(?P<QUOTED_NAME>"[^"]*+"(?!"))'
+    r"|(?P<DOUBLED>['\"])"
+    rf"|(?P<LONG_NUMBER>-?\d{{{_DIGITS_MAX}}})"
+    r"|(?P<UUID>[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12})"
+    r"|(?P<HEX>0[xX][0-9a-fA-F]*+)"
+    rf"|(?P<DURATION>{_DURATION})"
+    r"|(?P<FLOAT>-?\d++(?:\.(?=\.\.)|\.(?!\.)\d*+(?:[eE][+-]?\d++)?|[eE][+-]?\d++))"
+    r"|(?P<INTEGER>-?\d++)"
+    r"|(?P<WORD>[A-Za-z][A-Za-z0-9_]*+)"
+    r"|(?P<SIGN><=|>=|!=|\+=|-=|\.\.|[;,.:=<>()\[\]{}+*/%?\-]))"
+)
+#: Words that begin something only in front of these; elsewhere they are names.
+_ONLY_BEFORE: Final = {
+    "cast": re.compile(r"\s*\("),
+    "json": re.compile(r"(?!\s*(?:[,.(]|from\b|as\b))", re.IGNORECASE),
+    "distinct": re.compile(r"(?!\s*(?:[,.(]|from\b|as\b))", re.IGNORECASE),
+}
+#: First words of statements that may have STATEMENT_TOKENS_MAX.
+_LONG: Final = ("insert", "update", "delete", "begin")
+#: Where the first word of a long text is looked for.
+_BEGIN_CHARACTERS: Final = 4096
+END: Final = "$END"
+
+
+class Token:
+    """One token: its terminal (for a word: WORD until `terminal_of` decides), value and place."""
+
+    __slots__ = ("end", "start", "terminal", "value")
+
+    def __init__(self, terminal: str, value: str, start: int, end: int) -> None:
+        self.terminal = terminal
+        self.value = value
+        self.start = start
+        self.end = end
+
+
+def tokenize(text: str) -> list[Token]:
+    """All tokens, then one END token. Literals keep their text; strings are unquoted. InvalidRequest for more
+    than can be planned."""
+    _require_size(text)
+    tokens: list[Token] = []
+    position, most = 0, STATEMENT_TOKENS_MAX
+    match_at = _TOKEN.match
+    while (match := match_at(text, position)) is not None:
+        terminal = match.lastgroup
+        assert terminal is not None
+        start, position = match.span(terminal)
+        if terminal == "DOUBLED":
+            terminal = "STRING" if text[start] == "'" else "QUOTED_NAME"
+            position = _end_of_quoted(text, start)
+        elif terminal == "LONG_NUMBER":
+            raise InvalidRequest(f"A number has at most {_DIGITS_MAX} digits")
+        value = text[start:position]
+        if terminal == "STRING":
+            value = value[1:-1].replace("''", "'")
+        elif terminal == "QUOTED_NAME":
+            if value == '""':
+                # No rule takes it: nothing has an empty name.
+                terminal = "EMPTY_QUOTED_NAME"
+            else:
+                value = value[1:-1].replace('""', '"')
+        elif terminal == "DOLLARS":
+            terminal, value = "STRING", value[2:-2]
+        if not tokens and value.lower() not in _LONG:
+            most = PLAIN_STATEMENT_TOKENS_MAX
+        tokens.append(Token(terminal, value, start, position))
+        if len(tokens) > most:
+            raise InvalidRequest(f"A statement of this kind has at most {most} words, signs and literals")
+    blank = _BLANK.match(text, position)
+    assert blank is not None, "it matches nothing too"
+    if blank.end() < len(text):
+        raise _bad_character(text, blank.end())
+    tokens.append(Token(END, "<EOF>", len(text), len(text)))
+    return tokens
+
+
+def _require_size(text: str) -> None:
+    """InvalidRequest, before anything is read, for a long text that does not begin as a change of rows."""
+    if len(text) <= PLAIN_STATEMENT_CHARACTERS_MAX:
+        return
+    begin = text[:_BEGIN_CHARACTERS]
+    blank = _BLANK.match(begin)
+    assert blank is not None, "it matches nothing too"
+    if not begin[blank.end() :].lower().startswith(_LONG):
+        raise InvalidRequest(
+            f"A statement of this kind has at most {PLAIN_STATEMENT_CHARACTERS_MAX} characters"
+        )
+
+
+def _end_of_quoted(text: str, start: int) -> int:
+    """Behind the quote that ends what begins at `start`; a doubled one does not. Looked for one by one: a
+    pattern would keep other threads waiting until it has seen them all."""
+    quote, at = text[start], start + 1
+    while (end := text.find(quote, at)) >= 0:
+        if text[end + 1 : end + 2] != quote:
+            return end + 1
+        at = end + 2
+    raise _bad_character(text, start)
+
+
+def terminal_of(
+    token: Token, text: str, literals: dict[str, str], accepted: dict[str, int]
+) -> tuple[str, str]:
+    """Terminal and value of a word or sign, where the grammar accepts `accepted`."""
+    value = token.value
+    if token.terminal == "SIGN":
+        return literals.get(value, value), value
+    word = value.lower()
+    keyword = literals.get(word)
+    if keyword is not None and keyword in accepted:
+        guard = _ONLY_BEFORE.get(word)
+        if guard is None or guard.match(text, token.end):
+            return keyword, value
+    if word in RESERVED:
+        return keyword if keyword is not None else word.upper(), value
+    return "NAME", word
+
+
+def place(text: str, position: int) -> str:
+    """`line L:C` of a position, lines from 1, columns from 0."""
+    line = text.count("\n", 0, position) + 1
+    column = position - (text.rfind("\n", 0, position) + 1)
+    return f"line {line}:{column}"
+
+
+def _bad_character(text: str, position: int) -> SyntaxError_:
+    character = text[position]
+    if character in "'\"" or text.startswith("$$", position):
+        return SyntaxError_(f"{place(text, len(text))} mismatched character '<EOF>' expecting '{character}'")
+    return SyntaxError_(f"{place(text, position)} no viable alternative at character '{character}'")
+
 
 _UNSUPPORTED: Final = re.compile(
     r"\s*+(?P<what>(?:create|drop)\s+trigger)\b",
@@ -69,7 +276,7 @@ def _tables() -> _Tables:
         **reductions.HANDLERS,
         **reductions_ddl.HANDLERS,
         **reductions_objects.HANDLERS,
-        **reductions_roles.HANDLERS,
+        **reductions_objects.ROLE_HANDLERS,
     }
     rules = []
     for origin, length, picks, name in raw["rules"]:

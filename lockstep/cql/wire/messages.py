@@ -38,7 +38,7 @@ from lockstep.cql.wire.primitives import unpack_int, unpack_long, unpack_short, 
 from lockstep.values.errors import InvalidRequest, ProtocolViolation
 from lockstep.values.ids import Consistency
 from lockstep.values.limits import BATCH_STATEMENTS_MAX
-from lockstep.values.request_limits import BATCH_VALUES_MAX
+from lockstep.values.node_limits import BATCH_VALUES_MAX
 
 
 class Unset(enum.Enum):

@@ -23,7 +23,7 @@ from lockstep.schema.types import (
     VectorType,
     parse_type,
 )
-from lockstep.schema.types.custom import CLASSES, PACKAGE
+from lockstep.schema.types.parse import CLASSES, PACKAGE
 from lockstep.values.errors import ProtocolViolation
 
 _IDS = {

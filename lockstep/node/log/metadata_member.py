@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from lockstep.consensus.configuration import RaftSettings
 from lockstep.consensus.messages import Entry, Snapshot
-from lockstep.consensus.settings import RaftSettings
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.log.entries import LogEntry
 from lockstep.metadata.log.registry import EntryKind

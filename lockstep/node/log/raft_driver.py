@@ -19,7 +19,7 @@ from typing import Protocol
 
 import msgspec
 
-from lockstep.consensus.configuration import Configuration
+from lockstep.consensus.configuration import Configuration, RaftSettings
 from lockstep.consensus.effects import NOTHING, Accepted, HardState, Ready, Reason, Refused, Role, Stored
 from lockstep.consensus.events import (
     Campaign,
@@ -38,7 +38,6 @@ from lockstep.consensus.events import (
 )
 from lockstep.consensus.messages import Entry, Message, Snapshot
 from lockstep.consensus.raft import Raft, RaftStatus
-from lockstep.consensus.settings import RaftSettings
 from lockstep.internode.handshake import Address, PeerInfo
 from lockstep.node.log.raft_journal import RaftJournal
 from lockstep.node.log.raft_transport import RaftTransport

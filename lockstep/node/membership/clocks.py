@@ -6,12 +6,12 @@ warned, and a newcomer whose clock is far off does not join.
 
 from __future__ import annotations
 
-from lockstep.gossip.clock_offsets import ClockOffsets, Offset, measured, own_skew
+from lockstep.gossip.failure_detector import ClockOffsets, Offset, measured, own_skew
 from lockstep.node.configuration import ClockSection
 from lockstep.node.stamps import Stamps
 from lockstep.node.work.conditions import Conditions
 from lockstep.runtime.ports import Runtime
-from lockstep.values.clock_limits import CLOCK_STEP_US
+from lockstep.values.node_limits import CLOCK_STEP_US
 
 
 class Clocks:

@@ -23,9 +23,8 @@ from lockstep.node.log.metadata_state import MetadataState
 from lockstep.node.membership.liveness import Liveness
 from lockstep.node.work.table_damage import lacks_everything
 from lockstep.values.codec import encode
-from lockstep.values.compatibility import CASSANDRA_RELEASE
 from lockstep.values.errors import LockstepError
-from lockstep.values.ids import NodeId
+from lockstep.values.ids import CASSANDRA_RELEASE, NodeId
 from lockstep.values.limits import GOSSIP_BUILDING_MAX
 
 #: Between two rounds: readiness and load change in seconds.

@@ -19,8 +19,7 @@ from typing import Final
 
 import msgspec
 
-from lockstep.consensus.configuration import Configuration
-from lockstep.consensus.settings import RaftSettings
+from lockstep.consensus.configuration import Configuration, RaftSettings
 from lockstep.internode import verbs
 from lockstep.internode.handshake import Address
 from lockstep.metadata.directory import NodeState

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from lockstep.consensus.configuration import RaftSettings
 from lockstep.consensus.effects import Role
 from lockstep.consensus.messages import Entry, EntryKind, Snapshot
-from lockstep.consensus.settings import RaftSettings
 from lockstep.metadata.groups import management
 from lockstep.metadata.groups.management import (
     EMPTY_STATE,

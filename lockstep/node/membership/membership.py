@@ -28,7 +28,6 @@ from lockstep.placement.allocation import splitting_tokens
 from lockstep.topology.kinds.bootstrap import Bootstrap
 from lockstep.topology.kinds.replace import Replace
 from lockstep.topology.requests import EnqueueRequest
-from lockstep.values.compatibility import CASSANDRA_RELEASE
 from lockstep.values.errors import (
     NodeExcluded,
     OutcomeUnknown,
@@ -36,6 +35,7 @@ from lockstep.values.errors import (
     PreconditionError,
     Rejected,
 )
+from lockstep.values.ids import CASSANDRA_RELEASE
 
 #: Between two looks at the same thing that others must do first.
 POLL_MS = 20

@@ -17,9 +17,13 @@ from lockstep.node.work.backup_taking import BackupTaking
 from lockstep.replica.backup_messages import BackupOrder, BackupStatus
 from lockstep.replica.session_guards import SessionGuards
 from lockstep.storage import backup_manifest as manifests
-from lockstep.storage.backup_files import CheckedFile, RestoredFragments
-from lockstep.storage.backup_manifest import BackedTable, Manifest
-from lockstep.storage.backup_mapping import TableMapping
+from lockstep.storage.backup_manifest import (
+    BackedTable,
+    CheckedFile,
+    Manifest,
+    RestoredFragments,
+    TableMapping,
+)
 from lockstep.storage.rows import keys
 from lockstep.streaming.stream_target import StreamClient
 from lockstep.topology.repairs import RESTORE

@@ -20,8 +20,7 @@ from lockstep.replica.backup_messages import BackupOrder, BackupStatus, KeptPart
 from lockstep.replica.session_guards import SessionGuards
 from lockstep.schema.model import Keyspace, Table
 from lockstep.storage import backup_manifest as manifests
-from lockstep.storage.backup_files import BackupWriter, content_digest
-from lockstep.storage.backup_manifest import BackedFile, BackedTable, Manifest
+from lockstep.storage.backup_manifest import BackedFile, BackedTable, BackupWriter, Manifest, content_digest
 from lockstep.storage.cooperative_yield import CooperativeYield
 from lockstep.storage.engine import RangeFragments, StorageEngine
 from lockstep.storage.sorted_file import RangeFiles

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.storage.engine import StorageEngine
-from lockstep.storage.lacking import FACT, Lack, lacked, lacking_record, lacks_in, tokens_between
 from lockstep.storage.rows import keys
-from lockstep.storage.rows.paxos_table import table_of, with_ballots
+from lockstep.storage.rows.keys import table_of, with_ballots
+from lockstep.storage.store_position import FACT, Lack, lacked, lacking_record, lacks_in, tokens_between
 from lockstep.values.errors import RangeLacking
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range

@@ -21,7 +21,7 @@ from lockstep.replica.session_guards import SessionGuards
 from lockstep.schema.model import Schema, Table
 from lockstep.schema.table_options import option
 from lockstep.storage.engine import StorageEngine
-from lockstep.storage.rows.paxos_table import table_of, with_ballots
+from lockstep.storage.rows.keys import table_of, with_ballots
 from lockstep.values.errors import CorruptFile, DiskRefused
 from lockstep.values.limits import PURGE_AGE_S_MIN
 from lockstep.values.tokens import Range

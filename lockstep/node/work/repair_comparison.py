@@ -18,9 +18,10 @@ from lockstep.replica.merging import lacking, merge_answers
 from lockstep.replica.repair_messages import About, AskRows, AskTree, Mend, Note
 from lockstep.storage.cooperative_yield import CooperativeYield
 from lockstep.storage.rows.difference import repair_mutation
-from lockstep.storage.rows.purgeable import partition_left
+from lockstep.storage.rows.visible import partition_left
 from lockstep.topology.repairs import RepairUnit
 from lockstep.values.codec import encode
+from lockstep.values.hash_tree import MerkleTree, differing, joined_numbers, split_evenly
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import (
     REPAIR_LEAF_BYTES,
@@ -30,7 +31,6 @@ from lockstep.values.limits import (
     REPAIR_WRITES_MAX,
     STREAM_IDLE_MS,
 )
-from lockstep.values.merkle import MerkleTree, differing, joined_numbers, split_evenly
 from lockstep.values.rows import ALL_ROWS, Mutation, Partition, Position, ReadCommand, ReadResult
 from lockstep.values.tokens import Range
 

@@ -13,7 +13,7 @@ from lockstep.node.context import NodeContext
 from lockstep.node.work.table_damage import content_between
 from lockstep.storage.store import Store
 from lockstep.values.errors import StorageError, TableFileDamaged
-from lockstep.values.storage_limits import DAMAGED_FILES_MAX
+from lockstep.values.node_limits import DAMAGED_FILES_MAX
 
 
 class DamagedFile(msgspec.Struct, frozen=True):

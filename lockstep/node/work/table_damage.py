@@ -12,8 +12,8 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.node.context import NodeContext
 from lockstep.node.work.lacking import Lacking
 from lockstep.storage.damage import DamagedFiles
-from lockstep.storage.lacking import tokens_between
-from lockstep.storage.rows.paxos_table import table_of, with_ballots
+from lockstep.storage.rows.keys import table_of, with_ballots
+from lockstep.storage.store_position import tokens_between
 from lockstep.values.conditions import Condition
 from lockstep.values.errors import TableFileDamaged
 

@@ -18,7 +18,7 @@ from lockstep.node.data_service import NodeData
 from lockstep.node.log.messages import RunWork, WorkStatus
 from lockstep.node.log.metadata_state import MetadataState
 from lockstep.node.work.refill import refill_actor
-from lockstep.storage.rows.paxos_table import ballots_of
+from lockstep.storage.rows.keys import ballots_of
 from lockstep.streaming.stream_progress import StreamProgress
 from lockstep.topology.kind import stage_row
 from lockstep.topology.kinds.rebuild import Rebuild

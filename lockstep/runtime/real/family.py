@@ -17,9 +17,7 @@ from typing import Any, TypeVar
 from lockstep.runtime.ports import Helpers, Runtime, Workers
 from lockstep.runtime.real.disk import RealDisk
 from lockstep.runtime.real.network import RealNetwork
-from lockstep.runtime.real.probes import NoProbes
-from lockstep.runtime.real.random import RealRandom
-from lockstep.runtime.real.tasks import RealTasks, Report
+from lockstep.runtime.real.tasks import NoProbes, RealRandom, RealTasks, Report
 from lockstep.values.limits import BLOCKING_THREADS_MAX
 
 

@@ -16,9 +16,12 @@ from lockstep.schema.types.compound import (
     MapType,
     SetType,
     TupleType,
+    UserDefinedType,
+    UserFields,
     VectorType,
+    field_path,
+    field_position,
 )
-from lockstep.schema.types.custom import CustomType
 from lockstep.schema.types.literals import (
     parse_date,
     parse_duration,
@@ -27,9 +30,15 @@ from lockstep.schema.types.literals import (
     parse_timestamp,
     parse_uuid,
 )
-from lockstep.schema.types.parse import NATIVE_NAMES, TYPE_DEPTH_MAX, Resolver, parse_type, parse_type_with
+from lockstep.schema.types.parse import (
+    NATIVE_NAMES,
+    TYPE_DEPTH_MAX,
+    CustomType,
+    Resolver,
+    parse_type,
+    parse_type_with,
+)
 from lockstep.schema.types.scalars import uuid_text
-from lockstep.schema.types.user import UserDefinedType, UserFields, field_path, field_position
 
 __all__ = [
     "NATIVE_NAMES",

@@ -9,8 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 
-from lockstep.schema.types.civil import days_in_month, days_of
-from lockstep.schema.types.scalars import TIME_NS_MAX
+from lockstep.schema.types.scalars import TIME_NS_MAX, days_in_month, days_of
 from lockstep.values.errors import InvalidRequest
 
 _INTEGER = re.compile(r"[+-]?\d{1,19}")

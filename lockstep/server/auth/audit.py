@@ -14,7 +14,7 @@ from lockstep.internode.repeated_log import Log, RepeatedLog
 from lockstep.node.log_settings import masked
 from lockstep.runtime.ports import Clock
 from lockstep.server.log import iso_time
-from lockstep.values.log_limits import AUDIT_TEXT_CHARACTERS_MAX
+from lockstep.values.node_limits import AUDIT_TEXT_CHARACTERS_MAX
 
 #: Who asks without a credential.
 ANONYMOUS: Final = "anonymous"

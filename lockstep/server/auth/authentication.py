@@ -26,7 +26,7 @@ from lockstep.metadata.access.role_changes import ChangeRole, CreateRole
 from lockstep.node.services import NodeServices
 from lockstep.server.auth.passwords import Passwords
 from lockstep.values.errors import BadCredentials, LockstepError, Overloaded, Rejected
-from lockstep.values.request_limits import LOGIN_FAILURES_KEPT_MAX, LOGIN_WAIT_S_MAX
+from lockstep.values.node_limits import LOGIN_FAILURES_KEPT_MAX, LOGIN_WAIT_S_MAX
 
 #: The wait of the first failure that is not free; each further one doubles it.
 FIRST_WAIT_S: Final = 0.1

@@ -17,7 +17,7 @@ import msgspec
 from lockstep.cql.compile.catalog import Catalog
 from lockstep.cql.compile.prepared import Prepared
 from lockstep.cql.parse import tree
-from lockstep.cql.parse.tree_roles import RoleStatement
+from lockstep.cql.parse.tree import RoleStatement
 from lockstep.metadata.access import resources
 from lockstep.metadata.access.roles import Access
 from lockstep.metadata.cluster import ClusterMetadata

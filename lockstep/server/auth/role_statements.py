@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from lockstep.cql.compile.prepared import Prepared
-from lockstep.cql.parse import tree_roles as tree
+from lockstep.cql.parse import tree
 from lockstep.cql.wire import responses
 from lockstep.cql.wire.responses import ColumnSpec
 from lockstep.metadata.access import resources

@@ -26,7 +26,7 @@ from lockstep.values.limits import (
     CQL_NODE_REQUESTS_IN_FLIGHT_MAX,
     CQL_REQUESTS_IN_FLIGHT_MAX,
 )
-from lockstep.values.request_limits import (
+from lockstep.values.node_limits import (
     CLIENT_SLOW_MS_MAX,
     CLIENT_STALLED_MS_MAX,
     NODE_RESPONSE_BYTES_OWED_MAX,

@@ -14,15 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from lockstep.cql.wire import responses
-from lockstep.cql.wire.compression import LZ4
 from lockstep.cql.wire.constants import VERSION_4, Opcode, has_warnings
-from lockstep.cql.wire.frames import Envelope, encode_envelope
-from lockstep.cql.wire.segments import encode_segments
+from lockstep.cql.wire.frames import LZ4, Envelope, encode_envelope, encode_segments
 from lockstep.server.cql.backpressure import Backpressure, Responses
 from lockstep.server.cql.loop_budget import LoopBudget
 from lockstep.values.errors import LockstepError, NodeDraining, Overloaded
 from lockstep.values.limits import CQL_ANSWER_BYTES_COALESCED
-from lockstep.values.request_limits import CQL_UNBEGUN_BYTES_MAX, CQL_UNBEGUN_MAX
+from lockstep.values.node_limits import CQL_UNBEGUN_BYTES_MAX, CQL_UNBEGUN_MAX
 
 Take = Callable[[Envelope], None]
 _BATCH: Final = int(Opcode.BATCH)

@@ -22,7 +22,6 @@ import msgspec
 
 from lockstep.coordination.writes import Begun
 from lockstep.cql.wire import responses
-from lockstep.cql.wire.compression import ALGORITHMS, LZ4, SNAPPY
 from lockstep.cql.wire.constants import (
     EVENT_STREAM,
     FLAG_PAYLOAD,
@@ -34,7 +33,15 @@ from lockstep.cql.wire.constants import (
     has_warnings,
     uses_segments,
 )
-from lockstep.cql.wire.frames import Envelope, EnvelopeReader, EnvelopeRefused
+from lockstep.cql.wire.frames import (
+    ALGORITHMS,
+    LZ4,
+    SNAPPY,
+    Envelope,
+    EnvelopeReader,
+    EnvelopeRefused,
+    SegmentReader,
+)
 from lockstep.cql.wire.messages import (
     AuthResponse,
     Batch,
@@ -48,7 +55,6 @@ from lockstep.cql.wire.messages import (
     custom_payload,
     decode_request,
 )
-from lockstep.cql.wire.segments import SegmentReader
 from lockstep.quorum.request_trace import REQUEST_TRACE
 from lockstep.runtime.ports import Tasks
 from lockstep.server.auth.authentication import AUTHENTICATOR, Authentication, claimed_role
@@ -62,7 +68,7 @@ from lockstep.server.statements.tracing import PayloadNotes, Trace, answered_pay
 from lockstep.server.statements.user_functions import is_long
 from lockstep.values.errors import ColumnsGone, InvalidRequest, LockstepError, ProtocolViolation
 from lockstep.values.limits import CQL_BYTES_A_STATEMENT, CQL_FRAME_BYTES_MAX, CQL_GOODBYE_MS
-from lockstep.values.request_limits import HANDSHAKE_FRAME_BYTES_MAX
+from lockstep.values.node_limits import HANDSHAKE_FRAME_BYTES_MAX
 
 if TYPE_CHECKING:
     from lockstep.server.cql.cql_server import CqlServer

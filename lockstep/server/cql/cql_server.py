@@ -57,7 +57,7 @@ from lockstep.server.views.virtual import VirtualTables
 from lockstep.values.errors import ConfigurationError, ServerFault
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import CQL_CONNECTIONS_MAX, DRAIN_BY_COMMAND_MS, NODE_UP_EVENT_DELAY_MS
-from lockstep.values.request_limits import LOGIN_MS_MAX
+from lockstep.values.node_limits import LOGIN_MS_MAX
 
 if TYPE_CHECKING:
     from lockstep.server.admin.http import HttpRequest

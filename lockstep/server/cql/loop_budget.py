@@ -29,7 +29,7 @@ from lockstep.values.limits import (
     CQL_REQUESTS_A_CONNECTION_TURN,
     CQL_STATEMENTS_A_TURN,
 )
-from lockstep.values.request_limits import (
+from lockstep.values.node_limits import (
     ADMISSION_BUSY_MS,
     ADMISSION_MAX,
     ADMISSION_MIN,

@@ -17,9 +17,8 @@ from lockstep.metadata.log.entries import LogEntry
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.log.announcing import announcement
 from lockstep.node.services import NodeServices
-from lockstep.schema.comparison import changed_views, summaries_between
 from lockstep.schema.model import Schema
-from lockstep.schema.summaries import EMPTIED, ChangeSummary
+from lockstep.schema.summaries import EMPTIED, ChangeSummary, changed_views, summaries_between
 from lockstep.server.statements.statements import digest16
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import SCHEMA_AGREEMENT_WAIT_MS, SCHEMA_VERSIONS_KEPT_MAX

@@ -21,7 +21,7 @@ from lockstep.server.metrics.metric_table import Sample, histogram
 from lockstep.server.statements.serial_levels import SERIAL_LEVELS
 from lockstep.values.errors import LockstepError
 from lockstep.values.ids import Consistency
-from lockstep.values.log_limits import LATENCY_SERIES_MAX
+from lockstep.values.node_limits import LATENCY_SERIES_MAX
 
 #: Of partitions, and over ranges of tokens.
 READ: Final = "read"

@@ -29,7 +29,7 @@ from lockstep.server.statements.statements import Statement
 from lockstep.values.errors import ColumnsGone, InvalidRequest, LockstepError, RequestError, WriteTimeout
 from lockstep.values.ids import Consistency
 from lockstep.values.limits import UNLOGGED_PARTITIONS_WARNED
-from lockstep.values.request_limits import VIEWED_BYTES_MAX, VIEWED_CELLS_MAX, VIEWED_ROWS_MAX, WRITES_A_TURN
+from lockstep.values.node_limits import VIEWED_BYTES_MAX, VIEWED_CELLS_MAX, VIEWED_ROWS_MAX, WRITES_A_TURN
 from lockstep.values.rows import Mutation, Partition, Row
 
 

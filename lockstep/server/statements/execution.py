@@ -20,8 +20,7 @@ from lockstep.coordination.writes import Begun
 from lockstep.cql.bind.modify import plan_batch, plan_modification
 from lockstep.cql.compile.conditional import is_conditional
 from lockstep.cql.compile.context import Context
-from lockstep.cql.compile.counters import check_batch
-from lockstep.cql.compile.modification import BatchPlan
+from lockstep.cql.compile.modification import BatchPlan, check_batch
 from lockstep.cql.compile.prepared import Prepared
 from lockstep.cql.compile.select import SelectPrepared
 from lockstep.cql.wire import responses
@@ -72,7 +71,7 @@ from lockstep.values.errors import (
 )
 from lockstep.values.ids import Consistency
 from lockstep.values.limits import REQUEST_PLANS_MAX, TRACE_PARAMETER_CHARACTERS_MAX
-from lockstep.values.request_limits import (
+from lockstep.values.node_limits import (
     BATCH_STATEMENTS_A_TURN,
     BATCH_TEXT_CHARACTERS_MAX,
     STATEMENT_INLINE_CHARACTERS,

@@ -19,13 +19,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from lockstep.coordination.page import bytes_of
-from lockstep.cql.bind import paging
-from lockstep.cql.bind.grouping import ResultRow
+from lockstep.cql.bind import keys
+from lockstep.cql.bind.records import ResultRow
 from lockstep.cql.bind.results import Page, PageBuilder
-from lockstep.cql.compile import list_reads
+from lockstep.cql.compile import modification
 from lockstep.cql.compile.catalog import TableShape
 from lockstep.cql.compile.context import Context, Lists
-from lockstep.cql.compile.list_reads import reads_lists
+from lockstep.cql.compile.modification import reads_lists
 from lockstep.cql.compile.prepared import Prepared
 from lockstep.cql.compile.select import SelectPlan, SelectPrepared, plan_select
 from lockstep.cql.functions.user_calls import UserCalls
@@ -43,15 +43,14 @@ from lockstep.server.statements.user_functions import UserFunctions, called_by, 
 from lockstep.server.views.virtual import VirtualTables
 from lockstep.server.views.work_views import build_warning
 from lockstep.values.errors import ColumnsGone, InvalidRequest, LockstepError, ReadFailure
-from lockstep.values.failures import READ_SIZE
-from lockstep.values.ids import Consistency
+from lockstep.values.ids import READ_SIZE, Consistency
 from lockstep.values.limits import (
     PARTITION_READS_AT_ONCE_MAX,
     USER_CALL_ROUNDS_MAX,
     USER_CALL_ROWS_MAX,
     WARNED_QUERY_CHARACTERS_MAX,
 )
-from lockstep.values.request_limits import ROWS_A_TURN, UNPAGED_BYTES_MAX
+from lockstep.values.node_limits import ROWS_A_TURN, UNPAGED_BYTES_MAX
 from lockstep.values.rows import ReadCommand, ReadResult, has_large_row
 
 Plan = Callable[[Context], SelectPlan]
@@ -236,7 +235,7 @@ class Selects:
             _check_level(parameters.consistency)
         page = None
         if parameters.paging_state:
-            page = paging.decode(parameters.paging_state, select.shape.table.uuid)
+            page = keys.decode(parameters.paging_state, select.shape.table.uuid)
         page_size = parameters.page_size or -1
 
         heavy = is_long(statement.text, values)
@@ -303,15 +302,15 @@ class Selects:
             raise serial_write(consistency)
         called = called_by(prepared for prepared, _ in entries)
         commands = await self._functions.settled(
-            context, called, lambda moment: list_reads.commands(entries, moment)
+            context, called, lambda moment: modification.commands(entries, moment)
         )
         results: list[ReadResult] = []
         for at in range(0, len(commands), PARTITION_READS_AT_ONCE_MAX):
             some = commands[at : at + PARTITION_READS_AT_ONCE_MAX]
             results += await self._read_all(some, consistency, self._timeouts.read_ms)
         if has_large_row(results):
-            return await self._functions.aside.run(partial(list_reads.lists, commands, results))
-        return list_reads.lists(commands, results)
+            return await self._functions.aside.run(partial(modification.lists, commands, results))
+        return modification.lists(commands, results)
 
     def _check_columns(self, shape: TableShape) -> None:
         """ColumnsGone when the table lost columns since: an answer in them could show what was dropped. Also

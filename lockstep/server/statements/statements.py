@@ -32,7 +32,7 @@ from lockstep.server.metrics.latencies import SYSTEM, operation_of
 from lockstep.server.statements.user_functions import LongStatements
 from lockstep.values.errors import InvalidRequest, Unprepared
 from lockstep.values.limits import PREPARED_STATEMENTS_MAX, TEXT_STATEMENT_CHARACTERS_MAX, TEXT_STATEMENTS_MAX
-from lockstep.values.request_limits import PREPARED_CHARACTERS_MAX
+from lockstep.values.node_limits import PREPARED_CHARACTERS_MAX
 from lockstep.values.rows import Mutation, Row
 
 

@@ -19,7 +19,7 @@ import msgspec
 from lockstep.cql.bind.modify import plan_batch
 from lockstep.cql.compile.context import Context
 from lockstep.cql.functions.native import timeuuid
-from lockstep.cql.parse.hidden_passwords import without_passwords
+from lockstep.cql.parse.parser import without_passwords
 from lockstep.cql.wire.messages import Batch, Execute, Query, QueryParameters, Request, Value
 from lockstep.node.services import NodeServices
 from lockstep.quorum.plans import Plan

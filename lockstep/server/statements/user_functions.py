@@ -35,7 +35,7 @@ from lockstep.schema.function_changes import CreateAggregate, CreateFunction
 from lockstep.values import codec
 from lockstep.values.errors import FunctionFailure, InvalidRequest, LockstepError, Overloaded
 from lockstep.values.limits import USER_CALL_ROUNDS_MAX
-from lockstep.values.request_limits import (
+from lockstep.values.node_limits import (
     PLANNED_ASIDE_QUEUED_MAX,
     ROW_CELLS_INLINE,
     STATEMENT_INLINE_CHARACTERS,

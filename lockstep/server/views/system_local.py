@@ -26,8 +26,7 @@ from lockstep.server.views.topology_view import TopologyTables, committed_ms
 from lockstep.server.views.virtual import NamedRows, VirtualRow, VirtualTable, define
 from lockstep.server.views.work_views import IN_PROGRESS_COLUMNS, built_rows, in_progress_rows
 from lockstep.storage.sampling import sample
-from lockstep.values.compatibility import CASSANDRA_RELEASE
-from lockstep.values.ids import NodeId
+from lockstep.values.ids import CASSANDRA_RELEASE, NodeId
 from lockstep.values.limits import SAMPLE_KEPT_S, SAMPLE_PAIRS_MAX, SAMPLED_ROWS_AT_ONCE_MAX, SAMPLES_KEPT_MAX
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range, ranges_between
 

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from typing import Any, Final
 
-from lockstep.cql.ddl.index_statements import target_text
-from lockstep.cql.ddl.view_statements import shown_where
+from lockstep.cql.ddl.view_statements import shown_where, target_text
 from lockstep.schema.function_changes import return_type
 from lockstep.schema.model import Column, ColumnKind, Keyspace, Schema, Table
 from lockstep.schema.table_options import option, option_map, shown_map

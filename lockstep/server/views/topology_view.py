@@ -22,8 +22,7 @@ from lockstep.schema.model import Replication
 from lockstep.schema.types import parse_uuid
 from lockstep.server.views.virtual import EVERYTHING, Between, KeyedRows, VirtualRow, VirtualTable, define
 from lockstep.topology.kinds.replication import target_in
-from lockstep.values.compatibility import CASSANDRA_RELEASE
-from lockstep.values.ids import NodeId
+from lockstep.values.ids import CASSANDRA_RELEASE, NodeId
 
 #: The one partition of system.cdc_generations_v3.
 CDC_KEY: Final = "cdc_generations"

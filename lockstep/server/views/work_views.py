@@ -18,7 +18,7 @@ from lockstep.schema.model import Table
 from lockstep.schema.types import parse_uuid
 from lockstep.server.metrics.metric_table import Sample
 from lockstep.server.views.virtual import VirtualRow
-from lockstep.storage.rows.paxos_table import table_of
+from lockstep.storage.rows.keys import table_of
 from lockstep.streaming.stream_progress import StreamView
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 

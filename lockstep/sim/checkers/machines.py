@@ -13,8 +13,7 @@ from typing import Any
 
 from lockstep.consensus.raft import Raft
 from lockstep.coordination.conditional_counts import ConditionalCounts
-from lockstep.gossip.clock_offsets import ClockOffsets
-from lockstep.gossip.failure_detector import FailureDetector
+from lockstep.gossip.failure_detector import ClockOffsets, FailureDetector
 from lockstep.gossip.pulling import Puller
 from lockstep.gossip.soft_state import SoftStates
 from lockstep.handoff.batch_store import BatchStore

@@ -20,7 +20,7 @@ from lockstep.internode.shared_requests import SHARED_SPREAD_MS
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.load.history import Outcome
 from lockstep.values.limits import PEER_SWEEP_MS
-from lockstep.values.request_limits import EXPIRED_SLACK_MS
+from lockstep.values.node_limits import EXPIRED_SLACK_MS
 
 _MS: Final = 1_000_000
 #: Deadlines are looked at in sweeps. One that comes more than SWEEP_LATE_MS late calls nothing expired, and

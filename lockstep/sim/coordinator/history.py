@@ -33,8 +33,7 @@ from lockstep.schema.model import ColumnKind
 from lockstep.schema.type_changes import AddTypeField, CreateType
 from lockstep.topology.kinds.bootstrap import Bootstrap
 from lockstep.topology.transformations import AdvanceOperation, PrepareOperation
-from lockstep.values.compatibility import CASSANDRA_RELEASE
-from lockstep.values.ids import NodeId
+from lockstep.values.ids import CASSANDRA_RELEASE, NodeId
 from lockstep.values.tokens import token_of
 
 CLUSTER_ID = "00000000-0000-4000-8000-00000000c1a0"

@@ -12,7 +12,7 @@ import msgspec
 
 from lockstep.node.recovering import recover_store, survey
 from lockstep.runtime.ports import Disk, Runtime
-from lockstep.runtime.real.probes import NoProbes
+from lockstep.runtime.real.tasks import NoProbes
 from lockstep.sim.runtime.process import KILL, POWER
 from lockstep.sim.runtime.streams import Stream
 from lockstep.storage.store import STORE_DIRECTORY

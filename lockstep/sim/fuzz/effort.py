@@ -25,7 +25,7 @@ from lockstep.sim.runtime import loop as loop_module
 from lockstep.sim.runtime.streams import Stream, stream
 from lockstep.sim.runtime.world import World
 from lockstep.storage.rows import folding
-from lockstep.values.request_limits import CALLBACK_CALLS_MAX
+from lockstep.values.node_limits import CALLBACK_CALLS_MAX
 
 #: The scheduler's frame, which begins each callback.
 _SCHEDULER: Final = World._spin.__code__

@@ -13,9 +13,8 @@ import msgspec
 
 from lockstep.cql.wire import client as wire
 from lockstep.cql.wire.constants import Opcode
-from lockstep.cql.wire.frames import encode_request
+from lockstep.cql.wire.frames import encode_request, encode_segments
 from lockstep.cql.wire.messages import BatchStatement, QueryParameters
-from lockstep.cql.wire.segments import encode_segments
 from lockstep.runtime.ports import Runtime
 from lockstep.sim.fuzz.door import Door
 from lockstep.sim.fuzz.generators import Changes

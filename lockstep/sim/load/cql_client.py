@@ -14,9 +14,8 @@ from collections.abc import Sequence
 
 from lockstep.cql.wire import client as wire
 from lockstep.cql.wire.constants import Opcode, uses_segments
-from lockstep.cql.wire.frames import EnvelopeReader, encode_request
+from lockstep.cql.wire.frames import EnvelopeReader, SegmentReader, encode_request, encode_segments
 from lockstep.cql.wire.messages import QueryParameters, Value
-from lockstep.cql.wire.segments import SegmentReader, encode_segments
 from lockstep.runtime.ports import Runtime
 from lockstep.sim.door import KEYSPACE, Answer
 from lockstep.sim.load.history import Change, Look, SeenRow

@@ -21,8 +21,8 @@ from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.runtime.ports import Runtime
 from lockstep.schema.changes import NewColumn
-from lockstep.schema.index_changes import CreateIndex, IndexedPart
 from lockstep.schema.model import ColumnKind
+from lockstep.schema.type_changes import CreateIndex, IndexedPart
 from lockstep.schema.view_changes import CreateView
 from lockstep.sim.checkers.settled import IndexRow, Rows, check_answer, check_index, difference
 from lockstep.sim.door import KEYSPACE

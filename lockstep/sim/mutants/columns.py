@@ -23,11 +23,11 @@ from lockstep.node.work.view_builds import Build, ViewBuilds, joined
 from lockstep.quorum.policies import COUNTER
 from lockstep.replica import digests as digests_module
 from lockstep.sim.plant import Planted, replaced
-from lockstep.storage.counter_generation import generation_record
 from lockstep.storage.index.indexes import Indexes
 from lockstep.storage.rows import difference as difference_module
 from lockstep.storage.rows import reconcile
 from lockstep.storage.rows import visible as visible_module
+from lockstep.storage.store_position import generation_record
 from lockstep.values.errors import PeerTimeout, RangeLacking
 from lockstep.values.rows import Cell, Partition, ReadResult, Row
 from lockstep.values.tokens import TOKEN_MAX

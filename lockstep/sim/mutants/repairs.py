@@ -23,9 +23,9 @@ from lockstep.replica.repair_participant import RepairParticipant
 from lockstep.sim.door import DoorServer
 from lockstep.sim.plant import Planted, replaced
 from lockstep.storage.engine import StorageEngine
-from lockstep.storage.lacking import lacking_record
 from lockstep.storage.model import ModelStore
 from lockstep.storage.purging import Purge
+from lockstep.storage.store_position import lacking_record
 from lockstep.topology import force_remove, repairs
 from lockstep.values.errors import TableFileDamaged
 from lockstep.values.rows import ReadCommand, ReadResult

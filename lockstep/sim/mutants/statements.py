@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from lockstep.coordination import page as page_module
-from lockstep.cql.bind import if_checks as if_checks_module
 from lockstep.cql.bind.results import PageBuilder
+from lockstep.cql.compile import if_clause as if_checks_module
 from lockstep.cql.compile import ranges as ranges_module
 from lockstep.cql.compile import select as select_module
 from lockstep.cql.compile.conditional import ConditionalRequest

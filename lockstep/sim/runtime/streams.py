@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 
-from lockstep.runtime.real.random import uuid_text
+from lockstep.runtime.real.tasks import uuid_text
 
 Stream = random.Random
 

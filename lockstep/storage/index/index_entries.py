@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from lockstep.schema.clustering import decode
-from lockstep.schema.index_changes import ENTRIES, KEYS
 from lockstep.schema.model import Column, ColumnKind, Keyspace, Table
 from lockstep.schema.objects import Index
+from lockstep.schema.type_changes import ENTRIES, KEYS
 from lockstep.schema.types import CqlType
 from lockstep.schema.user_types import type_in
 from lockstep.storage.rows import keys

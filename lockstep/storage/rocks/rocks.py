@@ -16,8 +16,7 @@ import msgspec
 
 from lockstep.runtime.ports import Tasks
 from lockstep.storage.damage import DamagedFiles
-from lockstep.storage.rocks.rocks_building import FixedContent, remove_content
-from lockstep.storage.rocks.rocks_checker import TableChecker
+from lockstep.storage.rocks.rocks_building import FixedContent, TableChecker, remove_content
 from lockstep.storage.rocks.rocks_errors import RocksErrors, file_error
 from lockstep.storage.rocks.rocks_keeping import KeptFiles
 from lockstep.storage.rocks.rocks_runs import RocksCursor, RocksRun, in_pieces

@@ -1,22 +1,26 @@
-"""Building files of a range outside the node's process, from a store's content that was fixed on disk.
+"""Long work on RocksDB files in processes beside the node: building files of a range from a store's content
+that was fixed on disk, and having table files checked whole.
 
 Invariant: a fixed content never changes, and any number of processes may read it; an order names all that a
-file is made of, so that whoever carries it out makes the same one.
+file is made of, so that whoever carries it out makes the same one. A file that a check finds damaged is named
+with what the library says of it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
 
-from lockstep.runtime.ports import Tasks
+from lockstep.runtime.ports import Helpers, Tasks
 from lockstep.storage.damage import DamagedFiles
-from lockstep.storage.rocks.rocks_errors import RocksErrors
+from lockstep.storage.rocks.rocks_errors import RocksErrors, file_error
 from lockstep.storage.rocks.rocks_runs import RocksCursor, TableFile
 from lockstep.storage.sorted_file import FileSummary, RangeFiles
 from lockstep.values.codec import decoder, encode
-from lockstep.values.errors import CorruptFile, DiskRefused, StorageError
+from lockstep.values.errors import CorruptFile, DiskRefused, StorageError, TableFileDamaged
+from lockstep.values.node_limits import SCRUB_FILE_TIMEOUT_MS
 
 #: What a helper process is started with.
 BUILD_HANDLER: Final = "lockstep.storage.rocks.rocks_building:build"
@@ -121,3 +125,34 @@ def _open(library: Any, directory: str) -> Any:
         return library.Rdict(directory, options, access_type=library.AccessType.read_only(False))
     except Exception as error:
         raise CorruptFile(directory, 0, str(error)) from error
+
+
+TABLE_SUFFIX: Final = ".sst"
+_WHY = msgspec.msgpack.Decoder(str)
+
+
+class TableChecker:
+    """`helpers` answer (directory, name) with why the file is not whole, or with nothing."""
+
+    def __init__(self, helpers: Helpers) -> None:
+        self._helpers = helpers
+
+    async def damage_in(
+        self, directory: str, name: str, live_files: Iterable[Mapping[str, Any]] = ()
+    ) -> TableFileDamaged | None:
+        """None for a file that is whole, or gone. TimeoutError, ConnectionError: it could not be checked."""
+        why = _WHY.decode(await self._helpers.do(encode((directory, name)), SCRUB_FILE_TIMEOUT_MS))
+        if not why:
+            return None
+        found = file_error(directory, f"Corruption: {why} {directory}/{name}", live_files)
+        assert found is not None, "the text names a table file"
+        found.why = why
+        return found
+
+    async def first_damaged(self, directory: str, names: Iterable[str]) -> TableFileDamaged | None:
+        """The first of these files that is damaged, when the library does not say which one it is."""
+        for name in names:
+            found = await self.damage_in(directory, name) if name.endswith(TABLE_SUFFIX) else None
+            if found is not None:
+                return found
+        return None

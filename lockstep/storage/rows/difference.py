@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lockstep.storage.rows.deletions import range_over, stronger
+from lockstep.storage.rows.reconcile import range_over, stronger
 from lockstep.values.rows import Deletion, Mutation, Partition, RangeDeletion, Row
 
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lockstep.storage.rows import keys
-from lockstep.storage.rows.deletions import Shadow, normal_ranges, stronger
 from lockstep.storage.rows.fragments import decode_header, decode_row
-from lockstep.storage.rows.reconcile import merge_rows
+from lockstep.storage.rows.reconcile import Shadow, merge_rows, normal_ranges, stronger
 from lockstep.storage.rows.visible import row_is_live, without_dead
 from lockstep.storage.store import Pair
 from lockstep.values import limits
-from lockstep.values.request_limits import MERGED_BYTES_INLINE
+from lockstep.values.node_limits import MERGED_BYTES_INLINE
 from lockstep.values.rows import Deletion, Partition, RangeDeletion, Row
 
 #: Told the place (partition prefix, place) of which a read saw many fragments.

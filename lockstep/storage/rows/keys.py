@@ -1,17 +1,22 @@
-"""Fragment keys: where a write's pieces live, in the order in which reads want them.
+"""Fragment keys: where a write's pieces live, in the order in which reads want them; and the hidden companion
+of each table, where the ballots of its conditional writes lie.
 
     family 1 | table id 4 | token 8 | partition key, escaped | 00 | kind 1
              | clustering, escaped | 00 00 (rows only) | write time, inverted 8 | write id 14
 
-Invariants. Keys order by (table, token, partition key, kind, clustering, newest write first). Inside an
-escaped part 00 is always followed by ff, and a part ends with 00 followed by less, so no part is a prefix
-of another and order is that of the raw bytes. Two different writes to one place differ in their last 22
-bytes; the same write delivered again has the same key.
+Invariant: Keys order by (table, token, partition key, kind, clustering, newest write first). Inside an
+escaped part 00 is always followed by ff, and a part ends with 00 followed by less, so no part is a prefix of
+another and order is that of the raw bytes. Two different writes to one place differ in their last 22 bytes;
+the same write delivered again has the same key. A companion has its table's tokens and partition keys and an
+id that no table is given, so its fragments are stored, merged, streamed and wiped as those of a table, beside
+and never among its rows.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
+from typing import Final
 
 from lockstep.storage.store import Family
 from lockstep.values.errors import CorruptFile
@@ -127,3 +132,23 @@ def timestamp_of(store_key: bytes) -> int:
     """Write time in microseconds that the key carries."""
     inverted: int = _TIME.unpack_from(store_key, len(store_key) - WRITE_BYTES)[0]
     return _TIMESTAMP_MAX - inverted
+
+
+#: Table ids come from the metadata log and stay far below.
+_COMPANION: Final = 1 << 31
+
+
+def ballots_of(table_id: int) -> int:
+    """The id under which the ballots of a table are stored."""
+    assert table_id < _COMPANION, "a companion has no companion"
+    return table_id | _COMPANION
+
+
+def with_ballots(table_ids: Iterable[int]) -> list[int]:
+    """The tables with their companions: for what is done to all content of tables."""
+    return [found for table_id in table_ids for found in (table_id, ballots_of(table_id))]
+
+
+def table_of(stored_id: int) -> int:
+    """The table that a stored id belongs to."""
+    return stored_id & ~_COMPANION

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from lockstep.storage.cooperative_yield import CooperativeYield
 from lockstep.storage.reading import WholeFold
 from lockstep.storage.rows import keys
-from lockstep.storage.rows.purgeable import partition_left, row_left
 from lockstep.storage.rows.reconcile import is_empty
+from lockstep.storage.rows.visible import partition_left, row_left
 from lockstep.storage.store import StoreSnapshot
 from lockstep.values import codec
+from lockstep.values.hash_tree import LEAF_BYTES
 from lockstep.values.limits import BACKGROUND_FRAGMENTS_PER_TURN
-from lockstep.values.merkle import LEAF_BYTES
 from lockstep.values.tokens import Range
 
 

@@ -1,4 +1,5 @@
-"""How large what one client sends may be where its size alone would keep a node from everything else.
+"""Limits of what clients send where its size alone would keep a node from everything else, of clocks, of what
+a node tells its operators, of the processes that it starts, and of what it keeps of its own store's state.
 
 Invariant: each number is named once, with its reason; nothing here depends on anything.
 """
@@ -117,3 +118,70 @@ CQL_UNBEGUN_BYTES_MAX: Final = 256 * 1024
 #: By so much later than its sender gives it up a request of another node is dropped unread: what clocks may
 #: drift while the fastest message is remembered.
 EXPIRED_SLACK_MS: Final = 100
+
+
+#: How far ahead of its clock a node reserves timestamps. After a crash it waits until they have passed, so
+#: longer would keep it away; shorter would let a slow disk hold timestamps back.
+STAMPS_RESERVED_US: Final = 2_000_000
+#: With less than this reserved, more is: one small write to the disk in half a second at most.
+STAMPS_RENEWED_BELOW_US: Final = 1_500_000
+#: What is left of a reservation when the clock is at its end, until more is durable: as many timestamps.
+STAMPS_KEPT_BACK_US: Final = 500_000
+#: Longest wait for a timestamp that is not behind the clock: a few syncs of a disk that is busy.
+STAMPS_CAUGHT_UP_MS: Final = 500
+#: Pause before timestamps are reserved again after the disk refused.
+STAMPS_RETRY_MS: Final = 500
+#: Answers of one node from which its clock is known: the one with the shortest way of so many counts.
+CLOCK_SAMPLES_MAX: Final = 8
+#: Older ones say nothing: two clocks part by a few milliseconds a minute, and a dead node's may be set.
+CLOCK_SAMPLE_AGE_S_MAX: Final = 60
+#: Beyond that the wall clock of a node was set, and did not run.
+CLOCK_STEP_US: Final = 50_000
+
+
+#: A file of the node's log, and how many older ones stay beside it: a day or more of a busy node.
+LOG_FILE_BYTES: Final = 20 * 1024 * 1024
+LOG_FILES: Final = 10
+#: The same of the audit file, whose lines are few.
+AUDIT_FILE_BYTES: Final = 10 * 1024 * 1024
+AUDIT_FILES: Final = 10
+#: Of a request's path, body or a role's name, what a line of the audit file has.
+AUDIT_TEXT_CHARACTERS_MAX: Final = 4096
+#: Between two lines of the log that tell of the same kind of event: often enough to see that it goes on.
+REPEATED_LOG_MS: Final = 60_000
+#: Kinds of such events that are told apart: some for each of a cluster's nodes.
+REPEATED_LOG_KINDS_MAX: Final = 1000
+#: Latency histograms of one node: nine operations at eleven levels, of user and of system tables. Of each 18
+#: series go to whoever scrapes, if requests of its kind were made.
+LATENCY_SERIES_MAX: Final = 200
+#: Of what a replica says of its failure, what a client is told.
+CAUSE_CHARACTERS_MAX: Final = 200
+
+
+#: One message to or from a worker: a thousand calls with values of 64 KiB.
+WORKER_MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
+#: Worker processes of one node: user functions may take as much of the machine as two cores.
+WORKERS_MAX: Final = 2
+#: Messages that wait for a worker; with two workers and the default time the last may wait for minutes.
+WORKER_QUEUE_MAX: Final = 256
+#: What a worker may allocate, its interpreter's 40 MiB included.
+WORKER_MEMORY_BYTES: Final = 256 * 1024 * 1024
+#: Seconds of work after which a worker is replaced, and of processor time after which the kernel ends it.
+WORKER_BUSY_S_MAX: Final = 300
+WORKER_CPU_S_MAX: Final = 600
+#: How long a new worker may take until it is confined and ready.
+WORKER_START_S_MAX: Final = 20
+#: Processes of one node that do its long work: two build files at once, one writing while the other reads.
+HELPERS_MAX: Final = 2
+#: For how long helpers without work are kept: a new one takes a tenth of a second to begin.
+HELPER_IDLE_MS: Final = 10_000
+#: How much later than the node's own work helpers get the processor: beside a process that is always busy a
+#: tenth of it.
+HELPER_NICENESS: Final = 10
+
+
+#: Damaged table files that are kept by name: a disk that damages more is to be replaced, and each costs a
+#: condition that all nodes hear of.
+DAMAGED_FILES_MAX: Final = 64
+#: One table file of a few hundred megabytes, read by a helper process that goes behind everything else.
+SCRUB_FILE_TIMEOUT_MS: Final = 600_000
