@@ -12,7 +12,8 @@ it may own it again. So a dead newcomer never blocks the way back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
@@ -21,9 +22,10 @@ from lockstep.metadata.operations import Operation, Stage, Transition
 from lockstep.placement.quorums import DcOf, dc_factors, majority
 from lockstep.schema.model import Replication
 from lockstep.topology.kind import stage_row
-from lockstep.topology.stages import Drain, Side, StageRow, StreamTask, Work, side_of
+from lockstep.topology.stages import Drain, Side, StageRow, Work, side_of
 from lockstep.topology.streams import filled_nodes
 from lockstep.values.ids import NodeId
+from lockstep.values.memo import memo_from
 
 
 class GroupNeed(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -91,30 +93,58 @@ class BarrierState(msgspec.Struct, frozen=True, array_like=True):
 def barrier_need(
     operation: Operation,
     cluster: ClusterMetadata,
-    tasks: Sequence[StreamTask] = (),
+    sources: Collection[NodeId] = (),
     workers: Sequence[NodeId] = (),
     dead: Sequence[NodeId] = (),
 ) -> BarrierNeed:
     """What the barrier on the operation's present stage needs.
 
-    `tasks` are the streams still to run, `workers` the nodes that still have a part of the stage's work,
-    `dead` those that seem so: nobody waits for their guards.
+    `sources` are those of the streams still to run, `workers` the nodes that still have a part of the stage's
+    work, `dead` those that seem so: nobody waits for their guards.
     """
     row, gone = stage_row(operation), operation.about.presumed_dead
-    dc_of = cluster.directory.dc_by_id.__getitem__
-    groups: dict[GroupNeed, None] = {}
-    for transition in operation.transitions:
-        for side in row.in_use:
-            for need in _group_needs(transition, side, row, dc_of):
-                groups[need] = None
+    walked = memo_from(
+        operation,
+        "_walked",
+        (cluster.directory, cluster.degraded),
+        None,
+        partial(_walked, operation, cluster),
+    )
     return BarrierNeed(
         operation.id,
         operation.stage_epoch,
+        walked.groups,
+        walked.must_see,
+        _must_drain(row, walked, sources, workers),
+        (gone,) if gone else (),
+        tuple(node for node in walked.guards if node not in dead),
+    )
+
+
+class _Walked(msgspec.Struct, frozen=True):
+    """What the ranges of an operation ask of the barrier on its stage, whoever reports what. It is kept with
+    the operation, so a report costs no walk of them. `touched`: all replicas of before and after."""
+
+    groups: tuple[GroupNeed, ...]
+    must_see: tuple[NodeId, ...]
+    touched: tuple[NodeId, ...]
+    guards: tuple[NodeId, ...]
+
+
+def _walked(operation: Operation, cluster: ClusterMetadata) -> _Walked:
+    row, dc_of = stage_row(operation), cluster.directory.dc_by_id.__getitem__
+    groups: dict[GroupNeed, None] = {}
+    touched: dict[NodeId, None] = {}
+    for transition in operation.transitions:
+        touched.update(dict.fromkeys(transition.union))
+        for side in row.in_use:
+            for need in _group_needs(transition, side, row, dc_of):
+                groups[need] = None
+    return _Walked(
         tuple(groups),
         _must_see(row, operation),
-        _must_drain(row, operation, tasks, workers),
-        (gone,) if gone else (),
-        tuple(node for node in _may_hold_guards(operation, cluster) if node not in dead),
+        tuple(sorted(touched)),
+        _may_hold_guards(operation, cluster),
     )
 
 
@@ -144,14 +174,14 @@ def _must_see(row: StageRow, operation: Operation) -> tuple[NodeId, ...]:
 
 
 def _must_drain(
-    row: StageRow, operation: Operation, tasks: Sequence[StreamTask], workers: Sequence[NodeId]
+    row: StageRow, walked: _Walked, sources: Collection[NodeId], workers: Sequence[NodeId]
 ) -> tuple[NodeId, ...]:
     if row.drain is Drain.WORKERS:
         return tuple(sorted(workers))
     if row.drain is Drain.SOURCES:
-        return tuple(sorted({source for task in tasks for source in task.sources}))
+        return tuple(sorted(sources))
     if row.drain is Drain.ALL:
-        return tuple(sorted({node for t in operation.transitions for node in t.union}))
+        return walked.touched
     return ()
 
 

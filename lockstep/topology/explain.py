@@ -74,8 +74,8 @@ def presence(
     operation: Operation, cluster: ClusterMetadata, acknowledged: Mapping[NodeId, int], dead: Sequence[NodeId]
 ) -> Presence:
     orders = work_orders(operation, cluster, dead)
-    tasks = [task for order in orders for task in order.tasks]
-    need = barrier_need(operation, cluster, tasks, [order.node for order in orders])
+    sources = {source for order in orders for source in order.sources}
+    need = barrier_need(operation, cluster, sources, [order.node for order in orders])
     nodes = need.nodes()
     excluded = cluster.excluded_by_node
     seen = tuple(n for n in nodes if acknowledged.get(n, 0) >= need.epoch and n not in excluded)

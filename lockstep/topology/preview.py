@@ -95,8 +95,8 @@ def preview(cluster: ClusterMetadata, wanted: PrepareOperation, dead: tuple[Node
         if row.work in STREAMING:
             tasks.extend(stream_plan(operation, value, dead))
         workers = tuple(order.node for order in orders)
-        ordered = [task for order in orders for task in order.tasks]
-        need = barrier_need(operation, value, ordered, workers)
+        sources = {source for order in orders for source in order.sources}
+        need = barrier_need(operation, value, sources, workers)
         steps.append(StepPreview(row, need.nodes(), workers))
         value = AdvanceOperation(operation.id, operation.stage, operation.step).apply(
             value, operation.stage_epoch + 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
 
 import msgspec
 
@@ -30,6 +31,7 @@ from lockstep.topology.transformations import (
     preparation,
 )
 from lockstep.values.ids import NodeId
+from lockstep.values.memo import memo_from
 from lockstep.values.tokens import Range
 
 
@@ -68,7 +70,7 @@ class Reports(msgspec.Struct, frozen=True):
     at_ms: int = 0
 
 
-class WorkOrder(msgspec.Struct, frozen=True, array_like=True):
+class WorkOrder(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """Work of one node in one stage, valid while its session is open.
 
     kind WIPE, CLEANUP, DISCARD: delete what is stored of `ranges`; CLEANUP of the node that leaves: give away
@@ -83,6 +85,16 @@ class WorkOrder(msgspec.Struct, frozen=True, array_like=True):
     kind: Work
     ranges: tuple[tuple[int, Range], ...] = ()
     tasks: tuple[StreamTask, ...] = ()
+
+    @cached_property
+    def sources(self) -> frozenset[NodeId]:
+        """From whom its tasks copy."""
+        return frozenset(source for task in self.tasks for source in task.sources)
+
+    @cached_property
+    def starved(self) -> tuple[StreamTask, ...]:
+        """Tasks that too few old replicas are alive for."""
+        return tuple(task for task in self.tasks if not task.sources)
 
 
 class Propose(msgspec.Struct, frozen=True):
@@ -203,7 +215,7 @@ def decide(operation: Operation, cluster: ClusterMetadata, reports: Reports) -> 
         )
     # Where there is no way back, what failed is asked for until somebody has mended what it failed by.
     starting = [order for order in open_orders if _report(reports, order) is not WorkReport.RUNNING]
-    starved = [task for order in starting for task in order.tasks if not task.sources]
+    starved = [task for order in starting for task in order.starved]
     if starved:
         return _wait(operation, [(task.target, _starved_text(task) + advice) for task in starved])
     if starting:
@@ -226,10 +238,10 @@ def barrier_state(
 
     One that operators let go is asked without the quorums within data centres.
     """
-    tasks = [task for order in open_orders for task in order.tasks]
+    sources = frozenset[NodeId]().union(*(order.sources for order in open_orders))
     workers = [order.node for order in open_orders]
     drained = reports.drained if reports.drained is not None else reports.acknowledged
-    need = barrier_need(operation, cluster, tasks, workers, _unheard(cluster, reports))
+    need = barrier_need(operation, cluster, sources, workers, _unheard(cluster, reports))
     acknowledged, drained = _heard(cluster, reports.acknowledged), _heard(cluster, drained)
     relaxed = (operation.id, operation.stage_epoch) in reports.relaxed
     return evaluate(need, acknowledged, drained, reports.guards, relaxed)
@@ -267,7 +279,15 @@ def work_orders(
 
     A node that is dead or departing cleans nothing up, and drops nothing that it was to gain: whatever it
     keeps is wiped before it may own it again. One that leaves alive gives away what it keeps for others.
+    They are kept with the operation: who asks again at every report walks its ranges once.
     """
+    found = partial(_work_orders, operation, cluster, dead)
+    return memo_from(operation, "_orders", (cluster.directory, cluster.degraded), tuple(dead), found)
+
+
+def _work_orders(
+    operation: Operation, cluster: ClusterMetadata, dead: Sequence[NodeId]
+) -> tuple[WorkOrder, ...]:
     row, about = stage_row(operation), operation.about
     ranges: dict[NodeId, list[tuple[int, Range]]] = {}
     tasks: dict[NodeId, list[StreamTask]] = {}

@@ -7,6 +7,7 @@ the value alone, or says itself what else it was made from, so equal values neve
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import is_
 from typing import Any, TypeVar
 
 V = TypeVar("V")
@@ -20,6 +21,15 @@ def memo(value: V, name: str, make: Callable[[V], R]) -> R:
         kept[name] = make(value)
     found: R = kept[name]
     return found
+
+
+def memo_from(value: Any, name: str, others: tuple[object, ...], key: object, make: Callable[[], R]) -> R:
+    """`make()`, kept under `name` as long as the `others` that it is made from are the identical objects and
+    the `key` is equal; the value's type has `dict=True`."""
+    known: tuple[tuple[object, ...], object, R] | None = value.__dict__.get(name)
+    if known is None or known[1] != key or not all(map(is_, known[0], others)):
+        known = value.__dict__[name] = (others, key, make())
+    return known[2]
 
 
 def keep(value: Any, name: str, found: Any) -> None:

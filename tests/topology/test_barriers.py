@@ -92,8 +92,8 @@ def test_a_majority_of_all_is_not_enough_when_a_data_centre_lacks_its_own() -> N
 def test_sources_must_have_finished_older_requests() -> None:
     cluster, operation = joining(3, Stage.WRITE_BOTH_READ_OLD)
     tasks = stream_plan(operation, cluster, ())
-    need = barrier_need(operation, cluster, tasks)
     sources = sorted({source for task in tasks for source in task.sources})
+    need = barrier_need(operation, cluster, sources)
     assert need.must_drain == tuple(sources) and sources
     everyone = dict.fromkeys((A, B, C, X), need.epoch)
     assert not evaluate(need, everyone, {}).passed
@@ -170,7 +170,8 @@ def test_an_older_acknowledgement_is_named_with_its_epoch() -> None:
 
 def test_whatever_a_node_is_waited_for_it_is_named_with_what_it_was_last_seen_at() -> None:
     cluster, operation = joining(3, Stage.WRITE_BOTH_READ_OLD)
-    need = barrier_need(operation, cluster, stream_plan(operation, cluster, ()))
+    tasks = stream_plan(operation, cluster, ())
+    need = barrier_need(operation, cluster, {source for task in tasks for source in task.sources})
     giver = need.must_drain[0]
     epoch = need.epoch
     everyone = dict.fromkeys((A, B, C, X), epoch)

@@ -1,0 +1,114 @@
+"""What a step of the coordinator costs, in ranges looked at: those of what changed since it last looked."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.operations import Stage
+from lockstep.topology import barriers, step, streams
+from lockstep.topology.barriers import barrier_need
+from lockstep.topology.kinds.bootstrap import Bootstrap
+from lockstep.topology.step import Reports, WorkReport, work_key, work_orders
+from lockstep.topology.transformations import AdvanceOperation, PrepareOperation
+from lockstep.values.ids import NodeId
+from tests.metadata.histories import History, simple, started
+from tests.metadata.test_log import register
+from tests.topology.drills import random_change, random_start
+
+RANGES = 300
+
+
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How many ranges were looked at, by what looked at them."""
+    counts: Counter[str] = Counter()
+
+    def watch(module: Any, name: str) -> None:
+        original = getattr(module, name)
+
+        def counted(*given: Any) -> Any:
+            counts[name] += 1
+            return original(*given)
+
+        monkeypatch.setattr(module, name, counted)
+
+    watch(barriers, "_group_needs")
+    watch(streams, "pieces")
+    return counts
+
+
+def moving() -> History:
+    """Node 5 joins with as many ranges as there are, and the first stage is behind it."""
+    owned = [tuple(node * 10 + 1_000 * at for at in range(RANGES)) for node in range(1, 5)]
+    history = started(owned, ("k", simple(3)))
+    history.submit(register(5))
+    history.submit(PrepareOperation(Bootstrap(NodeId(5), tuple(5 + 1_000 * at for at in range(RANGES)))))
+    while history.now.operations[0].stage is not Stage.WRITE_BOTH_READ_OLD:
+        history.submit(AdvanceOperation(1, history.now.operations[0].stage, 0))
+    return history
+
+
+def reports(cluster: ClusterMetadata, behind: int, **more: Any) -> Reports:
+    acknowledged = {node.id: cluster.epoch for node in cluster.directory.nodes if node.id != behind}
+    return Reports(acknowledged=acknowledged, **more)
+
+
+def test_a_report_costs_no_walk_of_the_ranges(looked_at: Counter[str]) -> None:
+    now = moving().now
+    assert len(now.operations[0].transitions) > RANGES
+    first = step.step(now, reports(now, behind=1))
+    assert min(looked_at.values()) > RANGES and len(looked_at) == 2
+    looked_at.clear()
+    answers = [step.step(now, reports(now, behind=node)) for node in range(1, 6)]
+    orders = work_orders(now.operations[0], now, ())
+    for state in WorkReport:
+        work = {work_key(order): state for order in orders}
+        answers.append(step.step(now, reports(now, behind=0, work=work)))
+    assert not looked_at and answers[0] == first
+    assert len({type(answer) for answer in answers}) == 3, "it waits, has work done, and goes on"
+
+
+def test_another_entry_costs_the_ranges_of_the_operations_that_it_changes(looked_at: Counter[str]) -> None:
+    history = moving()
+    step.step(history.now, reports(history.now, behind=1))
+    looked_at.clear()
+    # Neither nodes nor what they lack are others.
+    history.submit(AdvanceOperation(1, Stage.WRITE_BOTH_READ_OLD, 0))
+    other = history.now
+    step.step(other, reports(other, behind=1))
+    assert looked_at["_group_needs"] > RANGES
+    looked_at.clear()
+    step.step(other, reports(other, behind=2))
+    assert not looked_at
+    # Who is dead decides who streams, and nothing of a barrier.
+    before = history.values[-2]
+    step.step(before, reports(before, behind=1, dead=(NodeId(1),)))
+    assert looked_at["pieces"] > RANGES and not looked_at["_group_needs"]
+
+
+def test_what_is_kept_is_what_would_be_found_anew() -> None:
+    for seed in range(12):
+        history, rng = random_start(seed)
+        for _ in range(40):
+            history.tried(random_change(history, rng))
+            for cluster in (history.now, rng.choice(history.values)):
+                check_kept(cluster, rng)
+
+
+def check_kept(cluster: ClusterMetadata, rng: random.Random) -> None:
+    dead = tuple(node.id for node in cluster.directory.nodes if rng.random() < 0.2)
+    for operation in cluster.operations:
+        fresh = msgspec.structs.replace(operation)
+        orders = work_orders(operation, cluster, dead)
+        assert orders == work_orders(fresh, cluster, dead)
+        sources = {source for order in orders for task in order.tasks for source in task.sources}
+        assert sources == set[NodeId]().union(*(order.sources for order in orders))
+        assert barrier_need(operation, cluster, sources, (), dead) == barrier_need(
+            fresh, cluster, sources, (), dead
+        )
