@@ -20,6 +20,10 @@ echo 'openjdk version "17.0.0"' >&2
 _PROGRAM: Final = """#!/bin/sh
 exec "{python}" -P -m {module} "$@"
 """
+#: The one that is installed beside this package (`pip install cqlsh`).
+_CQLSH: Final = """#!/bin/sh
+exec "{program}" "$@"
+"""
 #: ccm replaces these lines, or looks for them.
 _INCLUDE: Final = """CASSANDRA_HOME=
 CASSANDRA_CONF=
@@ -60,6 +64,7 @@ def install(directory: Path) -> Path:
         "0.version.txt": f"{CASSANDRA_RELEASE}\n",
         "bin/cassandra": _PROGRAM.format(python=sys.executable, module="lockstep.testing.ccm_node"),
         "bin/nodetool": _PROGRAM.format(python=sys.executable, module="lockstep.testing.ccm_nodetool"),
+        "bin/cqlsh": _CQLSH.format(program=Path(sys.executable).with_name("cqlsh")),
         "bin/cassandra.in.sh": _INCLUDE,
         "java/java": _JAVA,
         "conf/cassandra.yaml": _SETTINGS,

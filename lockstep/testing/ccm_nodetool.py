@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +23,14 @@ from lockstep.values.ids import CASSANDRA_RELEASE
 _ENDED: Final = ("done", "failed", "cancelled")
 _OPERATION_S: Final = 600.0
 _LOOK_S: Final = 0.05
+_METRICS_S: Final = 10.0
+_DONE: Final = "lockstep_server_request_duration_seconds_count"
+#: (Cassandra's pool, metric of what runs, metric and label of what is done).
+_POOLS: Final = (
+    ("Native-Transport-Requests", "lockstep_server_requests_in_flight", _DONE, ""),
+    ("ReadStage", "lockstep_replication_reads_in_flight", _DONE, 'operation="read"'),
+    ("MutationStage", "lockstep_replication_writes_in_flight", _DONE, 'operation="write"'),
+)
 #: The store flushes, merges and cleans by itself, and there is nothing to warm or to trace.
 _NOTHING: Final = (
     "cleanup",
@@ -119,6 +128,43 @@ def _remove(admin: AdminClient, words: Sequence[str]) -> str:
     return ""
 
 
+def _repair(admin: AdminClient, words: Sequence[str]) -> str:
+    """`repair [options] [keyspace [tables]]`; ranges and replicas are the node's to choose."""
+    named = [word for word in words if not word.startswith("-")]
+    full = not {"-full", "--full"}.isdisjoint(words)
+    keyspace, tables = (named[0], named[1:]) if named else ("", ())
+    for table in tables or ("",):
+        run = admin.post("/v1/repairs", {"keyspace": keyspace, "table": table, "incremental": not full})
+        run = _ended(run, lambda found: admin.get(f"/v1/repairs/{found['id']}"))
+        if run["state"] != "done":
+            raise LockstepError(f"repair {run['id']} {run['state']}: {run.get('error')}")
+    return "Repair completed successfully"
+
+
+def _pools(admin: AdminClient, _: Sequence[str]) -> str:
+    """What Cassandra's pools come nearest to: requests of clients, and what this node coordinates."""
+    address = f"http://{admin.host}:{ADMIN_PORT}/metrics"
+    with urllib.request.urlopen(address, timeout=_METRICS_S) as answer:
+        text = answer.read().decode()
+    pairs = (line.rpartition(" ") for line in text.splitlines() if line[:1] not in ("", "#"))
+    found = {name: float(value) for name, _, value in pairs}
+    lines = [f"{'Pool Name':<28}{'Active':>8}{'Pending':>9}{'Completed':>11}{'Blocked':>9}{'All time blocked':>18}"]
+    for pool, active, done, label in _POOLS:
+        completed = int(sum(found[name] for name in found if name.startswith(done) and label in name))
+        lines.append(f"{pool:<28}{int(found.get(active, 0)):>8}{0:>9}{completed:>11}{0:>9}{0:>18}")
+    return "\n".join(lines)
+
+
+def _ended(run: dict[str, Any], look: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
+    deadline = time.monotonic() + _OPERATION_S
+    while run.get("state") not in _ENDED:
+        if time.monotonic() > deadline:
+            raise PeerTimeout(f"{run.get('id')} still runs")
+        time.sleep(_LOOK_S)
+        run = look(run)
+    return run
+
+
 def _admin_at(home: Path, address: str) -> AdminClient:
     return AdminClient(address, ADMIN_PORT, credential=beside(home, address))
 
@@ -129,12 +175,7 @@ def _operate(admin: AdminClient, wanted: dict[str, Any]) -> None:
     if others:
         admin = _admin_at(node_home(os.environ), str(others[0]["address"]))
     request = admin.post("/v1/requests", {**wanted, "dry_run": False})
-    deadline = time.monotonic() + _OPERATION_S
-    while request.get("state") not in _ENDED:
-        if time.monotonic() > deadline:
-            raise PeerTimeout(f"request {request.get('id')} still runs")
-        time.sleep(_LOOK_S)
-        request = admin.get(f"/v1/requests/{request['id']}")
+    request = _ended(request, lambda found: admin.get(f"/v1/requests/{found['id']}"))
     if request["state"] != "done":
         raise LockstepError(f"request {request['id']} {request['state']}: {request.get('error')}")
 
@@ -152,9 +193,11 @@ _COMMANDS: Final[dict[str, Callable[[AdminClient, Sequence[str]], str]]] = {
     "decommission": _decommission,
     "info": _info,
     "removenode": _remove,
+    "repair": _repair,
     "status": _status,
     "statusbinary": lambda *_: "running",
     "statusgossip": lambda *_: "running",
+    "tpstats": _pools,
     "version": lambda *_: f"ReleaseVersion: {CASSANDRA_RELEASE}",
 }
 
