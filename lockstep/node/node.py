@@ -21,7 +21,7 @@ from lockstep.node.log.raft_transport import MANAGEMENT_GROUP, METADATA_GROUP
 from lockstep.node.log_service import NodeLog, wire_log
 from lockstep.node.membership.founders_file import FOUNDERS_PATH
 from lockstep.node.membership.gossiping import OwnLoad
-from lockstep.node.membership.identity import refuse_lost_store, refuse_other_cluster
+from lockstep.node.membership.identity import claim_archive, refuse_lost_store, refuse_other_cluster
 from lockstep.node.membership_service import NodeMembership, wire_membership
 from lockstep.node.processors.kinds import Factory, chosen
 from lockstep.node.recovering import refuse_half_recovered
@@ -134,6 +134,7 @@ class Node:
         refuse_lacking(log.cluster.features_enabled, configuration.features)
         refuse_half_recovered(disk)
         refuse_lost_store(disk, identity)
+        await claim_archive(self.runtime.archive, identity)
         store, self._engine = await open_engine(self.context, self._open_store, self._break)
         self.data = wire_data(log, store, self._engine)
         self.work = wire_work(log, self.membership, self.data)

@@ -148,7 +148,9 @@ def _pools(admin: AdminClient, _: Sequence[str]) -> str:
         text = answer.read().decode()
     pairs = (line.rpartition(" ") for line in text.splitlines() if line[:1] not in ("", "#"))
     found = {name: float(value) for name, _, value in pairs}
-    lines = [f"{'Pool Name':<28}{'Active':>8}{'Pending':>9}{'Completed':>11}{'Blocked':>9}{'All time blocked':>18}"]
+    lines = [
+        f"{'Pool Name':<28}{'Active':>8}{'Pending':>9}{'Completed':>11}{'Blocked':>9}{'All time blocked':>18}"
+    ]
     for pool, active, done, label in _POOLS:
         completed = int(sum(found[name] for name in found if name.startswith(done) and label in name))
         lines.append(f"{pool:<28}{int(found.get(active, 0)):>8}{0:>9}{completed:>11}{0:>9}{0:>18}")

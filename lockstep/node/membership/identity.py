@@ -18,6 +18,8 @@ from lockstep.values.codec import decoder, encode
 from lockstep.values.errors import ConfigurationError, CorruptFile
 
 IDENTITY_PATH = "identity"
+#: In an archive: an empty file that is called so and by the host id of the node whose log goes there.
+ARCHIVE_OWNER_PREFIX = "owner-"
 _GENERATION = b"boot-generation"
 
 
@@ -107,3 +109,24 @@ def refuse_lost_store(disk: Disk, identity: Identity) -> None:
         return
     if PositionFile(disk, STORE_DIRECTORY).load() is None:
         raise lost(STORE_DIRECTORY, 0, "it is missing or empty, and this node is a member of a cluster")
+
+
+async def claim_archive(archive: Disk | None, identity: Identity) -> None:
+    """ConfigurationError when another node's log goes to this archive: files of both have the same names. Of
+    nodes that claim it at once, none gets it."""
+    if archive is None:
+        return
+    own = ARCHIVE_OWNER_PREFIX + identity.host_id
+    if archive.exists(own):
+        return
+    archive.append(own, b"")
+    others = [name for name in archive.names("") if name.startswith(ARCHIVE_OWNER_PREFIX) and name != own]
+    if others:
+        archive.remove(own)
+        raise ConfigurationError(
+            f"the archive directory is that of node {others[0].removeprefix(ARCHIVE_OWNER_PREFIX)}, and this "
+            f"is {identity.host_id}",
+            hint="give each node a [metadata] archive_directory of its own",
+        )
+    await archive.sync(own)
+    await archive.sync_names("")
