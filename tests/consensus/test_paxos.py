@@ -173,6 +173,7 @@ def _name(origin: Ballot) -> bytes:
     return b"%d.%d" % (origin.time_us, origin.draw)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_every_decision_is_made_on_all_earlier_ones(seed: int) -> None:

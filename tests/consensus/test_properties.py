@@ -60,6 +60,7 @@ TERMS = st.lists(st.integers(1, 4), max_size=8).map(sorted)
 # -- the log
 
 
+@pytest.mark.slow
 @given(TERMS, TERMS)
 @settings(max_examples=200, deadline=None)
 def test_probing_by_hints_ends_at_the_last_common_entry(leaders: list[int], members: list[int]) -> None:
@@ -317,6 +318,7 @@ class Pair:
         return answers
 
 
+@pytest.mark.slow
 @given(
     st.integers(0, 40),
     st.integers(1, 9),

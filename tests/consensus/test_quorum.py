@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,6 +45,7 @@ def test_an_election_is_decided_exactly_when_further_votes_cannot_change_it(
     assert vote_result(configuration, votes) is expected
 
 
+@pytest.mark.slow
 @given(IDS.filter(bool), IDS.filter(bool))
 @settings(max_examples=100, deadline=None)
 def test_quorums_of_adjacent_configurations_of_a_change_intersect(

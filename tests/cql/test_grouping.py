@@ -49,6 +49,7 @@ def by_hand(rows: list[tuple], width: int, *, most: int | None, each: int | None
     return found[:most]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(_ROWS, st.integers(1, 4), st.sampled_from((2, 3, 4)), st.sampled_from((None, 1, 3)))
 def test_groups_agree_with_neighbours_grouped_by_hand(

@@ -17,6 +17,7 @@ _CHANGES = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(_CHANGES, st.sampled_from(("l", "s")))
 def test_lists_change_as_python_lists_do(changes: list[tuple[str, int]], name: str) -> None:

@@ -17,6 +17,7 @@ from lockstep.values.errors import InvalidRequest, SyntaxError_
 from tests.cql.twin import Session
 
 
+@pytest.mark.slow
 def test_the_kept_tables_are_those_of_the_grammar() -> None:
     assert grammar.unpacked(PACKED) == grammar.build_table()
 
@@ -127,6 +128,7 @@ _WORDS = [
 ]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.sampled_from(_WORDS), max_size=12),
@@ -162,6 +164,7 @@ _CATALOG = Session(
 ).catalog
 
 
+@pytest.mark.slow
 def test_time_grows_with_the_length_of_a_list_and_not_with_its_square() -> None:
     def seconds(elements: int) -> float:
         text = f"INSERT INTO t (k, m) VALUES (1, {{{', '.join(f'{i}: {i}' for i in range(elements))}}})"

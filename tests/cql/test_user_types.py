@@ -93,6 +93,7 @@ _STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(_STEPS)
 def test_changes_of_fields_agree_with_a_dictionary(steps: list[tuple]) -> None:

@@ -196,6 +196,7 @@ def test_damaged_requests_are_protocol_violations(opcode, body, message):
 OPCODES = st.sampled_from([*(int(opcode) for opcode in Opcode), 0x42])
 
 
+@pytest.mark.slow
 @given(st.sampled_from([4, 5]), OPCODES, st.sampled_from([0, 2, 4, 6]), st.binary(max_size=60))
 @settings(max_examples=400)
 def test_random_bodies_raise_nothing_but_protocol_violations(version, opcode, flags, body):
@@ -207,6 +208,7 @@ def test_random_bodies_raise_nothing_but_protocol_violations(version, opcode, fl
         assert opcode == Opcode.BATCH and "A batch holds at most" in refused.message
 
 
+@pytest.mark.slow
 @given(st.data(), st.sampled_from([4, 5]))
 @settings(max_examples=150)
 def test_every_truncation_of_a_request_is_a_protocol_violation(data, version):

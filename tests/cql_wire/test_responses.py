@@ -307,6 +307,7 @@ CODES = st.sampled_from([0, 0x1000, 0x1100, 0x1300, 0x1500, 0x2400, 0x2500]).map
 )
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from([4, 5]),
     st.sampled_from([*(int(opcode) for opcode in Opcode), 0x42]),

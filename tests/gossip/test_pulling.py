@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -283,6 +284,7 @@ def test_a_snapshot_that_was_overtaken_is_given_up() -> None:
     assert asked(puller, 100, 2).offer is None
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32))
 def test_whatever_is_lost_everything_is_fetched_once_a_peer_answers(seed: int) -> None:

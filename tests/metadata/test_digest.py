@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.extensions import CHANGES_BEHIND_MAX, NO_EXTENSIONS, extensions_of
 from lockstep.metadata.log.digest import state_digest
@@ -139,6 +141,7 @@ def test_a_digest_that_was_asked_for_leaves_the_next_one_only_what_changed_since
     assert sum(old is not new for old, new in zip(known.tree.branches, after.tree.branches, strict=True)) == 1
 
 
+@pytest.mark.slow
 def test_recent_ids_that_were_appended_have_the_digest_of_their_listed_form() -> None:
     recent = no_recent_ids()
     for epoch in range(1, 2 * RECENT_ENTRY_IDS_MAX + 40):

@@ -145,6 +145,7 @@ actions = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(1, 12), actions, st.integers(1, 3)), max_size=24))
 @settings(max_examples=150, deadline=None)
 def test_the_state_machine_equals_its_twin(steps: list[tuple[int, Action, int]]) -> None:

@@ -415,6 +415,7 @@ def test_a_cancel_in_the_middle_leaves_no_half_added_member() -> None:
     assert ids(1, 2, 3) in ends and ids(3, 4, 5) in ends and len(ends) >= 3, ends
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @example(seed=494, nodes=6)
 @given(seed=st.integers(0, 1 << 32), nodes=st.integers(1, 12))

@@ -102,6 +102,7 @@ def test_too_many_pieces_are_joined_at_the_older_facts(monkeypatch: pytest.Monke
     assert known == (Repaired(Range(0, 25), 5, 4, 6), Repaired(Range(30, 40), 6, 5, 7)), "a hole stays one"
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.lists(ranges, max_size=8))
 def test_joined_ranges_hold_the_same_tokens_and_do_not_touch(given_ranges: list[Range]) -> None:

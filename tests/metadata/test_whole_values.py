@@ -124,6 +124,7 @@ def others(value: Any) -> list[tuple[str, Any]]:
     return []
 
 
+@pytest.mark.slow
 def test_whatever_differs_gives_other_bytes_and_another_digest() -> None:
     variants = elements()
     assert len(variants) > 150

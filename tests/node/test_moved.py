@@ -33,6 +33,7 @@ REPORTS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(REPORTS)
 def test_counts_never_fall_and_are_the_sum_of_the_most_that_each_node_said(

@@ -43,6 +43,7 @@ def group(reads: list[int], writes: list[int]) -> ReplicaGroup:
 nodes = st.lists(st.integers(1, 7).map(NodeId), max_size=5)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(nodes, st.integers(0, 6), nodes, st.integers(0, 6))
 def test_the_formula_equals_trying_every_choice(

@@ -30,6 +30,7 @@ def test_renamed_nodes_have_the_shape_of_the_others() -> None:
     assert len({shape_of(lists, by_tens) for lists in (one, elsewhere, swapped)}) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_equal_shapes_are_equally_safe(seed: int) -> None:
     rng = random.Random(seed)

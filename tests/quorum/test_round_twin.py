@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -235,6 +236,7 @@ class Play:
             self.carry_out(round_.failed(node, error))
 
 
+@pytest.mark.slow
 @given(st.data(), st.sampled_from((WRITE, READ, BALLOT, BATCH, COUNTER)))
 @settings(max_examples=150, deadline=None)
 def test_a_round_decides_as_its_twin(data: st.DataObject, policy: Policy) -> None:

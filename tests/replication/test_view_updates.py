@@ -194,6 +194,7 @@ def _check(view: Table, orders: Sequence[Sequence[Mutation]], derive: type[ViewO
     assert _visible(view, sent) == _defined(view, base)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
 @given(st.lists(_mutations(), min_size=1, max_size=10), st.randoms(use_true_random=False))
 @settings(max_examples=60, deadline=None)
@@ -209,6 +210,7 @@ def test_a_view_is_a_function_of_its_base_whatever_the_order(
     _check(view, orders)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
 @given(
     st.lists(_mutations(), min_size=1, max_size=10),

@@ -112,6 +112,7 @@ def test_compound_values_have_the_drivers_bytes(text, ours, theirs):
     assert oracle(text).deserialize(data, 5) is not None
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=150)
 def test_nested_values_round_trip_and_are_canonical(data):

@@ -61,6 +61,7 @@ def test_slice_bounds_hold_exactly_the_rows_of_the_slice(place, start, end) -> N
     assert (lower <= row_key(place) < upper) == Slice(start, end).contains(clustering)
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(places, tokens, tokens)
 def test_token_bounds_hold_exactly_the_tokens_of_the_range(place, left, right) -> None:  # type: ignore[no-untyped-def]

@@ -178,6 +178,7 @@ def test_sending_a_source_its_difference_makes_it_whole(sources: list[Partition]
     assert merge_partitions([lacking or Partition(5, b"k")]) == merged
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(
