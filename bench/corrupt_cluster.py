@@ -13,8 +13,7 @@ from corrupt_cases import KILLED, STOPPED, Case, cases_of, copied, harm
 from corrupt_start import Result
 
 from lockstep.testing.clusters import Cluster
-from lockstep.testing.nodes import Node
-from lockstep.testing.session import Session
+from lockstep.testing.nodes import Node, Session
 from lockstep.values.errors import LockstepError
 
 ROWS = 240

@@ -127,8 +127,8 @@ def serve() -> None:
 
 async def opened(directory: str) -> dict[str, Any]:
     from lockstep.node.configuration import parse
-    from lockstep.node.log.raft_journal import RaftJournal
-    from lockstep.node.log.raft_transport import MANAGEMENT_GROUP, METADATA_GROUP
+    from lockstep.node.log.journal import RaftJournal
+    from lockstep.node.log.raft_driver import MANAGEMENT_GROUP, METADATA_GROUP
     from lockstep.node.node import Node
     from lockstep.node.processors.raft import logged_entries
     from lockstep.runtime.real import CHECK_HANDLER, CHECK_PACKAGES, HelperProcesses, real_runtime
@@ -200,7 +200,7 @@ async def closed(node: Any) -> None:
 
 def plant() -> None:
     """Take damage for the end of a file, and start without what is missing: as a careless node would."""
-    from lockstep.node.seal import Seal
+    from lockstep.node.node import Seal
     from lockstep.values import codec
 
     async def nothing(_self: Any) -> None:

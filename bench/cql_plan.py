@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from lockstep.cql.bind.modify import plan_modification
 from lockstep.cql.bind.results import PageBuilder
-from lockstep.cql.compile.catalog import Catalog
 from lockstep.cql.compile.context import Context
 from lockstep.cql.compile.prepare import prepare
+from lockstep.cql.compile.prepared import Catalog
 from lockstep.cql.compile.select import plan_select
 from lockstep.cql.parse.parser import parse
 from lockstep.schema.changes import CreateKeyspace, CreateTable, NewColumn, apply_change

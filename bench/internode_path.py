@@ -22,11 +22,10 @@ from lockstep.coordination.coordinator import Coordinator
 from lockstep.internode import verbs
 from lockstep.internode.handshake import Hello, PeerInfo
 from lockstep.internode.internode import Internode
-from lockstep.internode.responding import Respond
+from lockstep.internode.serving import Respond
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
 from lockstep.metadata.directory import DIRECTORY, Directory, NodeInfo, NodeState
-from lockstep.metadata.placements_part import PLACEMENTS
-from lockstep.metadata.schema_part import SCHEMA
+from lockstep.metadata.schema_part import PLACEMENTS, SCHEMA
 from lockstep.placement.placements import PlacedRange, Placements, ReplicaGroup, ring_of_ranges
 from lockstep.replica.messages import WriteReply, WriteRequest
 from lockstep.replica.replica import ReplicaService

@@ -27,8 +27,7 @@ from lockstep.cql.wire.frames import EnvelopeReader, encode_request
 from lockstep.cql.wire.messages import QueryParameters
 from lockstep.local.clusters import LocalCluster
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
-from lockstep.metadata.log.apply import apply_entry
-from lockstep.metadata.log.digest import state_digest
+from lockstep.metadata.log.apply import apply_entry, state_digest
 from lockstep.metadata.log.entries import LogEntry
 from lockstep.metadata.log.registry import Registry, Transformation
 from lockstep.metadata.log.snapshot import SnapshotDecoder, pieces

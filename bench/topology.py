@@ -23,7 +23,7 @@ from measuring import resident_mb, save, table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
-from lockstep.metadata.log.digest import state_digest
+from lockstep.metadata.log.apply import state_digest
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.metadata.transformations import Founder, Initialize, Register
 from lockstep.placement.deltas import computed_ring

@@ -10,10 +10,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lockstep.cql.compile.catalog import Catalog
 from lockstep.cql.compile.context import Context
 from lockstep.cql.compile.literals import FITTING
 from lockstep.cql.compile.prepare import prepare
+from lockstep.cql.compile.prepared import Catalog
 from lockstep.cql.ddl.changes import schema_change
 from lockstep.cql.functions.aggregates import NAMES as AGGREGATES
 from lockstep.cql.functions.arithmetic import NUMBERS, result_type

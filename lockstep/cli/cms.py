@@ -438,7 +438,7 @@ def load(file: str, check: bool, data_directory: str | None, dry_run: bool, outp
     if dry_run and data_directory is not None and _holds_something(Path(data_directory)):
         raise ConfigurationError("the data directory is not empty", hint="name a new one")
     # Only these commands need the whole metadata; the others start faster without it.
-    from lockstep.metadata.log.dump import load_file
+    from lockstep.metadata.log.snapshot_file import load_file
     from lockstep.node.kinds import every_kind
 
     loaded = load_file(_parts(Path(file)), every_kind(), file)
@@ -457,7 +457,7 @@ def load(file: str, check: bool, data_directory: str | None, dry_run: bool, outp
         "seeded": data_directory if not dry_run else None,
     }
     if data_directory is not None and not dry_run:
-        from lockstep.node.log.metadata_seed import seed_directory
+        from lockstep.node.log.metadata_store import seed_directory
         from lockstep.runtime.real import real_runtime, run
 
         directory = data_directory

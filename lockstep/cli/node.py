@@ -1,4 +1,6 @@
-"""Owns `lockstep node`: run one node in the foreground, ask one about itself, close its clients' door."""
+"""Owns `lockstep node`: run one node in the foreground, ask one about itself, close its clients' door; and
+what is done to one that is stopped, in its data directory.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,52 @@ import click
 import msgspec
 
 from lockstep.cli.shared import client, options, render
-from lockstep.cli.shared.stopped_node import recover_stopped
+from lockstep.node.configuration import parse
+from lockstep.node.recovering import DAMAGED_DIRECTORY, Recoverable, recover_store, survey
+from lockstep.runtime.ports import Runtime
+from lockstep.runtime.real import claim, real_runtime
+from lockstep.runtime.real import run as real_run
+from lockstep.storage.store import STORE_DIRECTORY, Store
+from lockstep.storage.store_position import Lack
 from lockstep.values.errors import OutcomeUnknown
+
+
+def recover_stopped(
+    file: Path, *, accept_data_loss: bool, keep_readable: bool, dry_run: bool
+) -> tuple[Recoverable, tuple[Lack, ...]]:
+    """Give up the store of the node that `file` configures, or what cannot be read of it: what it lacks then.
+
+    PreconditionError when it runs, when it is no member of a cluster, when something would be lost for good
+    that nobody accepts, or when what cannot be read are records of the node itself.
+    """
+    directory = parse(file.read_text(), os.environ, source=str(file)).node.data_directory
+    held = claim(directory)
+    try:
+        return real_run(lambda: _recover(directory, accept_data_loss, keep_readable, dry_run))
+    finally:
+        os.close(held)
+
+
+async def _recover(
+    directory: str, accept_data_loss: bool, keep_readable: bool, dry_run: bool
+) -> tuple[Recoverable, tuple[Lack, ...]]:
+    runtime = real_runtime(directory)
+
+    async def open_store(_runtime: Runtime) -> Store:
+        # The store's library takes some time to load.
+        from lockstep.storage.rocks.rocks import open_rocks_store
+
+        return await open_rocks_store(os.path.join(directory, STORE_DIRECTORY), runtime.tasks)
+
+    found = survey(runtime)
+    lacks: tuple[Lack, ...] = ()
+    if not dry_run:
+        from lockstep.storage.rocks.rocks_errors import Salvage
+
+        old = Salvage(os.path.join(directory, DAMAGED_DIRECTORY)) if keep_readable else None
+        lacks = await recover_store(runtime, found, open_store, accept_data_loss=accept_data_loss, old=old)
+    return found, lacks
+
 
 #: How often a wait asks again.
 POLL_S = 0.1

@@ -1,45 +1,47 @@
-"""Rounds of ballots on one partition: what writes and reads that take ballots have in common.
+"""Rounds of ballots on one partition: one question to its replicas until enough agree, what writes and reads
+that take ballots have in common, the end of a proposal left in progress that is too old, and counts of how
+all ended.
 
-Invariants. What was decided last, or where deletions of its time may be purged what was read, is held by a
+Invariant: What was decided last, or where deletions of its time may be purged what was read, is held by a
 quorum before a round says what it read. Nothing is brought or finished that a purged deletion may have been
 later than. A round counts only when nothing that matters has changed since it was planned. What goes wrong
-once something was proposed is unknown.
+once something was proposed is unknown. It ends once, at the latest at its deadline; who agreed before the end
+is in `granted`, whatever the end was. A request is counted once, when it ends; counts only grow. Its value is
+brought to no replica. It is ended without effect only when every replica was asked since a quorum promised,
+and none knows it as decided: then nobody was told that it was applied, for whoever would tell has no more
+time. Otherwise a quorum gets the rows that there are of it, and it counts as decided.
 """
 
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from lockstep.consensus import paxos
-from lockstep.consensus.paxos import STEPS, Ballot, Happened, Phase, Promises, Proposal
-from lockstep.coordination import past_proposals
-from lockstep.coordination.conditional_counts import ConditionalCounts
-from lockstep.coordination.paxos_round import PaxosRound
+from lockstep.consensus.paxos import NO_BALLOT, STEPS, Ballot, Happened, Phase, Promises, Proposal
+from lockstep.coordination.driving import carry_out
 from lockstep.coordination.writes import require_alive
 from lockstep.internode import verbs
 from lockstep.metadata.purging import purge_before_s
-from lockstep.quorum.failure_codes import causes_of, late, reasons_of
+from lockstep.quorum.failure_codes import causes_of, late, note_refusal, reasons_of
 from lockstep.quorum.plans import Plan
-from lockstep.quorum.policies import BALLOT
 from lockstep.quorum.request_trace import REQUEST_TRACE
-from lockstep.quorum.round import End, Round, Target
-from lockstep.replica.ballot_messages import (
-    CommitRequest,
-    Place,
-    PrepareReply,
-    PrepareRequest,
-    ProposeRequest,
-)
+from lockstep.quorum.round import BALLOT, Ask, Count, End, Round, Target
+from lockstep.replica.ballots import MUTATION
 from lockstep.replica.merging import lacking, merge_answers
+from lockstep.replica.messages import CommitRequest, Place, PrepareReply, PrepareRequest, ProposeRequest
 from lockstep.storage.rows.difference import repair_mutation
+from lockstep.storage.rows.fragments import touched
+from lockstep.values.codec import encode
 from lockstep.values.errors import (
     ColumnsGone,
     ConditionalUnknown,
     LockstepError,
+    ReadTimeout,
     RequestError,
     Unavailable,
     WriteFailure,
@@ -59,6 +61,181 @@ from lockstep.values.tokens import Range
 
 if TYPE_CHECKING:
     from lockstep.coordination.conditional import Conditionals
+
+
+async def ended(rounds: Rounds, plan: Plan, left: Proposal, now_s: int) -> Proposal | None:
+    """What is to be decided in the place of `left`; None: begin again. Unavailable when some replica seems
+    dead: it may be the only one that knows."""
+    owner, targets = rounds.owner, plan.targets
+    alive = [target for target in targets if owner.alive(target.node)]
+    if len(alive) < len(targets):
+        raise Unavailable(rounds.serial, len(targets), len(alive))
+    rounds.did("Asking every replica whether an old proposal was decided")
+    command: ReadCommand | None = _rows_of(left, rounds, now_s)
+    while command is not None:
+        round_ = Round(BALLOT, Count(targets, len(targets)))
+        request = PrepareRequest(plan.epoch, plan.needs_epoch, rounds.place, NO_BALLOT, command)
+        canvass = PaxosRound(owner, round_, verbs.CAS_PREPARE, request, rounds.deadline_s, lambda reply: True)
+        if not await rounds.won(plan, canvass) or rounds.changed(plan):
+            return None
+        replies = canvass.granted.values()
+        if not any(left.origin in paxos.decided(reply.state.committed) for reply in replies):
+            owner.reach("conditional.voids")
+            return left.voided()
+        results = [reply.result for reply in replies]
+        await rounds.made_good(command, results)
+        _, end = merge_answers(results, command.reverse)
+        command = msgspec.structs.replace(command, after=end) if end is not None else None
+    owner.reach("conditional.past_decided")
+    return left.made_good()
+
+
+def _rows_of(left: Proposal, rounds: Rounds, now_s: int) -> ReadCommand:
+    """A read of all that a proposal would write."""
+    mutation, place = MUTATION.decode(left.value), rounds.place
+    return ReadCommand(
+        place.table_id,
+        place.token - 1,
+        place.token,
+        place.key,
+        touched(mutation),
+        (),
+        reads_static=mutation.static is not None,
+        reverse=False,
+        row_limit=0,
+        partition_row_limit=0,
+        now_s=now_s,
+    )
+
+
+#: Decided, or answered where nothing is decided.
+DONE: Final = "done"
+NOT_MET: Final = "condition_not_met"
+TIMEOUT: Final = "timeout"
+UNKNOWN: Final = "unknown"
+UNAVAILABLE: Final = "unavailable"
+#: Refused, or replicas said that they cannot.
+FAILED: Final = "failed"
+ABANDONED: Final = "abandoned"
+OUTCOMES: Final = (DONE, NOT_MET, TIMEOUT, UNKNOWN, UNAVAILABLE, FAILED, ABANDONED)
+#: Upper bounds in seconds: from a round on one machine to the end of a client's patience.
+BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+#: Upper bounds of how often one request was beaten by others.
+BOUNDS_BEATEN: Final = (0, 1, 2, 4, 8, 16, 32)
+
+
+class ConditionalCounts:
+    """Of writes, or of reads. Lists have one more element than their bounds: what is above all of them."""
+
+    def __init__(self) -> None:
+        self.outcomes = dict.fromkeys(OUTCOMES, 0)
+        self.took = [0] * (len(BOUNDS_S) + 1)
+        self.took_s = 0.0
+        self.beaten = [0] * (len(BOUNDS_BEATEN) + 1)
+        self.beaten_total = 0
+        #: Proposals of others that requests found in progress, and finished.
+        self.finished = 0
+
+    def note(self, outcome: str, took_s: float, beaten: int) -> None:
+        self.outcomes[outcome] += 1
+        self.took[bisect_left(BOUNDS_S, took_s)] += 1
+        self.took_s += took_s
+        self.beaten[bisect_left(BOUNDS_BEATEN, beaten)] += 1
+        self.beaten_total += beaten
+
+    def validate(self) -> None:
+        ended = sum(self.outcomes.values())
+        assert ended == sum(self.took) == sum(self.beaten), "a request is counted once"
+
+
+def outcome_of(error: LockstepError) -> str:
+    """How a request ended that raised this."""
+    if isinstance(error, ConditionalUnknown):
+        return UNKNOWN
+    if isinstance(error, WriteTimeout | ReadTimeout):
+        return TIMEOUT
+    return UNAVAILABLE if isinstance(error, Unavailable) else FAILED
+
+
+class PaxosRound:
+    """`agrees` judges a reply. Hears replicas as an internode Waiter, with the target as context."""
+
+    def __init__(
+        self,
+        owner: Conditionals,
+        round_: Round[Any],
+        verb: int,
+        request: Any,
+        deadline_s: float,
+        agrees: Callable[[Any], bool],
+    ) -> None:
+        self._owner = owner
+        self.round = round_
+        self._verb = verb
+        self._request = request
+        self._body = encode(request)
+        self._agrees = agrees
+        self.deadline_s = deadline_s
+        self.granted: dict[NodeId, Any] = {}
+        self.refused: dict[NodeId, Any] = {}
+        self.retry: asyncio.TimerHandle | None = None
+        self._future: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        self._number = owner.in_flight.add(self)
+
+    async def run(self) -> End:
+        carry_out(self, self.round.begin())
+        try:
+            return await self._future
+        finally:
+            self.round.stop()
+            self._owner.in_flight.remove(self._number)
+            if self.retry is not None:
+                self.retry.cancel()
+
+    def ask(self, asked: Ask) -> None:
+        owner, own = self._owner, self._owner.own_id()
+        remote = [target for target in asked.targets if target.node != own]
+        if remote:
+            owner.internode.submit_each(remote, self._verb, self._body, self.deadline_s, self)
+        for target in asked.targets:
+            if target.node == own:
+                owner.runtime.tasks.spawn(self._answer_here(target), "ballots.here")
+
+    async def _answer_here(self, target: Target) -> None:
+        try:
+            reply = await self._owner.ballots.answer(self._request)
+        except LockstepError as error:
+            self.failed(target, error)
+        else:
+            self.replied(target, reply, reply.accepted_epoch)
+
+    def replied(self, context: Target, reply: Any, sender_epoch: int) -> None:
+        if self.round.end is not None:
+            return
+        if self._agrees(reply):
+            self.granted[context.node] = reply
+            carry_out(self, self.round.answered(context.node, self.round.plan.epoch))
+        else:
+            self.refused[context.node] = reply
+            carry_out(self, self.round.refused(context.node))
+
+    def failed(self, context: Target, error: LockstepError) -> None:
+        note_refusal(self._owner.internode.repeated_log, "conditional", context, error)
+        carry_out(self, self.round.failed(context, error))
+
+    def again(self) -> None:
+        carry_out(self, self.round.again())
+
+    def check(self) -> None:
+        carry_out(self, self.round.confirmed(self.round.plan))
+
+    def expired(self) -> None:
+        carry_out(self, self.round.expired())
+
+    def finish(self, end: End) -> None:
+        if not self._future.done():
+            self._future.set_result(end)
+
 
 _CAS = "CAS"
 #: Ballots go to the replicas of a write and need what it needs, also while replicas are filled: any two
@@ -199,7 +376,7 @@ class Rounds:
         if left.origin.time_us // 1_000_000 < self._now_s() - BALLOTS_KEPT_S + BALLOT_BROUGHT_S:
             self.owner.reach("conditional.voids")
             return left.voided()
-        return await past_proposals.ended(self, plan, left, self._now_s()) if self._is_past(left) else left
+        return await ended(self, plan, left, self._now_s()) if self._is_past(left) else left
 
     def _is_past(self, proposal: Proposal) -> bool:
         """Whether a later deletion of what was proposed may be purged already, or while this goes on: brought

@@ -1,15 +1,20 @@
-"""The coordinator of conditional writes and serial reads: rounds of ballots until a request has its outcome.
+"""The coordinator of conditional writes and serial reads: rounds of ballots until a request is decided, one
+request of a partition at a time, as far as one coordinator can see to it.
 
-Invariants. What decides a request was read by a quorum of acceptors in the step of their promise, so it is
+Invariant: What decides a request was read by a quorum of acceptors in the step of their promise, so it is
 what was decided before the ballot and nothing later. What was decided last is held by a quorum before
 anything is decided behind it. Once a proposal was sent, its request ends as applied, or as unknown, or goes
 on until it is known that the proposal never takes effect; it is never answered as not applied before. A round
-counts only when nothing that matters has changed since it was planned.
+counts only when nothing that matters has changed since it was planned. Requests pass in the order they came;
+what nobody waits for is forgotten. Passing is a courtesy that saves ballots: safety never depends on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -17,23 +22,30 @@ import msgspec
 
 from lockstep.consensus import paxos
 from lockstep.consensus.paxos import NO_BALLOT, Ballot, Fate, Happened, Phase, Proposal
-from lockstep.coordination.ballot_rounds import Patience, Rounds, promises, too_many_failed
-from lockstep.coordination.conditional_counts import ABANDONED, DONE, NOT_MET, ConditionalCounts, outcome_of
-from lockstep.coordination.gates import Gates
+from lockstep.coordination.ballot_rounds import (
+    ABANDONED,
+    DONE,
+    NOT_MET,
+    ConditionalCounts,
+    Patience,
+    PaxosRound,
+    Rounds,
+    outcome_of,
+    promises,
+    too_many_failed,
+)
 from lockstep.coordination.page import Page
-from lockstep.coordination.paxos_round import PaxosRound
 from lockstep.coordination.writes import Writes, require_alive
 from lockstep.internode import verbs
-from lockstep.internode.deadlines import Deadlines
 from lockstep.internode.handshake import Address
 from lockstep.internode.internode import Internode
+from lockstep.internode.waiters import Deadlines
 from lockstep.quorum.failure_codes import late
 from lockstep.quorum.plans import Plan, PlanBook
-from lockstep.quorum.policies import BALLOT
-from lockstep.quorum.round import End, Round
-from lockstep.replica.ballot_messages import CommitRequest, Place, PrepareRequest
+from lockstep.quorum.round import BALLOT, End, Round
 from lockstep.replica.ballots import MUTATION, BallotService
 from lockstep.replica.merging import merge_answers
+from lockstep.replica.messages import CommitRequest, Place, PrepareRequest
 from lockstep.runtime.ports import Runtime
 from lockstep.storage.rows.fragments import require_fitting
 from lockstep.values.codec import encode
@@ -57,6 +69,46 @@ from lockstep.values.limits import (
     SHORT_READ_ROUNDS_MAX,
 )
 from lockstep.values.rows import Mutation, Partition, Position, ReadCommand, ReadResult, has_large_row
+
+GatePlace = tuple[int, bytes]
+
+
+class Gates:
+    def __init__(self) -> None:
+        #: Who waits for each place that someone is in.
+        self._waiting: dict[GatePlace, deque[asyncio.Future[None]]] = {}
+
+    @asynccontextmanager
+    async def passing(self, place: GatePlace, timeout_s: float) -> AsyncIterator[None]:
+        """TimeoutError when the turn does not come."""
+        queue = self._waiting.get(place)
+        if queue is None:
+            self._waiting[place] = deque()
+        else:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            queue.append(turn)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await turn
+            except BaseException:
+                if turn.done() and not turn.cancelled():
+                    self._leave(place)
+                elif turn in queue:
+                    queue.remove(turn)
+                raise
+        try:
+            yield
+        finally:
+            self._leave(place)
+
+    def _leave(self, place: GatePlace) -> None:
+        queue = self._waiting[place]
+        while queue:
+            turn = queue.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        del self._waiting[place]
 
 
 class Decision(msgspec.Struct, frozen=True):

@@ -14,11 +14,11 @@ from typing import Any, Protocol
 import msgspec
 
 from lockstep.internode import verbs
-from lockstep.internode.deadlines import Deadlines
-from lockstep.internode.error_bodies import decode_error, encode_error
 from lockstep.internode.handshake import Address, PeerInfo
 from lockstep.internode.internode import Internode
-from lockstep.internode.responding import Respond
+from lockstep.internode.serving import Respond
+from lockstep.internode.verbs import decode_error, encode_error
+from lockstep.internode.waiters import Deadlines
 from lockstep.quorum.round import Target
 from lockstep.replica.messages import WriteReply, WriteRequest
 from lockstep.replica.replica import ReplicaService

@@ -15,8 +15,7 @@ from msgspec.structs import replace
 from lockstep.coordination.write_terms import OWED, PAIRED
 from lockstep.coordination.writes import Write, Writes
 from lockstep.quorum.plans import Plan
-from lockstep.quorum.policies import WRITE
-from lockstep.quorum.round import Round
+from lockstep.quorum.round import WRITE, Round
 from lockstep.values.errors import LockstepError, RequestError, WriteFailure, WriteTimeout
 from lockstep.values.ids import Consistency
 from lockstep.values.rows import Mutation

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 import msgspec
 
 from lockstep.coordination.write_terms import Terms
-from lockstep.internode.deadlines import Deadlines
+from lockstep.internode.waiters import Deadlines
 from lockstep.quorum.plans import Plan
 from lockstep.quorum.round import Round, Target
 from lockstep.runtime.ports import Runtime

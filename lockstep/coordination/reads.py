@@ -1,8 +1,18 @@
-"""The coordinator of reads: ask enough replicas, merge, repair, go on where answers fell short.
+"""The coordinator of reads: ask enough replicas, merge, repair, go on where answers fell short; and reads by
+an index: several ranges are asked at once, the more the less they bring, and what replicas found is made what
+the cluster holds.
 
-Invariants. Every answer used was given under a plan that still held, at the replica and here, when all
-answers were in. What is returned at a level above ONE is held by enough replicas for the next read of the
-level. Rows that one replica's limit hid are asked for, never skipped.
+Each replica answers rows that its own state says to match. A row that matches in truth, by a cell that was
+acknowledged at a level that meets this read's, does so on some replica that was asked: the one that holds the
+newest write of the cell. So the answers together name every row asked for. A row that is not in all of them
+may be outdated where it is: these answers say nothing of what the other replicas know of the row.
+
+Invariant: Every answer used was given under a plan that still held, at the replica and here, when all answers
+were in. What is returned at a level above ONE is held by enough replicas for the next read of the level. Rows
+that one replica's limit hid are asked for, never skipped. What is returned of a place is what all asked
+replicas agree upon, or what a plain read of the place at the same level returns. The answer is that of asking
+one range after the other: results are taken in token order, and what lies behind the place where the answer
+is full is thrown away.
 """
 
 from __future__ import annotations
@@ -13,24 +23,21 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from lockstep.coordination import index_reads
-from lockstep.coordination.index_scan import scan
 from lockstep.coordination.page import Page
-from lockstep.coordination.read_round import Answer, ReadRound
-from lockstep.coordination.repair import Additional, repair
+from lockstep.coordination.read_round import Additional, Answer, ReadRound, repair
 from lockstep.coordination.writes import Writes, require_alive
-from lockstep.internode.deadlines import Deadlines
 from lockstep.internode.handshake import Address
 from lockstep.internode.internode import Internode
+from lockstep.internode.waiters import Deadlines
 from lockstep.quorum.plans import Plan, PlanBook
 from lockstep.quorum.request_trace import REQUEST_TRACE
 from lockstep.quorum.round import Target
 from lockstep.quorum.speculation import NEVER, ExtraRequests, Latencies
-from lockstep.replica.merging import merge_answers
+from lockstep.replica.merging import earlier, merge_answers
 from lockstep.replica.messages import ReadRequest
 from lockstep.replica.replica import ReplicaService
 from lockstep.replica.scanned import Scanned, Thresholds
-from lockstep.runtime.ports import Runtime
+from lockstep.runtime.ports import Runtime, Tasks
 from lockstep.values.errors import (
     LockstepError,
     NotReplica,
@@ -43,6 +50,7 @@ from lockstep.values.errors import (
 from lockstep.values.ids import Consistency
 from lockstep.values.limits import (
     DIGEST_OVER_BYTES,
+    INDEX_RANGES_AT_ONCE_MAX,
     PAGE_ROWS_MAX,
     READS_IN_FLIGHT_MAX,
     REPLICA_RETRY_MS,
@@ -50,8 +58,121 @@ from lockstep.values.limits import (
     SHORT_READ_ROUNDS_MAX,
 )
 from lockstep.values.node_limits import ROWS_A_TURN
-from lockstep.values.rows import Partition, Position, ReadCommand, ReadResult, has_large_row
+from lockstep.values.rows import Partition, Place, Position, ReadCommand, ReadResult, Slice, has_large_row
 from lockstep.values.tokens import Range
+
+Read = Callable[[ReadCommand], Awaitable[ReadResult]]
+
+
+async def scan(
+    command: ReadCommand, read: Read, end_of_range: Callable[[int], int], tasks: Tasks
+) -> ReadResult:
+    """`read` answers a command within one range; `end_of_range(token)` is the last token of its range."""
+    page = Page(command)
+    left, at_once = command.left, 1
+    if command.after is not None:
+        left = max(left, command.after.token - 1)
+    while True:
+        parts, held = _parts(command, left, end_of_range, at_once), page.count()
+        results = await _together([read(part) for part in parts], tasks)
+        for result in results:
+            page.add(result.partitions, result.end)
+            if result.more or page.full():
+                return page.result(result.end or page.behind_last())
+        left = parts[-1].right
+        if left >= command.right:
+            return page.result(None)
+        at_once = _next_width(page, command, at_once, page.count() - held)
+
+
+def _parts(
+    command: ReadCommand, left: int, end_of_range: Callable[[int], int], count: int
+) -> list[ReadCommand]:
+    """The next ranges, each as a command of its own."""
+    found: list[ReadCommand] = []
+    while left < command.right and len(found) < count:
+        right = min(command.right, end_of_range(left + 1))
+        after = command.after if _is_in(command, left, right) else None
+        found.append(replace(command, left=left, right=right, after=after))
+        left = right
+    return found
+
+
+def _is_in(command: ReadCommand, left: int, right: int) -> bool:
+    return command.after is not None and left < command.after.token <= right
+
+
+def _next_width(page: Page, command: ReadCommand, at_once: int, found: int) -> int:
+    """As many ranges as may fill the rest; twice as many as before at most."""
+    widest = min(2 * at_once, INDEX_RANGES_AT_ONCE_MAX)
+    if not found or not command.row_limit:
+        return widest
+    return max(1, min(widest, page.room() * at_once // found))
+
+
+async def _together(works: list[Awaitable[ReadResult]], tasks: Tasks) -> list[ReadResult]:
+    """Results in order; the first error, once all have ended."""
+    if len(works) == 1:
+        return [await works[0]]
+
+    async def safe(work: Awaitable[ReadResult]) -> ReadResult | LockstepError:
+        try:
+            return await work
+        except LockstepError as error:
+            return error
+
+    outcomes = await asyncio.gather(*(tasks.spawn(safe(work), "read-by-index") for work in works))
+    found: list[ReadResult] = []
+    for outcome in outcomes:
+        if isinstance(outcome, LockstepError):
+            raise outcome
+        found.append(outcome)
+    return found
+
+
+Found = tuple[tuple[Partition, ...], Position | None]
+
+
+def agreed(results: Sequence[ReadResult]) -> Found | None:
+    """What all answers say, and where it ends; None when they differ."""
+    first = results[0]
+    if any(result != first for result in results[1:]):
+        return None
+    return first.partitions, first.end if first.more else None
+
+
+def places_named(command: ReadCommand, results: Sequence[ReadResult]) -> tuple[ReadCommand, Position | None]:
+    """A command that reads the places which any answer names, up to where all of them looked; and there."""
+    end: Position | None = None
+    for result in results:
+        if result.more:
+            end = earlier(end, result.end, reverse=False)
+    assert command.index is not None
+    named: dict[tuple[int, bytes], dict[bytes, None]] = {}
+    for result in results:
+        for partition in result.partitions:
+            if end is not None and (partition.token, partition.key) > (end.token, end.key):
+                continue
+            rows = named.setdefault((partition.token, partition.key), {})
+            rows.update(dict.fromkeys(row.clustering for row in partition.rows))
+    places = [
+        Place(token, key, command.slices if command.index.whole else _exactly(sorted(named[token, key])))
+        for token, key in sorted(named)
+    ]
+    return replace(command, index=None, places=tuple(places), row_limit=0, partition_row_limit=0), end
+
+
+def _exactly(rows: Sequence[bytes]) -> tuple[Slice, ...]:
+    # Above a clustering nothing comes before itself and a zero byte.
+    return tuple(Slice(clustering, clustering + b"\x00") for clustering in rows)
+
+
+def ended(result: ReadResult, command: ReadCommand, end: Position | None) -> ReadResult:
+    """An answer to a command of places that is known only up to `end`, where that lies before its own."""
+    if end is not None and end.token > command.right:
+        end = None
+    found = earlier(end, result.end if result.more else None, reverse=False)
+    return result if found is None else ReadResult(result.partitions, True, found)
 
 
 class Reads:
@@ -192,21 +313,18 @@ class Reads:
 
     async def _confirmed(
         self, command: ReadCommand, answers: list[Answer], consistency: Consistency, deadline_s: float
-    ) -> tuple[ReadCommand, index_reads.Found]:
+    ) -> tuple[ReadCommand, Found]:
         """What is true of the rows that an index named, and the command as far as that covers it."""
         results = [reply.result for _, reply in answers]
-        found = index_reads.agreed(results)
+        found = agreed(results)
         if found is not None:
             return command, found
         self.reach("index.confirmed")
-        places, end = index_reads.places_named(command, results)
+        places, end = places_named(command, results)
         if not places.places:
             return command, ((), end)
         answers, asked, plan = await self._ask(places, consistency, deadline_s)
-        told = [
-            (target, replace(reply, result=index_reads.ended(reply.result, asked, end)))
-            for target, reply in answers
-        ]
+        told = [(target, replace(reply, result=ended(reply.result, asked, end))) for target, reply in answers]
         covered = replace(command, right=asked.right)
         return covered, await self._reconcile(asked, plan, told, deadline_s)
 

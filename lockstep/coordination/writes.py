@@ -20,16 +20,28 @@ from lockstep.coordination.driving import carry_out
 from lockstep.coordination.forwarding import Forwarding
 from lockstep.coordination.hinting import HintingWrite, HintKeeper, Settled
 from lockstep.coordination.write_terms import CLIENT, Terms
-from lockstep.internode.deadlines import Deadlines
 from lockstep.internode.handshake import Address
 from lockstep.internode.internode import Internode
 from lockstep.internode.serving import report
+from lockstep.internode.waiters import Deadlines
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.quorum.failure_codes import causes_of, late, note_refusal, reasons_of
 from lockstep.quorum.plans import Plan, PlanBook
-from lockstep.quorum.policies import WRITE
 from lockstep.quorum.request_trace import REQUEST_TRACE
-from lockstep.quorum.round import BEGIN, CHECK, ENOUGH, Ask, Effects, End, Failure, Learn, Round, Target, Why
+from lockstep.quorum.round import (
+    BEGIN,
+    CHECK,
+    ENOUGH,
+    WRITE,
+    Ask,
+    Effects,
+    End,
+    Failure,
+    Learn,
+    Round,
+    Target,
+    Why,
+)
 from lockstep.replica.messages import WriteReply, WriteRequest
 from lockstep.replica.replica import ReplicaService
 from lockstep.runtime.ports import Runtime

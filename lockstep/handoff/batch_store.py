@@ -1,40 +1,79 @@
-"""The batches that this node keeps for coordinators, and their replay when nobody says that they are done.
+"""The batches that this node keeps for coordinators, as they are stored, and their replay when nobody says
+that they are done.
 
-Invariants. A batch is acknowledged when it is durable, and forgotten when its coordinator says so, or when
+Invariant: A batch is acknowledged when it is durable, and forgotten when its coordinator says so, or when
 each of its writes is on every replica or has a durable hint. It is replayed with the timestamps and ids that
 its coordinator gave, planned anew and judged by replicas like any write. What is older than its table's
-gc_grace_seconds is not written any more: its range is marked as one that needs a repair.
+gc_grace_seconds is not written any more: its range is marked as one that needs a repair. A key is (when the
+batch was made, its id), so old batches come first; the mutations in a record are those that the coordinator
+sends, to the byte.
 """
 
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Callable, Sequence
+
+import msgspec
 
 from lockstep.coordination.guaranteed_delivery import begin_guaranteed
 from lockstep.coordination.writes import Writes
-from lockstep.handoff.batch_records import (
-    BatchKept,
-    ForgetBatch,
-    KeepBatch,
-    all_batches,
-    batch_key,
-    decode_batch,
-)
 from lockstep.handoff.hint_store import RecordStore
 from lockstep.handoff.hints import EXPIRED, OUTLIVED, Hints
 from lockstep.internode import verbs
 from lockstep.internode.handshake import PeerInfo
 from lockstep.internode.internode import Internode
-from lockstep.internode.responding import Respond
+from lockstep.internode.serving import Respond
 from lockstep.metadata.directory import NodeState
 from lockstep.runtime.ports import Runtime
 from lockstep.storage.store import Batch, Family, Operation
+from lockstep.values import codec
 from lockstep.values.codec import encode
-from lockstep.values.errors import LockstepError, Overloaded
+from lockstep.values.errors import CorruptFile, LockstepError, Overloaded
 from lockstep.values.ids import Consistency, NodeId
 from lockstep.values.limits import BATCH_LOG_BYTES_MAX, BATCH_LOG_PAGE, BATCH_REPLAY_ROUND_MS
 from lockstep.values.rows import Mutation
+
+_PLACE = struct.Struct(">cQ")
+_FAMILY = Family.BATCH_LOG.value
+
+
+class KeepBatch(msgspec.Struct, frozen=True, array_like=True):
+    """Keep a batch until its coordinator says that it is done, or write it after a while."""
+
+    batch_id: bytes
+    created_us: int
+    mutations: tuple[Mutation, ...]
+
+
+class BatchKept(msgspec.Struct, frozen=True, array_like=True):
+    """The batch is durable here."""
+
+    batch_id: bytes
+
+
+class ForgetBatch(msgspec.Struct, frozen=True, array_like=True):
+    batch_id: bytes
+    created_us: int
+
+
+_DECODER = codec.decoder(KeepBatch)
+
+
+def batch_key(created_us: int, batch_id: bytes) -> bytes:
+    return _PLACE.pack(_FAMILY, created_us) + batch_id
+
+
+def all_batches() -> tuple[bytes, bytes]:
+    return _FAMILY, bytes((_FAMILY[0] + 1,))
+
+
+def decode_batch(key: bytes, value: bytes) -> KeepBatch:
+    try:
+        return _DECODER.decode(value)
+    except codec.UNREADABLE as error:
+        raise CorruptFile(key.hex(), 0, f"not a logged batch: {error}") from error
 
 
 class BatchStore:

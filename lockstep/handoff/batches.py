@@ -15,14 +15,12 @@ from typing import Any
 
 from lockstep.coordination.driving import carry_out
 from lockstep.coordination.writes import Writes, require_alive
-from lockstep.handoff.batch_records import ForgetBatch, KeepBatch
-from lockstep.handoff.batch_store import BatchStore
+from lockstep.handoff.batch_store import BatchStore, ForgetBatch, KeepBatch
 from lockstep.internode import verbs
 from lockstep.internode.internode import Internode
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.quorum.failure_codes import late, note_refusal
-from lockstep.quorum.policies import BATCH
-from lockstep.quorum.round import Ask, Count, End, Round, Target, Why
+from lockstep.quorum.round import BATCH, Ask, Count, End, Round, Target, Why
 from lockstep.runtime.ports import Runtime
 from lockstep.storage.rows.fragments import require_fitting
 from lockstep.topology.batch_holders import batch_holders

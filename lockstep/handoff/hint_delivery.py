@@ -14,8 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
-from lockstep.handoff.hint_records import DroppedHints, Hint
-from lockstep.handoff.hint_store import Stored
+from lockstep.handoff.hint_store import DroppedHints, Hint, Stored
 from lockstep.handoff.hints import INVALID, Hints
 from lockstep.internode import verbs
 from lockstep.internode.handshake import Address, PeerInfo

@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from lockstep.coordination.hinting import Left
-from lockstep.handoff.hint_records import DroppedHints, Hint
-from lockstep.handoff.hint_store import HintStore
+from lockstep.handoff.hint_store import DroppedHints, Hint, HintStore
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.purging import decided_by_repairs, purge_before_s
 from lockstep.metadata.repairs import oldest

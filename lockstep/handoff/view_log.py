@@ -1,39 +1,49 @@
-"""Changes of views that follow from changes of their base tables: kept with them, then brought to replicas.
+"""Changes of views that follow from changes of their base tables, kept with them, then brought to the views'
+replicas; and telling replicas that a write has settled: each of them has it, or a hint is kept.
 
-Invariants. What a replica derives for views from a write is in the same atomic batch as the write, as a
-record of the batch log, and is sent only once that is durable: a write that is acknowledged has its view
-updates durable here, and nothing is in a view that its base table lost again. An update goes to the replica
-of the view that this one is paired with, if all replicas of the base pair alike for the write, and otherwise
-to all. A record of a client's write holds the write too, for pairs are right only when every replica of the
-base gets it. It is forgotten when the updates are where they go, or have durable hints, and the coordinator
-says that the write has settled; until then the batch log replays all of it, planned anew, to all replicas.
+Invariant: What a replica derives for views from a write is in the same atomic batch as the write, as a record
+of the batch log, and is sent only once that is durable: a write that is acknowledged has its view updates
+durable here, and nothing is in a view that its base table lost again. An update goes to the replica of the
+view that this one is paired with, if all replicas of the base pair alike for the write, and otherwise to all.
+A record of a client's write holds the write too, for pairs are right only when every replica of the base gets
+it. It is forgotten when the updates are where they go, or have durable hints, and the coordinator says that
+the write has settled; until then the batch log replays all of it, planned anew, to all replicas. A replica is
+told only when every replica of the write's plan accepted it, or when what the others are owed is durable
+here, as a hint or as a mark. Who is not told brings the write to the others itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Protocol
 
 import msgspec
 
 from lockstep.coordination.guaranteed_delivery import Owed, begin_guaranteed
+from lockstep.coordination.hinting import Settled
 from lockstep.coordination.writes import Writes
-from lockstep.handoff.batch_records import ForgetBatch, KeepBatch, batch_key
-from lockstep.handoff.batch_store import BatchStore
+from lockstep.handoff.batch_store import BatchStore, ForgetBatch, KeepBatch, batch_key
 from lockstep.handoff.hints import Hints
-from lockstep.handoff.view_pairs import ViewPairs
-from lockstep.handoff.view_updates import ViewOf, for_all
+from lockstep.handoff.view_updates import ViewOf, ViewPairs, for_all
+from lockstep.internode import verbs
+from lockstep.internode.handshake import Address, PeerInfo
+from lockstep.internode.internode import Internode
+from lockstep.internode.serving import Respond
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.quorum.round import Target
 from lockstep.runtime.ports import Runtime
 from lockstep.schema.model import Table
-from lockstep.schema.views import views_of
+from lockstep.schema.view_changes import views_of
 from lockstep.storage.rows.fragments import touched
 from lockstep.storage.rows.reconcile import merge_partitions
 from lockstep.storage.store import Batch, Put
 from lockstep.values.codec import encode
 from lockstep.values.errors import InvalidRequest, LockstepError
 from lockstep.values.limits import (
+    BASE_SETTLED_MAX,
+    BASE_SETTLED_MS,
     BASE_WRITES_OPEN_MAX,
     VIEW_RECORD_MUTATIONS,
     VIEW_RECORDS_IN_FLIGHT_MAX,
@@ -314,3 +324,90 @@ def _put(record: KeepBatch) -> Put:
 def _chunks(mutations: Sequence[Mutation]) -> Iterator[Sequence[Mutation]]:
     for at in range(0, len(mutations), VIEW_RECORD_MUTATIONS):
         yield mutations[at : at + VIEW_RECORD_MUTATIONS]
+
+
+class BaseSettled(msgspec.Struct, frozen=True, array_like=True):
+    """Ids of mutations."""
+
+    ids: tuple[bytes, ...]
+
+
+class Settling(Protocol):
+    """A write, as far as it is needed here."""
+
+    def reached(self) -> bool: ...
+
+    def settled_for(self) -> tuple[bytes, tuple[Target, ...]]: ...
+
+
+class BaseWrites:
+    """`settled(ids)` is told of writes that this node has as a replica."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        internode: Internode,
+        hints: Hints,
+        own_address: Address,
+        settled: Callable[[Sequence[bytes]], None],
+    ) -> None:
+        self._runtime = runtime
+        self._internode = internode
+        self._hints = hints
+        self._own_address = own_address
+        self._settled_here = settled
+        self._gathered: dict[Address, list[bytes]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        internode.register_fast(verbs.BASE_SETTLED, BaseSettled, BaseSettled, self._receive)
+
+    def watch(self, write: Settling) -> Settled:
+        """What a write is to call when nothing more is heard of it."""
+        return partial(self._settled, write)
+
+    def _settled(self, write: Settling, _whole: bool, sequence: int) -> None:
+        if not write.reached():
+            self._runtime.probes.reach("base_writes.not_reached")
+        elif sequence:
+            self._runtime.tasks.spawn(self._tell_later(write, sequence), "base-writes.hinted")
+        else:
+            self._tell(write)
+
+    async def _tell_later(self, write: Settling, sequence: int) -> None:
+        try:
+            await self._hints.store.synced(sequence)
+        except LockstepError:
+            self._runtime.probes.reach("base_writes.not_kept")  # the store died, and says so itself
+        else:
+            self._tell(write)
+
+    def _tell(self, write: Settling) -> None:
+        mutation_id, targets = write.settled_for()
+        for target in targets:
+            ids = self._gathered.setdefault(target.address, [])
+            ids.append(mutation_id)
+            if len(ids) >= BASE_SETTLED_MAX:
+                self._send(target.address)
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(BASE_SETTLED_MS / 1000, self._send_all)
+
+    def _send_all(self) -> None:
+        self._timer = None
+        for address in list(self._gathered):
+            self._send(address)
+
+    def _send(self, address: Address) -> None:
+        ids = self._gathered.pop(address)
+        if address == self._own_address:
+            self._settled_here(ids)
+        else:
+            self._internode.send(address, verbs.BASE_SETTLED, BaseSettled(tuple(ids)))
+        self._runtime.probes.reach("base_writes.told")
+
+    def _receive(self, _peer: PeerInfo, told: BaseSettled, _respond: Respond) -> None:
+        self._settled_here(told.ids)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,4 +1,5 @@
-"""What a change of a table means for one of its views: pure functions of rows.
+"""What a change of a table means for one of its views, pure functions of rows, and which replica of the view
+a replica of the base table brings its updates to.
 
 A row of a view is a row of its base table under another key, cell by cell with the same ids and timestamps,
 so that whatever orders rows of the base by timestamps orders those of the view too. Where the key of the view
@@ -13,7 +14,9 @@ Invariant: the rows that replicas derive from any orders of the same changes, wi
 to the same visible rows, and these are the rows of the merged base table under their keys. It holds because
 each replica derives from every change that it applies: the change itself where the row stays, the whole row
 where it comes to a key, and a dead marker for every value of the added column that it knew or was told of and
-that lost.
+that lost. In each data centre pairs are one to one, so that what a quorum of the base has comes to a quorum
+of the view. They are of one metadata value: while replicas of either change, or when they changed since the
+write was planned, there are none, and an update goes to all replicas of the view.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 
 from lockstep.cql.bind.keys import derived_key, split_key
-from lockstep.cql.ddl.view_filter import filter_of
+from lockstep.cql.ddl.view_statements import filter_of
+from lockstep.quorum.plans import Plan, PlanBook
 from lockstep.schema.clustering import decode, encode_prefix
 from lockstep.schema.model import Keyspace, Table
 from lockstep.schema.user_types import type_in
@@ -32,8 +36,8 @@ from lockstep.storage.rows.reconcile import Shadow, merge_partitions, stronger, 
 from lockstep.storage.rows.visible import without_dead
 from lockstep.values import codec
 from lockstep.values.errors import InvalidRequest
-from lockstep.values.ids import MUTATION_ID_BYTES
-from lockstep.values.limits import VIEW_MUTATION_BYTES, VIEW_MUTATION_ROWS
+from lockstep.values.ids import MUTATION_ID_BYTES, Consistency, NodeId
+from lockstep.values.limits import PLANS_CACHED_MAX, VIEW_MUTATION_BYTES, VIEW_MUTATION_ROWS
 from lockstep.values.rows import (
     MARKER_COLUMN,
     Cell,
@@ -285,3 +289,63 @@ def _newest(row: Row) -> int:
     times += [entry.deletion.timestamp_us for entry in row.column_deletions]
     times += [found.timestamp_us for found in (liveness, row.deletion) if found is not None]
     return max(times, default=0)
+
+
+def paired_with(
+    base: Sequence[NodeId], view: Sequence[NodeId], dc_of: Callable[[NodeId], str], own: NodeId
+) -> NodeId | None:
+    """The replica of the view that one of the base is paired with: itself where it can be. None where there
+    are not as many of both in its data centre."""
+    if own not in base:
+        return None
+    here = [node for node in base if dc_of(node) == dc_of(own)]
+    there = [node for node in view if dc_of(node) == dc_of(own)]
+    if len(here) != len(there):
+        return None
+    if own in there:
+        return own
+    only_base = [node for node in here if node not in there]
+    only_view = [node for node in there if node not in here]
+    return only_view[only_base.index(own)]
+
+
+class ViewPairs:
+    def __init__(self, plans: PlanBook, own_id: Callable[[], int]) -> None:
+        self._plans = plans
+        self._own_id = own_id
+        #: Of one metadata value.
+        self._epoch = -1
+        self._made: dict[tuple[Plan, Plan], Plan | None] = {}
+
+    def plan(self, base: Mutation, view: Mutation, first_epoch: int) -> Plan | None:
+        """How to write one of a view to the paired replica alone; None: it goes to all. `first_epoch`: of the
+        plan that the write to the base was made with. InvalidRequest when either table is gone."""
+        based = self._plans.write_plan(base.table_id, base.token, Consistency.ANY)
+        viewed = self._plans.write_plan(view.table_id, view.token, Consistency.ANY)
+        if max(based.needs_epoch, viewed.needs_epoch) > first_epoch:
+            return None
+        if self._epoch != self._plans.epoch or len(self._made) >= PLANS_CACHED_MAX:
+            self._epoch = self._plans.epoch
+            self._made = {}
+        known = (based, viewed)
+        if known not in self._made:
+            self._made[known] = self._pair(base.table_id, based, viewed)
+        return self._made[known]
+
+    def _pair(self, table_id: int, base: Plan, view: Plan) -> Plan | None:
+        placement = self._plans.placement(table_id)
+        if placement is None or placement.recounts:
+            return None
+        for plan in (base, view):
+            if plan.group.write_only or len(plan.targets) != len(plan.group.reads):
+                return None
+        dcs = {target.node: target.dc for target in (*base.targets, *view.targets)}
+        node = paired_with(base.group.reads, view.group.reads, dcs.__getitem__, NodeId(self._own_id()))
+        for target in view.targets:
+            if target.node == node:
+                return view.only(target)
+        return None
+
+    def validate(self) -> None:
+        assert len(self._made) <= PLANS_CACHED_MAX, "pairs make room for others"
+        assert all(base.epoch == view.epoch == self._epoch for base, view in self._made), "pairs of one value"

@@ -18,18 +18,15 @@ from typing import Any, Protocol
 
 from lockstep.internode import verbs
 from lockstep.internode.connection import Connection
-from lockstep.internode.error_bodies import encode_error
-from lockstep.internode.exclusion import NOBODY, kept_from
 from lockstep.internode.frames import ERROR, ONE_WAY, REPLY, SHARED, Envelope, encode_frame, encode_request
 from lockstep.internode.handshake import Address, Hello, PeerInfo, peer_of, refusal
-from lockstep.internode.lanes import Lanes
-from lockstep.internode.peer import HELLO_DECODER, Link, Peer
+from lockstep.internode.peer import HELLO_DECODER, Lanes, Link, Peer
 from lockstep.internode.proving import Proofs, challenged, unproved
 from lockstep.internode.repeated_log import Log, RepeatedLog
-from lockstep.internode.responding import Respond
-from lockstep.internode.services import Services
+from lockstep.internode.services import NOBODY, Services, kept_from
 from lockstep.internode.serving import (
     EXPIRING,
+    Respond,
     ask_no_more,
     drop_expired,
     serve_fast,
@@ -38,6 +35,7 @@ from lockstep.internode.serving import (
     unserved,
 )
 from lockstep.internode.shared_requests import SHARED_REQUEST_BYTES_MAX
+from lockstep.internode.verbs import encode_error
 from lockstep.internode.waiters import CallbackWaiter, FutureWaiter, Waiter
 from lockstep.runtime.ports import Runtime, Server, Tls
 from lockstep.values.codec import UNREADABLE, encode

@@ -1,21 +1,22 @@
-"""The sending side towards one address: connection with back-off, requests in flight, their deadlines.
+"""The sending side towards one address: connection with back-off, requests in flight, their ends; and a
+node's second connections, for raw bytes: no other message waits behind those.
 
-Invariant: every request ends exactly once, with a reply, the peer's error, PeerUnreachable (it never
-left this node) or PeerTimeout (it may have arrived); one sweep timer serves all deadlines.
+Invariant: every request ends exactly once, with a reply, the peer's error, PeerUnreachable (it never left
+this node) or PeerTimeout (it may have arrived); one sweep timer serves all deadlines. Only requests whose
+replies raw bytes may follow go out on a lane.
 """
 
 from __future__ import annotations
 
 import asyncio
 import enum
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from lockstep.internode import verbs
 from lockstep.internode.connection import Connection
-from lockstep.internode.deadlines import Sweeps
-from lockstep.internode.error_bodies import decode_error
 from lockstep.internode.frames import (
     ERROR,
     ONE_WAY,
@@ -28,8 +29,10 @@ from lockstep.internode.frames import (
     encode_request,
 )
 from lockstep.internode.handshake import Address, Hello, PeerInfo, peer_of
+from lockstep.internode.raw_bytes import FileReply
 from lockstep.internode.shared_requests import SharedOut
-from lockstep.internode.waiters import RawWaiter, Waiter
+from lockstep.internode.verbs import decode_error
+from lockstep.internode.waiters import RawWaiter, Sweeps, Waiter
 from lockstep.values.codec import UNREADABLE, decoder, encode
 from lockstep.values.errors import FrameCorrupt, HandshakeRefused, LockstepError, PeerTimeout, PeerUnreachable
 from lockstep.values.limits import (
@@ -44,6 +47,7 @@ from lockstep.values.limits import (
 
 if TYPE_CHECKING:
     from lockstep.internode.internode import Internode
+
 
 HELLO_DECODER = decoder(Hello)
 
@@ -410,3 +414,41 @@ def _announced(pending: Pending | None, body: bytes, name: str) -> RawWaiter | N
         waiter.failed(pending.context, PeerTimeout(f"{name} sent a garbled reply"))
         raise FrameCorrupt(f"a garbled reply: {error}") from error
     return waiter
+
+
+class Lanes:
+    def __init__(self, node: Internode) -> None:
+        self._node = node
+        self.peers: dict[Address, Peer] = {}
+
+    def begin(
+        self,
+        address: Address,
+        verb: int,
+        request: Any,
+        timeout_ms: float,
+        take: Callable[[memoryview], None],
+    ) -> asyncio.Future[Any]:
+        """As the node's `begin`. The reply is told when `take`, in a thread, got all raw bytes behind it; the
+        timeout ends where they begin."""
+        node = self._node
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        deadline_s = node.runtime.clock.monotonic_s() + timeout_ms / 1000
+        waiter = RawWaiter(future, take)
+        node.submit_by(self.peers, ((address, None),), verb, encode(request), deadline_s, waiter)
+        return future
+
+    def close(self, address: Address) -> None:
+        """End the connection, if there is one."""
+        lane = self.peers.pop(address, None)
+        if lane is not None:
+            lane.stop()
+
+
+def answer_raw(node: Internode, connection: Connection, verb: int, stream: int, content: FileReply) -> None:
+    """Send a reply and the part of a file behind it, unless the peer is gone or blocked."""
+    peer = connection.peer
+    if stream == 0 or connection.closed or peer is None or peer.endpoint in node.blocked_to:
+        content.file.close()
+    else:
+        connection.reply_raw(verb, stream, encode(content.reply), content)

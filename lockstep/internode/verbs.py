@@ -1,8 +1,20 @@
-"""Numbers of the messages between nodes. Invariant: a number is never given a second meaning."""
+"""Numbers of the messages between nodes, and errors on the wire: a handler's error is raised again at the
+requester as the same class.
+
+Invariant: a number is never given a second meaning. Every class of the error tree survives the trip with its
+attributes; a code this node does not know becomes a LockstepError with the sender's message.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+import inspect
+from typing import Any, Final
+
+import msgspec
+
+from lockstep.values import errors
+from lockstep.values.codec import UNREADABLE, decoder, encode
+from lockstep.values.errors import FrameCorrupt, LockstepError
 
 HELLO: Final = 0
 WRITE: Final = 1
@@ -100,3 +112,38 @@ NAMES: Final = {
     BACKUP_WORK: "backup-work",
     BACKUP_FILES: "backup-files",
 }
+
+
+_CLASSES: dict[str, type[LockstepError]] = {
+    kind.code: kind
+    for _, kind in sorted(inspect.getmembers(errors, inspect.isclass))
+    if issubclass(kind, LockstepError)
+}
+
+
+class ErrorBody(msgspec.Struct, frozen=True, array_like=True):
+    """`facts` are the error's attributes as sorted (name, plain value) pairs."""
+
+    code: str
+    message: str
+    facts: tuple[tuple[str, Any], ...] = ()
+
+
+_BODY = decoder(ErrorBody)
+
+
+def encode_error(error: LockstepError) -> bytes:
+    facts = tuple(sorted(vars(error).items()))
+    return encode(ErrorBody(error.code, error.message, facts))
+
+
+def decode_error(body: bytes) -> LockstepError:
+    """The error itself, to be raised. FrameCorrupt when the bytes are no error body."""
+    try:
+        decoded = _BODY.decode(body)
+    except UNREADABLE as problem:
+        raise FrameCorrupt(f"error body does not decode: {problem}") from problem
+    kind = _CLASSES.get(decoded.code, LockstepError)
+    error = kind.__new__(kind, decoded.message)
+    vars(error).update(decoded.facts)
+    return error

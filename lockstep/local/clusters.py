@@ -21,12 +21,11 @@ from typing import Any, Final
 
 import msgspec
 
-from lockstep.local import credentials, layout, processes
-from lockstep.local.admin_client import AdminClient, class_by_code, revived
-from lockstep.local.credentials import Credential, of_node
+from lockstep.local import admin_client, layout, processes
+from lockstep.local.admin_client import AdminClient, Credential, class_by_code, of_node, revived
 from lockstep.local.layout import ClusterFile, LocalNode, Paths
 from lockstep.local.processes import State, node_environment
-from lockstep.node.security_settings import PASSWORD_AUTHENTICATORS
+from lockstep.node.settings import PASSWORD_AUTHENTICATORS
 from lockstep.values.errors import (
     CannotApply,
     ConfigurationError,
@@ -513,8 +512,8 @@ def found_for(host: str, port: int, ca_file: str = "") -> Credential:
                 found = cluster.credential(node.name)
                 return Credential(found.authorization, ca_file or found.ca_file)
     names = sorted({*addresses, host})
-    near = [path for name in names for path in sorted(DATA_HOME.glob(f"{name}*/{credentials.TOKEN_FILE}"))]
-    return credentials.of_node(near[0].parent, ca_file) if len(near) == 1 else Credential("", ca_file)
+    near = [path for name in names for path in sorted(DATA_HOME.glob(f"{name}*/{admin_client.TOKEN_FILE}"))]
+    return admin_client.of_node(near[0].parent, ca_file) if len(near) == 1 else Credential("", ca_file)
 
 
 def addresses_of(host: str) -> set[str]:

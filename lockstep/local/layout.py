@@ -19,8 +19,8 @@ from typing import Any, Final
 import msgspec
 
 from lockstep.local.processes import OWNER_DIRECTORY, owner_only
-from lockstep.node import toml_text
 from lockstep.node.configuration import parse, render
+from lockstep.node.settings import emit
 from lockstep.values.errors import ConfigurationError, PreconditionError
 
 #: Local clusters stop here: every node is a process with a log, a store and sockets of its own.
@@ -142,7 +142,7 @@ def write(paths: Paths, content: ClusterFile) -> None:
     tables["nodes"] = [msgspec.to_builtins(node) for node in content.nodes]
     paths.root.mkdir(OWNER_DIRECTORY, parents=True, exist_ok=True)
     partial = paths.cluster_file.with_suffix(".new")
-    _write(partial, toml_text.emit(tables))
+    _write(partial, emit(tables))
     partial.replace(paths.cluster_file)
 
 
@@ -168,7 +168,7 @@ def write_configuration(paths: Paths, content: ClusterFile, node: LocalNode) -> 
         tables[section] = {**tables.get(section, {}), **keys}
     if node.tokens >= 0:
         tables["placement"]["num_tokens"] = node.tokens
-    configuration = parse(toml_text.emit(tables), source=f"settings of cluster {content.name}")
+    configuration = parse(emit(tables), source=f"settings of cluster {content.name}")
     paths.node(node.name).mkdir(OWNER_DIRECTORY, parents=True, exist_ok=True)
     _write(paths.configuration(node.name), render(configuration))
 

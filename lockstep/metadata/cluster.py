@@ -13,21 +13,27 @@ import msgspec
 from lockstep.metadata.access.roles import ACCESS, Access
 from lockstep.metadata.cdc import GENERATIONS, Generation
 from lockstep.metadata.degraded import DEGRADED, Degraded
-from lockstep.metadata.directory import DIRECTORY, Directory, NodeInfo
-from lockstep.metadata.exclusions import EXCLUDED, Exclusion
+from lockstep.metadata.directory import (
+    DIRECTORY,
+    EXCLUDED,
+    FEATURE_STATE,
+    IDENTITY,
+    Directory,
+    Exclusion,
+    FeatureState,
+    Identity,
+    NodeInfo,
+)
 from lockstep.metadata.extensions import EXTENSIONS, Extensions
-from lockstep.metadata.feature_names import FEATURE_STATE, FeatureState
 from lockstep.metadata.groups.service import SERVICE, Service
-from lockstep.metadata.identity import IDENTITY, Identity
 from lockstep.metadata.log.entries import HASH_BYTES
 from lockstep.metadata.log.recent_ids import RECENT_IDS, RecentIds
 from lockstep.metadata.operations import OPERATIONS, Lock, Operation, Operations, Session
 from lockstep.metadata.part import Change, Parts, Registered
 from lockstep.metadata.parts import REGISTERED
-from lockstep.metadata.placements_part import PLACEMENTS
 from lockstep.metadata.repairs import REPAIRS, Repairs
 from lockstep.metadata.requests import REQUESTS, Requests
-from lockstep.metadata.schema_part import SCHEMA
+from lockstep.metadata.schema_part import PLACEMENTS, SCHEMA
 from lockstep.placement.placements import Placements, ReplicaGroup
 from lockstep.schema.model import Schema, Table
 from lockstep.values.ids import NodeId

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from lockstep.metadata.part import Part, Parts, tuple_part
-from lockstep.metadata.placements_part import PLACEMENTS
+from lockstep.metadata.schema_part import PLACEMENTS
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
 

@@ -1,23 +1,74 @@
-"""The nodes of the cluster: ids, addresses, places, states and owned tokens.
+"""Which cluster this is, and its nodes: ids, addresses, places, states, owned tokens, features, and who is
+shut out.
 
-Invariant: nodes are sorted by id, ids are never reused, no two nodes that have not left share a host
-id or an address, and no token has two owners.
+Invariant: nodes are sorted by id, ids are never reused, no two nodes that have not left share a host id or an
+address, and no token has two owners. A name is never given a second meaning. `BASE_FEATURES` never changes:
+entries of the first version that name no features mean these.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Final
 
 import msgspec
 
-from lockstep.metadata.feature_names import BASE_FEATURES
-from lockstep.metadata.part import Item, Part, collected, digest_of_each
+from lockstep.metadata.part import Item, Part, Parts, collected, digest_of_each, struct_part, tuple_part
 from lockstep.placement.circle import Circle, Owner
 from lockstep.values.ids import NodeId
 from lockstep.values.memo import keep, kept
+
+METADATA_LOG: Final = "metadata-log"
+CLUSTER_FEATURES: Final = "cluster-features"
+FILE_STREAMING: Final = "file-streaming"
+REPLICATION_CHANGE: Final = "replication-change"
+ZERO_TOKEN_NODES: Final = "zero-token-nodes"
+
+#: Name -> what it lets the cluster do, for people.
+FEATURES: Final[Mapping[str, str]] = {
+    CLUSTER_FEATURES: "what nodes can do is announced, and switched on for all of them at once",
+    FILE_STREAMING: "ranges move as sorted files with checksums, and a broken stream goes on where it was",
+    METADATA_LOG: "nodes, schema and ownership are one value, changed by the entries of one log",
+    REPLICATION_CHANGE: "the replication of a keyspace with tables changes in safe steps",
+    ZERO_TOKEN_NODES: "nodes without tokens coordinate requests and may vote, and store nothing",
+}
+#: What every node of the first version can do.
+BASE_FEATURES: Final = (
+    CLUSTER_FEATURES,
+    FILE_STREAMING,
+    METADATA_LOG,
+    REPLICATION_CHANGE,
+    ZERO_TOKEN_NODES,
+)
+#: What this version can do, sorted.
+SUPPORTED: Final = tuple(sorted(FEATURES))
+
+
+class FeatureState(msgspec.Struct, frozen=True, array_like=True):
+    """`enabled` is sorted and only grows. `announced_epoch`: when a node last said what it supports."""
+
+    enabled: tuple[str, ...] = ()
+    announced_epoch: int = 0
+
+    def validate(self) -> None:
+        assert self.enabled == tuple(sorted(set(self.enabled))), "enabled features are sorted and unique"
+
+
+NO_FEATURES = FeatureState()
+
+
+def lacking(enabled: Sequence[str], supported: Sequence[str]) -> tuple[str, ...]:
+    """The enabled features that are not among the supported ones."""
+    held = set(supported)
+    return tuple(name for name in enabled if name not in held)
+
+
+#: What all nodes can do and do, and since when the nodes' support is as it is.
+FEATURE_STATE: Final[Part[FeatureState]] = struct_part(
+    "features", 11, NO_FEATURES, lambda one: one.validate()
+)
 
 
 class NodeState(enum.StrEnum):
@@ -191,3 +242,31 @@ DIRECTORY: Final[Part[Directory]] = Part(
     digest=lambda value: digest_of_each(value.nodes, value.next_node_id),
     validate=lambda now, before: now[DIRECTORY].validate(),
 )
+
+
+class Exclusion(msgspec.Struct, frozen=True, array_like=True, dict=True):
+    """`epoch` is that of the entry that excluded the node: it is taken back once it has applied it."""
+
+    node: NodeId
+    epoch: int
+    reason: str
+
+
+def _validate(now: Parts, before: Parts | None) -> None:
+    nodes = [exclusion.node for exclusion in now[EXCLUDED]]
+    assert nodes == sorted(set(nodes)), "the exclude list is sorted by node"
+
+
+#: Nodes that are shut out, by id.
+EXCLUDED: Final[Part[tuple[Exclusion, ...]]] = tuple_part("excluded", 9, Exclusion, _validate)
+
+
+class Identity(msgspec.Struct, frozen=True, array_like=True):
+    """`lineage` lists the ids this cluster had, oldest first, the present one last."""
+
+    cluster_id: str = ""
+    cluster_name: str = ""
+    lineage: tuple[str, ...] = ()
+
+
+IDENTITY: Final[Part[Identity]] = struct_part("identity", 1, Identity())

@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.directory import Directory, NodeInfo, NodeState
-from lockstep.metadata.feature_names import ZERO_TOKEN_NODES, lacking
-from lockstep.metadata.log.versions import lowest_version
+from lockstep.metadata.directory import ZERO_TOKEN_NODES, Directory, NodeInfo, NodeState, lacking
+from lockstep.metadata.log.registry import lowest_version
 from lockstep.values.limits import NODES_MAX
 
 #: States of a node that was accepted and is not normal yet: it may present itself again.

@@ -7,19 +7,15 @@ from typing import Any, Final
 from lockstep.metadata.access.roles import ACCESS
 from lockstep.metadata.cdc import GENERATIONS
 from lockstep.metadata.degraded import DEGRADED
-from lockstep.metadata.directory import DIRECTORY
-from lockstep.metadata.exclusions import EXCLUDED
+from lockstep.metadata.directory import DIRECTORY, EXCLUDED, FEATURE_STATE, IDENTITY
 from lockstep.metadata.extensions import EXTENSIONS
-from lockstep.metadata.feature_names import FEATURE_STATE
 from lockstep.metadata.groups.service import SERVICE
-from lockstep.metadata.identity import IDENTITY
 from lockstep.metadata.log.recent_ids import RECENT_IDS
 from lockstep.metadata.operations import OPERATIONS
 from lockstep.metadata.part import Part, Registered
-from lockstep.metadata.placements_part import PLACEMENTS
 from lockstep.metadata.repairs import REPAIRS
 from lockstep.metadata.requests import REQUESTS
-from lockstep.metadata.schema_part import SCHEMA
+from lockstep.metadata.schema_part import PLACEMENTS, SCHEMA
 
 PARTS: Final[tuple[Part[Any], ...]] = (
     IDENTITY,

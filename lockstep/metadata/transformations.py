@@ -10,14 +10,22 @@ import msgspec
 
 from lockstep.metadata.cdc import GENERATIONS, first_generation
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.directory import DIRECTORY, Directory, NodeInfo, NodeState
+from lockstep.metadata.directory import (
+    BASE_FEATURES,
+    DIRECTORY,
+    FEATURE_STATE,
+    IDENTITY,
+    Directory,
+    FeatureState,
+    Identity,
+    NodeInfo,
+    NodeState,
+    lacking,
+)
 from lockstep.metadata.extensions import EXTENSIONS
-from lockstep.metadata.feature_names import BASE_FEATURES, FEATURE_STATE, FeatureState, lacking
 from lockstep.metadata.groups.service import SERVICE, Service
-from lockstep.metadata.identity import IDENTITY, Identity
 from lockstep.metadata.joining import JoinRefusal, collision, joining_node, refusal_of
-from lockstep.metadata.log.registry import EntryKind
-from lockstep.metadata.log.versions import refuse_older_node
+from lockstep.metadata.log.registry import EntryKind, refuse_older_node
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import (

@@ -15,10 +15,17 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from lockstep.metadata.feature_names import SUPPORTED
-from lockstep.node import toml_text
-from lockstep.node.log_settings import AuditSection, LogSection
-from lockstep.node.security_settings import AdminSection, AuthSection, TlsSection, problem, secret_problem
+from lockstep.metadata.directory import SUPPORTED
+from lockstep.node import settings
+from lockstep.node.settings import (
+    AdminSection,
+    AuditSection,
+    AuthSection,
+    LogSection,
+    TlsSection,
+    problem,
+    secret_problem,
+)
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.limits import STREAM_FILE_BYTES, TOKENS_PER_NODE_MAX
 
@@ -333,8 +340,8 @@ def parse(
 
 def render(configuration: Configuration) -> str:
     """TOML text that `parse` reads back to an equal value (once complete)."""
-    tables: dict[str, toml_text.Table] = msgspec.to_builtins(configuration)
-    return toml_text.emit(tables)
+    tables: dict[str, settings.Table] = msgspec.to_builtins(configuration)
+    return settings.emit(tables)
 
 
 def with_join_secret(configuration: Configuration, content: bytes) -> Configuration:

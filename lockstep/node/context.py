@@ -1,4 +1,5 @@
-"""What every part of a node may know of its node, handed to each of them once.
+"""What every part of a node may know of its node, handed to each of them once, and whom something is told, in
+the order in which they began to listen.
 
 Invariant: it holds no state of its own: what changes is asked for, and is then as of now.
 """
@@ -6,6 +7,7 @@ Invariant: it holds no state of its own: what changes is asked for, and is then 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Generic, ParamSpec
 
 import msgspec
 
@@ -53,3 +55,18 @@ class NodeContext(msgspec.Struct, frozen=True, eq=False):
     def has_left(self) -> bool:
         info = self.info
         return info is not None and info.state is NodeState.LEFT
+
+
+P = ParamSpec("P")
+
+
+class Listeners(Generic[P]):
+    def __init__(self) -> None:
+        self._all: list[Callable[P, object]] = []
+
+    def add(self, listener: Callable[P, object]) -> None:
+        self._all.append(listener)
+
+    def tell(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        for listener in self._all:
+            listener(*args, **kwargs)

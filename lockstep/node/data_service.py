@@ -12,30 +12,25 @@ import msgspec
 
 from lockstep.coordination.conditional import Conditionals
 from lockstep.coordination.coordinator import Coordinator
-from lockstep.coordination.counter_leader import CounterLeader
-from lockstep.coordination.counters import Counters
+from lockstep.coordination.counters import CounterLeader, Counters
 from lockstep.coordination.forwarding import Forwarding, dc_of_own
-from lockstep.handoff.base_writes import BaseWrites
 from lockstep.handoff.batch_store import BatchStore
 from lockstep.handoff.batches import Batches
 from lockstep.handoff.hint_delivery import HintDelivery
 from lockstep.handoff.hint_store import HintStore
 from lockstep.handoff.hints import HintPolicy, Hints
-from lockstep.handoff.view_log import ViewLog
-from lockstep.handoff.view_pairs import ViewPairs
+from lockstep.handoff.view_log import BaseWrites, ViewLog
+from lockstep.handoff.view_updates import ViewPairs
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.node.context import NodeContext
-from lockstep.node.identifying import MutationIds
 from lockstep.node.log_service import NodeLog
 from lockstep.node.membership.decommission_handoff import DecommissionHandoff
 from lockstep.node.membership.identity import keep_generation
+from lockstep.node.stamps import MutationIds
 from lockstep.node.work.condition_watches import watch_disk
-from lockstep.node.work.index_upkeep import IndexUpkeep
-from lockstep.node.work.inherited import InheritedRanges
-from lockstep.node.work.lacking import Lacking
-from lockstep.node.work.scrubbing import Scrub
-from lockstep.node.work.table_damage import TableDamage
-from lockstep.node.work.view_builds import ViewBuilds
+from lockstep.node.work.lacking import InheritedRanges, Lacking
+from lockstep.node.work.table_damage import Scrub, TableDamage
+from lockstep.node.work.view_builds import IndexUpkeep, ViewBuilds
 from lockstep.replica.ballots import BallotService
 from lockstep.replica.repair_participant import RepairParticipant
 from lockstep.replica.replica import ReplicaService

@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from lockstep.metadata import excluded, features, schema_change, transformations
-from lockstep.metadata.access import permissions, role_changes
+from lockstep.metadata import features, schema_change, transformations
+from lockstep.metadata.access import role_changes
 from lockstep.metadata.groups import membership
 from lockstep.metadata.log import snapshot_entries
-from lockstep.metadata.log.registry import EntryKind, Registry
-from lockstep.metadata.log.versions import SINCE
+from lockstep.metadata.log.registry import SINCE, EntryKind, Registry
 from lockstep.metadata.part import Part
 from lockstep.node.configuration import TestingSection
-from lockstep.topology import force_remove, repairs, undelivered
+from lockstep.topology import force_remove, repairs
 from lockstep.topology import requests as topology_requests
 from lockstep.topology import transformations as topology_transformations
 from lockstep.topology.kinds.registry import UNIONS
@@ -31,11 +30,11 @@ _TABLES: Final[tuple[Mapping[int, type[Any]], ...]] = (
     topology_requests.KINDS,
     force_remove.KINDS,
     repairs.KINDS,
-    undelivered.KINDS,
-    excluded.KINDS,
+    force_remove.UNDELIVERED_KINDS,
+    features.EXCLUDED_KINDS,
     features.KINDS,
     role_changes.KINDS,
-    permissions.KINDS,
+    role_changes.PERMISSION_KINDS,
     snapshot_entries.KINDS,
 )
 

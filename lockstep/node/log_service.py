@@ -1,4 +1,5 @@
-"""The metadata log at one node: the value it has made so far, this node's part in keeping it, and the way in.
+"""The metadata log at one node: the value it has made so far, this node's part in making it, and how this
+node presents itself to others and whom it lets in.
 
 Invariant: it needs no store: a node founds, joins and votes before what clients stored is open.
 """
@@ -12,40 +13,78 @@ from typing import Any
 import msgspec
 
 from lockstep.gossip.failure_detector import FailureDetector
-from lockstep.internode.handshake import PeerInfo
+from lockstep.internode.handshake import PROTOCOL_VERSION, Address, Hello, PeerInfo
 from lockstep.internode.internode import Internode
 from lockstep.internode.proving import secrets_in
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.log.entries import LogEntry
 from lockstep.metadata.log.registry import Registry
 from lockstep.node.configuration import Configuration
-from lockstep.node.context import NodeContext
-from lockstep.node.group_bounds import GroupBounds
-from lockstep.node.identifying import OwnId
-from lockstep.node.introduction import Introduction
+from lockstep.node.context import Listeners, NodeContext
 from lockstep.node.kinds import kinds_of
-from lockstep.node.listeners import Listeners
 from lockstep.node.log.announcing import Announcer
 from lockstep.node.log.catch_up import CatchUp
 from lockstep.node.log.histories import Histories
 from lockstep.node.log.metadata_member import MetadataMember
 from lockstep.node.log.metadata_state import MetadataState
 from lockstep.node.log.metadata_store import Retention
-from lockstep.node.log.raft_driver import RaftDriver
-from lockstep.node.log.raft_transport import RaftTransport
-from lockstep.node.log.snapshot_trigger import SnapshotTrigger
-from lockstep.node.log.submission import Submitter
-from lockstep.node.membership.clocks import Clocks
-from lockstep.node.membership.founders_file import FoundersFile
+from lockstep.node.log.raft_driver import GroupBounds, RaftDriver, RaftTransport
+from lockstep.node.log.submission import SnapshotTrigger, Submitter
 from lockstep.node.membership.identity import IdentityFile
-from lockstep.node.membership.liveness import Liveness
-from lockstep.node.membership.voters import Member, Voters
+from lockstep.node.membership.liveness import Clocks, Liveness
+from lockstep.node.membership.voters import FoundersFile, Member, Voters
 from lockstep.node.processors.base import Processor
 from lockstep.node.processors.kinds import Factory
-from lockstep.node.stamps import Stamps
+from lockstep.node.stamps import OwnId, Stamps
 from lockstep.node.work.conditions import Conditions
 from lockstep.runtime.ports import Runtime
 from lockstep.values.errors import LockstepError
+
+
+class Introduction:
+    def __init__(
+        self,
+        configuration: Configuration,
+        identity: IdentityFile,
+        cluster: Callable[[], ClusterMetadata],
+        own_id: Callable[[], int],
+        alive: Callable[[int], bool],
+    ) -> None:
+        self._configuration = configuration
+        self._identity = identity
+        self._cluster = cluster
+        self._own_id = own_id
+        self._alive = alive
+
+    @property
+    def address(self) -> Address:
+        return (self._configuration.network.address, self._configuration.network.internode_port)
+
+    def hello(self) -> Hello:
+        settings, stored = self._configuration, self._identity.value
+        identity = self._cluster().identity
+        return Hello(
+            protocol_version=PROTOCOL_VERSION,
+            cluster_id=identity.cluster_id or stored.cluster_id,
+            cluster_name=settings.cluster.name,
+            lineage=tuple(item.encode() for item in identity.lineage),
+            host_id=stored.host_id,
+            node_id=self._own_id(),
+            address=settings.network.address,
+            port=settings.network.internode_port,
+            replaces=settings.cluster.replaces,
+            takes_shared=True,
+        )
+
+    def refusal(self, hello: Hello) -> str | None:
+        """Why whoever says this hello is not let in; None when it is."""
+        known = self._cluster().directory.by_address.get((hello.address, hello.port))
+        if known is None or not hello.host_id or known.host_id == hello.host_id:
+            return None
+        owned = f"{hello.address} belongs to node {known.id} (host {known.host_id}) of this cluster"
+        if hello.replaces != known.id:
+            return f"{owned}; to take a dead node's place, set [cluster] replaces"
+        return f"{owned}, which seems alive" if self._alive(known.id) else None
 
 
 class NodeLog(msgspec.Struct, frozen=True, eq=False):

@@ -9,15 +9,14 @@ import msgspec
 from lockstep.internode.handshake import Address, PeerInfo
 from lockstep.node.configuration import split_address
 from lockstep.node.context import NodeContext
-from lockstep.node.group_bounds import GroupBounds
+from lockstep.node.log.raft_driver import GroupBounds
 from lockstep.node.log_service import NodeLog
 from lockstep.node.membership.gossiping import Gossip, OwnLoad
 from lockstep.node.membership.group_reports import GroupReports
 from lockstep.node.membership.liveness import Liveness
 from lockstep.node.membership.management import Management
 from lockstep.node.membership.members import Members
-from lockstep.node.membership.membership import Membership
-from lockstep.node.voting import Voting
+from lockstep.node.membership.membership import Membership, Voting
 from lockstep.node.work.condition_watches import watch_metadata
 from lockstep.values.errors import LockstepError
 

@@ -1,37 +1,263 @@
-"""One node: its services, made anew for each of its lives, and what they do from its start to its end.
+"""One node: its services, made anew for each of its lives, what they do from its start to its end, what the
+metadata says about it itself, and what its files held when it stopped in good order.
+
+A record that was cut off at a file's end looks as a crash leaves it, and by the rules of journals is no part
+of the file. After a stop in good order there is no such record: the seal has size and digest of each file.
 
 Invariant: nothing is shared between two nodes of a process but code, and nothing between two lives of a node
 but its disk; the internode door opens before the node belongs to a cluster, doors for clients only after
-`ready`; a node that cannot apply an entry, or whose disk failed, stops serving and says why.
+`ready`; a node that cannot apply an entry, or whose disk failed, stops serving and says why. A seal is
+written when nothing changes the files any more, and is gone, durably, before anything does. So a difference
+is damage, never a change of the node's own.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Final
 
+import msgspec
+import xxhash
+
+from lockstep.internode.services import ExcludedNodes
+from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.features import refuse_lacking
+from lockstep.metadata.log.entries import LogEntry
 from lockstep.node.configuration import Configuration
 from lockstep.node.context import NodeContext
 from lockstep.node.data_service import NodeData, StoreOpener, open_engine, wire_data
-from lockstep.node.group_bounds import USUAL, GroupBounds
-from lockstep.node.log.journal import settle
-from lockstep.node.log.raft_journal import journal_path
-from lockstep.node.log.raft_transport import MANAGEMENT_GROUP, METADATA_GROUP
+from lockstep.node.log.announcing import greet
+from lockstep.node.log.journal import journal_path, settle
+from lockstep.node.log.raft_driver import MANAGEMENT_GROUP, METADATA_GROUP, USUAL, GroupBounds
 from lockstep.node.log_service import NodeLog, wire_log
-from lockstep.node.membership.founders_file import FOUNDERS_PATH
+from lockstep.node.membership.decommission_handoff import DecommissionHandoff
 from lockstep.node.membership.gossiping import OwnLoad
 from lockstep.node.membership.identity import claim_archive, refuse_lost_store, refuse_other_cluster
+from lockstep.node.membership.voters import FOUNDERS_PATH
 from lockstep.node.membership_service import NodeMembership, wire_membership
 from lockstep.node.processors.kinds import Factory, chosen
 from lockstep.node.recovering import refuse_half_recovered
-from lockstep.node.seal import Seal
 from lockstep.node.services import NodeServices
-from lockstep.node.standing import Standing
 from lockstep.node.work_service import NodeWork, wire_work
-from lockstep.runtime.ports import Runtime
+from lockstep.runtime.ports import Disk, Runtime
 from lockstep.storage.engine import StorageEngine
-from lockstep.values.errors import LockstepError
+from lockstep.values.codec import UNREADABLE, decoder, encode, frame_record, scan_records
+from lockstep.values.errors import CorruptFile, DiskRefused, LockstepError, PreconditionError
+
+SEAL_PATH: Final = "seal"
+_PARTIAL: Final = "seal.part"
+#: What is sealed: these, and all files of these directories. The store knows its own files.
+_FILES: Final = ("identity", "stamps")
+_DIRECTORIES: Final = ("raft", "metadata")
+#: A few hundred files of a hundred bytes each.
+_RECORD_BYTES_MAX: Final = 4 * 1024 * 1024
+
+
+class SealedFile(msgspec.Struct, frozen=True, array_like=True):
+    path: str
+    size_bytes: int
+    digest: bytes
+
+
+_DECODER = decoder(tuple[SealedFile, ...])
+
+
+class Seal:
+    """Errors: CorruptFile, DiskRefused."""
+
+    def __init__(self, disk: Disk, log: Callable[..., None]) -> None:
+        self._disk = disk
+        self._log = log
+
+    async def open(self) -> None:
+        """Compare every file with the seal, if there is one, and take it off. CorruptFile names the first
+        file that is not what it was."""
+        if self._disk.exists(SEAL_PATH):
+            for sealed in self._read():
+                self._check(sealed)
+            self._disk.remove(SEAL_PATH)
+            await self._disk.sync_names("")
+
+    def _read(self) -> tuple[SealedFile, ...]:
+        """Nothing when it cannot be read: what it covers has checksums of its own."""
+        try:
+            content = self._disk.read(SEAL_PATH)
+            for _, body in scan_records(SEAL_PATH, content, record_bytes_max=_RECORD_BYTES_MAX):
+                return _DECODER.decode(body)
+        except (CorruptFile, *UNREADABLE) as error:
+            self._log("seal.unreadable", error=str(error))
+        return ()
+
+    def _check(self, sealed: SealedFile) -> None:
+        path, disk = sealed.path, self._disk
+        if not disk.exists(path):
+            raise _changed(path, 0, f"it is gone, and had {sealed.size_bytes} bytes")
+        content = disk.read(path)
+        if len(content) < sealed.size_bytes:
+            raise _changed(path, len(content), f"it ends there, and had {sealed.size_bytes} bytes")
+        if xxhash.xxh3_128_digest(content[: sealed.size_bytes]) != sealed.digest:
+            raise _changed(path, _damaged_at(path, content), "its content is not what it was")
+        if len(content) > sealed.size_bytes:
+            raise _changed(path, sealed.size_bytes, f"it has {len(content)} bytes, and ended there")
+
+    async def close(self) -> None:
+        """Seal the files as they are, durably; without one the next start compares nothing."""
+        try:
+            await self._seal()
+        except DiskRefused as error:
+            self._log("seal.not_written", error=error.message)
+
+    async def _seal(self) -> None:
+        disk = self._disk
+        sealed = []
+        for path in self._paths():
+            await disk.sync(path)
+            content = disk.read(path)
+            sealed.append(SealedFile(path, len(content), xxhash.xxh3_128_digest(content)))
+        if disk.exists(_PARTIAL):
+            disk.remove(_PARTIAL)
+        await disk.append_synced(_PARTIAL, frame_record(encode(tuple(sealed))))
+        disk.rename(_PARTIAL, SEAL_PATH)
+        await disk.sync_names("")
+
+    def _paths(self) -> Iterator[str]:
+        for path in (*_FILES, *(f"{one}/{name}" for one in _DIRECTORIES for name in self._disk.names(one))):
+            if self._disk.exists(path):
+                yield path
+
+
+def _damaged_at(path: str, content: bytes) -> int:
+    """Where the first record begins that is not whole; 0 when each is, or the file has none."""
+    end = 0
+    try:
+        for offset, _ in scan_records(path, content, record_bytes_max=len(content)):
+            end = offset
+    except CorruptFile as error:
+        return error.offset
+    return end if end < len(content) else 0
+
+
+def _changed(path: str, offset: int, why: str) -> CorruptFile:
+    error = CorruptFile(path, offset, f"{why} when the node stopped")
+    error.hint = (
+        "put the file back from a copy, or start a new node in the place of this one: [cluster] replaces"
+    )
+    return error
+
+
+class Standing:
+    """`end(error)` tells that the node must not go on; False when that was told before. `withdraw()` ends
+    what it serves to clients."""
+
+    def __init__(
+        self,
+        log: NodeLog,
+        membership: NodeMembership,
+        farewell: DecommissionHandoff,
+        end: Callable[[LockstepError], bool],
+        withdraw: Callable[[], None],
+    ) -> None:
+        self._context = log.context
+        self._node_log = log
+        self._membership = membership
+        self._farewell = farewell
+        self._end = end
+        self._withdraw = withdraw
+
+    def start(self) -> None:
+        self._node_log.state.listen(self._applied)
+        self._shut_out(self._context.cluster())
+
+    def greet(self) -> None:
+        """Tell the nodes that the configuration names where this one is, as long as the metadata does not."""
+        context = self._context
+        others = [address for address in self._membership.configured if address != context.address]
+        greeting = greet(others, context.internode, context.cluster, self.has_moved)
+        context.runtime.tasks.spawn(greeting, "node.greet")
+
+    async def refuse_copy(self) -> None:
+        """PreconditionError when this node runs already, where the metadata says that it stands.
+
+        Asked before it takes part in consensus: two processes with one directory would vote twice.
+        """
+        info = self._context.info
+        if info is None or not self.has_moved():
+            return
+        if await self._membership.liveness.answers(info.id):
+            raise PreconditionError(
+                f"node {info.id} runs at {info.address}:{info.internode_port} with this data directory",
+                hint="a data directory serves one node: stop that one to move it, and never start a copy",
+            )
+
+    def has_moved(self) -> bool:
+        info = self._context.info
+        return info is not None and (info.address, info.internode_port) != self._context.address
+
+    def _applied(self, before: ClusterMetadata, after: ClusterMetadata, entry: LogEntry) -> None:
+        if before.excluded is not after.excluded or (
+            after.excluded and before.directory is not after.directory
+        ):
+            self._shut_out(after)
+        if before.service is not after.service:
+            self._membership.voting.follow()
+        if before.features is not after.features:
+            self._check_features()
+        context = self._context
+        if context.own_id() and context.host_id() not in before.directory.by_host_id:
+            context.internode.introduce()
+        elif context.has_left:
+            # No new requests; peers and requests in flight are served until this node is stopped.
+            self._withdraw()
+            self._farewell.begin(self._gone)
+        elif before.directory is not after.directory:
+            self._moved_away(before)
+        self._node_log.announcer.applied(before, after)
+
+    def _shut_out(self, cluster: ClusterMetadata) -> None:
+        """Have the others on the exclude list heard no more, and told nothing, but what they lack."""
+        excluded = [cluster.directory.by_id[node] for node in cluster.excluded_by_node]
+        others = [info for info in excluded if info.host_id != self._context.host_id()]
+        # Who has taken over the address of a dead node is not that node.
+        there = [info for info in others if info.id not in cluster.directory.shadowed]
+        self._context.internode.shut_out = ExcludedNodes(
+            frozenset(info.host_id for info in others),
+            frozenset((info.address, info.internode_port) for info in there),
+        )
+
+    def _check_features(self) -> None:
+        """A node that learns late of a feature that it lacks must not go on."""
+        context = self._context
+        try:
+            refuse_lacking(context.cluster().features_enabled, context.configuration.features)
+        except PreconditionError as error:
+            if self._end(error):
+                context.log("node.lacks_features", error=error.message)
+
+    def _moved_away(self, before: ClusterMetadata) -> None:
+        """Another process with this node's directory has said where it is: this one is the node no more."""
+        context = self._context
+        was, info = before.directory.by_host_id.get(context.host_id()), context.info
+        if was is None or info is None or (was.address, was.internode_port) != context.address:
+            return
+        if self.has_moved():
+            where = f"{info.address}:{info.internode_port}"
+            error = PreconditionError(
+                f"another process took this node's place, at {where}, with a copy of its data directory",
+                hint="a data directory serves one node: see which of the two has the newer data",
+            )
+            if self._end(error):
+                context.log("node.moved_away", node=info.id, to=where)
+
+    def _gone(self) -> None:
+        context = self._context
+        error = PreconditionError(
+            "this node has left the cluster",
+            hint="start it with an empty data directory to join as a new node",
+        )
+        if self._end(error):
+            context.log("node.left", node=context.own_id(), epoch=context.cluster().epoch)
+
 
 #: Files that are loaded when a node starts.
 JOURNALS = ("identity", FOUNDERS_PATH, journal_path(METADATA_GROUP), journal_path(MANAGEMENT_GROUP))

@@ -1,8 +1,10 @@
-"""The timestamps that this node gives to writes, in microseconds.
+"""What only this node gives: ids, by who it is in the metadata, and the timestamps of writes, in
+microseconds.
 
 Invariant: each is above every one that this node gave before, also before a restart, whatever its wall clock
 does; as long as nothing forces them apart it is what the clock shows. None is given at or above the bound in
-the file, which is durable before it counts; so a node that starts goes on from the bound.
+the file, which is durable before it counts; so a node that starts goes on from the bound. A mutation id is
+given once: its boot generation is durable before the first one.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ from typing import Final
 
 import msgspec
 
+from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.runtime.ports import Runtime
 from lockstep.values.codec import UNREADABLE, decoder, encode, frame_record, scan_records
 from lockstep.values.errors import CorruptFile, DiskRefused, LockstepError
+from lockstep.values.ids import mutation_id
 from lockstep.values.node_limits import (
     STAMPS_CAUGHT_UP_MS,
     STAMPS_KEPT_BACK_US,
@@ -139,3 +143,33 @@ class Stamps:
         disk.rename(_NEW_PATH, STAMPS_PATH)
         self._runtime.probes.reach("stamps.renamed")
         await disk.sync_names("")
+
+
+class OwnId:
+    """The id of the node with this host id, by the metadata of now; 0 until that gave it one."""
+
+    def __init__(self, cluster: Callable[[], ClusterMetadata], host_id: Callable[[], str]) -> None:
+        self._cluster = cluster
+        self._host_id = host_id
+        #: The metadata value that was looked at last: requests ask often.
+        self._known_in: ClusterMetadata | None = None
+        self._known = 0
+
+    def __call__(self) -> int:
+        cluster = self._cluster()
+        if cluster is not self._known_in:
+            info = cluster.directory.by_host_id.get(self._host_id())
+            self._known = info.id if info is not None else 0
+            self._known_in = cluster
+        return self._known
+
+
+class MutationIds:
+    def __init__(self, own_id: Callable[[], int], generation: int) -> None:
+        self._own_id = own_id
+        self._generation = generation
+        self._sequence = 0
+
+    def new(self) -> bytes:
+        self._sequence += 1
+        return mutation_id(self._own_id(), self._generation, self._sequence)

@@ -16,17 +16,14 @@ from lockstep.node.log.messages import EpochQuery, EpochReply
 from lockstep.node.log_service import NodeLog
 from lockstep.node.membership.service_driver import ServiceDriver
 from lockstep.node.membership_service import NodeMembership
-from lockstep.node.work.backup_restoring import BackupRestoring
-from lockstep.node.work.backup_service import BackupService
+from lockstep.node.work.backup_service import BackupRestoring, BackupService
 from lockstep.node.work.backup_taking import BackupTaking
 from lockstep.node.work.backups import BackupDriver
 from lockstep.node.work.condition_watches import watch_groups
+from lockstep.node.work.lacking import Refill
 from lockstep.node.work.purging import TombstonePurge
 from lockstep.node.work.range_sizes import RangeSizes
-from lockstep.node.work.refill import Refill
-from lockstep.node.work.repair_comparison import Comparison
-from lockstep.node.work.repair_questions import RepairQuestions
-from lockstep.node.work.repairs import RepairDriver
+from lockstep.node.work.repairs import Comparison, RepairDriver, RepairQuestions
 from lockstep.node.work.topology_driver import TopologyDriver
 from lockstep.node.work.worker import WorkService
 

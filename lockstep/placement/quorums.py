@@ -1,8 +1,10 @@
-"""Counts of acknowledgements, and proofs that reads meet writes.
+"""Counts of acknowledgements, and proofs that reads meet writes, made once for all replica lists of one
+shape.
 
-Invariant: a level's count comes from the replication factor, as in Cassandra, not from the group at
-hand; a write adds one for each write replica that reads do not ask (per data centre for the levels that
-count per data centre), so a write acknowledged during a change also holds before and after it.
+Invariant: a level's count comes from the replication factor, as in Cassandra, not from the group at hand; a
+write adds one for each write replica that reads do not ask (per data centre for the levels that count per
+data centre), so a write acknowledged during a change also holds before and after it. Lists have equal shapes
+exactly when nodes can be renamed within their data centres so that they become the same sets.
 """
 
 from __future__ import annotations
@@ -281,3 +283,18 @@ def _counterexample(
     acknowledged = sorted(left, key=lambda node: (node in readers, node))[:write_count]
     assert (len(chosen), len(acknowledged)) == (read_count, write_count), "two choices that do not meet"
     return Counterexample(levels, dc, tuple(sorted(chosen)), tuple(sorted(acknowledged)))
+
+
+#: By data centre, for how many nodes each combination of the lists is the one they are in.
+Shape = tuple[tuple[str, int], ...]
+
+
+def shape_of(lists: Sequence[Sequence[NodeId]], dc_of: Callable[[NodeId], str]) -> Shape:
+    """The shape of these lists taken together; their order counts, that of the nodes in them does not."""
+    member = dict.fromkeys(lists[0], 1)
+    bit = 1
+    for nodes in lists[1:]:
+        bit <<= 1
+        for node in nodes:
+            member[node] = member.get(node, 0) | bit
+    return tuple(sorted(zip(map(dc_of, member), member.values(), strict=True)))

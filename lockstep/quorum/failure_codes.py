@@ -1,7 +1,9 @@
-"""Why replicas failed, as clients are told: the protocol's number for each failure.
+"""Why a replica does not take a request as it comes, why replicas failed, as clients are told by the
+protocol's numbers, and what that cost.
 
 Invariant: a failure without a number of its own is 0, unknown, and its words say what it was; whoever gave
-none is not named.
+none is not named. Every refusal of the request path has one of these reasons, is counted once under it, and
+passes the probe `replica.<write or read>.<reason>`; the tables of names are made once.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from typing import Final, TypeVar
 
 from lockstep.internode.repeated_log import RepeatedLog
-from lockstep.quorum.refusals import STALE_AFTERWARDS, STALE_PLACEMENT
 from lockstep.quorum.round import Target
+from lockstep.runtime.ports import Probes
 from lockstep.values.errors import (
     IndexNotAvailable,
     LockstepError,
@@ -36,6 +38,62 @@ from lockstep.values.ids import (
     NodeId,
 )
 from lockstep.values.node_limits import CAUSE_CHARACTERS_MAX
+
+#: The replica group of the token or range changed after the plan was made.
+STALE_PLACEMENT: Final = "stale_placement"
+#: It changed while the write was executed: what was applied stays, and is not acknowledged.
+STALE_AFTERWARDS: Final = "stale_afterwards"
+STALE_TABLE: Final = "stale_table"
+STALE_KEYSPACE: Final = "stale_keyspace"
+#: The table was dropped after the plan was made.
+STALE_DROPPED: Final = "stale_dropped"
+#: Sender and replica are at one epoch, or the replica is behind, and there is no such table here.
+UNKNOWN_TABLE: Final = "unknown_table"
+NOT_REPLICA: Final = "not_replica"
+#: The replica is behind in something that matters, and what it lacks did not arrive.
+CATCH_UP_FAILED: Final = "catch_up_failed"
+
+REASONS: Final = (
+    STALE_PLACEMENT,
+    STALE_AFTERWARDS,
+    STALE_TABLE,
+    STALE_KEYSPACE,
+    STALE_DROPPED,
+    UNKNOWN_TABLE,
+    NOT_REPLICA,
+    CATCH_UP_FAILED,
+)
+WRITE: Final = "write"
+READ: Final = "read"
+#: (kind of request, reason) -> the probe that tells of it.
+LABELS: Final = {
+    (kind, reason): f"replica.{kind}.{reason}"
+    for kind in (WRITE, READ)
+    for reason in REASONS
+    # A read that was overtaken left nothing behind, so it is refused as one that comes late.
+    if (kind, reason) != (READ, STALE_AFTERWARDS)
+}
+
+
+class Refusals:
+    """`counts` by reason, all of them from the start; `waits` are requests that had to wait for a catch-up.
+
+    Both only grow.
+    """
+
+    def __init__(self, probes: Probes) -> None:
+        self._probes = probes
+        self.counts: dict[str, int] = dict.fromkeys(REASONS, 0)
+        self.waits = 0
+
+    def waiting(self, kind: str) -> None:
+        self.waits += 1
+        self._probes.reach(f"replica.{kind}.waits")
+
+    def refused(self, kind: str, reason: str) -> None:
+        self.counts[reason] += 1
+        self._probes.reach(LABELS[kind, reason])
+
 
 _BY_ERROR: Final[tuple[tuple[type[LockstepError], int], ...]] = (
     (PeerTimeout, TIMEOUT),

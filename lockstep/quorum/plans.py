@@ -29,8 +29,8 @@ from lockstep.quorum.round import Target, asking, first_choice
 from lockstep.quorum.speculation import Policy, policy_of
 from lockstep.schema.model import Replication, Table
 from lockstep.schema.table_options import option
-from lockstep.schema.views import views_of
-from lockstep.topology.running import passing
+from lockstep.schema.view_changes import views_of
+from lockstep.topology.planning import passing
 from lockstep.values.errors import InvalidRequest, Unavailable
 from lockstep.values.ids import Consistency, NodeId
 from lockstep.values.limits import PLANS_CACHED_MAX

@@ -1,4 +1,5 @@
-"""One question to several replicas: a pure machine of events and effects that knows nothing of the question.
+"""One question to several replicas: a pure machine of events and effects that knows nothing of what is asked;
+and the kinds of requests that it serves, as values: all in which they differ from each other.
 
 Events are the methods that return effects. The contract of a driver (see `coordination.driving`):
 
@@ -11,10 +12,11 @@ Events are the methods that return effects. The contract of a driver (see `coord
    `withdrawn` for answers that turn out to say too little.
 5. `Ended`: told once, and last. `stop` ends a round for a reason of its driver; nothing is told of that.
 
-Invariants. A round ends once. It ends as ENOUGH only when the replicas that count satisfy its plan; an
+Invariant: A round ends once. It ends as ENOUGH only when the replicas that count satisfy its plan; an
 acceptance counts for a plan only when it was given at or after the last change that matters to the plan.
 Nobody is asked who is being asked. What a replica knows that matters is learned before anything else is
-decided. Kinds of requests differ in their `Policy` alone.
+decided. Kinds of requests differ in their `Policy` alone. A change of a counter, which is to be added once,
+goes to another replica only after an error that says that nothing was added.
 """
 
 from __future__ import annotations
@@ -27,7 +29,18 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import msgspec
 
 from lockstep.placement.quorums import Requirement
-from lockstep.values.errors import LockstepError, StaleEpoch
+from lockstep.values.errors import (
+    CorruptFile,
+    HandshakeRefused,
+    LockstepError,
+    NodeExcluded,
+    NotReplica,
+    Overloaded,
+    PeerError,
+    PeerTimeout,
+    RangeLacking,
+    StaleEpoch,
+)
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import REPLICA_RETRY_MS, REQUEST_PLANS_MAX
 
@@ -537,3 +550,30 @@ def first_choice(needs: Iterable[Requirement], ordered: Iterable[Target]) -> lis
                 chosen.append(target)
                 break
     return chosen
+
+
+#: A replica that answered with one of these may do better in a moment.
+_TRANSIENT: Final = ((PeerError, NotReplica, Overloaded), Failure.PASSING)
+_AHEAD: Final = ((StaleEpoch,), Failure.AHEAD)
+
+#: Writes of clients, what is owed to replicas, and what reads repair: each replica has to have them.
+WRITE: Final = Policy("write", First.EVERYONE, (_AHEAD, _TRANSIENT), follows=True)
+#: Questions for rows; their answers are of one plan.
+READ: Final = Policy("read", First.ENOUGH, (_AHEAD, _TRANSIENT), replaces=True, forgets=True)
+#: Promises, proposals and decisions of ballots.
+BALLOT: Final = Policy("conditional", First.EVERYONE, (_AHEAD, _TRANSIENT), forgets=True)
+#: Who keeps a logged batch, which knows no plan.
+BATCH: Final = Policy("batches", First.ENOUGH, (_TRANSIENT,), replaces=True)
+#: Who counts a change of a counter: one after the other.
+COUNTER: Final = Policy(
+    "counter",
+    First.ENOUGH,
+    (
+        ((PeerTimeout,), Failure.DECISIVE),
+        _AHEAD,
+        _TRANSIENT,
+        ((NodeExcluded, HandshakeRefused, RangeLacking, CorruptFile), Failure.PASSING),
+    ),
+    otherwise=Failure.DECISIVE,
+    replaces=True,
+)

@@ -1,26 +1,28 @@
-"""The replica's side of conditional writes: promises, accepts and commits, judged and kept as writes are.
+"""The replica's side of conditional writes: promises, accepts and commits, judged and kept as one row of the
+table's companion, a cell for each part.
 
-Invariants. The check of the epoch, the step of the acceptor, what it writes, and what a promise reads are one
+Invariant: The check of the epoch, the step of the acceptor, what it writes, and what a promise reads are one
 synchronous step. Nothing is answered before it is durable, and nothing when the replica group changed since
 the request was planned. What is known here as decided was applied before that is stored; nothing is applied
-that is older than what a repair lets this node purge and its sender does not know of.
+that is older than what a repair lets this node purge and its sender does not know of. A cell's timestamp is
+its ballot's time, so that states of several replicas or fragments merge to the latest of each part, as cells
+do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from lockstep.consensus import paxos
-from lockstep.consensus.paxos import NO_BALLOT, Acceptor
+from lockstep.consensus.paxos import NO_BALLOT, Acceptor, Ballot, Proposal
 from lockstep.internode import verbs
 from lockstep.internode.handshake import PeerInfo
 from lockstep.internode.internode import Internode
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.purging import purge_before_s
-from lockstep.quorum.plans import PlanBook
-from lockstep.quorum.refusals import (
+from lockstep.quorum.failure_codes import (
     CATCH_UP_FAILED,
     NOT_REPLICA,
     STALE_AFTERWARDS,
@@ -31,7 +33,8 @@ from lockstep.quorum.refusals import (
     WRITE,
     Refusals,
 )
-from lockstep.replica.ballot_messages import (
+from lockstep.quorum.plans import PlanBook
+from lockstep.replica.messages import (
     CommitReply,
     CommitRequest,
     Place,
@@ -40,15 +43,69 @@ from lockstep.replica.ballot_messages import (
     ProposeReply,
     ProposeRequest,
 )
-from lockstep.replica.ballot_rows import command_for, mutation_between, state_in
 from lockstep.replica.replica import CatchUp
 from lockstep.runtime.ports import Runtime
-from lockstep.values.codec import decoder
+from lockstep.storage.rows.keys import ballots_of
+from lockstep.values.codec import decoder, encode
 from lockstep.values.errors import LockstepError, NotReplica, StaleEpoch
-from lockstep.values.limits import PURGE_AGE_S_MIN
+from lockstep.values.limits import BALLOTS_KEPT_S, PURGE_AGE_S_MIN
 from lockstep.values.node_limits import MERGED_BYTES_INLINE
-from lockstep.values.rows import Mutation, ReadCommand, ReadResult
+from lockstep.values.rows import ALL_ROWS, Cell, Mutation, ReadCommand, ReadResult, Row
 from lockstep.values.tokens import Range
+
+_PROMISED: Final = 1
+_ACCEPTED: Final = 2
+_COMMITTED: Final = 3
+_BALLOT = decoder(Ballot)
+_PROPOSAL = decoder(Proposal)
+
+
+def command_for(table_id: int, token: int, key: bytes) -> ReadCommand:
+    """The read of a partition's ballots. They have ended when they are purged, not when a clock says so."""
+    return ReadCommand(ballots_of(table_id), token - 1, token, key, ALL_ROWS, (), False, False, 0, 0, 0)
+
+
+def state_in(result: ReadResult) -> Acceptor:
+    """The acceptor's state that was read; a new one's when there is none."""
+    promised, proposals = NO_BALLOT, dict[int, Proposal]()
+    for partition in result.partitions:
+        for row in partition.rows:
+            for cell in row.cells:
+                if cell.value is None:
+                    continue
+                if cell.column == _PROMISED:
+                    promised = _BALLOT.decode(cell.value)
+                else:
+                    proposals[cell.column] = _PROPOSAL.decode(cell.value)
+    return Acceptor(promised, proposals.get(_ACCEPTED), proposals.get(_COMMITTED))
+
+
+def mutation_between(
+    before: Acceptor,
+    after: Acceptor,
+    *,
+    table_id: int,
+    token: int,
+    key: bytes,
+    mutation_id: bytes,
+    now_s: int,
+) -> Mutation:
+    """What has changed, to be written."""
+    cells: list[Cell] = []
+
+    def cell(column: int, ballot: Ballot, value: bytes) -> None:
+        cells.append(Cell(column, value, ballot.time_us, BALLOTS_KEPT_S, now_s + BALLOTS_KEPT_S))
+
+    if after.promised != before.promised:
+        cell(_PROMISED, after.promised, encode(after.promised))
+    if after.accepted is not None and after.accepted != before.accepted:
+        cell(_ACCEPTED, after.accepted.ballot, encode(after.accepted))
+    if after.committed is not None and after.committed != before.committed:
+        cell(_COMMITTED, after.committed.ballot, encode(after.committed))
+    newest_us = max(entry.timestamp_us for entry in cells)
+    row = Row(b"", None, None, tuple(cells))
+    return Mutation(ballots_of(table_id), token, key, mutation_id, newest_us, rows=(row,))
+
 
 MUTATION = decoder(Mutation)
 

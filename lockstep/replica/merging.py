@@ -1,8 +1,10 @@
-"""Several replicas' answers to one read command, made one.
+"""Several replicas' answers to one read command, made one, and digests in their place: replicas that are
+asked only whether they agree say so in a few bytes.
 
-Invariant: nothing is said about rows behind the earliest place where a limited answer stopped, for there
-one source's silence is no knowledge; up to that place the result is what one replica with all the data of
-all sources would answer.
+Invariant: nothing is said about rows behind the earliest place where a limited answer stopped, for there one
+source's silence is no knowledge; up to that place the result is what one replica with all the data of all
+sources would answer. Two digests are equal exactly when the answers are (but for chance, one in 2^128): an
+answer is canonical, so equal content gives equal bytes however its fragments were written and merged.
 """
 
 from __future__ import annotations
@@ -10,8 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import mmh3
+
+from lockstep.replica.messages import ReadReply, ReadRequest
 from lockstep.storage.rows.difference import difference
 from lockstep.storage.rows.reconcile import is_empty, merge_partitions
+from lockstep.storage.rows.visible import weigh
+from lockstep.values.codec import encode
 from lockstep.values.limits import MUTATION_BYTES_MAX, REPAIR_ROWS_MAX
 from lockstep.values.rows import Partition, Position, ReadResult, Row
 
@@ -112,3 +119,27 @@ def lacking(
             if any(one is not None for one in missing):
                 found.append((part, missing))
     return found
+
+
+_NOTHING = ReadResult(())
+
+
+def digest_of(result: ReadResult) -> bytes:
+    """16 bytes. Not a cryptographic hash: who could forge one may write what is compared as well."""
+    return mmh3.hash_bytes(encode(result))
+
+
+def reply_to(request: ReadRequest, accepted_epoch: int, result: ReadResult) -> ReadReply:
+    """The answer itself, or its digest where the request wants that of an answer so large."""
+    if not result.partitions:
+        return ReadReply(accepted_epoch, result)
+    dead, size_bytes = weigh(result.partitions, request.command.now_s)
+    if 0 < request.digest_over_bytes < size_bytes:
+        return ReadReply(accepted_epoch, _NOTHING, digest_of(result), dead)
+    return ReadReply(accepted_epoch, result, b"", dead)
+
+
+def filled_in(reply: ReadReply, by_digest: dict[bytes, ReadResult]) -> ReadReply | None:
+    """A digest's reply with the answer that it stands for; None when nobody gave that answer."""
+    result = by_digest.get(reply.digest)
+    return None if result is None else ReadReply(reply.accepted_epoch, result, b"", reply.dead)

@@ -1,16 +1,27 @@
-"""Bodies of the requests between coordinators and replicas.
+"""Bodies of the requests to replicas: of coordinators, of those who propose conditional writes, and of the
+nodes that drive repairs.
 
-`epoch` is the one the request was planned at. `needs_epoch` is the newest change that matters to it (of
-its replica group and its table): a replica that has applied that much judges the request as well as one
-that has applied everything up to `epoch`. Replies name the epoch at which the replica accepted.
+`epoch` is the one the request was planned at. `needs_epoch` is the newest change that matters to it (of its
+replica group and its table): a replica that has applied that much judges the request as well as one that has
+applied everything up to `epoch`. Replies name the epoch at which the replica accepted.
+
+`epoch` and `needs_epoch` are as in `messages`: ballots move and are fenced as writes are. Every request names
+its partition.
+
+Invariant: every question names the repair's session; it is refused once that is closed where it arrives.
+Fields are only appended.
 """
 
 from __future__ import annotations
 
+import enum
+
 import msgspec
 
+from lockstep.consensus.paxos import Acceptor, Ballot, Proposal
 from lockstep.storage.sorted_file import FileSummary
 from lockstep.values.rows import Mutation, ReadCommand, ReadResult
+from lockstep.values.tokens import Range
 
 
 class WriteRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -116,3 +127,125 @@ class StreamPart(msgspec.Struct, frozen=True, array_like=True):
 
 class StreamClose(msgspec.Struct, frozen=True, array_like=True):
     stream_id: int
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One partition of one table."""
+
+    table_id: int
+    token: int
+    key: bytes
+
+
+class PrepareRequest(msgspec.Struct, frozen=True, array_like=True):
+    """`command`: what is to be read in the step of the promise. NO_BALLOT asks for no promise."""
+
+    epoch: int
+    needs_epoch: int
+    place: Place
+    ballot: Ballot
+    command: ReadCommand
+
+
+class PrepareReply(msgspec.Struct, frozen=True, array_like=True):
+    """`result` None: no promise, for `state` has one that is not older."""
+
+    accepted_epoch: int
+    state: Acceptor
+    result: ReadResult | None
+
+
+class ProposeRequest(msgspec.Struct, frozen=True, array_like=True):
+    epoch: int
+    needs_epoch: int
+    place: Place
+    proposal: Proposal
+
+
+class ProposeReply(msgspec.Struct, frozen=True, array_like=True):
+    """`floor`: what another ballot has to be later than, when it was not accepted."""
+
+    accepted_epoch: int
+    accepted: bool
+    floor: Ballot
+
+
+class CommitRequest(msgspec.Struct, frozen=True, array_like=True):
+    epoch: int
+    needs_epoch: int
+    place: Place
+    proposal: Proposal
+
+
+class CommitReply(msgspec.Struct, frozen=True, array_like=True):
+    accepted_epoch: int
+
+
+class AskTree(msgspec.Struct, frozen=True, array_like=True):
+    """The digests of these leaves (sorted, disjoint). What may be purged before `before_s` counts as gone."""
+
+    session_id: str
+    epoch: int
+    table_id: int
+    leaves: tuple[Range, ...]
+    before_s: int
+
+
+class Tree(msgspec.Struct, frozen=True, array_like=True):
+    """`ready` False: it is being built, ask again."""
+
+    ready: bool
+    leaves: bytes = b""
+
+
+class AskRows(msgspec.Struct, frozen=True, array_like=True):
+    """Answered with a ReadResult."""
+
+    session_id: str
+    epoch: int
+    command: ReadCommand
+
+
+class Mend(msgspec.Struct, frozen=True, array_like=True):
+    """Changes that this participant lacks; answered once they are durable."""
+
+    session_id: str
+    epoch: int
+    mutations: tuple[Mutation, ...]
+
+
+class Mended(msgspec.Struct, frozen=True, array_like=True):
+    applied: int
+
+
+class About(enum.IntEnum):
+    """What a note is about."""
+
+    #: What is this node yet to deliver to others?
+    UNDELIVERED = 1
+    #: How much do you hold of these ranges? From now on the node notes what is written to them.
+    EXTENT = 2
+    #: These ranges are equal now on all their replicas.
+    EQUAL = 3
+    #: As EXTENT; and what of these ranges may have changed since they were last repaired?
+    CHANGES = 4
+
+
+class Note(msgspec.Struct, frozen=True, array_like=True):
+    session_id: str
+    epoch: int
+    about: About
+    table_id: int = 0
+    ranges: tuple[Range, ...] = ()
+
+
+class Noted(msgspec.Struct, frozen=True, array_like=True):
+    """`oldest_us`: when the oldest write was made that this node is yet to deliver; -1: there is none.
+    `bytes`: an estimate. `changed`: parts of the ranges, of an answer to CHANGES. `at_us`: of an answer to
+    UNDELIVERED, the time on this node's clock, by which `oldest_us` is told too; it dates no deletion back
+    behind it. 0: it does not say."""
+
+    oldest_us: int = -1
+    bytes: int = 0
+    changed: tuple[Range, ...] = ()
+    at_us: int = 0

@@ -16,16 +16,7 @@ from lockstep.internode.handshake import Address, PeerInfo
 from lockstep.internode.internode import Internode
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.quorum.plans import PlanBook
-from lockstep.replica.repair_messages import (
-    About,
-    AskRows,
-    AskTree,
-    Mend,
-    Mended,
-    Note,
-    Noted,
-    Tree,
-)
+from lockstep.replica.messages import About, AskRows, AskTree, Mend, Mended, Note, Noted, Tree
 from lockstep.replica.session_guards import SessionGuards
 from lockstep.runtime.ports import Runtime
 from lockstep.storage.store import Batch, Family

@@ -17,11 +17,10 @@ from typing import Any, Protocol
 from lockstep.internode import verbs
 from lockstep.internode.handshake import Address, PeerInfo
 from lockstep.internode.internode import Internode
-from lockstep.internode.responding import Respond
+from lockstep.internode.serving import Respond
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.placement.placements import ReplicaGroup
-from lockstep.quorum.plans import PlanBook, TablePlacement
-from lockstep.quorum.refusals import (
+from lockstep.quorum.failure_codes import (
     CATCH_UP_FAILED,
     NOT_REPLICA,
     READ,
@@ -34,7 +33,8 @@ from lockstep.quorum.refusals import (
     WRITE,
     Refusals,
 )
-from lockstep.replica.digests import reply_to
+from lockstep.quorum.plans import PlanBook, TablePlacement
+from lockstep.replica.merging import reply_to
 from lockstep.replica.messages import ReadReply, ReadRequest, WriteReply, WriteRequest
 from lockstep.runtime.ports import Runtime
 from lockstep.values.errors import LockstepError, NotReplica, StaleEpoch

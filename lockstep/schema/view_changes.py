@@ -1,9 +1,10 @@
-"""Changes of materialized views, and what the views of a table forbid or follow when the table changes.
+"""Changes of materialized views, what the views of a table forbid or follow when the table changes, and what
+a view is to those who read it and to those who keep it up to date.
 
-Invariants. A view's columns have the ids that they have in its base table, so that rows of one become rows of
+Invariant: A view's columns have the ids that they have in its base table, so that rows of one become rows of
 the other without a translation. The key of a view has all key columns of its base and at most one more
 column: two rows of the base never share one of the view. `Table.views` lists exactly the views that name the
-table as their base.
+table as their base. All of it follows from the schema alone.
 """
 
 from __future__ import annotations
@@ -428,3 +429,18 @@ def _pairs(columns: Iterable[Column]) -> tuple[tuple[int, int], ...]:
 
 def _no_view(keyspace: str, name: str) -> Rejected:
     return Rejected(f"Materialized view '{keyspace}.{name}' doesn't exist", keyspace=keyspace, table=name)
+
+
+def views_of(schema: Schema, base: Table) -> tuple[Table, ...]:
+    """The views of a table, by name; costs as many as there are."""
+    found = (schema.table(base.keyspace, name) for name in base.views)
+    return tuple(view for view in found if view is not None)
+
+
+def unmarking(table: Table) -> tuple[int, ...]:
+    """Ids of the columns whose cells make no row exist, ascending: those that were dropped, and all of a view
+    whose rows have a marker."""
+    ids = list(table.gone)
+    if table.view is not None and table.view.added:
+        ids += [column.id for column in table.regular]
+    return tuple(sorted(ids))

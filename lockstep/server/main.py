@@ -1,8 +1,10 @@
-"""The process of one node: `python -m lockstep.server.main --config FILE`.
+"""The process of one node, `python -m lockstep.server.main --config FILE`, and its admin port: it listens at
+once and loads the API with the first connection.
 
 Invariant: standard output holds one line, `ready {json}`, written when clients can connect; everything else
 goes to the log, on standard error or in a file. An operator's mistake ends as `error[CODE]: sentence`, never
-as a traceback; where the log is JSON, every line is, also of what ends the start.
+as a traceback; where the log is JSON, every line is, also of what ends the start. A node that nobody
+administers pays for a listening socket only.
 """
 
 from __future__ import annotations
@@ -14,19 +16,20 @@ import platform
 import signal
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from lockstep import __version__
-from lockstep.node.certificate_watch import watch_certificates
 from lockstep.node.configuration import Configuration, parse, with_join_secret
-from lockstep.node.log_settings import AuditSection, LogSection, masked
 from lockstep.node.node import Node
 from lockstep.node.processors.kinds import BUILT_IN, ENTRY_POINT_GROUP, RAFT, Factory, from_entry_points
-from lockstep.runtime.ports import Helpers, Runtime, Tls
+from lockstep.node.services import NodeServices
+from lockstep.node.settings import AuditSection, LogSection, masked
+from lockstep.node.work.condition_watches import watch_certificates
+from lockstep.runtime.ports import Helpers, Runtime, Server, Tls
 from lockstep.runtime.real import (
     CHECK_HANDLER,
     CHECK_PACKAGES,
@@ -47,15 +50,72 @@ from lockstep.runtime.real import (
     route_diagnostics,
     run,
 )
-from lockstep.server.admin.admin_access import checked
-from lockstep.server.admin.admin_door import serve_admin
+from lockstep.server.admin.admin_access import checked, own_token
 from lockstep.server.cql.cql_server import CqlServer
 from lockstep.server.log import LineLog
+from lockstep.server.reports.leader_views import serve_live
 from lockstep.server.statements.user_functions import WORKERS_HANDLER
 from lockstep.storage.rocks.rocks_building import BUILD_HANDLER, BUILD_PACKAGES
 from lockstep.storage.store import STORE_DIRECTORY, Store
 from lockstep.values.errors import CannotApply, ConfigurationError, LockstepError
 from lockstep.values.limits import DRAIN_BY_SIGNAL_MS
+
+if TYPE_CHECKING:
+    from lockstep.server.admin.api import Admin
+
+
+class AdminDoor:
+    """Made by `serve_admin`."""
+
+    def __init__(self, node: NodeServices, cql: CqlServer, token: str) -> None:
+        self._node = node
+        self._cql = cql
+        self._token = token
+        self._admin: Admin | None = None
+        self.server: Server | None = None
+
+    @property
+    def admin(self) -> Admin:
+        if self._admin is None:
+            from lockstep.server.admin.admin_access import AdminAccess
+            from lockstep.server.admin.api import Admin
+
+            settings, cql = self._node.context.configuration, self._cql
+            access = AdminAccess(
+                settings.admin, settings.admin_host, self._token, cql.authentication, cql.permits
+            )
+            self._admin = Admin(self._node, cql, access)
+        return self._admin
+
+    def connection(self) -> asyncio.Protocol:
+        return self.admin.connection()
+
+    def live(self) -> dict[str, Callable[[], dict[str, Any]]]:
+        """What this node knows by itself, for other nodes."""
+        return self.admin.live()
+
+    def close(self) -> None:
+        if self.server is not None:
+            self.server.close()
+            self.server = None
+        if self._admin is not None:
+            self._admin.close()
+
+
+async def serve_admin(node: NodeServices, cql: CqlServer, token: str = "") -> AdminDoor:
+    """Open the admin port of a node; an empty `token` stands for the one in its data directory.
+    ConfigurationError when the address is in use, or the token unreadable."""
+    configuration = node.context.configuration
+    door = AdminDoor(node, cql, token or await own_token(node.context.runtime))
+    serve_live(node, door.live)
+    tls = configuration.tls.files
+    # Whoever asks shows a token or a password, so it shows no certificate.
+    shown = Tls(tls.certificate, tls.key) if tls is not None else None
+    door.server = await node.context.runtime.network.listen(
+        configuration.admin_host, configuration.network.admin_port, door.connection, shown
+    )
+    return door
+
 
 USAGE: Final = "usage: python -m lockstep.server.main --config FILE"
 #: Objects made and not freed before the youngest are searched for cycles: several hundred requests in flight.

@@ -27,7 +27,7 @@ from lockstep.node.configuration import (
     TestingSection,
     TimeoutsSection,
 )
-from lockstep.node.group_bounds import GroupBounds
+from lockstep.node.log.raft_driver import GroupBounds
 from lockstep.node.node import Node
 from lockstep.runtime.ports import Runtime
 from lockstep.server.cql.cql_server import serve

@@ -52,10 +52,9 @@ from lockstep.sim.load.side_load import Side
 from lockstep.sim.load.side_workloads import BatchWorkload, CounterWorkload, TimestampWorkload
 from lockstep.sim.load.workload import Client, Load, Workload, draw_load
 from lockstep.sim.plant import replaced
-from lockstep.sim.replay import check_replays
 from lockstep.sim.runtime.streams import Stream
 from lockstep.sim.runtime.world import World, WorldSettings
-from lockstep.sim.watch import StageListener, Watch
+from lockstep.sim.watch import StageListener, Watch, check_replays
 from lockstep.sim.working_nodes import slow_limits, tight_limits
 from lockstep.topology.kinds.decommission import Decommission
 from lockstep.values import limits

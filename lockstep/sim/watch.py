@@ -1,19 +1,38 @@
-"""The monitors of one run, joined: what happens at each new epoch, and who leads.
+"""The monitors of one run, joined: what happens at each new epoch, and who leads; and LOG-3: the whole log of
+a run once more, on nodes that contradict each other in all that is their own.
 
-Invariant: everything is judged at the very instant a node says it; an objection ends the run there.
+Invariant: everything is judged at the very instant a node says it; an objection ends the run there. The nodes
+are the product's, on empty disks, alone in their world: other settings, other clocks, and failure detectors
+that convict everybody. At every epoch they have the digest that the run had, and at some, the last one among
+them, the very bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Any
+
+import msgspec
 
 from lockstep.consensus.raft import Raft
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.log.apply import apply_entry
+from lockstep.metadata.log.apply import apply_entry, state_digest
 from lockstep.metadata.log.entries import LogEntry
+from lockstep.metadata.log.snapshot import pieces
 from lockstep.metadata.operations import Operation, Stage
-from lockstep.node.log.raft_transport import METADATA_GROUP
+from lockstep.node.configuration import (
+    ClusterSection,
+    Configuration,
+    MetadataSection,
+    NetworkSection,
+    NodeSection,
+    PlacementSection,
+    RaftSection,
+    TimeoutsSection,
+)
+from lockstep.node.log.raft_driver import METADATA_GROUP
+from lockstep.node.node import Node
+from lockstep.runtime.ports import Runtime
 from lockstep.sim.checkers.consensus import CommittedMonitor, ManagementMonitor
 from lockstep.sim.checkers.contents import RepairBegun, check_equal, check_unchanged
 from lockstep.sim.checkers.keeping import Emptied, Keeping
@@ -24,20 +43,23 @@ from lockstep.sim.checkers.log import (
     check_schema,
     check_voters,
 )
-from lockstep.sim.checkers.ownership import check_epoch, check_marked, check_stale
-from lockstep.sim.checkers.replicas import (
-    AcknowledgedWrites,
-    DurableContent,
-    check_held,
-    check_wiped,
+from lockstep.sim.checkers.ownership import (
+    Apart,
+    Exclusions,
+    check_epoch,
+    check_marked,
+    check_released,
+    check_stale,
 )
-from lockstep.sim.checkers.shut_out import Apart, Exclusions, check_released
+from lockstep.sim.checkers.replicas import AcknowledgedWrites, DurableContent, check_held, check_wiped
 from lockstep.sim.checkers.stamps import GivenStamps
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.cluster import SimCluster
 from lockstep.sim.door import KEYSPACE
 from lockstep.sim.load.history import Event
-from lockstep.sim.runtime.clock import WALL_START_US
+from lockstep.sim.runtime.streams import WALL_START_US
+from lockstep.sim.runtime.world import World
+from lockstep.storage.store import Store
 from lockstep.topology.kind import kind_of
 from lockstep.topology.kinds.bootstrap import Bootstrap
 from lockstep.values.ids import NodeId
@@ -363,3 +385,94 @@ def _change(before: ClusterMetadata, after: ClusterMetadata) -> str:
     if before.directory is not after.directory:
         return ": the directory changes"
     return ""
+
+
+#: Every so many epochs the bytes are compared, not only their digest.
+_BYTES_EVERY = 16
+_LIMIT_S = 120.0
+#: What replays differ in: seconds that the wall clock is off, the speed of clocks, tokens, and how many
+#: entries and snapshots are kept.
+_CONTRADICTIONS = ((-86_400.0 * 365, 0.95, 1, 1), (86_400.0 * 365, 1.05, 64, 100_000))
+
+
+class _Seen(msgspec.Struct):
+    """What one replay had at each epoch."""
+
+    digests: list[bytes] = []
+    images: dict[int, bytes] = {}
+
+
+def check_replays(
+    world: World,
+    open_store: Callable[[Runtime], Awaitable[Store]],
+    entries: Sequence[LogEntry],
+    values: Sequence[ClusterMetadata],
+    digests: Sequence[bytes],
+) -> None:
+    """`entries` are those of epochs 1 on; `values` and `digests` begin with epoch 0."""
+    assert [entry.epoch for entry in entries] == list(range(1, len(values))), "the whole log is known"
+    for number, (wall_s, rate, tokens, kept) in enumerate(_CONTRADICTIONS):
+        name = f"replay{number}"
+        process = world.process(name, f"10.9.0.{number + 1}")
+        process.jump_wall(wall_s)
+        process.drift_clock(rate)
+        configuration = _configuration(name, process.host, tokens, kept)
+        seen = _Seen()
+        world.call(_replaying(configuration, open_store, entries, seen), name=name, limit_s=_LIMIT_S)
+        _compare(name, seen, values, digests)
+
+
+def _replaying(
+    configuration: Configuration,
+    open_store: Callable[[Runtime], Awaitable[Store]],
+    entries: Sequence[LogEntry],
+    seen: _Seen,
+) -> Callable[[Runtime], Coroutine[Any, Any, None]]:
+    def applied(_before: ClusterMetadata, after: ClusterMetadata, _entry: LogEntry) -> None:
+        seen.digests.append(state_digest(after))
+        if _is_compared(after.epoch, len(entries)):
+            seen.images[after.epoch] = image(after)
+
+    async def main(runtime: Runtime) -> None:
+        node = Node(runtime, configuration, open_store, lambda *_, **__: None)
+        # Only its metadata lives: nobody else is heard of, so its failure detector convicts everybody.
+        await node.log.state.store.settle()
+        node.log.state.load()
+        node.log.state.start()
+        node.log.state.listen(applied)
+        node.log.state.offer(entries)
+        await node.log.state.wait_for(len(entries))
+
+    return main
+
+
+def _is_compared(epoch: int, last: int) -> bool:
+    return epoch % _BYTES_EVERY == 0 or epoch == last
+
+
+def image(value: ClusterMetadata) -> bytes:
+    """All of a value, in its canonical bytes."""
+    return b"".join(pieces(value))
+
+
+def _compare(name: str, seen: _Seen, values: Sequence[ClusterMetadata], digests: Sequence[bytes]) -> None:
+    last = len(values) - 1
+    if len(seen.digests) != last:
+        raise Violation("LOG-3", f"{name} ended at epoch {len(seen.digests)}, not {last}")
+    for epoch in range(1, last + 1):
+        if seen.digests[epoch - 1] != digests[epoch]:
+            raise Violation("LOG-3", f"{name} has another state at epoch {epoch}")
+        if _is_compared(epoch, last) and seen.images[epoch] != image(values[epoch]):
+            raise Violation("LOG-3", f"{name} has other bytes at epoch {epoch}")
+
+
+def _configuration(name: str, host: str, tokens: int, kept: int) -> Configuration:
+    return Configuration(
+        node=NodeSection(name=name, data_directory="."),
+        cluster=ClusterSection(name=f"cluster of {name}", founders=(f"{host}:7000",)),
+        network=NetworkSection(address=host),
+        placement=PlacementSection(num_tokens=tokens),
+        timeouts=TimeoutsSection(write_ms=tokens * 10, read_ms=tokens * 10),
+        raft=RaftSection(tick_ms=10 * tokens),
+        metadata=MetadataSection(snapshot_every_epochs=0, retain_entries=kept),
+    )

@@ -14,13 +14,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, cast
 
-from lockstep.coordination import conditional, counter_leader, reads, writes
+from lockstep.coordination import conditional, counters, reads, writes
 from lockstep.coordination.writes import Told
 from lockstep.gossip import pulling, soft_state
 from lockstep.handoff import batch_store, hint_store, view_log
 from lockstep.internode import connection, verbs
 from lockstep.internode.handshake import Address
-from lockstep.internode.responding import Respond
+from lockstep.internode.serving import Respond
 from lockstep.metadata.groups import management
 from lockstep.metadata.log import snapshot, snapshot_file
 from lockstep.node.node import Node
@@ -33,8 +33,7 @@ from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.cluster import SimCluster
 from lockstep.sim.runtime.loop import SimLoop
 from lockstep.sim.runtime.streams import Stream
-from lockstep.storage import purging, reading
-from lockstep.storage.rows import leaf_digests
+from lockstep.storage import purging, reading, unchanged
 from lockstep.values import limits
 from lockstep.values.errors import LockstepError
 from lockstep.values.ids import Consistency
@@ -226,7 +225,7 @@ _TIGHT: Final[tuple[tuple[Any, str, tuple[int, ...]], ...]] = (
     (limits, "CHECKPOINT_PORTION_BYTES", (500, 5000)),
     (limits, "REPAIRS_AT_ONCE_MAX", (1, 4)),
     (reading, "MERGED_BYTES_INLINE", (0, 100, 1000)),
-    (leaf_digests, "BACKGROUND_FRAGMENTS_PER_TURN", (2, 8)),
+    (unchanged, "BACKGROUND_FRAGMENTS_PER_TURN", (2, 8)),
     (purging, "BACKGROUND_FRAGMENTS_PER_TURN", (2, 8)),
     (snapshot, "SNAPSHOT_PIECE_BYTES_MAX", (300, 3000)),
     (snapshot_file, "LOG_FETCH_ENTRIES_MAX", (2, 8)),
@@ -237,7 +236,7 @@ _TIGHT: Final[tuple[tuple[Any, str, tuple[int, ...]], ...]] = (
     (soft_state, "GOSSIP_STATES_MAX", (0, 1)),
     (connection, "WRITE_BYTES_COALESCED", (0, 100)),
     (conditional, "CONDITIONAL_IN_FLIGHT_MAX", (0, 1)),
-    (counter_leader, "COUNTER_WAITERS_MAX", (0, 1)),
+    (counters, "COUNTER_WAITERS_MAX", (0, 1)),
     (batch_store, "BATCH_LOG_BYTES_MAX", (0, 400, 2000)),
     (batch_store, "BATCH_LOG_PAGE", (1, 3)),
     (hint_store, "HINTS_PAGE", (1, 3)),

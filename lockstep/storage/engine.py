@@ -31,19 +31,17 @@ from lockstep.storage.cooperative_yield import CooperativeYield
 from lockstep.storage.group_commit import GroupCommit
 from lockstep.storage.index.index_reading import IndexReading, reading_of
 from lockstep.storage.index.indexes import Indexes
-from lockstep.storage.merging import BackgroundMerge
-from lockstep.storage.purging import Purge, PurgeBefore
+from lockstep.storage.purging import BackgroundMerge, Purge, PurgeBefore
 from lockstep.storage.reading import Reading, partitions_between
 from lockstep.storage.rocks.rocks_runs import shrinks
 from lockstep.storage.rows import keys
 from lockstep.storage.rows.fragments import fragments_of
 from lockstep.storage.rows.keys import with_ballots
-from lockstep.storage.rows.leaf_digests import leaf_digests
 from lockstep.storage.rows.reconcile import is_empty
 from lockstep.storage.space import Space
 from lockstep.storage.store import Batch, Family, FixedContent, Pair, RangeCursor, Run, Store
 from lockstep.storage.store_position import begin_generation
-from lockstep.storage.unchanged import Unchanged
+from lockstep.storage.unchanged import Unchanged, leaf_digests
 from lockstep.values import codec
 from lockstep.values.errors import DiskRefused, StorageError
 from lockstep.values.rows import Mutation, ReadCommand, ReadResult

@@ -12,8 +12,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from lockstep.local.admin_client import AdminClient
-from lockstep.local.credentials import of_node
+from lockstep.local.admin_client import AdminClient, of_node
 from lockstep.testing.ccm_node import data_directory
 from lockstep.values.errors import LockstepError
 

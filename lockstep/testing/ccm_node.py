@@ -18,11 +18,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from lockstep.local.admin_client import AdminClient
+from lockstep.local.admin_client import NO_CREDENTIAL, AdminClient, Credential, of_node
 from lockstep.local.clusters import JOIN_SECRET_BYTES
-from lockstep.local.credentials import NO_CREDENTIAL, Credential, of_node
 from lockstep.local.processes import node_environment, owner_only
-from lockstep.node import toml_text
+from lockstep.node.settings import emit
 from lockstep.values.errors import ConfigurationError, LockstepError, PeerError
 
 ADMIN_PORT: Final = 7080
@@ -62,7 +61,7 @@ def run(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
     tables = translated(
         home, settings, defined.get("cassandra.replace_address", ""), data_centre(home, settings)
     )
-    configuration.write_text(toml_text.emit(tables))
+    configuration.write_text(emit(tables))
     log = home / "logs" / "system.log"
     log.parent.mkdir(exist_ok=True)
     started = os.fork()

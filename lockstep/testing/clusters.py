@@ -37,8 +37,7 @@ from lockstep.local.clusters import LocalCluster
 from lockstep.local.processes import State
 from lockstep.testing import watchdog
 from lockstep.testing.conversation import Values
-from lockstep.testing.nodes import Node
-from lockstep.testing.session import Session
+from lockstep.testing.nodes import Node, Session
 from lockstep.values.errors import (
     ConfigurationError,
     LockstepError,

@@ -21,8 +21,8 @@ from lockstep.runtime.ports import Runtime
 from lockstep.sim.cluster import Shape, SimCluster
 from lockstep.sim.load.cql_client import CqlClient
 from lockstep.sim.load.cql_client import CqlError as SimulatorsError
-from lockstep.sim.runtime.clock import WALL_START_US
 from lockstep.sim.runtime.process import POWER
+from lockstep.sim.runtime.streams import WALL_START_US
 from lockstep.sim.runtime.world import World
 from lockstep.testing.conversation import Values, conversation
 from lockstep.values.errors import (

@@ -28,7 +28,7 @@ from lockstep.metadata.joining import (
     refusal_by_identity,
     refusal_of,
 )
-from lockstep.metadata.log.digest import part_digests
+from lockstep.metadata.log.apply import part_digests
 from lockstep.metadata.log.entries import ENTRY_ID_BYTES
 from lockstep.metadata.transformations import Register
 from lockstep.values import codec

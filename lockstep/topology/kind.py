@@ -68,7 +68,7 @@ class Ring(msgspec.Struct, frozen=True, kw_only=True):
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True):
     """`name` is the word for it, `body` what is asked for. `precedence`, `is_held_back` and `why`: see
-    `topology.precedence`. `ring` None: it is about a keyspace, and global.
+    `topology.requests`. `ring` None: it is about a keyspace, and global.
 
     `refuse_unfit` raises Rejected for a request that no wait would mend. `refuse_early` does, at little cost,
     for what may not begin now; what it lets pass, `begun` may still refuse. `begun` gives the value with the

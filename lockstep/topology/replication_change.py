@@ -21,10 +21,9 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.conflicts import Held, holders
 from lockstep.metadata.degraded import DEGRADED, Degraded, carried
 from lockstep.metadata.operations import Transition
-from lockstep.metadata.placements_part import PLACEMENTS
-from lockstep.metadata.placing import shared_group
 from lockstep.metadata.requests import keyspace_busy
-from lockstep.metadata.schema_part import SCHEMA
+from lockstep.metadata.schema_change import shared_group
+from lockstep.metadata.schema_part import PLACEMENTS, SCHEMA
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.placement.deltas import paired, plan_of, same_placement
 from lockstep.placement.placements import Placements

@@ -1,28 +1,336 @@
-"""Transformations of requests: into the queue, out of it, and the end of one that can never run.
+"""Requests: into the queue, out of it, the end of one that can never run; which one runs next, and for each
+other one why it waits.
 
 Invariant: a request is accepted only when no other one is about its nodes or wants its tokens; whatever ends
-it (its operation, a cancel, a failure) does so in one entry, together with all that goes with it.
+it (its operation, a cancel, a failure) does so in one entry, together with all that goes with it. A pure
+function of the metadata and of what the group that follows the voters says. A request is judged by the very
+transformation that would begin it. The first in the order of the queue that may begin does; one that is
+refused although nothing runs that could change that can never run, and fails. Sound, not complete. The owner
+of a token is a replica of the range that ends there, wherever its data centre has replicas at all; so who
+joins with it, leaves, replaces or rebuilds it changes that range. What is not found here, a plan finds.
+Nothing that runs is ever interrupted for something that waits: only an operator's cancel, or its own work
+that cannot succeed, sends it back. Between two of its steps a change of replication rests in the queue for
+what mends a dead node and may begin then. What waits is passed by what its kind lets go before it, and by
+what may begin while it may not; but not for ever: a kind that `is_held_back` does not begin while an earlier
+request has been passed too often.
 """
 
 from __future__ import annotations
 
+import enum
+from bisect import bisect_left
+from collections.abc import Callable
+
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.conflicts import TABLE, Held, Wanted
-from lockstep.metadata.exclusions import EXCLUDED
+from lockstep.metadata.conflicts import TABLE, Held, Wanted, excluded_by
+from lockstep.metadata.directory import EXCLUDED
 from lockstep.metadata.groups.membership import with_leaving, without_leaving, without_vote
 from lockstep.metadata.groups.service import SERVICE
 from lockstep.metadata.log.registry import EntryKind
-from lockstep.metadata.operations import Body
+from lockstep.metadata.operations import Body, Operation, Stage
 from lockstep.metadata.requests import REQUESTS, Policy, Request, RequestState
 from lockstep.metadata.transformations import refuse_before_initialize
+from lockstep.placement.quorums import dc_factors
 from lockstep.topology.kind import kind_of
-from lockstep.topology.queue import judged_anew, taking_part
+from lockstep.topology.planning import EXCLUDED as PLANNING_EXCLUDED
 from lockstep.topology.transformations import CancelOperation, preparation
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
-from lockstep.values.limits import REQUESTS_LIVE_MAX, SERVICE_TEXT_CHARACTERS_MAX
+from lockstep.values.limits import (
+    PARALLEL_OPERATIONS_MAX,
+    REQUESTS_LIVE_MAX,
+    REQUESTS_LOOKED_AT_MAX,
+    REQUESTS_PASSED_MAX,
+    REQUESTS_PLANNED_MAX,
+    SERVICE_TEXT_CHARACTERS_MAX,
+)
+from lockstep.values.memo import keep, kept
+from lockstep.values.tokens import Range
+
+
+def is_passed_over(cluster: ClusterMetadata, waiting: Request) -> bool:
+    """Whether so many requests that were asked for later have begun before it that it is its turn now."""
+    requests = cluster.requests
+    passed = sum(1 for other in requests.live if other.id > waiting.id and other.began_epoch)
+    passed += sum(1 for other in requests.ended if other.id > waiting.id and other.began_epoch)
+    return passed >= REQUESTS_PASSED_MAX
+
+
+class HeldRanges:
+    """The locked ranges of one metadata value, to be asked about many requests."""
+
+    def __init__(self, cluster: ClusterMetadata) -> None:
+        self._cluster = cluster
+        held: dict[tuple[int, int], list[Range]] = {}
+        for lock in cluster.locks:
+            for group, range_ in lock.ranges:
+                ranges = held.setdefault((lock.operation_id, group), [])
+                assert not ranges or ranges[-1].right <= range_.left, "locked ranges ascend"
+                ranges.append(range_)
+        self._held = [
+            (
+                operation_id,
+                cluster.placements.ring(group).replication,
+                [range_.right for range_ in ranges],
+                ranges,
+            )
+            for (operation_id, group), ranges in held.items()
+        ]
+
+    def holder(self, request: Request) -> tuple[Operation, str] | None:
+        """An operation that holds a range the request wants, and the refusal a plan would end with."""
+        ring = kind_of(request).ring
+        node, tokens = ring.surely(self._cluster.directory, request.body) if ring is not None else (0, ())
+        if not tokens:
+            return None
+        dc = self._cluster.directory.dc_by_id.get(NodeId(node), "")
+        for operation_id, replication, rights, ranges in self._held:
+            factors = dict(dc_factors(replication))
+            if factors and not factors.get(dc):
+                continue
+            for token in tokens:
+                at = bisect_left(rights, token)
+                if at < len(ranges) and ranges[at].left < token:
+                    operation, found = self._cluster.operations_by_id[operation_id], ranges[at]
+                    where = f"range ({found.left}, {found.right}] of {replication.strategy}"
+                    return operation, f"{operation.title()} holds {where}"
+        return None
+
+
+_KEPT = "_choice"
+_REFUSALS = "_refusals"
+
+
+class Rule(enum.StrEnum):
+    """Which rule holds a request up."""
+
+    FREEZE = "freeze"
+    PARALLEL = "parallel"
+    VOTE = "vote"
+    EXCLUSION = "exclusion"
+    OPERATION = "operation"
+    CLUSTER = "cluster"
+    TURN = "turn"
+
+
+class Waiting(msgspec.Struct, frozen=True, array_like=True):
+    """`operation_id`, `node`: who holds it up, where that is one (else 0); `reason` a sentence."""
+
+    request_id: int
+    rule: Rule
+    reason: str
+    operation_id: int = 0
+    node: NodeId = NodeId(0)
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """`run`: the request that begins now. `fails`: one that never can, and why. At most one of the two.
+
+    `waiting` has the requests that were looked at; `everyone` is what all queued ones wait for alike.
+    """
+
+    run: Request | None = None
+    fails: tuple[Request, str] | None = None
+    waiting: tuple[Waiting, ...] = ()
+    everyone: Waiting | None = None
+
+
+NOTHING = Choice()
+
+
+def choose(cluster: ClusterMetadata, follows: str = "") -> Choice:
+    """What becomes of the queue now. `follows`: why the other group still needs nodes that vote no more.
+
+    Asked again about the same parts of the metadata it answers from memory, which the queue itself keeps.
+    """
+    if not cluster.requests.queue:
+        return NOTHING
+    looked_at = (
+        follows,
+        _running(cluster),
+        cluster.directory,
+        cluster.placements,
+        cluster.service,
+        cluster.excluded,
+        cluster.degraded,
+    )
+    known = kept(cluster.requests, _KEPT)
+    if known is not None and known[0][:2] == looked_at[:2] and _identical(known[0][2:], looked_at[2:]):
+        choice = known[1]
+    else:
+        choice = _choose(cluster, follows, _refusal)
+        keep(cluster.requests, _KEPT, (looked_at, choice))
+    assert isinstance(choice, Choice)
+    return choice
+
+
+def judged_anew(cluster: ClusterMetadata) -> Choice:
+    """What `choose` says, from nothing but the value: an entry must come to the same words on every node."""
+    return _choose(cluster, "", _judged)
+
+
+def _identical(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
+    return all(mine is theirs for mine, theirs in zip(one, other, strict=True))
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """Why a request cannot begin now. `is_planned`: it took a plan to find out."""
+
+    refusal: str
+    is_planned: bool
+
+
+#: None: it may begin.
+Judge = Callable[[ClusterMetadata, Request], Verdict | None]
+
+
+def _choose(cluster: ClusterMetadata, follows: str, judge: Judge) -> Choice:
+    everyone = _holds_all(cluster)
+    if everyone is not None:
+        return Choice(everyone=everyone)
+    waiting: list[Waiting] = []
+    planned = 0
+    may_change = bool(cluster.operations)
+    ranges = HeldRanges(cluster)
+    passed_over: Request | None = None
+    for request in cluster.requests.queue[:REQUESTS_LOOKED_AT_MAX]:
+        held = _held(cluster, request, follows)
+        if held is not None:
+            waiting.append(held)
+            may_change = True
+            continue
+        if passed_over is not None and kind_of(request).is_held_back:
+            waiting.append(_held_back(request, passed_over))
+            continue
+        holder = ranges.holder(request)
+        if holder is not None:
+            operation, refusal = holder
+            waiting.append(Waiting(request.id, Rule.OPERATION, refusal, operation.id, operation.node))
+            passed_over = passed_over or (request if is_passed_over(cluster, request) else None)
+            continue
+        if planned == REQUESTS_PLANNED_MAX:
+            break
+        verdict = judge(cluster, request)
+        if verdict is None:
+            assert len(cluster.operations) < PARALLEL_OPERATIONS_MAX, "there is room for one more"
+            return Choice(run=request, waiting=tuple(waiting))
+        planned += verdict.is_planned
+        waits = _refused(cluster, request, verdict.refusal)
+        if not may_change and waits.rule is not Rule.EXCLUSION:
+            return Choice(fails=(request, verdict.refusal))
+        may_change = True
+        waiting.append(waits)
+        if waits.rule is Rule.OPERATION:
+            passed_over = passed_over or (request if is_passed_over(cluster, request) else None)
+    return Choice(waiting=tuple(waiting))
+
+
+def _held_back(request: Request, passed_over: Request) -> Waiting:
+    reason = f"{passed_over.title()} goes first: {REQUESTS_PASSED_MAX} later ones have begun before it"
+    return Waiting(request.id, Rule.TURN, reason, 0, passed_over.node)
+
+
+def _holds_all(cluster: ClusterMetadata) -> Waiting | None:
+    if cluster.service.frozen:
+        return Waiting(0, Rule.FREEZE, f"the metadata is frozen: {cluster.service.frozen}")
+    if len(cluster.operations) >= PARALLEL_OPERATIONS_MAX:
+        first = cluster.operations[0]
+        holders = ", ".join(operation.title() for operation in cluster.operations)
+        reason = f"at most {PARALLEL_OPERATIONS_MAX} operations run at once: {holders}"
+        return Waiting(0, Rule.PARALLEL, reason, first.id, first.node)
+    return None
+
+
+def _held(cluster: ClusterMetadata, request: Request, follows: str) -> Waiting | None:
+    """What holds the request up whatever ranges it is about."""
+    for node in taking_part(request):
+        if node in cluster.excluded_by_node:
+            why = TABLE[Wanted.RING, Held.EXCLUSION].why
+            return Waiting(request.id, Rule.EXCLUSION, f"node {node} is excluded: {why}", 0, node)
+    leaving = request.about.departing
+    if not leaving:
+        return None
+    if any(held is Held.VOTE for held, _ in excluded_by(cluster, Wanted.RING, (leaving,))):
+        reason = f"node {leaving} votes on the metadata: another node gets its vote first"
+        return Waiting(request.id, Rule.VOTE, reason, 0, leaving)
+    if follows:
+        return Waiting(request.id, Rule.VOTE, follows, 0, leaving)
+    return None
+
+
+def taking_part(request: Request) -> tuple[NodeId, ...]:
+    """Its nodes without the one that is said to be dead."""
+    return tuple(node for node in request.about.nodes if node != request.about.presumed_dead)
+
+
+def _running(cluster: ClusterMetadata) -> tuple[tuple[int, bool], ...]:
+    """The running operations, and whether each may still succeed: what a plan depends on."""
+    return tuple((o.id, o.stage is not Stage.ROLLBACK_TO_NORMAL) for o in cluster.operations)
+
+
+def _refusal(cluster: ClusterMetadata, request: Request) -> Verdict | None:
+    """Why the request cannot begin now; None when it can.
+
+    A plan is made anew only when nodes, running operations or degraded ranges are others than when it was
+    refused: the directory keeps the refusals of the latest. That one may begin is never taken from memory. Of
+    a refusal only the names of keyspaces may be old.
+    """
+    groups = tuple((ring.id, ring.replication) for ring in cluster.placements.rings)
+    state = (_running(cluster), groups, cluster.service, cluster.excluded, cluster.degraded)
+    known = kept(cluster.directory, _REFUSALS)
+    if known is None or known[0] != state:
+        known = (state, {})
+        keep(cluster.directory, _REFUSALS, known)
+    refusals: dict[Request, Verdict] = known[1]
+    if request in refusals:
+        return refusals[request]
+    verdict = _judged(cluster, request)
+    if verdict is not None:
+        refusals[request] = verdict
+    return verdict
+
+
+def _judged(cluster: ClusterMetadata, request: Request) -> Verdict | None:
+    """By the entry that would begin it; nodes and tokens are looked at first, for that costs no plan."""
+    entry = preparation(request, request.id)
+    is_planned = False
+    try:
+        kind_of(request).refuse_early(cluster, request.body)
+        is_planned = True
+        entry.apply(cluster, cluster.epoch + 1)
+    except Rejected as refusal:
+        return Verdict(refusal.message, is_planned)
+    return None
+
+
+def _refused(cluster: ClusterMetadata, request: Request, refusal: str) -> Waiting:
+    """A refusal names the operation that is in the way by its title, or the node that is excluded."""
+    for operation in cluster.operations:
+        if operation.title() in refusal:
+            return Waiting(request.id, Rule.OPERATION, refusal, operation.id, operation.node)
+    for node in cluster.excluded_by_node:
+        if PLANNING_EXCLUDED.format(node=node) in refusal:
+            return Waiting(request.id, Rule.EXCLUSION, refusal, 0, node)
+    return Waiting(request.id, Rule.CLUSTER, refusal)
+
+
+def why(cluster: ClusterMetadata, request: Request, follows: str = "") -> Waiting | None:
+    """Why a queued request does not run yet; None when it is about to begin, or to fail."""
+    choice = choose(cluster, follows)
+    if choice.everyone is not None:
+        return msgspec.structs.replace(choice.everyone, request_id=request.id)
+    for waiting in choice.waiting:
+        if waiting.request_id == request.id:
+            return waiting
+    ahead = choice.run or (choice.fails[0] if choice.fails is not None else None)
+    if ahead is not None and ahead.id == request.id:
+        return None
+    if ahead is not None:
+        return Waiting(request.id, Rule.TURN, f"{ahead.title()} goes first", 0, ahead.node)
+    reason = f"{len(choice.waiting)} requests that go first wait too"
+    return Waiting(request.id, Rule.TURN, reason)
 
 
 class EnqueueRequest(msgspec.Struct, frozen=True, array_like=True):

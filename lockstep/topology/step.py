@@ -17,7 +17,7 @@ from lockstep.metadata import features
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.features import EnableFeatures
 from lockstep.metadata.operations import Operation, Stage
-from lockstep.topology import queue
+from lockstep.topology import requests
 from lockstep.topology.barriers import BarrierState, GuardReport, Missing, barrier_need, evaluate
 from lockstep.topology.kind import kind_of, row_can_go_back, stage_row
 from lockstep.topology.requests import FailRequest
@@ -182,7 +182,7 @@ def _features_step(cluster: ClusterMetadata, reports: Reports) -> Propose | Wait
 
 def _queue_step(cluster: ClusterMetadata, reports: Reports) -> Propose | None:
     """The entry that begins the request that goes first, or ends one that never can."""
-    choice = queue.choose(cluster, reports.follows)
+    choice = requests.choose(cluster, reports.follows)
     if choice.run is not None:
         return Propose(preparation(choice.run, choice.run.id), 0)
     if choice.fails is not None:

@@ -19,8 +19,8 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.degraded import Degraded, handed_on
 from lockstep.metadata.operations import Operation, Stage, Transition
+from lockstep.placement.deltas import Passage, refilled
 from lockstep.placement.quorums import DcOf, dc_factors, majority
-from lockstep.placement.refills import Passage, refilled
 from lockstep.topology.kind import kind_of
 from lockstep.topology.stages import StreamTask
 from lockstep.values.ids import NodeId

@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from lockstep.cli.main import root
 from lockstep.local import layout
 from lockstep.local.clusters import LocalCluster
-from lockstep.node import toml_text
+from lockstep.node.settings import emit
 
 PORTS = (19342, 17300, 17380)
 CQL_PORT, INTERNODE_PORT, ADMIN_PORT = PORTS
@@ -83,7 +83,7 @@ def node_settings(
 def write_settings(directory: Path, settings: Mapping[str, Mapping[str, Any]]) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     file = directory / "lockstep.toml"
-    file.write_text(toml_text.emit({name: dict(keys) for name, keys in settings.items()}))
+    file.write_text(emit({name: dict(keys) for name, keys in settings.items()}))
     return file
 
 

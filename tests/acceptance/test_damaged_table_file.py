@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from lockstep.cli.shared.stopped_node import recover_stopped
+from lockstep.cli.node import recover_stopped
 from lockstep.local.admin_client import AdminClient
 from lockstep.testing.clusters import Cluster
 from lockstep.testing.conversation import CqlError
-from lockstep.testing.nodes import Node
-from lockstep.testing.session import Session
+from lockstep.testing.nodes import Node, Session
 
 pytestmark = pytest.mark.slow
 

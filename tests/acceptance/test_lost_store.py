@@ -12,8 +12,7 @@ from click.testing import CliRunner
 from lockstep.cli.main import root
 from lockstep.local.admin_client import AdminClient
 from lockstep.testing.clusters import Cluster
-from lockstep.testing.nodes import Node
-from lockstep.testing.session import Session
+from lockstep.testing.nodes import Node, Session
 from lockstep.values.errors import LockstepError
 
 pytestmark = pytest.mark.slow

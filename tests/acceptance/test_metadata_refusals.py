@@ -16,7 +16,7 @@ import pytest
 from lockstep.local import layout
 from lockstep.local.clusters import LocalCluster
 from lockstep.local.processes import State
-from lockstep.node import toml_text
+from lockstep.node.settings import emit
 from lockstep.values.errors import CannotApply, PreconditionError
 from tests.acceptance import parts
 from tests.acceptance.parts import ADMIN_PORT, Load, lockstep, until
@@ -48,7 +48,7 @@ def pretend(cluster: LocalCluster, name: str, **testing: Any) -> None:
     file = cluster.paths.configuration(name)
     settings = tomllib.loads(file.read_text())
     settings["testing"] = {"faults": True, **testing}
-    file.write_text(toml_text.emit(settings))
+    file.write_text(emit(settings))
     cluster.start([name])
 
 

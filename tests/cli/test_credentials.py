@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.cli.shared.client import ClusterClient
-from lockstep.local.admin_client import AdminClient
-from lockstep.local.credentials import Credential, of_node, of_role
+from lockstep.local.admin_client import AdminClient, Credential, of_node, of_role
 
 
 @pytest.fixture

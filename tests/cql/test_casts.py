@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lockstep.cql.compile.context import Context
-from lockstep.cql.functions.casts import cast_function
+from lockstep.cql.functions.arithmetic import cast_function
 from lockstep.schema.types import parse_type
 from lockstep.values.errors import InvalidRequest
 from tests.cql.twin import Session

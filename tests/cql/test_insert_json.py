@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.cql.bind.json_text import json_text
-from lockstep.cql.bind.json_values import parse_json, serialized
+from lockstep.cql.bind.json_values import json_text, parse_json, serialized
 from lockstep.cql.wire.messages import UNSET
 from lockstep.schema.types import parse_type
 from lockstep.values.errors import FunctionFailure, InvalidRequest

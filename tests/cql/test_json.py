@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from lockstep.cql.bind.json_text import row_text
+from lockstep.cql.bind.json_values import row_text
 from lockstep.schema.types import parse_type
 from tests.cql.twin import Session
 

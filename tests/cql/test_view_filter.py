@@ -6,8 +6,7 @@ import itertools
 
 import pytest
 
-from lockstep.cql.ddl.view_filter import compile_filter, filter_of
-from lockstep.cql.ddl.view_statements import where_text
+from lockstep.cql.ddl.view_statements import compile_filter, filter_of, where_text
 from lockstep.cql.parse import tree
 from lockstep.cql.parse.parser import parse
 from lockstep.schema.types import parse_type

@@ -6,9 +6,9 @@ from lockstep.cql.bind.keys import decode
 from lockstep.cql.bind.modify import plan_batch, plan_modification
 from lockstep.cql.bind.results import PageBuilder
 from lockstep.cql.compile import modification
-from lockstep.cql.compile.catalog import Catalog
 from lockstep.cql.compile.context import Context
 from lockstep.cql.compile.prepare import prepare
+from lockstep.cql.compile.prepared import Catalog
 from lockstep.cql.compile.select import plan_select
 from lockstep.cql.ddl.changes import schema_change
 from lockstep.schema.changes import apply_change, validate

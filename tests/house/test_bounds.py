@@ -23,7 +23,7 @@ WIDE = {
     "lockstep.coordination.conditional:Conditionals": 10,
     "lockstep.coordination.coordinator:Coordinator": 10,
     "lockstep.node.membership.management_group:ManagementGroup": 10,
-    "lockstep.coordination.counter_leader:CounterLeader": 9,
+    "lockstep.coordination.counters:CounterLeader": 9,
     "lockstep.internode.internode:Internode": 9,
     "lockstep.replica.ballots:BallotService": 9,
     "lockstep.storage.rows.folding:PartitionFold": 9,

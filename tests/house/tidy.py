@@ -29,7 +29,7 @@ PURE_ROOMS = (
     "gossip",
     "cql",
 )
-PURE_MODULES = ("lockstep.quorum.policies", "lockstep.quorum.round")
+PURE_MODULES = ("lockstep.quorum.round", "lockstep.quorum.round")
 IMPURE_MODULES = (
     "asyncio",
     "concurrent",

@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.groups.group_membership import Members
 from lockstep.metadata.groups.membership import CancelMembership
 from lockstep.metadata.groups.membership_step import (
     Configure,
     GroupView,
     Idle,
+    Members,
     Observed,
     Submit,
     Transfer,
@@ -23,8 +23,7 @@ from lockstep.metadata.groups.membership_step import (
     next_step,
 )
 from lockstep.metadata.log.tip import Appended, Tip
-from lockstep.topology.queue import choose
-from lockstep.topology.requests import FailRequest
+from lockstep.topology.requests import FailRequest, choose
 from lockstep.topology.transformations import preparation
 from lockstep.values.ids import NodeId
 from tests.metadata.histories import History

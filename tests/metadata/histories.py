@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import msgspec
 
-from lockstep.metadata.access.permissions import KINDS as PERMISSION_KINDS
 from lockstep.metadata.access.role_changes import KINDS as ROLE_KINDS
+from lockstep.metadata.access.role_changes import PERMISSION_KINDS as PERMISSION_KINDS
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
 from lockstep.metadata.degraded import DEGRADED, of_groups
-from lockstep.metadata.excluded import KINDS as EXCLUDED_KINDS
+from lockstep.metadata.features import EXCLUDED_KINDS as EXCLUDED_KINDS
 from lockstep.metadata.features import KINDS as FEATURE_KINDS
 from lockstep.metadata.groups.membership import KINDS as MEMBERSHIP_KINDS
-from lockstep.metadata.log.apply import apply_entry
-from lockstep.metadata.log.digest import state_digest
+from lockstep.metadata.log.apply import apply_entry, state_digest
 from lockstep.metadata.log.entries import LogEntry
 from lockstep.metadata.log.registry import Registry, Transformation
 from lockstep.metadata.log.snapshot_entries import KINDS as SNAPSHOT_KINDS
 from lockstep.metadata.log.tip import Appended, Refused, Tip
-from lockstep.metadata.placements_part import PLACEMENTS
-from lockstep.metadata.placing import placed, refuse_while_locked
 from lockstep.metadata.schema_change import KINDS as SCHEMA_KINDS
-from lockstep.metadata.schema_part import SCHEMA
+from lockstep.metadata.schema_change import placed, refuse_while_locked
+from lockstep.metadata.schema_part import PLACEMENTS, SCHEMA
 from lockstep.metadata.transformations import KINDS, Founder, Initialize
 from lockstep.placement.placements import RingPlacement
 from lockstep.schema.model import Keyspace, Replication, schema_of

@@ -14,16 +14,21 @@ from lockstep.metadata.access.roles import ACCESS, Role, access_of
 from lockstep.metadata.cdc import GENERATIONS, Generation, packed
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.degraded import DEGRADED, Degraded
-from lockstep.metadata.directory import DIRECTORY, NodeInfo, NodeState
-from lockstep.metadata.exclusions import EXCLUDED, Exclusion
-from lockstep.metadata.feature_names import FEATURE_STATE, FeatureState
+from lockstep.metadata.directory import (
+    DIRECTORY,
+    EXCLUDED,
+    FEATURE_STATE,
+    Exclusion,
+    FeatureState,
+    NodeInfo,
+    NodeState,
+)
 from lockstep.metadata.groups.service import SERVICE, MembershipChange
 from lockstep.metadata.log.apply import completed
 from lockstep.metadata.log.entries import seal
 from lockstep.metadata.operations import OPERATIONS
-from lockstep.metadata.placements_part import PLACEMENTS
 from lockstep.metadata.requests import REQUESTS
-from lockstep.metadata.schema_part import SCHEMA
+from lockstep.metadata.schema_part import PLACEMENTS, SCHEMA
 from lockstep.placement.placements import PlacedRange
 from lockstep.topology.kinds.bootstrap import Bootstrap
 from lockstep.topology.kinds.decommission import Decommission

@@ -9,16 +9,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from lockstep.metadata.access.permissions import KINDS as PERMISSION_KINDS
-from lockstep.metadata.access.permissions import ChangePermissions
 from lockstep.metadata.access.role_changes import KINDS as ROLE_KINDS
-from lockstep.metadata.access.role_changes import AlterRole, ChangeRole, CreateRole, DropRole
+from lockstep.metadata.access.role_changes import PERMISSION_KINDS as PERMISSION_KINDS
+from lockstep.metadata.access.role_changes import (
+    AlterRole,
+    ChangePermissions,
+    ChangeRole,
+    CreateRole,
+    DropRole,
+)
 from lockstep.metadata.access.roles import Role
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.degraded import DEGRADED, Degraded
-from lockstep.metadata.exclusions import EXCLUDED, Exclusion
+from lockstep.metadata.directory import EXCLUDED, Exclusion
+from lockstep.metadata.log.apply import diff
 from lockstep.metadata.log.comparison import Difference, text_of
-from lockstep.metadata.log.diff import diff
 from lockstep.metadata.log.registry import Registry, Transformation
 from lockstep.metadata.operations import OPERATIONS
 from lockstep.metadata.part import Change

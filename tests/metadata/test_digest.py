@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.extensions import CHANGES_BEHIND_MAX, NO_EXTENSIONS, extensions_of
-from lockstep.metadata.log.digest import state_digest
+from lockstep.metadata.log.apply import state_digest
 from lockstep.metadata.log.recent_ids import RecentIds, no_recent_ids
 from lockstep.metadata.log.registry import Registry
 from lockstep.metadata.log.snapshot import SnapshotDecoder, pieces

@@ -5,12 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from lockstep.metadata.log.digest import state_digest
-from lockstep.metadata.log.dump import dump_file, load_file
+from lockstep.metadata.log.apply import state_digest
 from lockstep.metadata.log.registry import EntryKind, Registry
 from lockstep.metadata.log.snapshot_entries import KINDS as SNAPSHOT_KINDS
 from lockstep.metadata.log.snapshot_entries import TakeSnapshot
-from lockstep.metadata.log.snapshot_file import file_records, header_of
+from lockstep.metadata.log.snapshot_file import dump_file, file_records, header_of, load_file
 from lockstep.metadata.transformations import KINDS, Initialize, SetExtension
 from lockstep.values.errors import CannotApply, CorruptFile
 from tests.metadata.histories import History, founder

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from lockstep.metadata.cluster import GENESIS_HASH, empty_cluster
-from lockstep.metadata.log.apply import apply_entry
-from lockstep.metadata.log.digest import part_digests, state_digest
+from lockstep.metadata.log.apply import apply_entry, part_digests, state_digest
 from lockstep.metadata.log.entries import LogEntry, seal, verify_chain
 from lockstep.metadata.log.recent_ids import RECENT_IDS, RecentIds, no_recent_ids
 from lockstep.metadata.log.registry import EntryKind, Registry

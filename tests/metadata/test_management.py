@@ -10,33 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.metadata.groups import management
-from lockstep.metadata.groups.group_membership import (
-    Configure,
-    HandOver,
-    Members,
-    Settled,
-    WaitFor,
-    next_step,
-)
-from lockstep.metadata.groups.group_states import (
-    GlobalState,
-    LocalFacts,
-    LocalState,
-    Part,
-    global_state,
-    has_majority,
-    local_state,
-    part_of,
-)
 from lockstep.metadata.groups.management import (
     EMPTY_STATE,
-    ManagementState,
-    apply,
-    decode_state,
-    encode_state,
-    lineage_problem,
-)
-from lockstep.metadata.groups.management_commands import (
     Action,
     Admit,
     Command,
@@ -44,10 +19,33 @@ from lockstep.metadata.groups.management_commands import (
     Former,
     Found,
     Host,
+    ManagementState,
     RecordVoters,
     Repair,
+    apply,
     decode_command,
+    decode_state,
     encode_command,
+    encode_state,
+    lineage_problem,
+)
+from lockstep.metadata.groups.membership_step import (
+    GroupConfigure,
+    HandOver,
+    Members,
+    Settled,
+    WaitFor,
+    group_next_step,
+)
+from lockstep.metadata.groups.service import (
+    GlobalState,
+    GroupPart,
+    LocalFacts,
+    LocalState,
+    global_state,
+    has_majority,
+    local_state,
+    part_of,
 )
 from lockstep.values import codec
 from lockstep.values.errors import CannotApply
@@ -405,8 +403,8 @@ def test_the_global_word(
 
 
 def test_a_member_votes_or_learns() -> None:
-    assert (part_of(1, (1, 2)), part_of(3, (1, 2))) == (Part.VOTER, Part.LEARNER)
-    assert str(Part.VOTER) == "voting member"
+    assert (part_of(1, (1, 2)), part_of(3, (1, 2))) == (GroupPart.VOTER, GroupPart.LEARNER)
+    assert str(GroupPart.VOTER) == "voting member"
 
 
 # -- members
@@ -426,7 +424,7 @@ def test_any_members_become_the_wanted_ones_step_by_step(
     members = Members(tuple(sorted(start)), tuple(sorted(learners - start)))
     leader, caught_up = data.draw(st.sampled_from(sorted(start))), set(start)
     for _ in range(60):
-        step = next_step(wanted, members, caught_up, leader)
+        step = group_next_step(wanted, members, caught_up, leader)
         if isinstance(step, Settled):
             break
         if isinstance(step, WaitFor):
@@ -437,7 +435,7 @@ def test_any_members_become_the_wanted_ones_step_by_step(
             assert step.target in members.voters
             leader = step.target
         else:
-            assert isinstance(step, Configure)
+            assert isinstance(step, GroupConfigure)
             after = step.members
             changed = set(after.voters) ^ set(members.voters)
             assert len(changed) <= 1, "one at a time"

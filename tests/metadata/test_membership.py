@@ -10,8 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.excluded import ExcludeNodes
-from lockstep.metadata.groups.group_membership import Members
+from lockstep.metadata.features import ExcludeNodes
 from lockstep.metadata.groups.membership import (
     AdvanceMembership,
     CancelMembership,
@@ -19,7 +18,15 @@ from lockstep.metadata.groups.membership import (
     ServiceWish,
     SetService,
 )
-from lockstep.metadata.groups.membership_step import Configure, GroupView, Observed, Submit, Waits, next_step
+from lockstep.metadata.groups.membership_step import (
+    Configure,
+    GroupView,
+    Members,
+    Observed,
+    Submit,
+    Waits,
+    next_step,
+)
 from lockstep.metadata.groups.voter_choice import (
     choose_voters,
     crowded_dc,

@@ -8,14 +8,14 @@ import msgspec
 import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.excluded import ExcludeNodes
-from lockstep.metadata.groups.group_membership import Members
+from lockstep.metadata.features import ExcludeNodes
 from lockstep.metadata.groups.membership import AdvanceMembership, CancelMembership, PrepareMembership
 from lockstep.metadata.groups.membership_step import (
     Action,
     Configure,
     GroupView,
     Idle,
+    Members,
     Observed,
     Submit,
     Transfer,

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from lockstep.metadata.directory import NodeState
-from lockstep.metadata.log.diff import diff
+from lockstep.metadata.log.apply import diff
 from lockstep.metadata.transformations import Founder, Initialize, Register, UpdateNode
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import TOKEN_MIN

@@ -6,22 +6,28 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from lockstep.metadata import excluded, features, transformations
-from lockstep.metadata.access import permissions, role_changes
-from lockstep.metadata.access.permissions import ChangePermissions
+from lockstep.metadata import features, transformations
+from lockstep.metadata.access import role_changes
 from lockstep.metadata.access.role_changes import (
     AlterRole,
     ChangeMembership,
+    ChangePermissions,
     ChangeRole,
     CreateRole,
     DropRole,
 )
 from lockstep.metadata.cluster import empty_cluster
 from lockstep.metadata.conflicts import TABLE, Held, Scope, Wanted, excluded_by, holders, refuse_during
-from lockstep.metadata.directory import DIRECTORY, NodeState
-from lockstep.metadata.excluded import ExcludeNodes, IncludeNodes
-from lockstep.metadata.feature_names import FEATURE_STATE
-from lockstep.metadata.features import EnableFeatures, due, supported_by_all, unaware, unsupporting
+from lockstep.metadata.directory import DIRECTORY, FEATURE_STATE, NodeState
+from lockstep.metadata.features import (
+    EnableFeatures,
+    ExcludeNodes,
+    IncludeNodes,
+    due,
+    supported_by_all,
+    unaware,
+    unsupporting,
+)
 from lockstep.metadata.groups import membership
 from lockstep.metadata.groups.membership import CancelMembership, PrepareMembership, ServiceWish, SetService
 from lockstep.metadata.groups.service import SERVICE
@@ -191,7 +197,7 @@ def test_there_are_as_many_roles_and_grants_as_the_limits_say(monkeypatch: pytes
     made = history()
     for name, value in (("ROLES_MAX", 4), ("ROLE_MEMBERSHIPS_MAX", 2), ("ROLE_NAME_CHARACTERS_MAX", 3)):
         monkeypatch.setattr(role_changes, name, value)
-    monkeypatch.setattr(permissions, "GRANTS_MAX", 2)
+    monkeypatch.setattr(role_changes, "GRANTS_MAX", 2)
     made.submit(ChangeRole(CreateRole("a", only_first=True)))
     for name in ("b", "c", "abc"):
         made.submit(ChangeRole(CreateRole(name)))
@@ -257,7 +263,7 @@ def test_the_creator_of_a_role_may_do_all_with_it_and_there_are_resources_to_gra
 
 def test_texts_have_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "SERVICE_TEXT_CHARACTERS_MAX", 3)
-    monkeypatch.setattr(excluded, "SERVICE_TEXT_CHARACTERS_MAX", 3)
+    monkeypatch.setattr(features, "SERVICE_TEXT_CHARACTERS_MAX", 3)
     made = history()
     for wrong in (
         PrepareMembership(ids(2, 3), (), "long"),

@@ -8,19 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.metadata.access import permissions, resources, role_changes
-from lockstep.metadata.access.permissions import ChangePermissions
+from lockstep.metadata.access import role_changes, roles
 from lockstep.metadata.access.role_changes import (
     AlterRole,
     ChangeMembership,
+    ChangePermissions,
     ChangeRole,
     CreateRole,
     DropRole,
 )
 from lockstep.metadata.access.roles import NO_ACCESS, Access, Role, access_of
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.log.diff import diff
-from lockstep.metadata.log.digest import state_digest
+from lockstep.metadata.log.apply import diff, state_digest
 from lockstep.metadata.log.registry import Registry, Transformation
 from lockstep.metadata.log.snapshot import SnapshotDecoder, pieces
 from lockstep.metadata.schema_change import KINDS as SCHEMA_KINDS
@@ -67,16 +66,16 @@ COLUMNS = (NewColumn("k", "int", ColumnKind.PARTITION_KEY, 0),)
     ],
 )
 def test_a_resource_lies_in_others(resource: str, chain: list[str], text: str, can: str) -> None:
-    assert list(resources.chain(resource)) == chain
-    assert resources.text(resource) == text
-    assert can in resources.applicable(resource)
+    assert list(roles.chain(resource)) == chain
+    assert roles.text(resource) == text
+    assert can in roles.applicable_to(resource)
 
 
 def test_what_there_is_no_permission_for() -> None:
-    assert "CREATE" not in resources.applicable("data/ks/t")
-    assert "EXECUTE" not in resources.applicable("data")
-    assert "DESCRIBE" not in resources.applicable("roles/r")
-    assert "CREATE" not in resources.applicable("functions/ks/f[int]")
+    assert "CREATE" not in roles.applicable_to("data/ks/t")
+    assert "EXECUTE" not in roles.applicable_to("data")
+    assert "DESCRIBE" not in roles.applicable_to("roles/r")
+    assert "CREATE" not in roles.applicable_to("functions/ks/f[int]")
 
 
 def test_a_permission_comes_from_any_role_on_any_holder() -> None:
@@ -101,7 +100,7 @@ def test_a_permission_comes_from_any_role_on_any_holder() -> None:
 
 
 def history() -> History:
-    made = History(Registry(KINDS, SCHEMA_KINDS, role_changes.KINDS, permissions.KINDS))
+    made = History(Registry(KINDS, SCHEMA_KINDS, role_changes.KINDS, role_changes.PERMISSION_KINDS))
     made.submit(Initialize("c", "test", (founder(1, (0,)),)))
     for name in ("ann", "bob", "staff"):
         made.submit(ChangeRole(CreateRole(name, login=True)))
@@ -124,9 +123,9 @@ def refused(made: History, transformation: Transformation) -> str:
 
 def test_creators_may_do_everything_with_what_they_create() -> None:
     access = history().now.access
-    assert access.granted("ann", "data/ks") == resources.applicable("data/ks")
-    assert access.granted("ann", "functions/ks") == resources.applicable("functions/ks")
-    assert access.granted("bob", "data/ks/t") == resources.applicable("data/ks/t")
+    assert access.granted("ann", "data/ks") == roles.applicable_to("data/ks")
+    assert access.granted("ann", "functions/ks") == roles.applicable_to("functions/ks")
+    assert access.granted("bob", "data/ks/t") == roles.applicable_to("data/ks/t")
     assert access.permissions("bob", "data/ks") == frozenset()
 
 
@@ -286,7 +285,7 @@ class Twin:
         return True
 
     def _grant(self, change: ChangePermissions) -> bool:
-        fits = {one for one in change.permissions if one in resources.applicable(change.resource)}
+        fits = {one for one in change.permissions if one in roles.applicable_to(change.resource)}
         missing = change.resource == "roles/a" and "a" not in self.roles
         if change.role not in self.roles or missing or not fits:
             return False
@@ -302,7 +301,7 @@ class Twin:
 
     def may(self, name: str, resource: str) -> Iterator[str]:
         mine = self.all_of(name)
-        for permission in resources.applicable(resource):
+        for permission in roles.applicable_to(resource):
             if any(self.roles[role] for role in mine) or any(
                 role in mine and permission == allowed and (resource == of or _holds(of, resource))
                 for role, of, allowed in self.grants
@@ -394,4 +393,4 @@ def test_no_grant_is_on_what_is_not_there(changes: list[Transformation]) -> None
             continue
         cluster.access.validate()
         for grant in cluster.access.listed_grants():
-            assert permissions.exists(cluster, grant.resource), grant
+            assert role_changes.exists(cluster, grant.resource), grant

@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.extensions import EXTENSIONS, extensions_of
 from lockstep.metadata.log import snapshot, snapshot_file
-from lockstep.metadata.log.digest import state_digest
+from lockstep.metadata.log.apply import state_digest
 from lockstep.metadata.log.recent_ids import RECENT_IDS
 from lockstep.metadata.log.snapshot import SnapshotDecoder, pieces
 from lockstep.metadata.log.snapshot_file import SnapshotFileReader, file_records, header_of, read_file
 from lockstep.metadata.part import END_NUMBER
-from lockstep.metadata.placements_part import PLACEMENTS
-from lockstep.metadata.schema_part import SCHEMA
+from lockstep.metadata.schema_part import PLACEMENTS, SCHEMA
 from lockstep.metadata.transformations import SetExtension
 from lockstep.topology.kinds.bootstrap import Bootstrap
 from lockstep.topology.transformations import PrepareOperation

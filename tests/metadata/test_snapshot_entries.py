@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from lockstep.metadata.cluster import empty_cluster
-from lockstep.metadata.log.digest import state_digest
+from lockstep.metadata.log.apply import state_digest
 from lockstep.metadata.log.registry import Registry, Transformation
 from lockstep.metadata.log.snapshot_entries import KINDS as SNAPSHOT_KINDS
 from lockstep.metadata.log.snapshot_entries import TakeSnapshot, TruncateLog

@@ -12,8 +12,15 @@ import pytest
 
 import lockstep.metadata
 from lockstep.metadata.groups import management
-from lockstep.metadata.groups.management import GENESIS, VotersRecord
-from lockstep.metadata.groups.management_commands import Admit, Expel, Found, RecordVoters, Repair
+from lockstep.metadata.groups.management import (
+    GENESIS,
+    Admit,
+    Expel,
+    Found,
+    RecordVoters,
+    Repair,
+    VotersRecord,
+)
 from lockstep.metadata.log import snapshot_file
 from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.log.snapshot_entries import ANY_TIME

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.metadata.log.digest import state_digest
+from lockstep.metadata.log.apply import state_digest
 from lockstep.metadata.log.registry import Registry
 from lockstep.metadata.log.snapshot import SnapshotDecoder, pieces
 from lockstep.metadata.log.tip import Appended, Judgement, Refused

@@ -8,8 +8,14 @@ import pytest
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import Directory, NodeState
 from lockstep.metadata.extensions import EXTENSIONS
-from lockstep.metadata.log.registry import EntryKind, Registry
-from lockstep.metadata.log.versions import LOG_VERSION, SINCE, lowest_version, refuse_newer_kind
+from lockstep.metadata.log.registry import (
+    LOG_VERSION,
+    SINCE,
+    EntryKind,
+    Registry,
+    lowest_version,
+    refuse_newer_kind,
+)
 from lockstep.metadata.transformations import KINDS, Initialize, Register, SetExtension, UpdateNode
 from lockstep.values.errors import VersionMismatch
 from lockstep.values.ids import NodeId

@@ -14,10 +14,9 @@ from lockstep.metadata.access.roles import ACCESS, Role, access_of
 from lockstep.metadata.cdc import GENERATIONS, Generation, packed
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.degraded import DEGRADED, Degraded
-from lockstep.metadata.exclusions import EXCLUDED, Exclusion
-from lockstep.metadata.feature_names import FEATURE_STATE, FeatureState
+from lockstep.metadata.directory import EXCLUDED, FEATURE_STATE, Exclusion, FeatureState
 from lockstep.metadata.groups.service import SERVICE
-from lockstep.metadata.log.digest import part_digests, state_digest
+from lockstep.metadata.log.apply import part_digests, state_digest
 from lockstep.metadata.log.recent_ids import RecentIds, no_recent_ids
 from lockstep.metadata.repairs import (
     REPAIRS,

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from lockstep.metadata.log.digest import state_digest
+from lockstep.metadata.log.apply import state_digest
 from lockstep.metadata.log.entries import LogEntry
 from lockstep.metadata.log.registry import Registry
 from lockstep.metadata.log.snapshot_entries import KINDS as SNAPSHOT_KINDS

@@ -10,7 +10,7 @@ from lockstep.metadata.directory import NodeState
 from lockstep.metadata.groups.voter_choice import choose_voters
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.configuration import Configuration, parse
-from lockstep.node.group_bounds import USUAL
+from lockstep.node.log.raft_driver import USUAL
 from lockstep.node.node import Node
 from lockstep.node.processors.kinds import Factory
 from lockstep.runtime.ports import Runtime

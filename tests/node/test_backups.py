@@ -14,8 +14,8 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.repairs import Repair, RepairState
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
-from lockstep.node.work.backup_restoring import BackupRestoring
-from lockstep.node.work.restore_orders import Restored
+from lockstep.node.work.backup_choice import Restored
+from lockstep.node.work.backup_service import BackupRestoring
 from lockstep.replica.backup_messages import BackupOrder, BackupStatus, KeptPart
 from lockstep.schema.changes import CreateTable, EmptyTable, NewColumn
 from lockstep.sim.plant import replaced

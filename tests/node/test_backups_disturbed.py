@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from lockstep.metadata.repairs import Repair, RepairState
-from lockstep.node.work.backup_restoring import BackupRestoring
+from lockstep.node.work.backup_service import BackupRestoring
 from lockstep.replica.backup_messages import BackupOrder, BackupStatus
 from lockstep.sim.plant import replaced
 from lockstep.topology import repairs

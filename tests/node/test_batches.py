@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lockstep.handoff import batch_store
-from lockstep.handoff.batch_records import KeepBatch
+from lockstep.handoff.batch_store import KeepBatch
 from lockstep.node.node import Node
 from lockstep.sim.door import command_for, mutation_for
 from lockstep.sim.load.history import Change, Look

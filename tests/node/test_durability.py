@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from lockstep.metadata.log.entries import LogEntry
-from lockstep.node.log.journal import Journal
-from lockstep.node.log.raft_journal import RaftJournal
+from lockstep.node.log.journal import Journal, RaftJournal
 from lockstep.node.node import Node
 from lockstep.runtime.ports import Runtime
 from lockstep.sim.runtime.disk import SimDisk

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lockstep.internode import verbs
-from lockstep.metadata.excluded import ExcludeNodes, IncludeNodes
+from lockstep.metadata.features import ExcludeNodes, IncludeNodes
 from lockstep.node.log.messages import AskMembers, EpochQuery, FetchLog, HashAt
 from lockstep.node.node import Node
 from lockstep.topology.joining import AskJoin

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lockstep.coordination.forwarding import Forwarding
-from lockstep.internode.exclusion import ExcludedNodes
+from lockstep.internode.services import ExcludedNodes
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
 from lockstep.schema.changes import CreateKeyspace, CreateTable, NewColumn

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.node.log.raft_journal import journal_path
-from lockstep.node.log.raft_transport import MANAGEMENT_GROUP, METADATA_GROUP
+from lockstep.node.log.journal import journal_path
+from lockstep.node.log.raft_driver import MANAGEMENT_GROUP, METADATA_GROUP
 from lockstep.sim.runtime.probes import CrashRule
 from lockstep.values.errors import ConfigurationError, CorruptFile
 from tests.node.support import Town, keyspace

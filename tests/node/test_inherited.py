@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lockstep.metadata.schema_change import ChangeSchema
-from lockstep.node.work.inherited import inherited_ranges
+from lockstep.node.work.lacking import inherited_ranges
 from lockstep.schema.changes import AlterKeyspace, CreateTable, NewColumn
 from lockstep.schema.model import ColumnKind, Replication
 from lockstep.topology.force_remove import ForceRemove

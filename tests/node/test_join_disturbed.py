@@ -7,7 +7,7 @@ import pytest
 from lockstep.internode import verbs
 from lockstep.internode.handshake import PeerInfo
 from lockstep.metadata.directory import NodeState
-from lockstep.metadata.excluded import ExcludeNodes
+from lockstep.metadata.features import ExcludeNodes
 from lockstep.node.node import Node
 from lockstep.server.admin.requests import ExcludeList
 from lockstep.sim.runtime.probes import DelayRule

@@ -6,9 +6,8 @@ import pytest
 
 from lockstep.internode import verbs
 from lockstep.internode.handshake import PeerInfo
-from lockstep.metadata.directory import NodeState
-from lockstep.metadata.excluded import ExcludeNodes
-from lockstep.metadata.feature_names import BASE_FEATURES, FILE_STREAMING
+from lockstep.metadata.directory import BASE_FEATURES, FILE_STREAMING, NodeState
+from lockstep.metadata.features import ExcludeNodes
 from lockstep.metadata.groups.membership import PrepareMembership
 from lockstep.node.node import Node
 from lockstep.placement.deltas import same_placement

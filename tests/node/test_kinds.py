@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lockstep.metadata.groups.membership import ServiceWish, SetService
-from lockstep.metadata.log.versions import LOG_VERSION
+from lockstep.metadata.log.registry import LOG_VERSION
 from lockstep.node.configuration import TestingSection
 from lockstep.node.kinds import every_kind, kinds_of
 from lockstep.values.errors import CannotApply, ConfigurationError

@@ -9,24 +9,22 @@ import msgspec
 import pytest
 
 from lockstep.metadata.directory import NodeState
-from lockstep.metadata.groups.group_states import GlobalState, LocalState, Part
-from lockstep.metadata.groups.management import ManagementState, Outcome
-from lockstep.metadata.groups.management_commands import (
+from lockstep.metadata.groups.management import (
     Action,
     Admit,
     Command,
     Expel,
     Host,
+    ManagementState,
+    Outcome,
     RecordVoters,
     encode_command,
 )
-from lockstep.metadata.groups.service import SERVICE
-from lockstep.node.group_bounds import GroupBounds
-from lockstep.node.log.raft_driver import RaftDriver
-from lockstep.node.log.raft_transport import MANAGEMENT_GROUP, METADATA_GROUP
+from lockstep.metadata.groups.service import SERVICE, GlobalState, GroupPart, LocalState
+from lockstep.node.log.messages import GroupReport
+from lockstep.node.log.raft_driver import MANAGEMENT_GROUP, METADATA_GROUP, GroupBounds, RaftDriver
 from lockstep.node.membership.management import ADMISSION_TIMEOUT_MS, LOOKS_PER_QUESTION
 from lockstep.node.membership.management_group import ManagementGroup
-from lockstep.node.membership.management_messages import GroupReport
 from lockstep.node.node import Node
 from lockstep.sim.runtime.probes import CrashRule
 from lockstep.values.errors import DiskRefused, PreconditionError
@@ -470,14 +468,14 @@ def test_every_node_reports_its_last_entry_without_a_leader() -> None:
         for number in (1, 2):
             town.process(number).crash()
         town.wait(20)
-        for number, part in ((3, Part.VOTER), (4, Part.LEARNER)):
+        for number, part in ((3, GroupPart.VOTER), (4, GroupPart.LEARNER)):
             said = report(town, number, METADATA_GROUP)
             assert (said.epoch, said.hash) == (cluster.epoch, cluster.hash)
             assert said.term >= 1
             assert (said.part, said.state) == (part, LocalState.HEALTHY)
         said = report(town, 3, MANAGEMENT_GROUP)
         assert said.state == LocalState.HEALTHY
-        assert said.part == Part.VOTER
+        assert said.part == GroupPart.VOTER
         assert said.epoch >= 1
         assert report(town, 4, MANAGEMENT_GROUP).state == ""
 

@@ -12,7 +12,7 @@ from lockstep.metadata.log.recent_ids import RECENT_IDS
 from lockstep.metadata.log.snapshot_entries import TakeSnapshot, TruncateLog
 from lockstep.metadata.log.tip import Duplicate, Expired, Tip
 from lockstep.metadata.transformations import SetExtension
-from lockstep.node.log import metadata_files as files
+from lockstep.node.log import metadata_store as files
 from lockstep.node.log.metadata_state import MetadataState
 from lockstep.node.log.metadata_store import Retention
 from lockstep.sim.runtime.disk import SimDisk

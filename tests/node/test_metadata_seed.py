@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.metadata.log.digest import state_digest
-from lockstep.metadata.log.dump import dump_file, load_file
-from lockstep.node.log.metadata_seed import seed_directory
+from lockstep.metadata.log.apply import state_digest
+from lockstep.metadata.log.snapshot_file import dump_file, load_file
 from lockstep.node.log.metadata_state import MetadataState
+from lockstep.node.log.metadata_store import seed_directory
 from lockstep.node.membership.identity import IdentityFile
 from lockstep.runtime.real import real_runtime
 from lockstep.values.errors import ConfigurationError, CorruptFile

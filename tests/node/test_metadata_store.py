@@ -9,14 +9,13 @@ import msgspec
 import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.log.digest import state_digest
+from lockstep.metadata.log.apply import state_digest
 from lockstep.metadata.log.entries import hash_of
 from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.log.snapshot_entries import TakeSnapshot, TruncateLog
 from lockstep.metadata.log.snapshot_file import SnapshotFileReader
 from lockstep.metadata.operations import OPERATIONS
 from lockstep.metadata.transformations import SetExtension
-from lockstep.node.log import metadata_files as files
 from lockstep.node.log import metadata_store
 from lockstep.node.log.metadata_past import Past
 from lockstep.node.log.metadata_state import MetadataState
@@ -37,8 +36,8 @@ def test_entries_survive_in_segments_and_old_ones_are_dropped(group: int) -> Non
     with Place() as place:
         place.run(feeding(LONG.entries, group))
         same(place.state, LONG, 43)
-        assert files.segments(place.state._runtime.disk) == [36, 41]
-        assert files.snapshots(place.state._runtime.disk) == [35, 40]
+        assert metadata_store.segments(place.state._runtime.disk) == [36, 41]
+        assert metadata_store.snapshots(place.state._runtime.disk) == [35, 40]
         assert place.state.first_epoch == 35
         for kind in ("kill", "power"):
             place.restart(kind)
@@ -77,7 +76,7 @@ def test_a_snapshot_with_a_running_operation_and_a_queue_is_read_again() -> None
     with Place() as place:
         place.registry = made.registry
         place.run(feeding(made.entries))
-        assert files.snapshots(place.state._runtime.disk) == [made.now.epoch]
+        assert metadata_store.snapshots(place.state._runtime.disk) == [made.now.epoch]
         place.restart()
         same(place.state, made, made.now.epoch)
         assert place.state.current.operations and place.state.current.requests.queue
@@ -88,7 +87,7 @@ def test_an_unreadable_snapshot_is_stepped_back_from_and_written_again() -> None
     with Place() as place:
         place.run(feeding(LONG.entries))
         place.process.crash()
-        damage(place.disk, files.snapshot_path(40))
+        damage(place.disk, metadata_store.snapshot_path(40))
         place.run()
         same(place.state, LONG, 43)
         assert place.log("metadata.snapshot_unreadable")[0]["epoch"] == 40
@@ -103,7 +102,7 @@ def test_without_any_readable_history_a_node_does_not_start() -> None:
         place.run(feeding(LONG.entries))
         place.process.crash()
         for epoch in (35, 40):
-            damage(place.disk, files.snapshot_path(epoch))
+            damage(place.disk, metadata_store.snapshot_path(epoch))
         place.run()
         assert isinstance(place.failed, CorruptFile) and "no snapshot can be read" in place.failed.message
 
@@ -114,8 +113,8 @@ def test_a_missing_or_foreign_segment_is_refused() -> None:
             place.run(feeding(LONG.entries))
             place.process.crash()
             if lost == 36:
-                damage(place.disk, files.snapshot_path(40))
-            place.disk.remove(files.segment_path(lost))
+                damage(place.disk, metadata_store.snapshot_path(40))
+            place.disk.remove(metadata_store.segment_path(lost))
             place.run()
             if message is None:
                 same(place.state, LONG, 40)
@@ -137,7 +136,7 @@ def test_a_truncation_entry_drops_up_to_the_newest_snapshot() -> None:
         same(place.state, made, 24)
         place.restart()
         same(place.state, made, 24)
-        assert place.state.first_epoch == 20 and files.segments(place.state._runtime.disk) == [21]
+        assert place.state.first_epoch == 20 and metadata_store.segments(place.state._runtime.disk) == [21]
 
 
 def test_a_snapshot_entry_of_another_state_stops_the_node() -> None:
@@ -252,15 +251,15 @@ def test_what_is_dropped_goes_to_the_archive_and_the_whole_past_can_be_read() ->
 def test_a_copy_that_a_killed_node_left_in_the_archive_is_durable_before_it_counts() -> None:
     with Place() as place:
         place.archive = archive = SimDisk(place.world, "archive")
-        path = files.segment_path(1)
+        path = metadata_store.segment_path(1)
 
         async def again(state: MetadataState) -> None:
             await feeding(LONG.entries[:3])(state)
             port = state._runtime.archive
             assert port is not None
-            port.append(path + files.PARTIAL, place.disk.read(path))
-            await port.sync(path + files.PARTIAL)
-            port.rename(path + files.PARTIAL, path)
+            port.append(path + metadata_store.PARTIAL, place.disk.read(path))
+            await port.sync(path + metadata_store.PARTIAL)
+            port.rename(path + metadata_store.PARTIAL, path)
             assert path not in archive.durable()
             await state.store._archived(path)
 
@@ -276,7 +275,7 @@ def test_a_damaged_copy_here_does_not_hide_the_one_in_the_archive() -> None:
         async def read(state: MetadataState) -> None:
             await feeding(LONG.entries)(state)
             await asyncio.sleep(1)
-            state._runtime.disk.append(files.segment_path(6), b"x" * 50 + frame_record(b"whole"))
+            state._runtime.disk.append(metadata_store.segment_path(6), b"x" * 50 + frame_record(b"whole"))
             found.append(await Past(state).value_at(8))
 
         place.run(read)
@@ -324,7 +323,7 @@ def test_a_snapshot_that_cannot_be_written_leaves_a_node_that_works() -> None:
         place.run(feeding(LONG.entries[:11]))
         assert place.state.epoch == 11 and not place.broken
         assert place.log("metadata.snapshot_failed")
-        assert not files.partial_files(place.state._runtime.disk)
+        assert not metadata_store.partial_files(place.state._runtime.disk)
 
 
 def test_writing_a_snapshot_lets_others_work() -> None:
@@ -337,7 +336,7 @@ def test_writing_a_snapshot_lets_others_work() -> None:
 
         async def work(state: MetadataState) -> None:
             await feeding(made.entries)(state)
-            partial = files.snapshot_path(46) + files.PARTIAL
+            partial = metadata_store.snapshot_path(46) + metadata_store.PARTIAL
             for _ in range(200):
                 if partial in place.disk.files:
                     sizes[len(place.disk.file(partial).cache)] = None

@@ -14,7 +14,7 @@ from lockstep.metadata.requests import Request
 from lockstep.node.log.messages import WorkStatus
 from lockstep.node.work.moved import OPERATIONS_KEPT_MAX, Amount, Moved
 from lockstep.topology.kinds.decommission import Decommission
-from lockstep.topology.running import streaming_session
+from lockstep.topology.planning import streaming_session
 from lockstep.topology.step import receivers
 from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
 from lockstep.values.errors import Rejected

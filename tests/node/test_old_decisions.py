@@ -9,7 +9,7 @@ from lockstep.consensus.paxos import Ballot, Proposal
 from lockstep.coordination.ballot_rounds import Patience
 from lockstep.coordination.conditional import Decision
 from lockstep.node.node import Node
-from lockstep.replica.ballot_messages import CommitRequest, Place, ProposeRequest
+from lockstep.replica.messages import CommitRequest, Place, ProposeRequest
 from lockstep.values.codec import encode
 from lockstep.values.errors import InvalidRequest, StaleEpoch, Unavailable
 from lockstep.values.ids import MUTATION_ID_BYTES, Consistency

@@ -9,7 +9,7 @@ import pytest
 
 from lockstep.cql.compile.context import Context
 from lockstep.handoff.hint_delivery import HandedOver
-from lockstep.handoff.hint_records import Hint
+from lockstep.handoff.hint_store import Hint
 from lockstep.handoff.hints import EXPIRED, OUTLIVED
 from lockstep.internode import verbs
 from lockstep.metadata.cluster import ClusterMetadata

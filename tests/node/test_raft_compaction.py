@@ -12,7 +12,7 @@ from lockstep.consensus.messages import Entry, EntryKind, Snapshot
 from lockstep.metadata.log.snapshot_entries import TakeSnapshot
 from lockstep.metadata.transformations import SetExtension
 from lockstep.node.log import raft_driver
-from lockstep.node.log.raft_journal import PARTIAL, Journaled, RaftJournal, journal_path
+from lockstep.node.log.journal import PARTIAL, Journaled, RaftJournal, journal_path
 from lockstep.runtime.ports import Runtime
 from lockstep.sim.runtime.probes import CrashRule
 from lockstep.sim.runtime.world import World

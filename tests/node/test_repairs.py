@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from lockstep.handoff.hint_records import DroppedHints
+from lockstep.handoff.hint_store import DroppedHints
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.repairs import RepairPart, RepairState
 from lockstep.node.node import Node
-from lockstep.node.work import repair_comparison
-from lockstep.node.work.repair_comparison import parts_that_differ
+from lockstep.node.work import repairs
+from lockstep.node.work.repairs import parts_that_differ
 from lockstep.sim.plant import replaced
 from lockstep.values.errors import PreconditionError, Rejected
 from lockstep.values.ids import MUTATION_ID_BYTES, NodeId
@@ -289,8 +289,6 @@ def test_differing_rows_of_many_pages_arrive(town: Town) -> None:
     for key in range(12):
         for number in random.Random(key).sample(NODES, 2):
             write(town, number, key, 1000 + key)
-    with replaced(
-        (repair_comparison, "PAGE_ROWS_MAX", 2), (repair_comparison, "LEAVES_TOGETHER_MAX", 1 << 20)
-    ):
+    with replaced((repairs, "PAGE_ROWS_MAX", 2), (repairs, "LEAVES_TOGETHER_MAX", 1 << 20)):
         repair(town)
     assert len(set(digests(town, *NODES))) == 1

@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.internode import verbs
 from lockstep.metadata.directory import NodeState
-from lockstep.metadata.excluded import ExcludeNodes, IncludeNodes
+from lockstep.metadata.features import ExcludeNodes, IncludeNodes
 from lockstep.metadata.operations import Stage
 from lockstep.metadata.requests import RequestState
 from lockstep.node.log.messages import EpochQuery, RunWork

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.node.seal import SEAL_PATH, Seal
+from lockstep.node.node import SEAL_PATH, Seal
 from lockstep.runtime.real import real_runtime
 from lockstep.values.codec import frame_record, scan_records
 from lockstep.values.errors import CorruptFile

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from lockstep.internode import verbs
-from lockstep.metadata.log.digest import state_digest
+from lockstep.metadata.log.apply import state_digest
 from lockstep.metadata.log.entries import LogEntry, hash_of, seal, verify_chain
 from lockstep.metadata.log.snapshot_entries import TakeSnapshot
 from lockstep.metadata.log.snapshot_file import RecordKind, SnapshotInfo, file_records, read_file

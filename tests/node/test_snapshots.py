@@ -7,7 +7,7 @@ import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.extensions import EXTENSIONS
-from lockstep.metadata.log.digest import state_digest
+from lockstep.metadata.log.apply import state_digest
 from lockstep.metadata.log.registry import Registry
 from lockstep.metadata.log.snapshot_entries import KINDS as SNAPSHOT_KINDS
 from lockstep.metadata.log.snapshot_entries import TakeSnapshot, TruncateLog

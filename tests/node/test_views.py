@@ -14,8 +14,7 @@ from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
 from lockstep.schema.changes import EmptyTable
 from lockstep.schema.model import Table
-from lockstep.schema.view_changes import AlterView, CreateView
-from lockstep.schema.views import unmarking
+from lockstep.schema.view_changes import AlterView, CreateView, unmarking
 from lockstep.sim.door import mutation_for
 from lockstep.sim.load.history import Change
 from lockstep.sim.plant import replaced

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.node import toml_text
 from lockstep.node.configuration import Configuration, parse, render, split_address
+from lockstep.node.settings import Table, emit
 from lockstep.values.errors import ConfigurationError
 
 ALONE = '[cluster]\nfounders = ["127.0.0.1"]\n'
@@ -188,8 +188,8 @@ tables = st.dictionaries(keys, scalars, max_size=4)
 
 @settings(max_examples=100, deadline=None)
 @given(st.dictionaries(keys, st.one_of(tables, st.lists(tables, min_size=1, max_size=3)), max_size=4))
-def test_emitted_toml_reads_back_equal(document: dict[str, toml_text.Table | list[toml_text.Table]]) -> None:
-    assert tomllib.loads(toml_text.emit(document)) == document
+def test_emitted_toml_reads_back_equal(document: dict[str, Table | list[Table]]) -> None:
+    assert tomllib.loads(emit(document)) == document
 
 
 def test_the_reference_page_has_every_key_with_its_default() -> None:

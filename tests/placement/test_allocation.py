@@ -7,7 +7,7 @@ from fractions import Fraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.placement.allocation import even_tokens, splitting_tokens
+from lockstep.placement.circle import even_tokens, splitting_tokens
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 
 RING = 1 << 64

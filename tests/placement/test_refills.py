@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from lockstep.placement.deltas import Passage, refilled
 from lockstep.placement.placements import ReplicaGroup
 from lockstep.placement.quorums import Passing, majority, required_while_filling, sure_copies
-from lockstep.placement.refills import Passage, refilled
 from lockstep.schema.model import Replication
 from lockstep.values.ids import Consistency, NodeId
 

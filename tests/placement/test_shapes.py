@@ -7,8 +7,7 @@ import random
 import pytest
 
 from lockstep.placement.placements import ReplicaGroup
-from lockstep.placement.quorums import adjacent_safe
-from lockstep.placement.shapes import shape_of
+from lockstep.placement.quorums import adjacent_safe, shape_of
 from lockstep.schema.model import Replication
 from lockstep.values.ids import NodeId
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.quorum import policies
+from lockstep.quorum import round
 from lockstep.quorum.round import Ask, Effects, Ended, Learn, Policy, Retry, Round, Target
 from lockstep.values import errors
 from lockstep.values.ids import NodeId
@@ -29,7 +29,7 @@ from lockstep.values.ids import NodeId
 from .quorums import Made
 
 DIRECTORY = Path(__file__).parent / "transcripts"
-POLICIES = {one.name: one for one in vars(policies).values() if isinstance(one, Policy)}
+POLICIES = {one.name: one for one in vars(round).values() if isinstance(one, Policy)}
 
 
 def plan_of(words: list[str]) -> Made:

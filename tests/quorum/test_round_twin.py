@@ -9,8 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.quorum.policies import BALLOT, BATCH, COUNTER, READ, WRITE
 from lockstep.quorum.round import (
+    BALLOT,
+    BATCH,
+    COUNTER,
+    READ,
+    WRITE,
     Ask,
     Check,
     Effects,

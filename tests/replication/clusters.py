@@ -14,8 +14,7 @@ from lockstep.internode.repeated_log import RepeatedLog
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
 from lockstep.metadata.directory import DIRECTORY, Directory, NodeInfo, NodeState
 from lockstep.metadata.operations import OPERATIONS, Session, Stage
-from lockstep.metadata.placements_part import PLACEMENTS
-from lockstep.metadata.schema_part import SCHEMA
+from lockstep.metadata.schema_part import PLACEMENTS, SCHEMA
 from lockstep.placement.placements import PlacedRange, Placements, ReplicaGroup, ring_of_ranges
 from lockstep.replica.replica import ReplicaService
 from lockstep.schema.model import Column, ColumnKind, KeyspaceHead, Replication, Table, keyspace_of, schema_of

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from lockstep.coordination.paxos_round import PaxosRound
+from lockstep.coordination.ballot_rounds import PaxosRound
 from lockstep.internode import verbs
-from lockstep.internode.deadlines import Deadlines
 from lockstep.internode.repeated_log import RepeatedLog
-from lockstep.quorum.policies import BALLOT
-from lockstep.quorum.round import Count, End, Round, Target
+from lockstep.internode.waiters import Deadlines
+from lockstep.quorum.round import BALLOT, Count, End, Round, Target
 from lockstep.replica.messages import WriteReply
 from lockstep.values.errors import DiskRefused, LockstepError, Overloaded, PeerUnreachable, StaleEpoch
 from lockstep.values.ids import NodeId

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from lockstep.internode.deadlines import Sweeps
+from lockstep.internode.waiters import Sweeps
 from lockstep.values.limits import PEER_SWEEP_MS, SWEEP_LATE_MS
 
 SWEEP_S, LATE_S = PEER_SWEEP_MS / 1000, SWEEP_LATE_MS / 1000

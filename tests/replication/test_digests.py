@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lockstep.coordination import reads
 from lockstep.internode import verbs
-from lockstep.replica import digests
+from lockstep.replica import merging
 from lockstep.replica.messages import ReadReply, ReadRequest
 from lockstep.storage.rows.reconcile import merge_partitions
 from lockstep.storage.rows.visible import weigh
@@ -193,10 +193,10 @@ def test_equal_content_has_one_digest_whatever_was_merged_first(seed: int) -> No
         return merge_partitions(groups)
 
     once, again = merged(), merged()
-    assert digests.digest_of(ReadResult((once,))) == digests.digest_of(ReadResult((again,)))
+    assert merging.digest_of(ReadResult((once,))) == merging.digest_of(ReadResult((again,)))
     other = msgspec.structs.replace(once, deletion=Deletion(99, 7))
-    assert digests.digest_of(ReadResult((other,))) != digests.digest_of(ReadResult((once,)))
-    assert digests.digest_of(ReadResult((once,), True)) != digests.digest_of(ReadResult((once,)))
+    assert merging.digest_of(ReadResult((other,))) != merging.digest_of(ReadResult((once,)))
+    assert merging.digest_of(ReadResult((once,), True)) != merging.digest_of(ReadResult((once,)))
 
 
 def test_what_counts_as_dead() -> None:
@@ -220,7 +220,7 @@ def test_a_digest_tells_how_much_was_scanned() -> None:
         whole = nodes[0].replica.read_now(msgspec.structs.replace(request, digest_over_bytes=0))
         reply = nodes[0].replica.read_now(request)
         assert reply is not None and whole is not None
-        assert reply.digest == digests.digest_of(whole.result) and reply.dead == whole.dead == 60
-        assert digests.filled_in(reply, {reply.digest: whole.result}) == whole
+        assert reply.digest == merging.digest_of(whole.result) and reply.dead == whole.dead == 60
+        assert merging.filled_in(reply, {reply.digest: whole.result}) == whole
 
     run(test)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.quorum.refusals import STALE_AFTERWARDS, STALE_PLACEMENT
+from lockstep.quorum.failure_codes import STALE_AFTERWARDS, STALE_PLACEMENT
 from lockstep.replica.messages import ReadRequest, WriteReply, WriteRequest
 from lockstep.values.errors import StaleEpoch
 from lockstep.values.ids import Consistency

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.internode.error_bodies import decode_error, encode_error
 from lockstep.internode.frames import HEADER_BYTES, Envelope, FrameReader, encode_frame
+from lockstep.internode.verbs import decode_error, encode_error
 from lockstep.values import errors
 
 ENVELOPES = st.builds(

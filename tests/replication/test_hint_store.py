@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from lockstep.handoff.hint_records import Hint
-from lockstep.handoff.hint_store import HintStore, Stored
+from lockstep.handoff.hint_store import Hint, HintStore, Stored
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.store import Pair
 from lockstep.values.ids import MUTATION_ID_BYTES, NodeId

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from lockstep.coordination.index_reads import agreed, ended, places_named
-from lockstep.coordination.index_scan import scan
+from lockstep.coordination.reads import agreed, ended, places_named, scan
 from lockstep.values.errors import ReadTimeout
 from lockstep.values.ids import Consistency
 from lockstep.values.limits import INDEX_RANGES_AT_ONCE_MAX

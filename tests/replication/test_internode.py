@@ -11,7 +11,7 @@ from lockstep.internode.connection import Connection
 from lockstep.internode.frames import REPLY, SHARED, Envelope, encode_frame
 from lockstep.internode.handshake import PeerInfo
 from lockstep.internode.peer import Peer
-from lockstep.internode.responding import Respond
+from lockstep.internode.serving import Respond
 from lockstep.values.codec import encode
 from lockstep.values.errors import (
     HandshakeRefused,

@@ -9,11 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from lockstep.handoff.base_writes import BaseSettled, BaseWrites
-from lockstep.handoff.batch_records import BatchKept, ForgetBatch, KeepBatch, batch_key
-from lockstep.handoff.batch_store import BatchStore
-from lockstep.handoff.hint_records import DroppedHints, all_marks, decode_mark, mark_key
-from lockstep.handoff.hint_store import HintStore
+from lockstep.handoff.batch_store import BatchKept, BatchStore, ForgetBatch, KeepBatch, batch_key
+from lockstep.handoff.hint_store import DroppedHints, HintStore, all_marks, decode_mark, mark_key
+from lockstep.handoff.view_log import BaseSettled, BaseWrites
 from lockstep.internode import verbs
 from lockstep.quorum.round import Target
 from lockstep.storage.store import Batch, Family, Pair

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from lockstep.internode import verbs
-from lockstep.internode.error_bodies import encode_error
 from lockstep.internode.frames import ERROR, REPLY, REQUEST, SHARED, Envelope, SharedReply
 from lockstep.internode.peer import Link, Peer
+from lockstep.internode.verbs import encode_error
 from lockstep.replica.messages import WriteReply
 from lockstep.values.codec import decoder, encode
 from lockstep.values.errors import LockstepError, Overloaded, PeerTimeout, PeerUnreachable

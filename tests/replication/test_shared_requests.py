@@ -12,11 +12,11 @@ import pytest
 
 from lockstep.internode import serving, verbs
 from lockstep.internode.connection import Connection
-from lockstep.internode.exclusion import ExcludedNodes
 from lockstep.internode.frames import REQUEST, SHARED, Envelope, encode_frame
 from lockstep.internode.handshake import PeerInfo
 from lockstep.internode.internode import Internode
-from lockstep.internode.responding import Respond
+from lockstep.internode.services import ExcludedNodes
+from lockstep.internode.serving import Respond
 from lockstep.internode.shared_requests import SHARED_REQUEST_BYTES_MAX, SHARED_REQUESTS_MAX
 from lockstep.values.codec import encode
 from lockstep.values.errors import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.handoff.view_pairs import paired_with
+from lockstep.handoff.view_updates import paired_with
 from lockstep.values.ids import NodeId
 
 #: Twelve nodes in three data centres.

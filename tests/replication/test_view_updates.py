@@ -10,13 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.cql.bind.keys import split_key
-from lockstep.cql.compile.catalog import shape_of
+from lockstep.cql.compile.prepared import shape_of
 from lockstep.handoff.view_updates import ViewOf, for_all
 from lockstep.schema.changes import CreateKeyspace, CreateTable, NewColumn, apply_change
 from lockstep.schema.clustering import decode, encode_prefix
 from lockstep.schema.model import ColumnKind, Schema, Table
-from lockstep.schema.view_changes import CreateView
-from lockstep.schema.views import unmarking
+from lockstep.schema.view_changes import CreateView, unmarking
 from lockstep.storage.rows.fragments import touched
 from lockstep.storage.rows.reconcile import merge_partitions
 from lockstep.storage.rows.visible import live_view, partition_left

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.node.certificate_watch import WARNED_BEFORE_S, watch_certificates
+from lockstep.node.work.condition_watches import WARNED_BEFORE_S, watch_certificates
 from lockstep.node.work.conditions import Conditions
 from lockstep.runtime.ports import Tls
 from lockstep.runtime.real import Certificate, own_certificate, refuse_ended

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.cql.compile.catalog import Catalog
 from lockstep.cql.compile.context import Context
 from lockstep.cql.compile.prepare import prepare
+from lockstep.cql.compile.prepared import Catalog
 from lockstep.cql.ddl.changes import schema_change
 from lockstep.cql.ddl.describe import ClusterFacts, describe
 from lockstep.schema.changes import SchemaChange, apply_change, validate

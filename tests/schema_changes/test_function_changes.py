@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.cql.compile.catalog import Catalog
 from lockstep.cql.compile.context import Context
 from lockstep.cql.compile.prepare import prepare
+from lockstep.cql.compile.prepared import Catalog
 from lockstep.cql.ddl.changes import schema_change
 from lockstep.cql.ddl.describe import aggregate_statement, function_statement
 from lockstep.schema.changes import apply_change, validate

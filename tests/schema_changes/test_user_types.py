@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.cql.compile.catalog import Catalog
 from lockstep.cql.compile.prepare import prepare
+from lockstep.cql.compile.prepared import Catalog
 from lockstep.cql.ddl.describe import ClusterFacts, describe
 from lockstep.schema.model import Schema
 from lockstep.schema.summaries import ChangeSummary

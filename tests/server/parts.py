@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lockstep.local.admin_client import AdminClient
-from lockstep.local.credentials import Credential, of_node
+from lockstep.local.admin_client import AdminClient, Credential, of_node
 from lockstep.node.configuration import parse
 from lockstep.node.node import Node
 from lockstep.runtime.ports import Runtime

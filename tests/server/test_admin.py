@@ -32,10 +32,9 @@ from lockstep.documents.service import (
 )
 from lockstep.documents.status import Description, ExcludedNodes, Features, Gossip, Placements, Status
 from lockstep.documents.status import Nodes as ListedNodes
-from lockstep.local.admin_client import AdminClient
-from lockstep.local.credentials import Credential
+from lockstep.local.admin_client import AdminClient, Credential
 from lockstep.metadata.extensions import EXTENSIONS
-from lockstep.server.admin.admin_door import AdminDoor, serve_admin
+from lockstep.server.main import AdminDoor, serve_admin
 from lockstep.values.errors import ConfigurationError, LockstepError, Rejected
 from tests.server.parts import ADMIN_PORT, CQL_PORT, Nodes, nodes
 from tests.server.wire_client import WireClient

@@ -15,11 +15,11 @@ import pytest
 from click.testing import CliRunner
 
 from lockstep.cli.main import root
-from lockstep.local.credentials import Credential
-from lockstep.node.security_settings import AdminSection
+from lockstep.local.admin_client import Credential
+from lockstep.node.settings import AdminSection
 from lockstep.server.admin.admin_access import TOKEN_PRINCIPAL, Access, AdminAccess, Misdirected
-from lockstep.server.admin.admin_door import AdminDoor, serve_admin
 from lockstep.server.admin.http import HttpRequest
+from lockstep.server.main import AdminDoor, serve_admin
 from lockstep.values.errors import BadCredentials
 from tests.server.certificates import Authority
 from tests.server.parts import ADMIN_PORT, CQL_PORT, Nodes, nodes

@@ -11,7 +11,7 @@ from cassandra.cluster import Cluster
 
 from lockstep.consensus.paxos import Ballot, Proposal
 from lockstep.coordination.ballot_rounds import Patience
-from lockstep.replica.ballot_messages import Place, ProposeRequest
+from lockstep.replica.messages import Place, ProposeRequest
 from lockstep.values.codec import encode
 from lockstep.values.ids import Consistency
 from lockstep.values.rows import ALL_ROWS, Cell, Liveness, Mutation, ReadCommand, Row

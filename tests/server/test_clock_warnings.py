@@ -9,7 +9,7 @@ from cassandra import ConsistencyLevel
 from cassandra.cluster import Session
 from cassandra.query import BatchStatement, SimpleStatement
 
-from lockstep.node.membership.clocks import Clocks
+from lockstep.node.membership.liveness import Clocks
 from tests.server.parts import Nodes
 from tests.server.test_drivers import SIMPLE, connect
 

@@ -11,7 +11,7 @@ from lockstep.cli.main import root
 from lockstep.node.membership.service_driver import Blocked
 from lockstep.node.node import Node
 from lockstep.node.work import condition_watches
-from lockstep.server.admin.admin_door import AdminDoor, serve_admin
+from lockstep.server.main import AdminDoor, serve_admin
 from lockstep.storage.rows import keys
 from lockstep.storage.store_position import Lack
 from lockstep.values.errors import FrameCorrupt

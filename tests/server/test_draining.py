@@ -17,8 +17,7 @@ from lockstep.cql.wire import client as wire
 from lockstep.cql.wire.constants import BATCH_UNLOGGED, Opcode
 from lockstep.cql.wire.frames import encode_request
 from lockstep.cql.wire.messages import BatchStatement, QueryParameters
-from lockstep.local.admin_client import AdminClient
-from lockstep.local.credentials import of_node
+from lockstep.local.admin_client import AdminClient, of_node
 from lockstep.values.ids import Consistency
 from tests.server.parts import ADMIN_PORT, CQL_PORT, Nodes, addresses, nodes
 from tests.server.test_process import configured, running

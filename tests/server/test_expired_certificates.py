@@ -9,8 +9,7 @@ import pytest
 
 from lockstep.internode import verbs
 from lockstep.internode.internode import Internode
-from lockstep.local.admin_client import AdminClient
-from lockstep.local.credentials import of_node
+from lockstep.local.admin_client import AdminClient, of_node
 from lockstep.runtime.ports import Tls
 from lockstep.server.main import main
 from lockstep.values.errors import PeerError

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lockstep.server.admin.admin_door import serve_admin
+from lockstep.server.main import serve_admin
 from lockstep.server.reports.documents import status as status_of
 from tests.server.parts import ADMIN_PORT, nodes
 from tests.server.test_stopped_node import until

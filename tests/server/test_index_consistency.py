@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.coordination import index_reads
+from lockstep.coordination import reads
 from lockstep.replica.merging import merge_answers
 from lockstep.schema.clustering import after_prefix, encode_prefix
 from lockstep.schema.model import Table
@@ -203,7 +203,7 @@ def _common_only(command: ReadCommand, results: Any) -> Any:
     return _places_named(command, kept)
 
 
-_places_named = index_reads.places_named
+_places_named = reads.places_named
 PLANTED = [
     ("agreed", _trusting),
     ("places_named", _common_only),
@@ -215,7 +215,7 @@ PLANTED = [
 def test_planted_bugs_are_found(
     three: Nodes, make: Callable[[], Table], monkeypatch: pytest.MonkeyPatch, name: str, bug: Any
 ) -> None:
-    monkeypatch.setattr(index_reads, name, bug)
+    monkeypatch.setattr(reads, name, bug)
     with pytest.raises(AssertionError):
         for seed in range(4):
             history(three, make(), seed)

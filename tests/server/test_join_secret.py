@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.node.log_settings import MASKED
+from lockstep.node.settings import MASKED
 from lockstep.server.main import main
 from lockstep.values.errors import ConfigurationError
 from tests.server.parts import CQL_PORT, JOIN_SECRET, Nodes, nodes

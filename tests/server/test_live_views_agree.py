@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lockstep.server.admin.admin_door import serve_admin
+from lockstep.server.main import serve_admin
 from lockstep.topology.kinds.rebuild import Rebuild
 from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.ids import NodeId

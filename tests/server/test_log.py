@@ -20,12 +20,11 @@ from cassandra.cluster import Cluster, NoHostAvailable
 import lockstep
 from lockstep.internode import repeated_log
 from lockstep.internode.repeated_log import RepeatedLog
-from lockstep.local import credentials
+from lockstep.local import admin_client
 from lockstep.local.admin_client import AdminClient
-from lockstep.node.log_settings import MASKED, is_secret, masked
+from lockstep.node.settings import MASKED, is_secret, masked
 from lockstep.runtime.real import RotatingFile
-from lockstep.server.auth.audit import Audit
-from lockstep.server.log import LineLog, iso_time
+from lockstep.server.log import Audit, LineLog, iso_time
 from lockstep.values.errors import LockstepError
 from tests.server.parts import ADMIN_PORT, CQL_PORT, JOIN_SECRET, addresses
 from tests.server.test_process import MAIN, configured, running
@@ -264,7 +263,7 @@ def test_changing_requests_and_failed_logins_are_in_the_audit_file(tmp_path: Pat
     file = configured(tmp_path, address, '[auth]\nauthenticator = "password"\n')
     file.write_text(file.read_text().replace("[cluster]", f'[cluster]\njoin_secret_file = "{secret}"'))
     with running(file):
-        shown = credentials.of_token_file(tmp_path / "data" / credentials.TOKEN_FILE)
+        shown = admin_client.of_token_file(tmp_path / "data" / admin_client.TOKEN_FILE)
         with pytest.raises(LockstepError):
             AdminClient(address, ADMIN_PORT, 10).post("/v1/drain", {})
         admin = AdminClient(address, ADMIN_PORT, 10, shown)

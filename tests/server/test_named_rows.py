@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from lockstep.cql.bind.keys import decode
 from lockstep.cql.bind.results import PageBuilder
-from lockstep.cql.compile.catalog import Catalog
 from lockstep.cql.compile.context import Context
 from lockstep.cql.compile.prepare import prepare
+from lockstep.cql.compile.prepared import Catalog
 from lockstep.cql.compile.select import plan_select
 from lockstep.schema.changes import AddColumns, CreateTable, DropColumns, NewColumn, apply_change
 from lockstep.schema.model import ColumnKind, KeyspaceHead, Replication, Schema, keyspace_of, schema_of

@@ -8,8 +8,8 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from lockstep.cql.compile.catalog import Catalog
 from lockstep.cql.compile.prepare import prepare
+from lockstep.cql.compile.prepared import Catalog
 from lockstep.cql.parse import tree
 from lockstep.metadata.access.roles import ACCESS, NO_ACCESS, Access, Role
 from lockstep.metadata.cluster import empty_cluster
@@ -18,7 +18,7 @@ from lockstep.runtime.real import real_runtime
 from lockstep.schema.changes import CreateKeyspace, CreateTable, NewColumn, SchemaChange, apply_change
 from lockstep.schema.model import ColumnKind, Schema, schema_of
 from lockstep.schema.objects import Aggregate, Function, Index, View
-from lockstep.server.auth.passwords import Passwords, check_hash
+from lockstep.server.auth.authentication import Passwords, check_hash
 from lockstep.server.auth.permits import _NEEDS, Permits, Session, needs_of
 from lockstep.server.auth.role_statements import RoleStatements
 from lockstep.values.errors import InvalidRequest, Overloaded, Unauthorized
@@ -190,7 +190,7 @@ def test_without_an_authorizer_only_hashes_are_kept_from_others() -> None:
 
 @pytest.fixture
 def passwords(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Passwords:
-    monkeypatch.setattr("lockstep.server.auth.passwords.COST", 4)
+    monkeypatch.setattr("lockstep.server.auth.authentication.COST", 4)
     return Passwords(real_runtime(str(tmp_path)))
 
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from lockstep.cli.main import root
 from lockstep.metadata.transformations import SetExtension
-from lockstep.server.admin.admin_door import serve_admin
+from lockstep.server.main import serve_admin
 from tests.server.parts import ADMIN_PORT, nodes
 
 

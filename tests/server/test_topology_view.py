@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.cql.compile.catalog import Catalog
 from lockstep.cql.compile.prepare import prepare
+from lockstep.cql.compile.prepared import Catalog
 from lockstep.metadata.operations import Stage
 from lockstep.metadata.transformations import Founder, Initialize, Register
 from lockstep.schema.model import Schema

@@ -17,8 +17,8 @@ from lockstep import coordination, quorum, replica
 from lockstep.cli.sim import sim
 from lockstep.coordination import reads, writes
 from lockstep.coordination.writes import Write
+from lockstep.quorum.failure_codes import LABELS, REASONS
 from lockstep.quorum.plans import PlanBook
-from lockstep.quorum.refusals import LABELS, REASONS
 from lockstep.quorum.round import End, Round
 from lockstep.replica.messages import ReadReply, WriteRequest
 from lockstep.replica.replica import ReplicaService

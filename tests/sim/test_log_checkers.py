@@ -7,9 +7,9 @@ import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
 from lockstep.metadata.directory import DIRECTORY
-from lockstep.metadata.log.digest import state_digest
+from lockstep.metadata.log.apply import state_digest
 from lockstep.metadata.log.entries import LogEntry
-from lockstep.metadata.placements_part import PLACEMENTS
+from lockstep.metadata.schema_part import PLACEMENTS
 from lockstep.sim.checkers.log import LogMonitor, Submitted, check_submissions
 from lockstep.sim.checkers.ownership import check_epoch, check_stale
 from lockstep.sim.checkers.violation import Violation

@@ -5,8 +5,17 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from lockstep.metadata.groups.management import EMPTY_STATE, ManagementState, apply
-from lockstep.metadata.groups.management_commands import Action, Admit, Command, Found, Host, RecordVoters
+from lockstep.metadata.groups.management import (
+    EMPTY_STATE,
+    Action,
+    Admit,
+    Command,
+    Found,
+    Host,
+    ManagementState,
+    RecordVoters,
+    apply,
+)
 from lockstep.sim.checkers.consensus import ManagementMonitor
 from lockstep.sim.checkers.violation import Violation
 from tests.metadata.histories import simple, started

@@ -10,7 +10,7 @@ import pytest
 
 from lockstep.metadata.operations import Stage
 from lockstep.replica.session_guards import SessionGuards
-from lockstep.sim.checkers.shut_out import Apart, Exclusions, check_released
+from lockstep.sim.checkers.ownership import Apart, Exclusions, check_released
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.load.history import Change, Event, Outcome
 from lockstep.values.ids import Consistency

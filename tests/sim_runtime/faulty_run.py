@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from lockstep.runtime.ports import Runtime
-from lockstep.sim.runtime.links import LinkSettings
+from lockstep.sim.runtime.dialing import LinkSettings
 from lockstep.sim.runtime.probes import CrashRule, DelayRule
 from lockstep.sim.runtime.world import World, WorldSettings
 

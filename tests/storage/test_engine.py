@@ -12,8 +12,8 @@ import pytest
 from lockstep.storage import reading
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.group_commit import GroupCommit
-from lockstep.storage.merging import merge_place
 from lockstep.storage.model import open_model_store
+from lockstep.storage.purging import merge_place
 from lockstep.storage.reading import normal_slices
 from lockstep.storage.rows import folding, keys
 from lockstep.storage.rows.reconcile import is_empty, merge_partitions

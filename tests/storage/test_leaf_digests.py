@@ -9,9 +9,9 @@ from random import Random
 
 import pytest
 
+from lockstep.storage import unchanged
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.reading import WholeFold
-from lockstep.storage.rows import leaf_digests
 from lockstep.values.hash_tree import LEAF_BYTES
 from lockstep.values.ids import MUTATION_ID_BYTES
 from lockstep.values.limits import BACKGROUND_FRAGMENTS_PER_TURN
@@ -58,7 +58,7 @@ async def digests(path: Path, mutations: list[Mutation], before_s: int, purged_s
 
 async def of_leaves(engine: StorageEngine, leaves: Sequence[Range], before_s: int) -> bytes:
     snapshot = engine._store.snapshot()
-    found = await leaf_digests.leaf_digests(snapshot, TABLE, leaves, before_s, LoopBudget())
+    found = await unchanged.leaf_digests(snapshot, TABLE, leaves, before_s, LoopBudget())
     snapshot.close()
     await engine.close()
     return found
@@ -96,7 +96,7 @@ def test_a_large_partition_is_never_held_whole(tmp_path: Path, monkeypatch: pyte
             held.append(len(self._rows))
             return super().add(pair)
 
-    monkeypatch.setattr(leaf_digests, "WholeFold", Watched)
+    monkeypatch.setattr(unchanged, "WholeFold", Watched)
     rows = [Row(b"%05d" % at, Liveness(1)) for at in range(1000)]
     made = [
         Mutation(TABLE, 1, b"k", at.to_bytes(MUTATION_ID_BYTES, "big"), 1, rows=(row,))

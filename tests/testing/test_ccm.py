@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from lockstep.local import processes
-from lockstep.node import toml_text
+from lockstep.node.settings import emit
 from lockstep.testing import ccm, ccm_log, ccm_node, ccm_nodetool, clusters
 from lockstep.testing.ccm_node import data_centre, translated, yaml_settings
-from lockstep.testing.session import Session
+from lockstep.testing.nodes import Session
 from lockstep.values.errors import ConfigurationError
 
 pytest.importorskip("ccmlib")
@@ -124,7 +124,7 @@ def test_nodes_that_ask_for_passwords_share_a_secret_and_tokens_are_found(tmp_pa
         home = tmp_path / name
         (home / "data0").mkdir(parents=True)
         tables = ccm_node.translated(home, yaml, "", ("dc1", "r1"))
-        (home / "lockstep.toml").write_text(toml_text.emit(tables))
+        (home / "lockstep.toml").write_text(emit(tables))
         found.append(tables["cluster"]["join_secret_file"])
     assert found[0] == found[1] == str(tmp_path / "join.secret")
     assert len((tmp_path / "join.secret").read_text().strip()) == 64

@@ -15,7 +15,7 @@ import pytest
 from lockstep.local import processes
 from lockstep.local.processes import State
 from lockstep.testing import Cluster, CqlError, clusters
-from lockstep.testing.session import Session
+from lockstep.testing.nodes import Session
 from lockstep.values.errors import ConfigurationError, LockstepError, PeerUnreachable, PreconditionError
 
 ROOT = Path(__file__).parents[2]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.metadata.excluded import ExcludeNodes
+from lockstep.metadata.features import ExcludeNodes
 from lockstep.metadata.operations import Stage
-from lockstep.topology.explain import PathStage, Presence, can_cancel, path, presence, workers
 from lockstep.topology.kinds import decommission
 from lockstep.topology.kinds.decommission import Decommission
 from lockstep.topology.kinds.remove import Remove
 from lockstep.topology.stages import Work
+from lockstep.topology.story import PathStage, Presence, can_cancel, path, presence, workers
 from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
 from lockstep.values.ids import NodeId
 from tests.metadata.histories import History, simple, started

@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from lockstep.metadata.excluded import ExcludeNodes
-from lockstep.metadata.feature_names import (
+from lockstep.metadata.directory import (
     BASE_FEATURES,
     FEATURE_STATE,
     FEATURES,
@@ -14,7 +13,14 @@ from lockstep.metadata.feature_names import (
     SUPPORTED,
     ZERO_TOKEN_NODES,
 )
-from lockstep.metadata.features import EnableFeatures, due, refuse_lacking, supported_by_all, unsupporting
+from lockstep.metadata.features import (
+    EnableFeatures,
+    ExcludeNodes,
+    due,
+    refuse_lacking,
+    supported_by_all,
+    unsupporting,
+)
 from lockstep.metadata.groups.membership import ServiceWish, SetService
 from lockstep.metadata.transformations import Initialize, UpdateNode
 from lockstep.topology.force_remove import ForceRemove

@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.metadata.degraded import DEGRADED, Degraded, without_range
 from lockstep.metadata.directory import NodeState
-from lockstep.metadata.excluded import ExcludeNodes
+from lockstep.metadata.features import ExcludeNodes
 from lockstep.metadata.log.snapshot import SnapshotDecoder, pieces
 from lockstep.topology.force_remove import ForceRemove, MarkRepaired
 from lockstep.topology.invariants import check_adjacent, violations

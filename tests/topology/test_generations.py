@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from lockstep.metadata.cdc import Generation
-from lockstep.metadata.log.digest import state_digest
+from lockstep.metadata.log.apply import state_digest
 from lockstep.metadata.log.snapshot import SnapshotDecoder, pieces
 from lockstep.metadata.operations import Stage
 from lockstep.topology.kinds.bootstrap import Bootstrap

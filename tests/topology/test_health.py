@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.degraded import DEGRADED
 from lockstep.metadata.directory import NodeState
-from lockstep.metadata.excluded import ExcludeNodes
+from lockstep.metadata.features import ExcludeNodes
 from lockstep.metadata.groups.membership import ServiceWish, SetService
 from lockstep.topology.force_remove import ForceRemove
 from lockstep.topology.health import View, findings, level_of, verdict

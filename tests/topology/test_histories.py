@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.log.digest import state_digest
+from lockstep.metadata.log.apply import state_digest
 from lockstep.metadata.operations import Stage
 from lockstep.topology.invariants import check_restored, check_stale_coordinators, violations
 from lockstep.topology.kinds.registry import KINDS

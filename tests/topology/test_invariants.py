@@ -7,8 +7,7 @@ import pytest
 
 from lockstep.metadata.directory import DIRECTORY, NodeState
 from lockstep.metadata.operations import OPERATIONS, Stage
-from lockstep.metadata.placements_part import PLACEMENTS
-from lockstep.metadata.schema_part import SCHEMA
+from lockstep.metadata.schema_part import PLACEMENTS, SCHEMA
 from lockstep.placement.placements import PlacedRange, ReplicaGroup
 from lockstep.topology.invariants import check_endings, check_locks, check_replica_counts, check_restored
 from lockstep.topology.kinds.replace import Replace

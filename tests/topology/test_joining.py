@@ -8,9 +8,8 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from lockstep.metadata.directory import DIRECTORY
-from lockstep.metadata.excluded import ExcludeNodes
-from lockstep.metadata.feature_names import BASE_FEATURES, FEATURE_STATE, FILE_STREAMING
+from lockstep.metadata.directory import BASE_FEATURES, DIRECTORY, FEATURE_STATE, FILE_STREAMING
+from lockstep.metadata.features import ExcludeNodes
 from lockstep.metadata.joining import JoinCode, JoinRefusal
 from lockstep.metadata.transformations import Founder, Initialize, Register, UpdateNode
 from lockstep.topology.force_remove import ForceRemove

@@ -8,12 +8,11 @@ import pytest
 from msgspec import structs
 
 from lockstep.metadata.directory import NodeState
-from lockstep.metadata.excluded import ExcludeNodes
+from lockstep.metadata.features import ExcludeNodes
 from lockstep.metadata.operations import Stage
 from lockstep.metadata.transformations import Initialize
 from lockstep.schema.model import Replication
 from lockstep.topology.barriers import barrier_need, evaluate
-from lockstep.topology.explain import explain, headline
 from lockstep.topology.invariants import check_restored, violations
 from lockstep.topology.kind import kind_of
 from lockstep.topology.kinds.bootstrap import Bootstrap
@@ -24,6 +23,7 @@ from lockstep.topology.kinds.remove import Remove
 from lockstep.topology.kinds.replace import Replace
 from lockstep.topology.stages import Work
 from lockstep.topology.step import Propose, Reports, RunWorkOrders, WorkReport, step, work_orders
+from lockstep.topology.story import explain, headline
 from lockstep.topology.streams import stream_plan
 from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
 from lockstep.values.ids import NodeId

@@ -11,7 +11,6 @@ from lockstep.metadata.log.registry import Registry
 from lockstep.metadata.operations import About, Body, Stage
 from lockstep.metadata.requests import RequestState
 from lockstep.metadata.transformations import KINDS
-from lockstep.topology.explain import headline
 from lockstep.topology.invariants import violations
 from lockstep.topology.kind import Drill, Kind, Ring
 from lockstep.topology.kinds.registry import UNIONS
@@ -21,7 +20,7 @@ from lockstep.topology.requests import KINDS as REQUEST_KINDS
 from lockstep.topology.requests import EnqueueRequest
 from lockstep.topology.stages import RANGE_MOVEMENT
 from lockstep.topology.step import Propose, Reports, step
-from lockstep.topology.story import of_epoch
+from lockstep.topology.story import headline, of_epoch
 from lockstep.topology.transformations import KINDS as TOPOLOGY_KINDS
 from lockstep.topology.transformations import CancelOperation, PrepareOperation
 from lockstep.values.errors import CorruptFile, Rejected

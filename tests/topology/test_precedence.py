@@ -8,17 +8,15 @@ import msgspec
 import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.excluded import ExcludeNodes, IncludeNodes
+from lockstep.metadata.features import ExcludeNodes, IncludeNodes
 from lockstep.metadata.requests import REQUESTS, Request, Requests, RequestState
 from lockstep.metadata.transformations import Initialize
-from lockstep.topology import queue
+from lockstep.topology import requests as queue
 from lockstep.topology.kinds.bootstrap import Bootstrap
 from lockstep.topology.kinds.registry import KINDS
 from lockstep.topology.kinds.remove import Remove
 from lockstep.topology.kinds.replace import Replace
-from lockstep.topology.precedence import is_passed_over
-from lockstep.topology.queue import HeldRanges, Rule, Verdict, choose, why
-from lockstep.topology.requests import EnqueueRequest
+from lockstep.topology.requests import EnqueueRequest, HeldRanges, Rule, Verdict, choose, is_passed_over, why
 from lockstep.topology.step import Propose, Reports, step
 from lockstep.topology.transformations import CancelOperation, PrepareOperation
 from lockstep.values.ids import NodeId

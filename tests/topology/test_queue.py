@@ -10,7 +10,7 @@ import pytest
 
 from lockstep.metadata.conflicts import TABLE, Held, Scope, Wanted, wanted_of
 from lockstep.metadata.directory import NodeState
-from lockstep.metadata.excluded import ExcludeNodes, IncludeNodes
+from lockstep.metadata.features import ExcludeNodes, IncludeNodes
 from lockstep.metadata.groups.membership import (
     AdvanceMembership,
     CancelMembership,
@@ -19,7 +19,7 @@ from lockstep.metadata.groups.membership import (
     SetService,
 )
 from lockstep.metadata.groups.voter_choice import eligible
-from lockstep.metadata.log.digest import state_digest
+from lockstep.metadata.log.apply import state_digest
 from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.log.snapshot import SnapshotDecoder, pieces
 from lockstep.metadata.operations import Stage
@@ -34,8 +34,15 @@ from lockstep.topology.kinds.rebuild import Rebuild
 from lockstep.topology.kinds.registry import asked
 from lockstep.topology.kinds.remove import Remove
 from lockstep.topology.kinds.replace import Replace
-from lockstep.topology.queue import Rule, choose, judged_anew, why
-from lockstep.topology.requests import CancelRequest, EnqueueRequest, FailRequest
+from lockstep.topology.requests import (
+    CancelRequest,
+    EnqueueRequest,
+    FailRequest,
+    Rule,
+    choose,
+    judged_anew,
+    why,
+)
 from lockstep.topology.step import Idle, Propose, Reports, Wait, WorkReport, step
 from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
 from lockstep.values.errors import Rejected

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from lockstep.metadata.groups.membership import ServiceWish, SetService
-from lockstep.metadata.log.digest import state_digest
+from lockstep.metadata.log.apply import state_digest
 from lockstep.metadata.log.snapshot import SnapshotDecoder, pieces
 from lockstep.metadata.repairs import Repaired, RepairPart, RepairState, oldest, recorded
 from lockstep.metadata.schema_change import ChangeSchema

@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from lockstep.metadata.degraded import DEGRADED, Degraded
-from lockstep.metadata.excluded import ExcludeNodes, IncludeNodes
+from lockstep.metadata.features import ExcludeNodes, IncludeNodes
 from lockstep.metadata.operations import Stage
 from lockstep.metadata.requests import Policy, RequestState
 from lockstep.metadata.schema_change import ChangeSchema
@@ -25,9 +25,8 @@ from lockstep.topology.kinds.decommission import Decommission
 from lockstep.topology.kinds.remove import Remove
 from lockstep.topology.kinds.replication import ReplicationChange
 from lockstep.topology.preview import preview
-from lockstep.topology.queue import Rule, Waiting, why
 from lockstep.topology.replication_change import replication_steps
-from lockstep.topology.requests import CancelRequest, EnqueueRequest
+from lockstep.topology.requests import CancelRequest, EnqueueRequest, Rule, Waiting, why
 from lockstep.topology.stages import RANGE_MOVEMENT
 from lockstep.topology.step import Idle, Propose, Reports, Wait, step, work_orders
 from lockstep.topology.streams import filled_nodes, refills, stream_plan

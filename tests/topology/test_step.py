@@ -10,12 +10,12 @@ import pytest
 from lockstep.metadata.operations import Stage
 from lockstep.metadata.transformations import Initialize
 from lockstep.schema.model import Replication
-from lockstep.topology.explain import can_cancel, explain, headline
 from lockstep.topology.kinds.bootstrap import Bootstrap
 from lockstep.topology.kinds.decommission import Decommission
 from lockstep.topology.kinds.rebuild import Rebuild
 from lockstep.topology.stages import Work
 from lockstep.topology.step import Idle, Propose, Reports, RunWorkOrders, Wait, WorkReport, step
+from lockstep.topology.story import can_cancel, explain, headline
 from lockstep.topology.streams import stream_plan
 from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
 from lockstep.values.ids import NodeId

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.excluded import ExcludeNodes, IncludeNodes
+from lockstep.metadata.features import ExcludeNodes, IncludeNodes
 from lockstep.metadata.groups.membership import AdvanceMembership, PrepareMembership
 from lockstep.metadata.transformations import UpdateNode
 from lockstep.topology import story

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstep.topology.undelivered import Told, all_arrived_before_us
+from lockstep.topology.force_remove import Told, all_arrived_before_us
 
 #: The steady clock of the node that asks, and the right time then.
 STEADY_US = 5_000

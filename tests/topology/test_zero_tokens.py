@@ -9,7 +9,7 @@ from lockstep.metadata.directory import NodeState
 from lockstep.metadata.groups.voter_choice import eligible
 from lockstep.metadata.operations import Stage
 from lockstep.metadata.transformations import Initialize, Register
-from lockstep.placement.allocation import even_tokens, splitting_tokens
+from lockstep.placement.circle import even_tokens, splitting_tokens
 from lockstep.topology.invariants import check_endings
 from lockstep.topology.kind import moves_nothing
 from lockstep.topology.kinds.bootstrap import Bootstrap

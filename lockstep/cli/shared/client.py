@@ -18,9 +18,8 @@ import msgspec
 from lockstep.documents import read
 from lockstep.documents.service import Digest, DumpPiece, LoggedEntries, Proof
 from lockstep.documents.status import ListedNode, Nodes
-from lockstep.local.admin_client import AdminClient
+from lockstep.local.admin_client import AdminClient, Credential, of_role, of_token_file
 from lockstep.local.clusters import found_for
-from lockstep.local.credentials import Credential, of_role, of_token_file
 from lockstep.node.configuration import split_address
 from lockstep.values.errors import ConfigurationError, LockstepError
 from lockstep.values.limits import LOG_FETCH_ENTRIES_MAX

@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from lockstep.cql.compile.catalog import TableShape
 from lockstep.cql.compile.context import Context, ListIds
 from lockstep.cql.compile.literals import shown
-from lockstep.cql.compile.prepared import Scope
+from lockstep.cql.compile.prepared import Scope, TableShape
 from lockstep.cql.compile.terms import TermPlan, Values, compile_term
 from lockstep.cql.parse import tree
 from lockstep.cql.wire.messages import UNSET

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from lockstep.cql.compile.catalog import TableShape
+from lockstep.cql.compile.expressions import Moment, Record, Selection
+from lockstep.cql.compile.prepared import TableShape
 from lockstep.cql.compile.restrictions import Restrictions
-from lockstep.cql.compile.selection import Moment, Record, Selection
 from lockstep.cql.parse import tree
 from lockstep.schema.clustering import decode
 from lockstep.schema.model import Column, ColumnKind

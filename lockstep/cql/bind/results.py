@@ -14,8 +14,8 @@ import msgspec
 
 from lockstep.cql.bind.keys import PagePosition, encode, split_key
 from lockstep.cql.bind.records import Groups, RecordReader, ResultRow
+from lockstep.cql.compile.expressions import Record
 from lockstep.cql.compile.select import POINT, SelectPlan
-from lockstep.cql.compile.selection import Record
 from lockstep.schema.clustering import decode, encode_prefix
 from lockstep.values.errors import InvalidRequest, ServerFault
 from lockstep.values.limits import PAGE_ROWS_DEFAULT, PARTITION_READS_AT_ONCE_MAX

@@ -15,13 +15,12 @@ from lockstep.cql.bind.keys import split_key
 from lockstep.cql.bind.modify import plan_batch, plan_modification
 from lockstep.cql.bind.records import RecordReader
 from lockstep.cql.compile import modification
-from lockstep.cql.compile.catalog import TableShape
 from lockstep.cql.compile.context import Context, Lists
+from lockstep.cql.compile.expressions import Record, Selection, compile_selection
 from lockstep.cql.compile.if_clause import Condition, Conditions, bound
 from lockstep.cql.compile.modification import BatchPlan, ModificationPlan
-from lockstep.cql.compile.prepared import Prepared, Scope
+from lockstep.cql.compile.prepared import Prepared, Scope, TableShape
 from lockstep.cql.compile.ranges import clusterings, partition_keys, settled
-from lockstep.cql.compile.selection import Record, Selection, compile_selection
 from lockstep.cql.compile.terms import Values
 from lockstep.cql.wire.responses import ColumnSpec
 from lockstep.schema.types import parse_type

@@ -12,9 +12,8 @@ from typing import Final
 
 import msgspec
 
-from lockstep.cql.compile.catalog import TableShape
 from lockstep.cql.compile.context import Context
-from lockstep.cql.compile.prepared import Scope
+from lockstep.cql.compile.prepared import Scope, TableShape
 from lockstep.cql.compile.restrictions import RANGE_OPERATORS, Restrictions
 from lockstep.cql.compile.terms import TermPlan, Values, compile_term
 from lockstep.cql.parse import tree

@@ -11,7 +11,7 @@ import decimal
 import re
 from collections.abc import Callable, Iterable
 
-from lockstep.cql.compile.catalog import cql_name
+from lockstep.cql.compile.prepared import cql_name
 from lockstep.cql.parse import tree
 from lockstep.schema.types import (
     CqlType,

@@ -26,10 +26,9 @@ from lockstep.cql.bind.operations import (
     operation_of,
     set_operation,
 )
-from lockstep.cql.compile.catalog import TableShape
 from lockstep.cql.compile.context import Context, ListPlace, Lists
 from lockstep.cql.compile.if_clause import Conditions, asks_rows, check_deletion, check_in, compile_conditions
-from lockstep.cql.compile.prepared import Prepared, Scope
+from lockstep.cql.compile.prepared import Prepared, Scope, TableShape
 from lockstep.cql.compile.ranges import clusterings, partition_keys
 from lockstep.cql.compile.restrictions import Choice, Restrictions, Rule
 from lockstep.cql.compile.terms import Constant, Marker, TermPlan, Values, compile_term

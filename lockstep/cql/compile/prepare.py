@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from lockstep.cql.compile.catalog import Catalog, TableShape, no_keyspace, shape_of
 from lockstep.cql.compile.modification import compile_batch, compile_modification, key_bind_indexes
-from lockstep.cql.compile.prepared import Prepared, Scope
+from lockstep.cql.compile.prepared import Catalog, Prepared, Scope, TableShape, no_keyspace, shape_of
 from lockstep.cql.compile.select import compile_select
 from lockstep.cql.ddl.view_statements import check_where
 from lockstep.cql.parse import tree

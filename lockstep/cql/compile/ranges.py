@@ -14,8 +14,8 @@ import msgspec
 
 from lockstep.cql.bind.evaluation import Record
 from lockstep.cql.bind.keys import check_clustering, routing_key
-from lockstep.cql.compile.catalog import TableShape
 from lockstep.cql.compile.context import Context
+from lockstep.cql.compile.prepared import TableShape
 from lockstep.cql.compile.restrictions import Bound, Choice, Filter, Restrictions
 from lockstep.cql.compile.terms import Computed, Constant, TermPlan, Values
 from lockstep.cql.wire.messages import UNSET

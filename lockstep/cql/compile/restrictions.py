@@ -11,9 +11,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lockstep.cql.compile.catalog import TableShape
 from lockstep.cql.compile.literals import shown
-from lockstep.cql.compile.prepared import Scope
+from lockstep.cql.compile.prepared import Scope, TableShape
 from lockstep.cql.compile.terms import TermPlan
 from lockstep.cql.parse import tree
 from lockstep.schema.model import Column, ColumnKind

@@ -10,20 +10,19 @@ import msgspec
 
 from lockstep.cql.bind.keys import PagePosition
 from lockstep.cql.bind.records import check_grouping
-from lockstep.cql.compile.catalog import TableShape
 from lockstep.cql.compile.context import Context
+from lockstep.cql.compile.expressions import Moment, Selection, as_json, compile_selection
 from lockstep.cql.compile.index_uses import index_read
-from lockstep.cql.compile.prepared import Prepared, Scope
+from lockstep.cql.compile.prepared import Prepared, Scope, TableShape
 from lockstep.cql.compile.ranges import Check, bound_filters, partition_keys, slices, token_range
 from lockstep.cql.compile.restrictions import Restrictions, Rule
-from lockstep.cql.compile.selection import Moment, Selection, as_json, compile_selection
 from lockstep.cql.compile.terms import TermPlan, Values, compile_term
 from lockstep.cql.compile.where import analyse
 from lockstep.cql.parse import tree
 from lockstep.cql.wire.messages import UNSET
 from lockstep.schema.model import ColumnKind
 from lockstep.schema.types import parse_type
-from lockstep.schema.views import unmarking
+from lockstep.schema.view_changes import unmarking
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.limits import PAGE_ROWS_MAX
 from lockstep.values.rows import ALL_ROWS, IndexRead, Slice

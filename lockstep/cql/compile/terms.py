@@ -12,8 +12,7 @@ from lockstep.cql.bind.keys import derived_key
 from lockstep.cql.compile.context import Context
 from lockstep.cql.compile.literals import FITTING, literal_bytes, natural_type, shown
 from lockstep.cql.compile.prepared import Scope
-from lockstep.cql.functions.arithmetic import TIMES, negation, operand_types, operation
-from lockstep.cql.functions.casts import cast_function
+from lockstep.cql.functions.arithmetic import TIMES, cast_function, negation, operand_types, operation
 from lockstep.cql.functions.native import family, overloads
 from lockstep.cql.functions.signatures import Function, Known
 from lockstep.cql.functions.user_functions import choose_own, overloads_in

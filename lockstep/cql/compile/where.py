@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lockstep.cql.compile.catalog import TableShape, cql_name
 from lockstep.cql.compile.index_uses import needs_filtering, usable_indexes, with_index
-from lockstep.cql.compile.prepared import Scope
+from lockstep.cql.compile.prepared import Scope, TableShape, cql_name
 from lockstep.cql.compile.restrictions import (
     RANGE_OPERATORS,
     Bound,

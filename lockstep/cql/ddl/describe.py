@@ -13,8 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from lockstep.cql.compile.catalog import Catalog, cql_name
-from lockstep.cql.compile.prepared import ColumnSpec, Prepared
+from lockstep.cql.compile.prepared import Catalog, ColumnSpec, Prepared, cql_name
 from lockstep.cql.ddl.view_statements import index_statement, view_statement
 from lockstep.cql.parse import tree
 from lockstep.schema.changes import SYSTEM_KEYSPACES

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from lockstep.cql.compile.catalog import cql_name
-from lockstep.cql.compile.prepared import Scope
+from lockstep.cql.compile.prepared import Scope, cql_name
 from lockstep.cql.compile.terms import Constant, compile_term
 from lockstep.cql.parse import tree
 from lockstep.cql.parse.parser import parse

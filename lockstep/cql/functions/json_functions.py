@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lockstep.cql.bind.json_text import json_text
-from lockstep.cql.bind.json_values import parse_json, serialized
+from lockstep.cql.bind.json_values import json_text, parse_json, serialized
 from lockstep.cql.compile.context import Context
 from lockstep.cql.functions.signatures import Family, Function, Known, unfit
 from lockstep.schema.types import parse_type

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from lockstep.cql.compile.catalog import cql_name
+from lockstep.cql.compile.prepared import cql_name
 from lockstep.cql.parse.tree import (
     Arithmetic,
     Assignment,

@@ -1,8 +1,14 @@
-"""Roles, what they are members of, and what they may do: the part of the metadata that says who is allowed.
+"""Roles, what they are members of and what they may do, the part of the metadata that says so, and what
+permissions are about: resources by name, their hierarchy, and which permissions each takes.
+
+A resource is its name, as Cassandra writes it in its tables: `data`, `data/ks`, `data/ks/*` (all tables of
+ks), `data/ks/t`, `roles`, `roles/r`, `functions`, `functions/ks`, `functions/ks/f[int^text]`, `mbean`,
+`mbean/pattern`.
 
 Invariant: immutable; a change costs what it changes, also of the digest, and whatever is listed is sorted by
 name. Every role that a role is a member of, or that holds a grant, is there, and no role is, through any
-number of others, a member of itself. A role has what it was granted and what those roles have.
+number of others, a member of itself. A role has what it was granted and what those roles have. `chain` begins
+with the resource and ends with its root; a permission on any of them is one on the resource.
 """
 
 from __future__ import annotations
@@ -13,11 +19,130 @@ from typing import Any, Final
 
 import msgspec
 
-from lockstep.metadata.access import resources
 from lockstep.metadata.log.comparison import ABSENT, Difference, compare_things, sides, text_of
 from lockstep.metadata.part import Item, Part, Parts, collected
 from lockstep.values import codec
 from lockstep.values.hash_tree import EMPTY_TREE, HashTree, blake, changed, key_of_text, tree_of
+
+DATA: Final = "data"
+ROLES: Final = "roles"
+FUNCTIONS: Final = "functions"
+MBEANS: Final = "mbean"
+#: In the order in which they are listed.
+PERMISSIONS: Final = (
+    "CREATE",
+    "ALTER",
+    "DROP",
+    "SELECT",
+    "MODIFY",
+    "AUTHORIZE",
+    "DESCRIBE",
+    "EXECUTE",
+    "UNMASK",
+    "SELECT_MASKED",
+)
+_PLACE: Final = {name: at for at, name in enumerate(PERMISSIONS)}
+_ALL_TABLES: Final = "*"
+_TABLE: Final = ("ALTER", "DROP", "SELECT", "MODIFY", "AUTHORIZE", "UNMASK", "SELECT_MASKED")
+#: (root, depth of the name below it, or -1 for any deeper) -> permissions.
+_APPLICABLE: Final = {
+    (DATA, 0): ("CREATE", *_TABLE),
+    (DATA, 1): ("CREATE", *_TABLE),
+    (DATA, -1): _TABLE,
+    (ROLES, 0): ("CREATE", "ALTER", "DROP", "AUTHORIZE", "DESCRIBE"),
+    (ROLES, -1): ("ALTER", "DROP", "AUTHORIZE"),
+    (FUNCTIONS, 0): ("CREATE", "ALTER", "DROP", "AUTHORIZE", "EXECUTE"),
+    (FUNCTIONS, 1): ("CREATE", "ALTER", "DROP", "AUTHORIZE", "EXECUTE"),
+    (FUNCTIONS, -1): ("ALTER", "DROP", "AUTHORIZE", "EXECUTE"),
+    (MBEANS, -1): ("SELECT", "MODIFY", "AUTHORIZE", "DESCRIBE", "EXECUTE"),
+}
+
+
+def keyspace(name: str) -> str:
+    return f"{DATA}/{name}"
+
+
+def all_tables(name: str) -> str:
+    """All tables of a keyspace, also later ones."""
+    return f"{DATA}/{name}/{_ALL_TABLES}"
+
+
+def table(keyspace_name: str, name: str) -> str:
+    return f"{DATA}/{keyspace_name}/{name}"
+
+
+def role(name: str) -> str:
+    return f"{ROLES}/{name}"
+
+
+def functions(keyspace_name: str) -> str:
+    """All functions of a keyspace."""
+    return f"{FUNCTIONS}/{keyspace_name}"
+
+
+def function(keyspace_name: str, name: str, arguments: tuple[str, ...]) -> str:
+    """One function; `arguments` are the canonical texts of its argument types."""
+    return f"{FUNCTIONS}/{keyspace_name}/{name}[{'^'.join(arguments)}]"
+
+
+def split(resource: str) -> tuple[str, ...]:
+    """The root, and the names below it."""
+    root, _, rest = resource.partition("/")
+    if not rest:
+        return (root,)
+    if root in (ROLES, MBEANS):
+        return root, rest
+    first, _, last = rest.partition("/")
+    return (root, first, last) if last else (root, first)
+
+
+def chain(resource: str) -> tuple[str, ...]:
+    """The resource and all that hold it, the root last."""
+    parts = split(resource)
+    found = ["/".join(parts[:end]) for end in range(len(parts), 0, -1)]
+    if parts[0] == DATA and len(parts) == 3 and parts[2] != _ALL_TABLES:
+        found.insert(1, all_tables(parts[1]))
+    return tuple(found)
+
+
+def applicable_to(resource: str) -> tuple[str, ...]:
+    """The permissions that there can be on a resource, in the order of PERMISSIONS."""
+    parts = split(resource)
+    depth = 1 if parts[-1] == _ALL_TABLES and parts[0] == DATA else len(parts) - 1
+    return _APPLICABLE.get((parts[0], depth)) or _APPLICABLE[parts[0], -1]
+
+
+def ordered(permissions: frozenset[str] | set[str]) -> tuple[str, ...]:
+    return tuple(sorted(permissions, key=_PLACE.__getitem__))
+
+
+def text(resource: str) -> str:
+    """The resource as messages and LIST PERMISSIONS name it."""
+    parts = split(resource)
+    if parts[0] == DATA:
+        return _data_text(parts)
+    if parts[0] == ROLES:
+        return f"<role {parts[1]}>" if len(parts) > 1 else "<all roles>"
+    if parts[0] == FUNCTIONS:
+        return _function_text(parts)
+    return f"<mbean {parts[1]}>" if len(parts) > 1 else "<all mbeans>"
+
+
+def _data_text(parts: tuple[str, ...]) -> str:
+    if len(parts) == 1:
+        return "<all keyspaces>"
+    if len(parts) == 2:
+        return f"<keyspace {parts[1]}>"
+    return f"<all tables in {parts[1]}>" if parts[2] == _ALL_TABLES else f"<table {parts[1]}.{parts[2]}>"
+
+
+def _function_text(parts: tuple[str, ...]) -> str:
+    if len(parts) == 1:
+        return "<all functions>"
+    if len(parts) == 2:
+        return f"<all functions in {parts[1]}>"
+    name, _, arguments = parts[2].partition("[")
+    return f"<function {parts[1]}.{name}({', '.join(filter(None, arguments.rstrip(']').split('^')))})>"
 
 
 class Role(msgspec.Struct, frozen=True, array_like=True):
@@ -90,10 +215,10 @@ class Access(msgspec.Struct, frozen=True, dict=True):
 
     def permissions(self, name: str, resource: str) -> frozenset[str]:
         """What a role may do with a resource, by all its roles and all that hold the resource."""
-        applicable = resources.applicable(resource)
+        applicable = applicable_to(resource)
         if self.is_superuser(name):
             return frozenset(applicable)
-        holders = resources.chain(resource)
+        holders = chain(resource)
         return frozenset(
             permission
             for role in self.closure(name)
@@ -115,13 +240,13 @@ class Access(msgspec.Struct, frozen=True, dict=True):
         for member in [role for _, role in self.roles.items() if name in role.member_of]:
             rest = tuple(other for other in member.member_of if other != name)
             left = left.with_role(msgspec.structs.replace(member, member_of=rest))
-        gone = resources.role(name)
+        gone = role(name)
         return left.without_grants(grant.role == name or grant.resource == gone for grant in left._grants())
 
     def with_grant(self, role: str, resource: str, permissions: Iterable[str]) -> Access:
         """These permissions instead of those that were granted; none of them removes the grant."""
         key = _grant_key(role, resource)
-        granted = resources.ordered(frozenset(permissions))
+        granted = ordered(frozenset(permissions))
         if granted:
             grant = Grant(role, resource, granted)
             return Access(self.roles, self.grants.with_value(key, grant, blake(codec.encode(grant))))
@@ -138,7 +263,7 @@ class Access(msgspec.Struct, frozen=True, dict=True):
             return self
         gone = dict.fromkeys(names)
         return self.without_grants(
-            any(held in gone for held in resources.chain(grant.resource)) for grant in self._grants()
+            any(held in gone for held in chain(grant.resource)) for grant in self._grants()
         )
 
     def _grants(self) -> Iterator[Grant]:
@@ -153,7 +278,7 @@ class Access(msgspec.Struct, frozen=True, dict=True):
                 assert role.name not in self.closure(other), f"{role.name} is a member of itself"
         for grant in self._grants():
             assert self.role(grant.role) is not None, f"{grant.role} has a grant and is not there"
-            assert grant.permissions == resources.ordered(frozenset(grant.permissions)) != ()
+            assert grant.permissions == ordered(frozenset(grant.permissions)) != ()
 
 
 def _grant_key(role: str, resource: str) -> int:

@@ -1,8 +1,5 @@
-"""What the metadata leader does next about the voters of its group.
-
-Invariant: a pure function of the newest metadata in the leader's log, of the Raft configuration in force and
-of what the leader knows of the nodes. Asked again after any death or change of leader it goes on from where
-the log is; an answer that was carried out already is not given again.
+"""The next safe step from the members a consensus group has to those it should have, and what the metadata
+leader does next about the voters of its own.
 
     running change         Raft configuration                          answer
     adds N                 N is no member, N has not applied the change WAIT for N
@@ -23,17 +20,23 @@ the log is; an answer that was carried out already is not given again.
     none                   voters are not the wanted ones, not paused   SUBMIT prepare
     none                   their number is even, no others to be had    SUBMIT prepare without one
     any                    configuration entry not committed            WAIT
+
+Owns the order: a newcomer learns first, votes once it has caught up, and only then is a former voter let go,
+one at a time; a leader that is to go hands leadership over before.
+
+Invariant: a pure function of the newest metadata in the leader's log, of the Raft configuration in force and
+of what the leader knows of the nodes. Asked again after any death or change of leader it goes on from where
+the log is; an answer that was carried out already is not given again. A pure function of the configuration in
+force and what the leader knows, so any leader carries on, and any step may be repeated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.groups import group_membership
-from lockstep.metadata.groups.group_membership import Members
 from lockstep.metadata.groups.membership import (
     AdvanceMembership,
     CancelMembership,
@@ -44,6 +47,99 @@ from lockstep.metadata.groups.service import MembershipChange, Service
 from lockstep.metadata.groups.voter_choice import choose_voters, eligible, target_size
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import METADATA_VOTERS_MAX
+
+#: More voters are never in one configuration; when a group is full, one goes before one comes.
+GROUP_VOTERS_MAX = 7
+
+
+class Members(msgspec.Struct, frozen=True):
+    """Sorted ids."""
+
+    voters: tuple[int, ...]
+    learners: tuple[int, ...] = ()
+
+
+class GroupConfigure(msgspec.Struct, frozen=True):
+    """Propose this configuration."""
+
+    members: Members
+
+
+class HandOver(msgspec.Struct, frozen=True):
+    """Transfer leadership to this voter."""
+
+    target: int
+
+
+class WaitFor(msgspec.Struct, frozen=True):
+    """Nothing can be done before this member has caught up."""
+
+    member: int
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """The group has the members it should have."""
+
+
+Step = GroupConfigure | HandOver | WaitFor | Settled
+
+
+def group_next_step(
+    wanted: Collection[int], members: Members, caught_up: Collection[int], leader: int
+) -> Step:
+    """`caught_up`: members whose log is close to the leader's; `leader` asks."""
+    assert wanted, "a group keeps one voter at least"
+    assert set(members.voters).isdisjoint(members.learners), "a member votes or learns"
+    goal = sorted(wanted)
+    missing = [member for member in goal if member not in members.voters]
+    former = [member for member in members.voters if member not in goal]
+    full = len(members.voters) >= GROUP_VOTERS_MAX
+    strangers = [member for member in members.learners if member not in goal]
+    if strangers:
+        return GroupConfigure(_without(members, strangers[0]))
+    if missing and not (full and former):
+        return _addition(missing, members, caught_up)
+    if former:
+        return _removal(goal, former, members, caught_up, leader)
+    return Settled()
+
+
+def _addition(missing: list[int], members: Members, caught_up: Collection[int]) -> Step:
+    for member in missing:
+        if member in members.learners and member in caught_up:
+            assert len(members.voters) < GROUP_VOTERS_MAX, "there is room for a voter"
+            learners = tuple(other for other in members.learners if other != member)
+            return GroupConfigure(Members(tuple(sorted((*members.voters, member))), learners))
+    for member in missing:
+        if member not in members.learners:
+            return GroupConfigure(Members(members.voters, tuple(sorted((*members.learners, member)))))
+    return WaitFor(missing[0])
+
+
+def _removal(
+    goal: list[int], former: list[int], members: Members, caught_up: Collection[int], leader: int
+) -> Step:
+    others = [member for member in former if member != leader]
+    if others:
+        gone = next((member for member in others if member not in caught_up), others[0])
+        left = _without(members, gone)
+        late = [member for member in left.voters if member != leader and member not in caught_up]
+        # Also where it is `gone` that may be dead: one of few is late as well right after an election.
+        if 2 * (len(left.voters) - len(late)) <= len(left.voters):
+            return WaitFor(late[0])  # Without it those that remain could not commit anything any more.
+        return GroupConfigure(left)
+    staying = [member for member in goal if member in members.voters]
+    assert staying, "a voter stays"
+    ready = [member for member in staying if member in caught_up]
+    return HandOver(ready[0]) if ready else WaitFor(staying[0])
+
+
+def _without(members: Members, gone: int) -> Members:
+    assert gone in members.voters or gone in members.learners, "who goes was a member"
+    return Members(
+        tuple(member for member in members.voters if member != gone),
+        tuple(member for member in members.learners if member != gone),
+    )
 
 
 class GroupView(msgspec.Struct, frozen=True):
@@ -146,15 +242,15 @@ def _change_step(
     if not change.adds and member in view.members.voters and observed.follows:
         # So the other group always has most of the voters, and finds them.
         return Waits(observed.follows)
-    step = group_membership.next_step(voters_after(cluster.service), view.members, view.caught_up, view.own)
+    step = group_next_step(voters_after(cluster.service), view.members, view.caught_up, view.own)
     match step:
-        case group_membership.Configure(members=members):
+        case GroupConfigure(members=members):
             return Configure(members)
-        case group_membership.HandOver(target=target):
+        case HandOver(target=target):
             ready = [NodeId(n) for n in view.members.voters if n in view.caught_up and n != view.own]
             staying = [node for node in ready if node not in change.removals]
             return Transfer(staying[0] if staying else NodeId(target))
-        case group_membership.WaitFor(member=slow):
+        case WaitFor(member=slow):
             if not change.adds and slow in observed.down:
                 # The group without `member` could decide nothing: others are to go.
                 reason = f"node {slow}, which was to stay, is down: another node is to go"

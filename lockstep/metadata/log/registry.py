@@ -1,7 +1,13 @@
-"""Which transformation an entry's kind number means, and which parts the metadata has.
+"""Which transformation an entry's kind number means, which parts the metadata has, which versions of the log
+there are, and who can read which.
+
+A node states with its directory entry the newest version of the log that it can read. A kind that is newer
+than what every node of the cluster can read is not accepted into the log, and a node that cannot read what
+may be in the log is not accepted into the cluster; so all nodes can be upgraded one after another.
 
 Invariant: kind numbers are stable for ever and never reused. Each room defines its own transformations and
-parts; the node joins their tables into one registry.
+parts; the node joins their tables into one registry. The lowest version of the nodes that have not left never
+goes down.
 """
 
 from __future__ import annotations
@@ -9,15 +15,16 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.directory import Directory, NodeState
 from lockstep.metadata.part import Part, Registered
 from lockstep.metadata.parts import PARTS
 from lockstep.values import codec
-from lockstep.values.errors import CannotApply
+from lockstep.values.errors import CannotApply, VersionMismatch
 
 
 class EntryKind(enum.IntEnum):
@@ -128,3 +135,45 @@ class Registry:
         except codec.UNREADABLE as problem:
             raise CannotApply(f"the body of an entry of kind {kind} cannot be read: {problem}") from problem
         return transformation
+
+
+#: Whoever reads the log at all reads this one.
+FIRST_VERSION: Final = 1
+#: The newest version of the log that this code reads and writes.
+LOG_VERSION: Final = 1
+#: The version since which there is a kind; a new kind comes with a new version.
+SINCE: Final[Mapping[int, int]] = {kind.value: 1 for kind in EntryKind}
+assert max(SINCE.values()) == LOG_VERSION, "the newest kinds are of the newest version"
+
+
+def lowest_version(directory: Directory) -> int:
+    """What every node that has not left can read; 0 while there is none."""
+    versions = [node.log_version for node in directory.nodes if node.state is not NodeState.LEFT]
+    return min(versions, default=0)
+
+
+def refuse_newer_kind(directory: Directory, kind: int, since: int) -> None:
+    """Raises VersionMismatch when not every node can read entries of a kind that is there since `since`."""
+    if since == FIRST_VERSION:
+        return
+    lowest = lowest_version(directory)
+    if lowest and since > lowest:
+        behind = [
+            str(node.id)
+            for node in directory.nodes
+            if node.log_version < since and node.state is not NodeState.LEFT
+        ]
+        raise VersionMismatch(
+            f"entries of kind {kind} need log version {since}; nodes {', '.join(behind)} cannot read them",
+            hint="upgrade these nodes first",
+        )
+
+
+def refuse_older_node(directory: Directory, version: int) -> None:
+    """Raises VersionMismatch when a node that reads up to `version` cannot read what may be in the log."""
+    lowest = lowest_version(directory)
+    if version < lowest:
+        raise VersionMismatch(
+            f"this node reads the log up to version {version}, and the cluster writes version {lowest}",
+            hint="upgrade this node",
+        )

@@ -10,7 +10,7 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.groups.service import SERVICE
-from lockstep.metadata.log.digest import state_digest
+from lockstep.metadata.log.apply import state_digest
 from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.values.errors import Rejected

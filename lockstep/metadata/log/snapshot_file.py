@@ -1,11 +1,17 @@
-"""The self-describing file of a metadata value: what snapshots, transfers of them and dumps are made of.
+"""The self-describing file of a metadata value, what snapshots, transfers of them and dumps are, and entries
+that follow it in a dump.
 
 Records with length and CRC: a header, the value's stream in pieces, any number of records of entries that
-follow the value, a trailer that counts all of them. A snapshot is the value of epoch E - 1 with its
-snapshot entry of epoch E; since everything in it comes from the log, the file of a snapshot is the same,
-byte for byte, on every node, and a transfer may go on at another peer.
+follow the value, a trailer that counts all of them. A snapshot is the value of epoch E - 1 with its snapshot
+entry of epoch E; since everything in it comes from the log, the file of a snapshot is the same, byte for
+byte, on every node, and a transfer may go on at another peer.
 
-Invariant: a file without its trailer, or with anything behind it, is not whole and is never used.
+A dump of one epoch alone holds that value; one with entries begins at an older snapshot (or at nothing) and
+holds every entry since, so it can be proved to its end and can seed a directory.
+
+Invariant: a file without its trailer, or with anything behind it, is not whole and is never used. What
+`load_file` returns was verified: every record, the value's digest, the hash chain, and that each entry
+applies.
 """
 
 from __future__ import annotations
@@ -18,8 +24,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.log.digest import state_digest
+from lockstep.metadata.log.apply import apply_entry, state_digest
 from lockstep.metadata.log.entries import LogEntry, verify_chain
+from lockstep.metadata.log.registry import EntryKind, Registry
 from lockstep.metadata.log.snapshot import SnapshotDecoder, pieces
 from lockstep.metadata.part import Registered
 from lockstep.metadata.parts import REGISTERED
@@ -199,3 +206,37 @@ def read_file(
     for piece in pieces_:
         reader.feed(piece)
     return reader.finish()
+
+
+class Dump(msgspec.Struct, frozen=True):
+    """`base` is the value that the file holds, `value` the one after all `entries`. `snapshot` is the newest
+    snapshot entry in it with the value before that; None when there is none."""
+
+    base: ClusterMetadata
+    entries: tuple[LogEntry, ...]
+    value: ClusterMetadata
+    snapshot: tuple[ClusterMetadata, LogEntry] | None
+
+
+def dump_file(value: ClusterMetadata, entries: Sequence[LogEntry] = ()) -> Iterator[bytes]:
+    """The parts of the file, in order; `entries` follow the value without a gap."""
+    return file_records(value, entries, header=header_of(value))
+
+
+def load_file(pieces: Iterable[bytes], registry: Registry, path: str = "dump") -> Dump:
+    """Also reads the file of a snapshot. CorruptFile when it is damaged, not whole or contradicts itself;
+    CannotApply when an entry in it cannot be applied by this version."""
+    return proved(read_file(pieces, path, registry.parts), registry)
+
+
+def proved(content: SnapshotContent, registry: Registry) -> Dump:
+    """Apply the entries of a file; CannotApply when that is not possible."""
+    entries = content.entries
+    if content.header.entry is not None:
+        entries = (content.header.entry, *entries)
+    value, snapshot = content.value, None
+    for entry in entries:
+        if entry.kind == EntryKind.SNAPSHOT:
+            snapshot = (value, entry)
+        value = apply_entry(value, entry, registry)
+    return Dump(content.value, entries, value, snapshot)

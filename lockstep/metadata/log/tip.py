@@ -17,8 +17,7 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.groups.membership import refuse_while_frozen
 from lockstep.metadata.log.apply import apply_entry, completed
 from lockstep.metadata.log.entries import LogEntry, seal
-from lockstep.metadata.log.registry import Prepared, Registry
-from lockstep.metadata.log.versions import refuse_newer_kind
+from lockstep.metadata.log.registry import Prepared, Registry, refuse_newer_kind
 from lockstep.values.errors import CannotApply, Rejected
 from lockstep.values.limits import ENTRY_BODY_BYTES_MAX
 

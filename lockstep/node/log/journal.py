@@ -1,19 +1,26 @@
-"""An append-only file of CRC-framed records, the form of every small durable log of a node.
+"""An append-only file of CRC-framed records, the form of every small durable log of a node, and the durable
+half of Raft: hard state, snapshot descriptor and log entries.
 
 Invariant: one append and one sync at a time, one record each, so that a crash can damage the last record
-only; loading cuts a torn tail off and refuses anything else that is damaged.
+only; loading cuts a torn tail off and refuses anything else that is damaged. Replaying the records in order
+gives exactly the state whose persistence was acknowledged, plus possibly one last record whose sync had not
+finished. The file is bounded by what the log keeps: a compaction writes what is left into a new file, which
+takes the old one's name once it is whole and synced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
 
+from lockstep.consensus.effects import HardState
+from lockstep.consensus.messages import Entry, Snapshot
 from lockstep.runtime.ports import Disk
-from lockstep.values.codec import UNREADABLE, frame_record, scan_records
+from lockstep.values.codec import UNREADABLE, decoder, encode, frame_record, scan_records
 from lockstep.values.errors import CorruptFile
+from lockstep.values.limits import RAFT_RECORD_BYTES
 
 T = TypeVar("T")
 
@@ -78,3 +85,100 @@ async def settle(disk: Disk, paths: Sequence[str]) -> None:
         if disk.exists(path):
             await disk.sync(path)
             await disk.sync_names(path.rpartition("/")[0])
+
+
+PARTIAL = ".part"
+
+
+class _Record(msgspec.Struct, frozen=True, array_like=True):
+    """A snapshot replaces the whole log; then `entries` replace everything from their first index on."""
+
+    hard_state: HardState | None
+    entries: tuple[Entry, ...]
+    snapshot: Snapshot | None = None
+
+
+class Journaled(msgspec.Struct, frozen=True):
+    """`entries` are consecutive and reach back to the snapshot at least, to index 1 without one."""
+
+    hard_state: HardState
+    snapshot: Snapshot | None
+    entries: tuple[Entry, ...]
+
+
+_DECODER = decoder(_Record)
+
+
+class RaftJournal:
+    def __init__(self, disk: Disk, group: int) -> None:
+        self._disk = disk
+        self._path = journal_path(group)
+        self._journal = Journal(disk, self._path)
+
+    def load(self) -> Journaled:
+        """CorruptFile when the records do not make one log."""
+        hard_state, snapshot, entries = HardState(), None, list[Entry]()
+        for record in self._journal.load_as(_DECODER):
+            hard_state = record.hard_state or hard_state
+            if record.snapshot is not None:
+                snapshot, entries = record.snapshot, []
+            if record.entries:
+                self._extend(entries, record.entries, snapshot)
+        if snapshot is not None and entries and entries[-1].index < snapshot.index:
+            raise CorruptFile(self._path, 0, f"entries end at {entries[-1].index}, before the snapshot")
+        return Journaled(hard_state, snapshot, tuple(entries))
+
+    def _extend(self, entries: list[Entry], more: tuple[Entry, ...], snapshot: Snapshot | None) -> None:
+        first = more[0].index
+        if entries:
+            del entries[max(0, first - entries[0].index) :]
+        following = entries[-1].index + 1 if entries else 1
+        kept_before = not entries and snapshot is not None and first <= snapshot.index + 1
+        if first != following and not kept_before:
+            raise CorruptFile(self._path, 0, f"entry {first} follows entry {following - 1}")
+        entries.extend(more)
+
+    async def append(self, hard_state: HardState | None, entries: tuple[Entry, ...]) -> None:
+        await self._journal.append(encode(_Record(hard_state, entries)))
+
+    async def replace(
+        self, hard_state: HardState, snapshot: Snapshot | None, entries: tuple[Entry, ...]
+    ) -> None:
+        """Return when a file that holds just this is durable in the place of the one before.
+
+        A crash on the way leaves the one before.
+        """
+        partial = self._path + PARTIAL
+        if self._disk.exists(partial):
+            self._disk.remove(partial)
+        self._disk.append(partial, frame_record(encode(_Record(hard_state, (), snapshot))))
+        for part in _parts(entries):
+            self._disk.append(partial, frame_record(encode(_Record(None, part))))
+        await self._disk.sync(partial)
+        self._disk.rename(partial, self._path)
+        await self._disk.sync_names(self._path.rpartition("/")[0])
+        self._journal = Journal(self._disk, self._path)
+
+
+def journal_path(group: int) -> str:
+    return f"raft/group-{group}"
+
+
+def has_journal(disk: Disk, group: int) -> bool:
+    """Whether this node ever promised anything to the group."""
+    path = journal_path(group)
+    return disk.exists(path) and disk.size(path) > 0
+
+
+def _parts(entries: Sequence[Entry]) -> Iterator[tuple[Entry, ...]]:
+    """Consecutive runs of bounded size; a large entry is one of its own."""
+    part: list[Entry] = []
+    size = 0
+    for entry in entries:
+        if part and size + len(entry.data) > RAFT_RECORD_BYTES:
+            yield tuple(part)
+            part, size = [], 0
+        part.append(entry)
+        size += len(entry.data)
+    if part:
+        yield tuple(part)

@@ -24,13 +24,10 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.log.entries import LogEntry
 from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.log.snapshot_file import SnapshotInfo
-from lockstep.node.context import NodeContext
-from lockstep.node.group_bounds import GroupBounds
-from lockstep.node.listeners import Listeners
+from lockstep.node.context import Listeners, NodeContext
+from lockstep.node.log.journal import RaftJournal, has_journal, journal_path
 from lockstep.node.log.metadata_state import MetadataState
-from lockstep.node.log.raft_driver import RaftDriver
-from lockstep.node.log.raft_journal import RaftJournal, has_journal, journal_path
-from lockstep.node.log.raft_transport import METADATA_GROUP, RaftTransport
+from lockstep.node.log.raft_driver import METADATA_GROUP, GroupBounds, RaftDriver, RaftTransport
 from lockstep.node.membership.voters import Voters
 from lockstep.node.processors.base import Processor
 from lockstep.node.processors.gated import Gate, GatedProcessor

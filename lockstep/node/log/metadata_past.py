@@ -13,7 +13,7 @@ from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
 from lockstep.metadata.log.apply import apply_entry
 from lockstep.metadata.log.entries import LogEntry
 from lockstep.metadata.log.snapshot_file import SnapshotContent, SnapshotFileReader
-from lockstep.node.log import metadata_files as files
+from lockstep.node.log import metadata_store as files
 from lockstep.node.log.metadata_state import MetadataState
 from lockstep.runtime.ports import Disk
 from lockstep.values.errors import ConfigurationError, CorruptFile, LogTruncated

@@ -31,7 +31,7 @@ from lockstep.metadata.log.apply import apply_entry
 from lockstep.metadata.log.entries import LogEntry
 from lockstep.metadata.log.registry import EntryKind, Registry
 from lockstep.metadata.log.snapshot_file import SnapshotInfo
-from lockstep.node.log import metadata_files
+from lockstep.node.log import metadata_store
 from lockstep.node.log.metadata_store import DEFAULT_RETENTION, MetadataStore, Retention
 from lockstep.runtime.ports import Disk, Runtime
 from lockstep.values.errors import CannotApply, LockstepError, LogTruncated
@@ -325,7 +325,7 @@ class MetadataState:
         None when that snapshot is kept no more. All nodes' files of one epoch are equal."""
         if epoch not in self.store.infos:
             return None
-        return self._runtime.disk.read_at(metadata_files.snapshot_path(epoch), offset, size)
+        return self._runtime.disk.read_at(metadata_store.snapshot_path(epoch), offset, size)
 
     async def install(
         self, value: ClusterMetadata, entry: LogEntry, following: Sequence[LogEntry] = ()

@@ -1,8 +1,18 @@
-"""The durable half of the metadata: log segments, snapshots, checkpoints of what was dropped, the archive.
+"""The durable half of the metadata: log segments, snapshots, checkpoints of what was dropped; the names of
+their files, and an empty data directory that begins with a dump.
 
-Invariants: a snapshot gets its name only when it is whole and synced, and what it stands for is dropped only
+A segment `log-<first epoch>` holds the entries from one snapshot to the next; `snapshot-<epoch>` the value
+before that snapshot entry, and the entry.
+
+Only the metadata is written, no identity: the node that starts there is new, joins through its seeds like any
+other, and follows the log from the dump's last epoch on. Peers prove the rest: if the dump is of another
+history than theirs, its hashes contradict theirs and the node stops. Bringing a dump into a cluster that runs
+is recovery and is not done here.
+
+Invariant: a snapshot gets its name only when it is whole and synced, and what it stands for is dropped only
 after its name is durable, so a crash at any point leaves a directory that loads; entries are dropped in whole
-segments from the oldest on, each after its checkpoints (and, with an archive, its copy) are durable.
+segments from the oldest on, each after its checkpoints (and, with an archive, its copy) are durable. A file
+under its final name is whole, but for the newest segment's torn tail and for what a disk has damaged since.
 """
 
 from __future__ import annotations
@@ -15,15 +25,111 @@ import msgspec
 from lockstep.metadata.cluster import GENESIS_HASH, ClusterMetadata
 from lockstep.metadata.log.entries import LogEntry, verify_chain
 from lockstep.metadata.log.registry import EntryKind
-from lockstep.metadata.log.snapshot_file import SnapshotContent, SnapshotInfo, file_records, header_of
+from lockstep.metadata.log.snapshot_file import (
+    Dump,
+    SnapshotContent,
+    SnapshotFileReader,
+    SnapshotInfo,
+    entry_batches,
+    file_records,
+    header_of,
+    read_file,
+)
 from lockstep.metadata.part import Registered
 from lockstep.metadata.parts import REGISTERED
-from lockstep.node.log import metadata_files as files
 from lockstep.node.log.journal import Journal, settle
 from lockstep.runtime.ports import Disk, Runtime
 from lockstep.values.codec import decoder, encode
-from lockstep.values.errors import CorruptFile, LockstepError
-from lockstep.values.limits import LOG_CHECKPOINT_EPOCHS
+from lockstep.values.errors import ConfigurationError, CorruptFile, LockstepError
+from lockstep.values.limits import LOG_CHECKPOINT_EPOCHS, SNAPSHOT_PIECE_BYTES_MAX
+
+DIRECTORY = "metadata"
+CHECKPOINTS = f"{DIRECTORY}/checkpoints"
+#: A file that is being written.
+PARTIAL = ".part"
+_SEGMENT = "log-"
+_SNAPSHOT = "snapshot-"
+
+_ENTRIES: msgspec.msgpack.Decoder[list[LogEntry]] = decoder(list[LogEntry])
+
+
+def segment_path(first_epoch: int) -> str:
+    return f"{DIRECTORY}/{_SEGMENT}{first_epoch:012d}"
+
+
+def snapshot_path(epoch: int) -> str:
+    return f"{DIRECTORY}/{_SNAPSHOT}{epoch:012d}"
+
+
+def segments(disk: Disk) -> list[int]:
+    """First epochs of all segments, ascending."""
+    return _numbers(disk, _SEGMENT)
+
+
+def snapshots(disk: Disk) -> list[int]:
+    """Epochs of all snapshot files, ascending; whether they can be read is another matter."""
+    return _numbers(disk, _SNAPSHOT)
+
+
+def dump_path(epoch: int, entries: bool) -> str:
+    """A dump being fetched: like every partial file it is gone after the next start."""
+    return f"{DIRECTORY}/dump-{epoch}-{'log' if entries else 'value'}{PARTIAL}"
+
+
+def dumps(disk: Disk) -> list[str]:
+    return [path for path in partial_files(disk) if path.startswith(f"{DIRECTORY}/dump")]
+
+
+def partial_files(disk: Disk) -> list[str]:
+    return [f"{DIRECTORY}/{name}" for name in disk.names(DIRECTORY) if name.endswith(PARTIAL)]
+
+
+def _numbers(disk: Disk, prefix: str) -> list[int]:
+    names = [name.removeprefix(prefix) for name in disk.names(DIRECTORY) if name.startswith(prefix)]
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def read_segment(disk: Disk, first_epoch: int) -> list[LogEntry]:
+    """Its entries, a torn tail cut off; CorruptFile when it is damaged otherwise or begins elsewhere."""
+    path = segment_path(first_epoch)
+    entries = [entry for record in Journal(disk, path).load_as(_ENTRIES) for entry in record]
+    for at, entry in enumerate(entries):
+        if entry.epoch != first_epoch + at:
+            raise CorruptFile(path, 0, f"entry {entry.epoch} is where entry {first_epoch + at} belongs")
+    return entries
+
+
+def file_parts(disk: Disk, path: str) -> Iterator[bytes]:
+    """The file's bytes in pieces that one turn of the loop may handle."""
+    offset = 0
+    while part := disk.read_at(path, offset, SNAPSHOT_PIECE_BYTES_MAX):
+        yield part
+        offset += len(part)
+
+
+def read_snapshot(disk: Disk, epoch: int, registered: Registered) -> SnapshotContent:
+    """CorruptFile when it is not whole, or is of another epoch."""
+    path = snapshot_path(epoch)
+    return checked(read_file(file_parts(disk, path), path, registered), path, epoch)
+
+
+def checked(content: SnapshotContent, path: str, epoch: int) -> SnapshotContent:
+    entry = content.header.entry
+    if entry is None or entry.epoch != epoch:
+        raise CorruptFile(path, 0, "it is the snapshot of another epoch")
+    return content
+
+
+def snapshot_info(disk: Disk, epoch: int, registered: Registered) -> SnapshotInfo:
+    """From the header alone; CorruptFile when that cannot be read."""
+    path = snapshot_path(epoch)
+    reader = SnapshotFileReader(path, registered)
+    reader.feed(disk.read_at(path, 0, SNAPSHOT_PIECE_BYTES_MAX))
+    header = reader.header
+    if header is None or header.entry is None or header.entry.epoch != epoch:
+        raise CorruptFile(path, 0, "it has no header of this snapshot")
+    return SnapshotInfo(epoch, header.entry, header.digest, disk.size(path))
+
 
 _CHECKPOINTS: msgspec.msgpack.Decoder[list[tuple[int, bytes]]] = decoder(list[tuple[int, bytes]])
 
@@ -69,7 +175,7 @@ class MetadataStore:
         #: The segment that takes the next entry; None: it begins with that entry.
         self._active: Journal | None = None
         self._last_epoch = 0
-        self._checkpoint_file = Journal(self._disk, files.CHECKPOINTS)
+        self._checkpoint_file = Journal(self._disk, CHECKPOINTS)
         self.checkpoints: dict[int, bytes] = {}
         self.infos: dict[int, SnapshotInfo] = {}
         self._checkpoints_failed: LockstepError | OSError | None = None
@@ -100,13 +206,11 @@ class MetadataStore:
 
     async def settle(self) -> None:
         """Make durable what a killed predecessor left behind, and forget what it had not finished."""
-        for path in files.partial_files(self._disk):
+        for path in partial_files(self._disk):
             self._disk.remove(path)
-        await settle(
-            self._disk, [files.CHECKPOINTS, *map(files.segment_path, files.segments(self._disk)[-1:])]
-        )
-        if self._disk.names(files.DIRECTORY):
-            await self._disk.sync_names(files.DIRECTORY)
+        await settle(self._disk, [CHECKPOINTS, *map(segment_path, segments(self._disk)[-1:])])
+        if self._disk.names(DIRECTORY):
+            await self._disk.sync_names(DIRECTORY)
 
     def load(self) -> Loaded:
         """CorruptFile when what is there does not make one whole history."""
@@ -119,7 +223,7 @@ class MetadataStore:
             entries = self._joined(base.header.entry, entries)
         elif entries and entries[0].epoch != 1:
             raise CorruptFile(
-                files.DIRECTORY, 0, f"no snapshot can be read, and the log begins at {entries[0].epoch}"
+                DIRECTORY, 0, f"no snapshot can be read, and the log begins at {entries[0].epoch}"
             )
         if entries and epoch:
             # What follows the base is verified when it is applied.
@@ -127,11 +231,11 @@ class MetadataStore:
             previous = entries[0].previous_hash if entries[0].epoch > 1 else GENESIS_HASH
             problem = verify_chain(before, epoch=entries[0].epoch - 1, previous_hash=previous)
             if problem is not None:
-                raise CorruptFile(files.DIRECTORY, 0, problem)
+                raise CorruptFile(DIRECTORY, 0, problem)
         self._last_epoch = entries[-1].epoch if entries else epoch
         lost = max(self._unreadable, default=0)
         if lost > self._last_epoch:
-            path = files.snapshot_path(lost)
+            path = snapshot_path(lost)
             raise CorruptFile(
                 path, 0, f"it cannot be read, and all else here ends at epoch {self._last_epoch}"
             )
@@ -141,11 +245,11 @@ class MetadataStore:
     def _load_base(self) -> SnapshotContent | None:
         """The newest snapshot that can be read whole; those that cannot are told of and not counted."""
         base: SnapshotContent | None = None
-        for epoch in reversed(files.snapshots(self._disk)):
+        for epoch in reversed(snapshots(self._disk)):
             try:
                 if base is None:
-                    base = files.read_snapshot(self._disk, epoch, self._registered)
-                self.infos[epoch] = files.snapshot_info(self._disk, epoch, self._registered)
+                    base = read_snapshot(self._disk, epoch, self._registered)
+                self.infos[epoch] = snapshot_info(self._disk, epoch, self._registered)
             except CorruptFile as damage:
                 self._unreadable.append(epoch)
                 self._log("metadata.snapshot_unreadable", epoch=epoch, error=str(damage))
@@ -156,21 +260,19 @@ class MetadataStore:
         """Entries of the newest unbroken run of segments; older ones are what a crash while dropping left."""
         run: list[LogEntry] = []
         kept: list[int] = []
-        for first in files.segments(self._disk):
+        for first in segments(self._disk):
             if kept and first != (run[-1].epoch + 1 if run else kept[-1]):
                 if base < first - 1:
-                    raise CorruptFile(
-                        files.segment_path(first), 0, f"entries before epoch {first} are missing"
-                    )
+                    raise CorruptFile(segment_path(first), 0, f"entries before epoch {first} are missing")
                 run, kept = [], []
             kept.append(first)
-            run.extend(files.read_segment(self._disk, first))
+            run.extend(read_segment(self._disk, first))
         if kept and (run[-1].epoch if run else kept[-1] - 1) < base:
             # A snapshot was installed; the log before it ends earlier.
             run, kept = [], []
         if base and kept and kept[0] > base + 1:
-            raise CorruptFile(files.DIRECTORY, 0, f"entries {base + 1} to {kept[0] - 1} are missing")
-        self._stale = [first for first in files.segments(self._disk) if first not in kept]
+            raise CorruptFile(DIRECTORY, 0, f"entries {base + 1} to {kept[0] - 1} are missing")
+        self._stale = [first for first in segments(self._disk) if first not in kept]
         self._segments = kept
         return run
 
@@ -182,12 +284,12 @@ class MetadataStore:
         if before is not None:
             run = [before.entry, *run]
         if run[entry.epoch - run[0].epoch].hash != entry.hash:
-            raise CorruptFile(files.DIRECTORY, 0, f"log and snapshot differ at epoch {entry.epoch}")
+            raise CorruptFile(DIRECTORY, 0, f"log and snapshot differ at epoch {entry.epoch}")
         return run
 
     def _open_last(self, entries: Sequence[LogEntry]) -> None:
         if self._segments and entries and entries[-1].kind != EntryKind.SNAPSHOT:
-            path = files.segment_path(self._segments[-1])
+            path = segment_path(self._segments[-1])
             self._active = Journal(self._disk, path)
             self.log_bytes = self._disk.size(path)
         elif self._segments and self._segments[-1] == self._last_epoch + 1:
@@ -200,7 +302,7 @@ class MetadataStore:
         """Return when the entries are durable. A snapshot entry is the last of its batch."""
         if self._active is None:
             first = batch[0].epoch
-            self._active = Journal(self._disk, files.segment_path(first))
+            self._active = Journal(self._disk, segment_path(first))
             self._segments.append(first)
             self.log_bytes = 0
         body = encode(batch)
@@ -212,14 +314,14 @@ class MetadataStore:
 
     async def write_snapshot(self, value: ClusterMetadata, entry: LogEntry) -> SnapshotInfo:
         """Write the value before `entry` and the entry; return when the file is durable under its name."""
-        path = files.snapshot_path(entry.epoch)
-        partial = path + files.PARTIAL
+        path = snapshot_path(entry.epoch)
+        partial = path + PARTIAL
         header = header_of(value, entry)
         await self._write(self._disk, partial, file_records(value, header=header))
         self._runtime.probes.reach("metadata.snapshot.before_rename")
         size = self._disk.size(partial)
         self._disk.rename(partial, path)
-        await self._disk.sync_names(files.DIRECTORY)
+        await self._disk.sync_names(DIRECTORY)
         info = SnapshotInfo(entry.epoch, entry, header.digest, size)
         self.infos[entry.epoch] = info
         self.infos = dict(sorted(self.infos.items()))
@@ -269,10 +371,10 @@ class MetadataStore:
 
     async def _drop_segment(self, first: int, last: int, entries: Sequence[LogEntry]) -> None:
         await self._checkpoint(first, last, entries)
-        await self._archived(files.segment_path(first))
+        await self._archived(segment_path(first))
         self._runtime.probes.reach("metadata.drop_segment")
         self._segments.remove(first)
-        self._disk.remove(files.segment_path(first))
+        self._disk.remove(segment_path(first))
 
     async def _checkpoint(self, first: int, last: int, entries: Sequence[LogEntry]) -> None:
         base = entries[0].epoch if entries else 0
@@ -300,18 +402,18 @@ class MetadataStore:
         kept = [*known[-self._retention.snapshots :], *needed]
         for epoch in known:
             if epoch not in kept:
-                await self._archived(files.snapshot_path(epoch))
+                await self._archived(snapshot_path(epoch))
                 del self.infos[epoch]
-                self._disk.remove(files.snapshot_path(epoch))
-        for epoch in files.snapshots(self._disk):
+                self._disk.remove(snapshot_path(epoch))
+        for epoch in snapshots(self._disk):
             if epoch < next(iter(self.infos), 0):
                 # It cannot be read, lies before a gap, or came back after a power cut.
-                await self._archived(files.snapshot_path(epoch))
-                self._disk.remove(files.snapshot_path(epoch))
+                await self._archived(snapshot_path(epoch))
+                self._disk.remove(snapshot_path(epoch))
 
     async def _drop_stale(self) -> None:
         while self._stale:
-            path = files.segment_path(self._stale[0])
+            path = segment_path(self._stale[0])
             await self._archived(path)
             self._disk.remove(path)
             del self._stale[0]
@@ -337,7 +439,29 @@ class MetadataStore:
         if archive is None:
             return
         if not archive.exists(path):
-            await self._write(archive, path + files.PARTIAL, files.file_parts(self._disk, path))
-            archive.rename(path + files.PARTIAL, path)
+            await self._write(archive, path + PARTIAL, file_parts(self._disk, path))
+            archive.rename(path + PARTIAL, path)
         # Also of one that is there: a killed predecessor may have given it this name a moment ago.
-        await archive.sync_names(files.DIRECTORY)
+        await archive.sync_names(DIRECTORY)
+
+
+async def seed_directory(runtime: Runtime, dump: Dump) -> int:
+    """The epoch that a node will start at. ConfigurationError when the directory is not empty, or when the
+    dump has no snapshot entry and does not begin at epoch 0: a log cannot begin in the middle."""
+    if runtime.disk.names(""):
+        raise ConfigurationError("the data directory is not empty", hint="name a new one")
+    if dump.snapshot is None and dump.base.epoch > 0:
+        raise ConfigurationError(
+            f"this dump begins at epoch {dump.base.epoch} and has no snapshot entry to begin a log with",
+            hint="make one without --value-only: lockstep cms dump FILE",
+        )
+    store = MetadataStore(runtime, DEFAULT_RETENTION, lambda *_, **__: None)
+    store.load()
+    entries = list(dump.entries)
+    if dump.snapshot is not None:
+        value, entry = dump.snapshot
+        await store.write_snapshot(value, entry)
+        entries = [one for one in entries if one.epoch > entry.epoch]
+    for batch in entry_batches(entries):
+        await store.append(batch)
+    return dump.value.epoch

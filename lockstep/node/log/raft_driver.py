@@ -1,21 +1,21 @@
-"""Drives one Raft machine: ticks it, persists and sends what it asks, hands out what it commits.
+"""Drives one Raft machine: ticks it, persists and sends what it asks, hands out what it commits; messages
+between nodes, one verb for all groups, each handed to its group's machine; and the bounds of what a group
+keeps and sends.
 
-Invariants: the contract of `consensus.effects` is kept: what promises something about this node's disk is
-sent only after the write behind it is durable; one write is in flight at a time and covers everything that
-was handed out while the previous one ran (group commit). A message counts only when it comes from the very
-host that is the member it names. After a failure the machine takes no further step. Several groups live
-on one node side by side: their drivers share nothing but the transport.
-
-Questions to a group that wait for the word of a quorum: does this member lead now?
-
-Invariant: every question is answered once, or its asker has gone.
+Invariant: the contract of `consensus.effects` is kept: what promises something about this node's disk is sent
+only after the write behind it is durable; one write is in flight at a time and covers everything that was
+handed out while the previous one ran (group commit). A message counts only when it comes from the very host
+that is the member it names. After a failure the machine takes no further step. Several groups live on one
+node side by side: their drivers share nothing but the transport. Every question is answered once, or its
+asker has gone. A message reaches only the member of the group that it names; one for a group that has no
+member on this node is dropped, as a lost one would be.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -36,15 +36,62 @@ from lockstep.consensus.events import (
     Tick,
     TransferLeadership,
 )
-from lockstep.consensus.messages import Entry, Message, Snapshot
+from lockstep.consensus.messages import Entry, Message, Snapshot, decode_message, encode_message
 from lockstep.consensus.raft import Raft, RaftStatus
+from lockstep.internode import verbs
 from lockstep.internode.handshake import Address, PeerInfo
-from lockstep.node.log.raft_journal import RaftJournal
-from lockstep.node.log.raft_transport import RaftTransport
+from lockstep.internode.internode import Internode
+from lockstep.node.log.journal import RaftJournal
 from lockstep.node.membership.voters import Member
 from lockstep.runtime.ports import Runtime
 from lockstep.values.errors import CannotApply, FrameCorrupt, LockstepError, NotLeader
-from lockstep.values.limits import RAFT_KEPT_BYTES_MAX, RAFT_KEPT_ENTRIES
+from lockstep.values.limits import MANAGEMENT_SNAPSHOT_ENTRIES, RAFT_KEPT_BYTES_MAX, RAFT_KEPT_ENTRIES
+
+#: The group whose log is the metadata log.
+METADATA_GROUP: Final = 1
+#: The group that holds what the cluster is: its name, its lineage, whom it admits.
+MANAGEMENT_GROUP: Final = 2
+
+
+class RaftPayload(msgspec.Struct, frozen=True, array_like=True):
+    """One Raft message on its way between nodes, already encoded."""
+
+    data: bytes
+
+
+class GroupMember(Protocol):
+    """What gets a group's messages on this node."""
+
+    group: int
+
+    def received(self, peer: PeerInfo, message: Message) -> None: ...
+
+
+class RaftTransport:
+    def __init__(self, internode: Internode) -> None:
+        self._internode = internode
+        self._members: dict[int, GroupMember] = {}
+        internode.register_fast(verbs.RAFT, RaftPayload, RaftPayload, self._receive)
+
+    def attach(self, member: GroupMember) -> None:
+        assert member.group not in self._members, f"group {member.group} has one member on a node"
+        self._members[member.group] = member
+
+    def detach(self, member: GroupMember) -> None:
+        if self._members.get(member.group) is member:
+            del self._members[member.group]
+
+    def send(self, address: Address, message: Message) -> None:
+        self._internode.send(address, verbs.RAFT, RaftPayload(encode_message(message)))
+
+    def _receive(self, peer: PeerInfo, payload: RaftPayload, _respond: object) -> None:
+        try:
+            message = decode_message(payload.data)
+        except msgspec.MsgspecError as error:
+            raise FrameCorrupt(f"not a Raft message: {error}") from error
+        member = self._members.get(message.group)
+        if member is not None:
+            member.received(peer, message)
 
 
 class PendingReads:
@@ -415,3 +462,14 @@ def _joined(writes: Sequence[_Write]) -> tuple[HardState | None, list[Entry]]:
                 entries.pop()
             entries.extend(write.entries)
     return hard_state, entries
+
+
+class GroupBounds(msgspec.Struct, frozen=True):
+    """`append_bytes_max`: data of one append of the metadata group. `management_entries`: of the management
+    group's log, between two snapshots. A simulator takes small ones, to meet every border often."""
+
+    append_bytes_max: int = RaftSettings().append_bytes_max
+    management_entries: int = MANAGEMENT_SNAPSHOT_ENTRIES
+
+
+USUAL = GroupBounds()

@@ -1,31 +1,202 @@
-"""Getting a transformation into the log from any node."""
+"""Getting a submission to the leader of a Raft group, and a transformation into the log from any node; how
+long such changes took, by how they ended; and asking for a snapshot when enough was written since the last
+one.
+
+Invariant: what is submitted keeps one id over all attempts, so it is applied at most once; when the deadline
+passes and some attempt may have been appended, OutcomeUnknown is raised, never a failure. A submission is
+counted once, when it ends, whichever node judged it; counts only grow. Only the leader asks, once for each
+interval: the entry names the snapshot that its interval began at, so that a second proposal of the same
+interval, by whomever, is refused.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from lockstep.internode import verbs
 from lockstep.internode.handshake import Address
-from lockstep.internode.responding import Respond
+from lockstep.internode.serving import Respond
+from lockstep.metadata.directory import NodeState
+from lockstep.metadata.log.snapshot_entries import TakeSnapshot
 from lockstep.node.context import NodeContext
-from lockstep.node.log.commit_times import ACCEPTED, CommitTimes, outcome_of
-from lockstep.node.log.group_submitter import Group, GroupSubmitter
 from lockstep.node.log.messages import Submit, Submitted
 from lockstep.node.log.metadata_member import MetadataMember
 from lockstep.node.log.metadata_state import MetadataState
 from lockstep.node.membership.voters import Voters
+from lockstep.runtime.ports import Runtime
 from lockstep.values.codec import encode
 from lockstep.values.errors import (
+    HandshakeRefused,
+    InvalidRequest,
+    LeadershipLost,
     LockstepError,
+    NodeExcluded,
     NotLeader,
     OutcomeUnknown,
+    Overloaded,
     PeerTimeout,
     PeerUnreachable,
     Rejected,
 )
+
+ACCEPTED: Final = "accepted"
+REJECTED: Final = "rejected"
+UNKNOWN: Final = "unknown"
+#: No voter could be asked: nothing was done, and nothing was judged.
+UNREACHED: Final = "unreached"
+OUTCOMES: Final = (ACCEPTED, REJECTED, UNKNOWN, UNREACHED)
+#: Upper bounds in seconds: from a commit on one fast disk to the end of a client's patience.
+BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class Times(msgspec.Struct):
+    """`counts` has one more element than BOUNDS_S: those that took longer than all of them."""
+
+    counts: list[int]
+    total_s: float = 0.0
+
+
+class CommitTimes:
+    def __init__(self) -> None:
+        self.by_outcome = {outcome: Times([0] * (len(BOUNDS_S) + 1)) for outcome in OUTCOMES}
+
+    def note(self, outcome: str, took_s: float) -> None:
+        times = self.by_outcome[outcome]
+        at = next((at for at, bound in enumerate(BOUNDS_S) if took_s <= bound), len(BOUNDS_S))
+        times.counts[at] += 1
+        times.total_s += took_s
+
+
+def outcome_of(error: BaseException) -> str:
+    """How a submission ended that raised this; one that its caller gave up may be in the log."""
+    if isinstance(error, Rejected | InvalidRequest):
+        return REJECTED
+    if isinstance(error, OutcomeUnknown) or not isinstance(error, Exception):
+        return UNKNOWN
+    return UNREACHED
+
+
+R = TypeVar("R")
+
+#: One attempt at one member; an election takes about as long.
+ATTEMPT_TIMEOUT_MS: Final = 2000
+#: What settles a submission.
+_SETTLED = (Rejected, OutcomeUnknown, InvalidRequest)
+#: What says that a member appended nothing.
+_NOTHING_DONE = (NotLeader, PeerUnreachable, HandshakeRefused, Overloaded, NodeExcluded)
+
+
+class Group(msgspec.Struct, frozen=True):
+    """What differs between the groups.
+
+    `name` and the hints are for people; `effect` says what may have happened. `pause_ms` is (least, most)
+    between rounds over all members: well below an election, and no busy loop. `leaderless_ms`: how long
+    members are asked while none leads and none has appended anything; 0: until the deadline.
+    """
+
+    name: str
+    effect: str
+    hint: str
+    unreachable_hint: str
+    pause_ms: tuple[int, int]
+    leaderless_ms: int = 0
+
+
+class GroupSubmitter:
+    """`members()` gives the addresses to ask, the likeliest leader first."""
+
+    def __init__(self, runtime: Runtime, group: Group, members: Callable[[], Sequence[Address]]) -> None:
+        self._runtime = runtime
+        self._group = group
+        self._members = members
+
+    async def settle(
+        self, ask: Callable[[Address, int], Awaitable[R | None]], timeout_ms: int
+    ) -> tuple[R, Address]:
+        """(the answer that settles it, who gave it).
+
+        `ask(address, limit_ms)` makes one attempt; None: this member gave no answer that settles it. What it
+        raises is told apart by what it means for the outcome. OutcomeUnknown: some attempt may have been
+        appended. PeerUnreachable: nothing was done.
+        """
+        begin_s = self._runtime.clock.monotonic_s()
+        deadline_s = begin_s + timeout_ms / 1000
+        attempts = _Attempts()
+        while (left_ms := self.left_ms(deadline_s)) > 0:
+            if attempts.leaderless and 0 < self._group.leaderless_ms <= timeout_ms - left_ms:
+                break
+            for address in self._members():
+                found = await self._attempt(ask, address, attempts, deadline_s)
+                if found is not None:
+                    return found, address
+                if self.left_ms(deadline_s) <= 0:
+                    break
+            else:
+                low, high = self._group.pause_ms
+                await asyncio.sleep((low + self._runtime.random.below(high - low)) / 1000)
+        waited_ms = int((self._runtime.clock.monotonic_s() - begin_s) * 1000)
+        raise attempts.verdict(self._group, min(waited_ms, timeout_ms))
+
+    def left_ms(self, deadline_s: float) -> int:
+        return int((deadline_s - self._runtime.clock.monotonic_s()) * 1000)
+
+    async def _attempt(
+        self,
+        ask: Callable[[Address, int], Awaitable[R | None]],
+        address: Address,
+        attempts: _Attempts,
+        deadline_s: float,
+    ) -> R | None:
+        limit_ms = max(1, min(ATTEMPT_TIMEOUT_MS, self.left_ms(deadline_s)))
+        try:
+            return await ask(address, limit_ms)
+        except _SETTLED:
+            raise
+        except LeadershipLost as error:
+            attempts.unknown(error)
+        except _NOTHING_DONE as error:
+            attempts.nothing_done(error)
+        except LockstepError as error:
+            # Whatever went wrong there, it may have been after the append.
+            attempts.unknown(error)
+        except TimeoutError:
+            attempts.unknown(PeerTimeout(f"this member did not commit within {limit_ms} ms"))
+        return None
+
+
+class _Attempts:
+    """What is known of a submission after some attempts."""
+
+    def __init__(self) -> None:
+        self._maybe_appended = False
+        self._last: LockstepError | None = None
+        #: Whether no attempt found anyone who leads, or who may have led.
+        self.leaderless = True
+
+    def nothing_done(self, error: LockstepError) -> None:
+        self._last = error
+        if isinstance(error, Overloaded):
+            self.leaderless = False
+
+    def unknown(self, error: LockstepError) -> None:
+        self._maybe_appended = True
+        self.leaderless = False
+        self._last = error
+
+    def verdict(self, group: Group, waited_ms: int) -> LockstepError:
+        if self._maybe_appended:
+            return OutcomeUnknown(
+                f"no {group.name} answered within {waited_ms} ms; {group.effect}", hint=group.hint
+            )
+        return PeerUnreachable(
+            f"nothing was changed, as no {group.name} was found within {waited_ms} ms: {self._last}",
+            hint=group.unreachable_hint,
+        )
+
 
 _GROUP: Final = Group(
     name="metadata leader",
@@ -179,3 +350,69 @@ class _Answer:
             self._respond(outcome)
         else:
             self._respond(Submitted(outcome, self._term))
+
+
+#: After a proposal failed: leadership or a peer is in motion.
+RETRY_MS = 1000
+
+
+class SnapshotTrigger:
+    """Epochs and bytes of the configuration count from the last snapshot entry; 0 never triggers by them."""
+
+    def __init__(
+        self,
+        context: NodeContext,
+        state: MetadataState,
+        submitter: Submitter,
+        member: MetadataMember,
+    ) -> None:
+        self._runtime = context.runtime
+        self._state = state
+        self._submitter = submitter
+        self._member = member
+        self._timeout_ms = context.configuration.timeouts.metadata_ms
+        self._log = context.log
+        self._every_epochs = context.configuration.metadata.snapshot_every_epochs
+        self._every_bytes = context.configuration.metadata.snapshot_every_bytes
+        self._look = asyncio.Event()
+        state.listen(lambda *_: self.wake())
+        member.roles.add(self.wake)
+
+    def start(self) -> None:
+        self._runtime.tasks.spawn(self._run(), "metadata.snapshot_trigger")
+
+    def wake(self) -> None:
+        """Something was applied, or this node's role changed."""
+        if self.due() and self._member.leads:
+            self._look.set()
+
+    def due(self) -> str:
+        """Why a snapshot is due; empty when it is not."""
+        cluster = self._state.current
+        since = cluster.epoch - cluster.service.snapshot_epoch
+        if self._every_epochs and since >= self._every_epochs:
+            return f"{self._every_epochs} epochs"
+        if self._every_bytes and since > 1 and self._state.store.log_bytes >= self._every_bytes:
+            return f"{self._every_bytes} bytes"
+        by_id = cluster.directory.by_id
+        for voter in cluster.service.snapshot_voters:
+            if voter not in by_id or by_id[voter].state is NodeState.LEFT:
+                return f"node {voter}, which the last one names, has left"
+        return ""
+
+    async def _run(self) -> None:
+        while self._state.broken is None:
+            await self._look.wait()
+            self._look.clear()
+            reason = self.due()
+            if not reason or not self._member.leads:
+                continue
+            after = self._state.current.service.snapshot_epoch
+            try:
+                await self._submitter.submit(TakeSnapshot(reason, after), self._timeout_ms)
+            except Rejected as refusal:
+                self._log("metadata.snapshot_refused", reason=refusal.message)
+            except LockstepError as error:
+                self._log("metadata.snapshot_waits", error=str(error))
+                await asyncio.sleep(RETRY_MS / 1000)
+                self.wake()

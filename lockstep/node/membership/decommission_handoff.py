@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 from lockstep.handoff.batch_store import BatchStore
 from lockstep.handoff.hint_delivery import Fate, HintDelivery
-from lockstep.handoff.hint_records import Hint
+from lockstep.handoff.hint_store import Hint
 from lockstep.handoff.hints import Hints
 from lockstep.node.context import NodeContext
 from lockstep.node.log.submission import Submitter
-from lockstep.topology.undelivered import Owed, RecordUndelivered
+from lockstep.topology.force_remove import Owed, RecordUndelivered
 from lockstep.values.errors import LockstepError, Rejected
 from lockstep.values.ids import Consistency, NodeId
 from lockstep.values.limits import (

@@ -16,7 +16,7 @@ import msgspec
 from lockstep.gossip.soft_state import Ack, Ack2, Known, SoftState, SoftStates, Syn, partners
 from lockstep.internode import verbs
 from lockstep.internode.handshake import Address, PeerInfo
-from lockstep.internode.responding import Respond
+from lockstep.internode.serving import Respond
 from lockstep.metadata.directory import Directory
 from lockstep.node.context import NodeContext
 from lockstep.node.log.metadata_state import MetadataState

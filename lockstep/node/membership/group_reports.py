@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import msgspec
 
 from lockstep.internode import verbs
-from lockstep.metadata.groups.group_states import (
+from lockstep.metadata.groups.management import GENESIS
+from lockstep.metadata.groups.service import (
     GlobalState,
     LocalFacts,
     LocalState,
@@ -22,12 +23,11 @@ from lockstep.metadata.groups.group_states import (
     local_state,
     part_of,
 )
-from lockstep.metadata.groups.management import GENESIS
 from lockstep.node.context import NodeContext
-from lockstep.node.log.raft_transport import MANAGEMENT_GROUP, METADATA_GROUP
+from lockstep.node.log.messages import AskGroup, GroupReport
+from lockstep.node.log.raft_driver import MANAGEMENT_GROUP, METADATA_GROUP
 from lockstep.node.log_service import NodeLog
 from lockstep.node.membership.management import Management
-from lockstep.node.membership.management_messages import AskGroup, GroupReport
 from lockstep.values.errors import LockstepError
 
 #: A voter that does not answer in this time does not take part just now.

@@ -23,24 +23,26 @@ from lockstep.consensus.configuration import Configuration, RaftSettings
 from lockstep.internode import verbs
 from lockstep.internode.handshake import Address
 from lockstep.metadata.directory import NodeState
-from lockstep.metadata.groups.group_membership import Configure, HandOver, Members, next_step
-from lockstep.metadata.groups.management import EMPTY_STATE, ManagementState, Outcome
-from lockstep.metadata.groups.management_commands import (
+from lockstep.metadata.groups.management import (
     COMMAND_ID_BYTES,
+    EMPTY_STATE,
     Action,
     Admit,
     Command,
     Expel,
     Found,
     Host,
+    ManagementState,
+    Outcome,
     RecordVoters,
 )
+from lockstep.metadata.groups.membership_step import GroupConfigure, HandOver, Members, group_next_step
 from lockstep.node.context import NodeContext
-from lockstep.node.log.group_submitter import Group, GroupSubmitter
-from lockstep.node.log.raft_transport import MANAGEMENT_GROUP
+from lockstep.node.log.messages import AskGroup, GroupReport, Manage, Managed
+from lockstep.node.log.raft_driver import MANAGEMENT_GROUP
+from lockstep.node.log.submission import Group, GroupSubmitter
 from lockstep.node.log_service import NodeLog
 from lockstep.node.membership.management_group import ManagementGroup
-from lockstep.node.membership.management_messages import AskGroup, GroupReport, Manage, Managed
 from lockstep.node.membership.voters import Voters
 from lockstep.values.errors import (
     LockstepError,
@@ -434,8 +436,8 @@ class Management:
             if progress.heard and progress.match >= enough
         ]
         members = Members(configuration.voters, configuration.learners)
-        step = next_step(wanted, members, [*caught_up, status.identity], status.identity)
-        if isinstance(step, Configure):
+        step = group_next_step(wanted, members, [*caught_up, status.identity], status.identity)
+        if isinstance(step, GroupConfigure):
             self._runtime.probes.reach("management.configure")
             group.driver.propose_configuration(Configuration(step.members.voters, (), step.members.learners))
         elif isinstance(step, HandOver):

@@ -16,15 +16,16 @@ from lockstep.consensus.messages import Entry, EntryKind, Snapshot
 from lockstep.metadata.groups import management
 from lockstep.metadata.groups.management import (
     EMPTY_STATE,
+    Command,
     ManagementState,
     Outcome,
+    decode_command,
     decode_state,
+    encode_command,
     encode_state,
 )
-from lockstep.metadata.groups.management_commands import Command, decode_command, encode_command
-from lockstep.node.log.raft_driver import RaftDriver
-from lockstep.node.log.raft_journal import has_journal
-from lockstep.node.log.raft_transport import MANAGEMENT_GROUP, RaftTransport
+from lockstep.node.log.journal import has_journal
+from lockstep.node.log.raft_driver import MANAGEMENT_GROUP, RaftDriver, RaftTransport
 from lockstep.node.membership.voters import Member
 from lockstep.runtime.ports import Runtime
 from lockstep.values.codec import UNREADABLE

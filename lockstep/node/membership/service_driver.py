@@ -24,13 +24,13 @@ from lockstep.consensus.configuration import Configuration
 from lockstep.consensus.effects import Refused
 from lockstep.internode import verbs
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.groups.group_membership import Members
 from lockstep.metadata.groups.membership import CancelMembership
 from lockstep.metadata.groups.membership_step import (
     Action,
     Configure,
     GroupView,
     Idle,
+    Members,
     Observed,
     Submit,
     Transfer,

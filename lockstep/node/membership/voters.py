@@ -1,8 +1,10 @@
-"""Who the voters of the metadata group are, and where.
+"""Who the voters of the metadata group are, and where; and which host each founder of a cluster is, written
+down before this one takes part in consensus.
 
 Invariant: a voter is a host, known by its host id from the first entry's directory, or before that from what
-the founders bound themselves to. An address only says where to find it: whoever else uses that address is
-not the voter, and a voter that moved is found where it was last heard.
+the founders bound themselves to. An address only says where to find it: whoever else uses that address is not
+the voter, and a voter that moved is found where it was last heard. Written once and never changed; meaningful
+until the first entry of the log is applied.
 """
 
 from __future__ import annotations
@@ -12,9 +14,42 @@ from collections.abc import Sequence
 import msgspec
 
 from lockstep.internode.handshake import Address
+from lockstep.node.log.journal import Journal
 from lockstep.node.log.metadata_state import MetadataState
-from lockstep.node.membership.founders_file import FoundersFile
+from lockstep.runtime.ports import Disk
+from lockstep.values.codec import decoder, encode
 from lockstep.values.ids import NodeId
+
+FOUNDERS_PATH = "raft/founders"
+
+
+class BoundFounders(msgspec.Struct, frozen=True, array_like=True):
+    """Addresses and host ids of all founders, in the configured order; voter i is number i - 1."""
+
+    addresses: tuple[Address, ...]
+    host_ids: tuple[str, ...]
+
+
+_DECODER = decoder(BoundFounders)
+
+
+class FoundersFile:
+    """`value` is None until this node bound itself; it never changes afterwards."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._journal = Journal(disk, FOUNDERS_PATH)
+        self.value: BoundFounders | None = None
+
+    def load(self) -> None:
+        records = self._journal.load_as(_DECODER)
+        self.value = records[0] if records else None
+
+    async def bind(self, value: BoundFounders) -> None:
+        """Durable on return."""
+        assert self.value is None, "a founder binds itself once"
+        await self._journal.append(encode(value))
+        self.value = value
+
 
 #: A new cluster begins with one voter, its first founder; the group then grows with the cluster.
 FIRST_VOTER = 1

@@ -22,8 +22,7 @@ from lockstep.metadata.log.registry import Registry
 from lockstep.node.configuration import Configuration
 from lockstep.node.log.messages import Submit
 from lockstep.node.log.metadata_state import MetadataState
-from lockstep.node.processors.base import Processor, Settle
-from lockstep.node.processors.local import LocalProcessor
+from lockstep.node.processors.base import LocalProcessor, Processor, Settle
 from lockstep.runtime.ports import Runtime
 from lockstep.values.errors import ConfigurationError, NotLeader
 

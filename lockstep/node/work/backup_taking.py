@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from lockstep.internode.throttle import Throttle
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.log.dump import dump_file
+from lockstep.metadata.log.snapshot_file import dump_file
 from lockstep.metadata.repairs import joined_ranges
 from lockstep.node.context import NodeContext
 from lockstep.node.work.lacking import Lacking

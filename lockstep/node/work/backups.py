@@ -19,11 +19,9 @@ from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.context import NodeContext
 from lockstep.node.log.metadata_state import MetadataState
 from lockstep.node.log.submission import Submitter
-from lockstep.node.work.backup_choice import Found, chosen_parts, refuse_lossy
-from lockstep.node.work.backup_restoring import first_of
-from lockstep.node.work.backup_service import BackupService
+from lockstep.node.work.backup_choice import Found, Restored, chosen_parts, loads, offers, refuse_lossy
+from lockstep.node.work.backup_service import BackupService, first_of
 from lockstep.node.work.driven_ends import ENTRY_TIMEOUT_MS, DrivenEnds
-from lockstep.node.work.restore_orders import Restored, loads, offers
 from lockstep.replica.backup_messages import (
     AskBackups,
     BackupAction,

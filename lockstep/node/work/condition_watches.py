@@ -1,13 +1,16 @@
-"""Conditions that are looked at rather than reported: the part only keeps a state, and one watch reads it.
+"""Conditions that are looked at rather than reported: the part only keeps a state, and one watch for all
+looks at it; and certificates, of whose end operators are told before.
 
 Invariant: a watch reads what its part knows already, at no more cost than the part itself allows. What comes
-and goes in normal work, such as an election or a barrier, is told only once it has lasted.
+and goes in normal work, such as an election or a barrier, is told only once it has lasted. It only tells. A
+certificate that ended while the node runs is refused by others at the next connection, and by this node
+itself at its next start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import Final
+from collections.abc import Callable, Hashable, Sequence
+from typing import Final, Protocol
 
 from lockstep.node.log.metadata_state import MetadataState
 from lockstep.node.membership.management import Management
@@ -90,5 +93,38 @@ def watch_groups(
 def watch_disk(conditions: Conditions, space: Space) -> Look:
     def look() -> None:
         conditions.follow(space.look(), "DISK_FULL", detail=f"less than {space.reserve_bytes} bytes are free")
+
+    return look
+
+
+#: Long enough for whoever has to sign a new one.
+WARNED_BEFORE_S: Final = 30 * 86_400
+_CODE: Final = "CERTIFICATE_EXPIRES"
+
+
+class Ending(Protocol):
+    """A file with a certificate, and when that ends."""
+
+    @property
+    def file(self) -> str: ...
+
+    @property
+    def ends_us(self) -> int: ...
+
+    @property
+    def ends(self) -> str: ...
+
+
+def watch_certificates(
+    conditions: Conditions, clock: Clock, certificates: Sequence[Ending]
+) -> Callable[[], None]:
+    """What `Conditions.watch` takes."""
+
+    def look() -> None:
+        now_us = clock.wall_us()
+        for one in certificates:
+            left_s = (one.ends_us - now_us) / 1_000_000
+            said = f"{'expired' if left_s <= 0 else 'expires'} on {one.ends}"
+            conditions.follow(left_s <= WARNED_BEFORE_S, _CODE, one.file, said)
 
     return look

@@ -20,7 +20,7 @@ from lockstep.metadata.operations import Operation
 from lockstep.metadata.requests import Request
 from lockstep.node.log.messages import WorkStatus
 from lockstep.topology.kind import stage_row
-from lockstep.topology.running import streaming_session
+from lockstep.topology.planning import streaming_session
 from lockstep.topology.stages import STREAMING
 from lockstep.topology.step import WorkKey, receivers
 from lockstep.values.ids import NodeId

@@ -1,17 +1,20 @@
-"""Building views from what their base tables have already, in the background and resumable.
+"""Building views from what their base tables have already, in the background and resumably, and telling the
+storage engine which secondary indexes its tables have.
 
-Invariants. A row that was written before this node knew of the view is in the store when the build begins,
-and a later one brings its view updates itself, so going through the store once misses nothing. A range counts
-as built, durably, only when each of its rows is on every replica of the view or has a durable hint. Only
-ranges that this node reads are gone through: what it has of others may be out of date. Before rows are
-derived here a majority of the data centre reads them, which brings this node what it lacks: of an older state
-of a row nobody would take the view's row back once this node has given the range up.
+Invariant: A row that was written before this node knew of the view is in the store when the build begins, and
+a later one brings its view updates itself, so going through the store once misses nothing. A range counts as
+built, durably, only when each of its rows is on every replica of the view or has a durable hint. Only ranges
+that this node reads are gone through: what it has of others may be out of date. Before rows are derived here
+a majority of the data centre reads them, which brings this node what it lacks: of an older state of a row
+nobody would take the view's row back once this node has given the range up. In the step in which an entry is
+applied here, the engine keeps the indexes of the schema after it; so a write that is accepted under the epoch
+of an index, or a later one, makes entries in it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import msgspec
 
@@ -24,6 +27,7 @@ from lockstep.node.log.metadata_state import MetadataState
 from lockstep.node.work.lacking import Lacking
 from lockstep.schema.model import Schema, Table
 from lockstep.storage.engine import StorageEngine
+from lockstep.storage.index.index_entries import IndexDefinition, definition_of
 from lockstep.storage.store import Family
 from lockstep.values import codec
 from lockstep.values.errors import DiskRefused, LockstepError
@@ -284,3 +288,29 @@ def missing(owned: Iterable[tuple[int, int]], covered: tuple[tuple[int, int], ..
         if begin < right:
             return Range(begin, min([right, *(first for first, _ in covered if first > begin)]))
     return None
+
+
+class IndexUpkeep:
+    def __init__(self, state: MetadataState, engine: StorageEngine) -> None:
+        self._engine = engine
+        schema = state.current.schema
+        for keyspace in schema.keyspaces:
+            for table in keyspace.tables:
+                if table.indexes:
+                    engine.indexes.define(table.id, definitions(schema, table))
+        state.listen(self._applied, parts_only=True)
+
+    def _applied(self, before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
+        if before.schema is after.schema:
+            return
+        for table_id, was, now in changed(before.schema.table_tree, after.schema.table_tree):
+            had = was.indexes if was is not None else ()
+            has = now.indexes if now is not None else ()
+            if had or has:
+                found = definitions(after.schema, now) if now is not None else ()
+                self._engine.indexes.define(table_id, found)
+
+
+def definitions(schema: Schema, table: Table) -> Sequence[IndexDefinition]:
+    space = schema.by_name[table.keyspace]
+    return [definition_of(space, table, index) for index in table.indexes]

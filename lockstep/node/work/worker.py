@@ -17,12 +17,12 @@ from lockstep.node.context import NodeContext
 from lockstep.node.data_service import NodeData
 from lockstep.node.log.messages import RunWork, WorkStatus
 from lockstep.node.log.metadata_state import MetadataState
-from lockstep.node.work.refill import refill_actor
+from lockstep.node.work.lacking import refill_actor
 from lockstep.storage.rows.keys import ballots_of
 from lockstep.streaming.stream_progress import StreamProgress
 from lockstep.topology.kind import stage_row
 from lockstep.topology.kinds.rebuild import Rebuild
-from lockstep.topology.running import streaming_session
+from lockstep.topology.planning import streaming_session
 from lockstep.topology.stages import STREAMING, StreamTask, Work
 from lockstep.topology.streams import stream_plan
 from lockstep.values.errors import (

@@ -15,8 +15,8 @@ import hmac
 import ipaddress
 from typing import TYPE_CHECKING, Final
 
-from lockstep.metadata.access import resources
-from lockstep.node.security_settings import AdminSection
+from lockstep.metadata.access import roles
+from lockstep.node.settings import AdminSection
 from lockstep.runtime.ports import Runtime
 from lockstep.server.admin.http import HttpRequest
 from lockstep.server.auth.permits import SUPERUSER, Needs, Permits, Session
@@ -51,9 +51,9 @@ class Access(enum.Enum):
 
 #: What a role needs, where permissions count: Cassandra's for what it offers by JMX.
 NEEDS: Final[dict[Access, Needs]] = {
-    Access.PROBE: (("SELECT", resources.MBEANS),),
-    Access.READ: (("SELECT", resources.MBEANS),),
-    Access.CHANGE: (("EXECUTE", resources.MBEANS),),
+    Access.PROBE: (("SELECT", roles.MBEANS),),
+    Access.READ: (("SELECT", roles.MBEANS),),
+    Access.CHANGE: (("EXECUTE", roles.MBEANS),),
     Access.SECRET: ((SUPERUSER, "what holds hashes of passwords"),),
 }
 

@@ -21,7 +21,7 @@ from lockstep.documents.status import Description
 from lockstep.metadata.directory import OWNING_STATES
 from lockstep.node.configuration import split_address
 from lockstep.node.services import NodeServices
-from lockstep.node.work.scrubbing import ScrubState
+from lockstep.node.work.table_damage import ScrubState
 from lockstep.server.admin.admin_access import CHALLENGE, Access, AdminAccess, status_of
 from lockstep.server.admin.backups import BackupRequests
 from lockstep.server.admin.cms_operations import ServiceOperations
@@ -49,7 +49,7 @@ from lockstep.server.admin.requests import PATH as EXCLUDED_PATH
 from lockstep.server.cql.cql_server import CqlServer
 from lockstep.server.metrics.exposition import CONTENT_TYPE, exposition
 from lockstep.server.reports import documents as reports
-from lockstep.server.reports import recovery
+from lockstep.server.reports import leader_views
 from lockstep.server.reports.conditions import found_by
 from lockstep.server.reports.leader_views import BARRIERS, REPAIRS, REQUESTS, TOPOLOGY_REQUESTS, VOTERS
 from lockstep.server.reports.stories import Stories
@@ -414,8 +414,8 @@ class Admin:
     def _recovery_operations(self) -> list[Operation]:
         named = Parameter("nodes", "Ids, host ids or addresses, with commas; all when absent")
         operations = []
-        for name in recovery.GROUPS:
-            path, answers = recovery.PATH.format(group=name), recovery.GroupAnswers(self._node, name)
+        for name in leader_views.GROUPS:
+            path, answers = leader_views.PATH.format(group=name), leader_views.GroupAnswers(self._node, name)
             operations += [
                 get(
                     f"{path}/local",

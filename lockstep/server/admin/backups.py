@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from lockstep.cql.compile.catalog import cql_name
+from lockstep.cql.compile.prepared import cql_name
 from lockstep.cql.ddl.describe import ClusterFacts, describe
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.repairs import Repair, RepairPart
 from lockstep.node.services import NodeServices
-from lockstep.node.work.backup_choice import Found
-from lockstep.node.work.restore_orders import Restored
+from lockstep.node.work.backup_choice import Found, Restored
 from lockstep.replica.backup_messages import KeptPart
 from lockstep.schema.changes import SYSTEM_KEYSPACES
 from lockstep.schema.model import Schema

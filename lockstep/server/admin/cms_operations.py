@@ -16,9 +16,9 @@ from typing import Any
 
 from lockstep.documents.service import DumpPiece, Snapshot, Snapshots
 from lockstep.metadata.groups.membership import ServiceWish
-from lockstep.metadata.log.dump import dump_file
 from lockstep.metadata.log.snapshot_entries import TakeSnapshot, TruncateLog
-from lockstep.node.log import metadata_files
+from lockstep.metadata.log.snapshot_file import dump_file
+from lockstep.node.log import metadata_store
 from lockstep.node.log.metadata_past import Past
 from lockstep.node.services import NodeServices
 from lockstep.server.admin.http import HttpRequest
@@ -112,10 +112,10 @@ class Cms:
     async def _dumped(self, epoch: int, entries: bool) -> str:
         """The file of this dump, made unless it is there; those of other dumps go."""
         disk = self._node.context.runtime.disk
-        path = metadata_files.dump_path(epoch, entries)
+        path = metadata_store.dump_path(epoch, entries)
         if disk.exists(path):
             return path
-        for older in metadata_files.dumps(disk):
+        for older in metadata_store.dumps(disk):
             disk.remove(older)
         past = Past(self._node.log.state)
         value, following = await past.lead_up(epoch) if entries else (await past.value_at(epoch), [])

@@ -16,9 +16,9 @@ import msgspec
 
 from lockstep.internode import verbs
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.excluded import ExcludeNodes, IncludeNodes
+from lockstep.metadata.features import ExcludeNodes, IncludeNodes
 from lockstep.metadata.groups.membership import without_vote
-from lockstep.metadata.log.diff import diff
+from lockstep.metadata.log.apply import diff
 from lockstep.metadata.operations import Body
 from lockstep.metadata.requests import Policy, Request, RequestState
 from lockstep.node.log.messages import EpochQuery, EpochReply
@@ -40,13 +40,12 @@ from lockstep.server.reports.request_plans import (
     progress,
     with_newcomer,
 )
-from lockstep.topology.explain import can_cancel, headline
 from lockstep.topology.force_remove import ForceRemove
 from lockstep.topology.kinds.registry import BY_NAME, asked
 from lockstep.topology.kinds.replication import target_in
 from lockstep.topology.preview import needed_sizes, present_ring, preview
-from lockstep.topology.queue import Rule, why
-from lockstep.topology.requests import CancelRequest, EnqueueRequest
+from lockstep.topology.requests import CancelRequest, EnqueueRequest, Rule, why
+from lockstep.topology.story import can_cancel, headline
 from lockstep.topology.transformations import PrepareOperation
 from lockstep.values import codec
 from lockstep.values.errors import ConfigurationError, LockstepError, PeerError, Rejected

@@ -1,7 +1,5 @@
-"""Who a client is: SASL PLAIN tokens against the roles of the metadata, and the first superuser.
-
-Invariant: a refused login says the same whichever of name and password is wrong; nothing is known of a client
-until `login` has returned its role.
+"""Who a client is: SASL PLAIN tokens against the roles of the metadata, the first superuser, and passwords:
+made salted hashes, and checked.
 
 How long a login waits before its password is looked at: longer, the more failed lately.
 
@@ -10,23 +8,114 @@ makes attempts wait one behind the other, so that many at once are no faster; th
 goes through many roles or comes from many addresses. All waits are short and pass by themselves: guessing
 gets slow, and nobody can lock a role or an address out.
 
-Invariant: pure, times are given; a bounded number of failures is remembered, the latest ones. The wait does
-not depend on whether the password is right.
+Hashes are bcrypt's, as Cassandra's are, so that hashes move between the two.
+
+Invariant: a refused login says the same whichever of name and password is wrong; nothing is known of a client
+until `login` has returned its role. Pure, times are given; a bounded number of failures is remembered, the
+latest ones. The wait does not depend on whether the password is right. Hashing happens off the loop and a
+bounded number of times at once, and a client learns from time alone neither whether a role exists nor whether
+it may log in.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import ipaddress
+import re
 from typing import Final
 
 import msgspec
 
 from lockstep.metadata.access.role_changes import ChangeRole, CreateRole
 from lockstep.node.services import NodeServices
-from lockstep.server.auth.passwords import Passwords
-from lockstep.values.errors import BadCredentials, LockstepError, Overloaded, Rejected
+from lockstep.runtime.ports import Runtime
+from lockstep.values.errors import BadCredentials, InvalidRequest, LockstepError, Overloaded, Rejected
+from lockstep.values.limits import (
+    PASSWORD_CHECKS_AT_ONCE_MAX,
+    PASSWORD_CHECKS_QUEUED_MAX,
+    PASSWORDS_KNOWN_MAX,
+)
 from lockstep.values.node_limits import LOGIN_FAILURES_KEPT_MAX, LOGIN_WAIT_S_MAX
+
+#: Rounds are two to this power: some 50 ms of a core, and what Cassandra takes by default.
+COST: Final = 10
+#: What the algorithm looks at; Cassandra's ignores the rest as well.
+_PASSWORD_BYTES: Final = 72
+#: Up to a second of a core: a dearer hash would let one login hold up the others.
+_HASH = re.compile(r"\$2[abxy]\$(0[4-9]|1[0-5])\$[./A-Za-z0-9]{53}")
+#: Bcrypt's own digits.
+_DIGITS: Final = "./ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+_SALT_BYTES: Final = 16
+#: Checked when there is nothing to check against: no password has this hash.
+_NOBODY: Final = f"$2a${COST:02}${'.' * 53}"
+
+
+class Passwords:
+    """Of one node."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._turns = asyncio.Semaphore(PASSWORD_CHECKS_AT_ONCE_MAX)
+        self._waiting = 0
+        #: What passwords are kept as: a key of this process, so that they mean nothing elsewhere.
+        self._key = runtime.random.bytes(32)
+        #: (salted hash, keyed digest of the password that it is of), the latest last.
+        self._known: dict[tuple[str, bytes], None] = {}
+
+    async def hashed(self, password: str) -> str:
+        """A new salted hash. Overloaded."""
+        if "\x00" in password:
+            raise InvalidRequest("A password cannot hold a NUL character")
+        salt = _salt(self._runtime.random.bytes(_SALT_BYTES))
+        return await self._computed(password, salt)
+
+    async def is_of(self, password: str, salted_hash: str) -> bool:
+        """Whether a hash is of this password; `salted_hash` may be empty, for no password. Overloaded."""
+        digest = hashlib.blake2b(password.encode(), key=self._key, digest_size=32).digest()
+        known = (salted_hash, digest)
+        if known in self._known:
+            del self._known[known]
+            self._known[known] = None
+            return True
+        against = salted_hash if _HASH.fullmatch(salted_hash) else _NOBODY
+        found = await self._computed(password.replace("\x00", ""), against)
+        if found != against or against is _NOBODY:
+            return False
+        self._known[known] = None
+        if len(self._known) > PASSWORDS_KNOWN_MAX:
+            del self._known[next(iter(self._known))]
+        return True
+
+    async def _computed(self, password: str, salt: str) -> str:
+        if self._waiting >= PASSWORD_CHECKS_QUEUED_MAX:
+            raise Overloaded("Too many logins wait for the check of their password")
+        self._waiting += 1
+        try:
+            async with self._turns:
+                return await self._runtime.tasks.run_blocking(lambda: _bcrypt(password, salt))
+        finally:
+            self._waiting -= 1
+
+
+def check_hash(salted_hash: str) -> None:
+    """InvalidRequest for a text that is no hash which a password could have."""
+    if not _HASH.fullmatch(salted_hash):
+        raise InvalidRequest("Invalid hashed password value. Please use jBcrypt.")
+
+
+def _bcrypt(password: str, salt: str) -> str:
+    import bcrypt
+
+    return bcrypt.hashpw(password.encode()[:_PASSWORD_BYTES], salt.encode()).decode()
+
+
+def _salt(data: bytes) -> str:
+    """Random bytes as bcrypt writes a salt: six bits a digit, the last digit holds two."""
+    bits = int.from_bytes(data, "big") << 4
+    places = range(126, -1, -6)
+    return f"$2a${COST:02}$" + "".join(_DIGITS[bits >> place & 63] for place in places)
+
 
 #: The wait of the first failure that is not free; each further one doubles it.
 FIRST_WAIT_S: Final = 0.1

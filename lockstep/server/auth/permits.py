@@ -14,11 +14,10 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from lockstep.cql.compile.catalog import Catalog
-from lockstep.cql.compile.prepared import Prepared
+from lockstep.cql.compile.prepared import Catalog, Prepared
 from lockstep.cql.parse import tree
 from lockstep.cql.parse.tree import RoleStatement
-from lockstep.metadata.access import resources
+from lockstep.metadata.access import roles
 from lockstep.metadata.access.roles import Access
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.schema.function_changes import parts_of
@@ -102,7 +101,7 @@ class Permits:
                 raise Unauthorized(f"User {user} is not a superuser: only those may read {resource}")
             if self.checks and permission not in access.permissions(user, resource):
                 raise Unauthorized(
-                    f"User {user} has no {permission} permission on {resources.text(resource)} "
+                    f"User {user} has no {permission} permission on {roles.text(resource)} "
                     "or any of its parents"
                 )
 
@@ -133,24 +132,24 @@ def _select(statement: tree.Select, prepared: Prepared, catalog: Catalog) -> Ite
         return
     # Who may read a table may read its views.
     read = table.view.base if table.view is not None else table.name
-    yield "SELECT", resources.table(table.keyspace, read)
+    yield "SELECT", roles.table(table.keyspace, read)
     if (table.keyspace, table.name) == _SECRET[:2]:
         columns = {node.name for node in _nodes(statement) if isinstance(node, tree.ColumnName)}
         named = [name for relation in statement.where for name in relation.names]
         if not statement.selectors or _SECRET[2] in columns.union(named):
-            yield SUPERUSER, f"{_SECRET[2]} of {resources.text(resources.table(table.keyspace, table.name))}"
+            yield SUPERUSER, f"{_SECRET[2]} of {roles.text(roles.table(table.keyspace, table.name))}"
 
 
 def _modification(statement: tree.Modification, prepared: Prepared, catalog: Catalog) -> Iterator[Need]:
     table = _table(statement.table, prepared, catalog)
-    about = resources.table(table.keyspace, table.name)
+    about = roles.table(table.keyspace, table.name)
     yield "MODIFY", about
     tables = catalog.keyspace(table.keyspace).by_name.values()
     views = sorted(one.name for one in tables if one.view is not None and one.view.base == table.name)
     if statement.conditions is not None or views:
         # A condition tells what is there, and rows of views are made from what is there.
         yield "SELECT", about
-    yield from (("MODIFY", resources.table(table.keyspace, view)) for view in views)
+    yield from (("MODIFY", roles.table(table.keyspace, view)) for view in views)
     yield from _calls(statement, table, catalog)
 
 
@@ -160,7 +159,7 @@ def _batch(statement: tree.Batch, prepared: Prepared, catalog: Catalog) -> Itera
 
 
 def _truncate(statement: tree.Truncate, prepared: Prepared, catalog: Catalog) -> Iterator[Need]:
-    yield "MODIFY", resources.table(prepared.keyspace, prepared.table)
+    yield "MODIFY", roles.table(prepared.keyspace, prepared.table)
 
 
 def _calls(statement: tree.Statement, table: Table, catalog: Catalog) -> Iterator[Need]:
@@ -181,7 +180,7 @@ def _functions(space: Keyspace, name: str, count: int | None = None) -> Iterator
     signatures = [one.signature for one in space.functions] + [one.signature for one in space.aggregates]
     for found, arguments in signatures:
         if found == name and (count is None or len(arguments) == count):
-            yield resources.function(space.name, found, arguments)
+            yield roles.function(space.name, found, arguments)
 
 
 def _parts(space: Keyspace, name: str, count: int) -> Iterator[str]:
@@ -190,14 +189,14 @@ def _parts(space: Keyspace, name: str, count: int) -> Iterator[str]:
         if aggregate.name == name and len(aggregate.argument_types) == count:
             for part in parts_of(space, aggregate):
                 if part is not None:
-                    yield resources.function(space.name, *part.signature)
+                    yield roles.function(space.name, *part.signature)
 
 
 def function_resource(space: Keyspace | None, keyspace: str, name: str, types: tuple[str, ...]) -> str:
     """A function as a resource; `types` as written. InvalidRequest for a type that there is not."""
     if space is not None:
         types = tuple(type_in(space, text).text for text in types)
-    return resources.function(keyspace, name, types)
+    return roles.function(keyspace, name, types)
 
 
 def _nodes(node: Any) -> Iterator[Any]:
@@ -220,12 +219,12 @@ def _nothing(*_: Any) -> Iterator[Need]:
 
 
 def _create_keyspace(*_: Any) -> Iterator[Need]:
-    yield "CREATE", resources.DATA
+    yield "CREATE", roles.DATA
 
 
 def _of_keyspace(permission: str) -> _Rule:
     def need(_statement: Any, prepared: Prepared, _catalog: Catalog) -> Iterator[Need]:
-        yield permission, resources.keyspace(prepared.keyspace)
+        yield permission, roles.keyspace(prepared.keyspace)
 
     return need
 
@@ -234,14 +233,14 @@ def _of_tables(permission: str) -> _Rule:
     """On all tables of the keyspace: of what is no table yet, or belongs to none."""
 
     def need(_statement: Any, prepared: Prepared, _catalog: Catalog) -> Iterator[Need]:
-        yield permission, resources.all_tables(prepared.keyspace)
+        yield permission, roles.all_tables(prepared.keyspace)
 
     return need
 
 
 def _of_table(permission: str) -> _Rule:
     def need(_statement: Any, prepared: Prepared, _catalog: Catalog) -> Iterator[Need]:
-        yield permission, resources.table(prepared.keyspace, prepared.table)
+        yield permission, roles.table(prepared.keyspace, prepared.table)
 
     return need
 
@@ -249,26 +248,26 @@ def _of_table(permission: str) -> _Rule:
 def _create_index(
     statement: tree.CreateIndexStatement, prepared: Prepared, _catalog: Catalog
 ) -> Iterator[Need]:
-    yield "ALTER", resources.table(prepared.keyspace, statement.table.name)
+    yield "ALTER", roles.table(prepared.keyspace, statement.table.name)
 
 
 def _drop_index(_statement: Any, prepared: Prepared, catalog: Catalog) -> Iterator[Need]:
     space = catalog.schema.by_name.get(prepared.keyspace)
     for table in space.by_name.values() if space is not None else ():
         if any(index.name == prepared.table for index in table.indexes):
-            yield "ALTER", resources.table(table.keyspace, table.name)
+            yield "ALTER", roles.table(table.keyspace, table.name)
 
 
 def _create_view(
     statement: tree.CreateViewStatement, prepared: Prepared, _catalog: Catalog
 ) -> Iterator[Need]:
-    yield "ALTER", resources.table(statement.base.keyspace or prepared.keyspace, statement.base.name)
+    yield "ALTER", roles.table(statement.base.keyspace or prepared.keyspace, statement.base.name)
 
 
 def _of_view(_statement: Any, prepared: Prepared, catalog: Catalog) -> Iterator[Need]:
     found = catalog.schema.table(prepared.keyspace, prepared.table)
     name = found.view.base if found is not None and found.view is not None else prepared.table
-    yield "ALTER", resources.table(prepared.keyspace, name)
+    yield "ALTER", roles.table(prepared.keyspace, name)
 
 
 def _create_function(
@@ -298,7 +297,7 @@ def _new_function(prepared: Prepared, catalog: Catalog, types: tuple[str, ...], 
     resource = function_resource(space, prepared.keyspace, prepared.table, types)
     if replaces and space is not None and resource in _functions(space, prepared.table):
         return "ALTER", resource
-    return "CREATE", resources.functions(prepared.keyspace)
+    return "CREATE", roles.functions(prepared.keyspace)
 
 
 def _drop_function(

@@ -17,20 +17,21 @@ from lockstep.cql.compile.prepared import Prepared
 from lockstep.cql.parse import tree
 from lockstep.cql.wire import responses
 from lockstep.cql.wire.responses import ColumnSpec
-from lockstep.metadata.access import resources
-from lockstep.metadata.access.permissions import ChangePermissions, exists
+from lockstep.metadata.access import roles
 from lockstep.metadata.access.role_changes import (
     AlterRole,
     ChangeMembership,
+    ChangePermissions,
     ChangeRole,
     CreateRole,
     DropRole,
+    exists,
 )
 from lockstep.metadata.access.roles import Access, Role
 from lockstep.node.services import NodeServices
 from lockstep.schema.model import Schema
 from lockstep.schema.types import parse_type
-from lockstep.server.auth.passwords import Passwords, check_hash
+from lockstep.server.auth.authentication import Passwords, check_hash
 from lockstep.server.auth.permits import NOT_LOGGED_IN, Permits, Session, function_resource
 from lockstep.server.statements.schema_statements import SchemaStatements
 from lockstep.values.errors import InvalidRequest, SyntaxError_, Unauthorized
@@ -70,7 +71,7 @@ class RoleLists:
         of = statement.of
         if of is not None and access.role(of) is None:
             raise InvalidRequest(f"{of} doesn't exist")
-        describes = "DESCRIBE" in access.permissions(user, resources.ROLES)
+        describes = "DESCRIBE" in access.permissions(user, roles.ROLES)
         if of is None:
             return [role.name for role in access.listed_roles()] if describes else access.closure(user)
         if not describes and of not in access.closure(user):
@@ -95,7 +96,7 @@ class RoleLists:
         if of is not None and access.role(of) is None:
             raise InvalidRequest(f"{of} doesn't exist")
         if (of is None or of not in access.closure(user)) and "DESCRIBE" not in access.permissions(
-            user, resources.ROLES
+            user, roles.ROLES
         ):
             raise Unauthorized(f"You are not authorized to view {of or 'everyone'}'s permissions")
         holders: Sequence[str] | None = None
@@ -103,9 +104,9 @@ class RoleLists:
             holders = access.closure(of)
         about: Sequence[str] | None = None
         if resource is not None:
-            about = resources.chain(resource) if statement.recursive else (resource,)
+            about = roles.chain(resource) if statement.recursive else (resource,)
         rows = [
-            (grant.role, grant.role, resources.text(grant.resource), permission)
+            (grant.role, grant.role, roles.text(grant.resource), permission)
             for grant in access.listed_grants()
             if (holders is None or grant.role in holders) and (about is None or grant.resource in about)
             for permission in grant.permissions
@@ -171,7 +172,7 @@ class RoleStatements:
 
     async def _create(self, access: Access, session: Session, statement: tree.CreateRole) -> Answered:
         options, user = statement.options, str(session.user)
-        self._may(access, session, "CREATE", resources.ROLES)
+        self._may(access, session, "CREATE", roles.ROLES)
         if options.superuser and not access.is_superuser(user):
             raise Unauthorized("Only superusers can create a role with superuser status")
         _check_options(options)
@@ -203,7 +204,7 @@ class RoleStatements:
                 if value is not None:
                     raise Unauthorized(f"You aren't allowed to alter {name}")
         else:
-            self._may(access, session, "ALTER", resources.role(statement.name))
+            self._may(access, session, "ALTER", roles.role(statement.name))
             if access.is_superuser(statement.name) and not superuser:
                 raise Unauthorized("Only superusers are allowed to alter a role with superuser status")
         _check_options(options)
@@ -219,7 +220,7 @@ class RoleStatements:
         return _DONE
 
     async def _drop(self, access: Access, session: Session, statement: tree.DropRole) -> Answered:
-        self._may(access, session, "DROP", resources.role(statement.name))
+        self._may(access, session, "DROP", roles.role(statement.name))
         if access.is_superuser(statement.name) and not access.is_superuser(str(session.user)):
             raise Unauthorized("Only superusers can drop a role with superuser status")
         if statement.name == session.user:
@@ -230,7 +231,7 @@ class RoleStatements:
     async def _member(
         self, access: Access, session: Session, role: str, grantee: str, *, member: bool
     ) -> Answered:
-        self._may(access, session, "AUTHORIZE", resources.role(role))
+        self._may(access, session, "AUTHORIZE", roles.role(role))
         await self._entries.submitted(ChangeMembership(role, grantee, member))
         return _DONE
 
@@ -279,7 +280,7 @@ class RoleStatements:
             raise InvalidRequest(f"Role {role} doesn't exist")
         wanted = _expanded(permissions, resource)
         if not wanted:
-            kind = _CLASSES[resources.split(resource)[0]]
+            kind = _CLASSES[roles.split(resource)[0]]
             raise SyntaxError_(f"Resource type {kind} does not support any of the requested permissions")
         for permission in ("AUTHORIZE", *wanted):
             self._require(session, permission, resource)
@@ -289,20 +290,20 @@ class RoleStatements:
         if "ALL" in permissions or not idle:
             return _DONE
         said = "was already granted" if granted else "was not granted"
-        return responses.VOID, (f"Role '{role}' {said} {', '.join(idle)} on {resources.text(resource)}",)
+        return responses.VOID, (f"Role '{role}' {said} {', '.join(idle)} on {roles.text(resource)}",)
 
     def _resource(self, named: tree.Resource, session_keyspace: str | None) -> str:
         """The resource that a statement names. InvalidRequest when there is none of this name."""
         resource = self._name_of(named, session_keyspace)
-        parts = resources.split(resource)
-        if parts[0] == resources.FUNCTIONS and parts[1:2] == ("system",):
+        parts = roles.split(resource)
+        if parts[0] == roles.FUNCTIONS and parts[1:2] == ("system",):
             raise InvalidRequest("Altering permissions on builtin functions is not supported")
         known = exists(self._node.log.cluster, resource)
-        space = self._virtual.by_name.get(parts[1]) if parts[0] == resources.DATA and len(parts) > 1 else None
+        space = self._virtual.by_name.get(parts[1]) if parts[0] == roles.DATA and len(parts) > 1 else None
         if space is not None:
-            known = len(parts) == 2 or parts[2] in space.by_name or resource == resources.all_tables(parts[1])
+            known = len(parts) == 2 or parts[2] in space.by_name or resource == roles.all_tables(parts[1])
         if not known:
-            raise InvalidRequest(f"Resource {resources.text(resource)} doesn't exist")
+            raise InvalidRequest(f"Resource {roles.text(resource)} doesn't exist")
         return resource
 
     def _name_of(self, named: tree.Resource, session_keyspace: str | None) -> str:
@@ -311,24 +312,24 @@ class RoleStatements:
             return whole
         name = named.name or ""
         if named.kind == "role":
-            return resources.role(name)
+            return roles.role(name)
         if named.kind == "mbean":
-            return f"{resources.MBEANS}/{name}"
+            return f"{roles.MBEANS}/{name}"
         keyspace = named.keyspace or session_keyspace
         if keyspace is None:
             raise InvalidRequest(
                 "No keyspace has been specified. USE a keyspace, or explicitly specify keyspace.tablename"
             )
         if named.kind == "keyspace":
-            return resources.keyspace(keyspace)
+            return roles.keyspace(keyspace)
         if named.kind == "tables":
-            return resources.all_tables(keyspace)
+            return roles.all_tables(keyspace)
         if named.kind == "functions_in":
-            return resources.functions(keyspace)
+            return roles.functions(keyspace)
         if named.kind == "function":
             space = self._node.log.cluster.schema.by_name.get(keyspace)
             return function_resource(space, keyspace, name, named.arguments)
-        return resources.table(keyspace, name)
+        return roles.table(keyspace, name)
 
     def _may(self, access: Access, session: Session, permission: str, resource: str) -> None:
         """Unauthorized unless the user has this permission on a role, or on all."""
@@ -345,22 +346,22 @@ class RoleStatements:
 
 #: What Cassandra calls the sorts of resources.
 _CLASSES: Final = {
-    resources.DATA: "DataResource",
-    resources.ROLES: "RoleResource",
-    resources.FUNCTIONS: "FunctionResource",
-    resources.MBEANS: "JMXResource",
+    roles.DATA: "DataResource",
+    roles.ROLES: "RoleResource",
+    roles.FUNCTIONS: "FunctionResource",
+    roles.MBEANS: "JMXResource",
 }
 _WHOLE: Final = {
-    "keyspaces": resources.DATA,
-    "roles": resources.ROLES,
-    "functions": resources.FUNCTIONS,
-    "mbeans": resources.MBEANS,
+    "keyspaces": roles.DATA,
+    "roles": roles.ROLES,
+    "functions": roles.FUNCTIONS,
+    "mbeans": roles.MBEANS,
 }
 
 
 def _expanded(permissions: Sequence[str], resource: str | None) -> tuple[str, ...]:
     """ALL as what it stands for, and without what the resource cannot have."""
-    fitting = resources.PERMISSIONS if resource is None else resources.applicable(resource)
+    fitting = roles.PERMISSIONS if resource is None else roles.applicable_to(resource)
     return fitting if "ALL" in permissions else tuple(name for name in fitting if name in permissions)
 
 

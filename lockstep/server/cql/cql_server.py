@@ -37,15 +37,14 @@ from lockstep.node.work.conditions import Conditions
 from lockstep.runtime.ports import Clock, Runtime, Server
 from lockstep.schema.model import Schema
 from lockstep.schema.summaries import ChangeSummary
-from lockstep.server.auth.audit import Audit
-from lockstep.server.auth.authentication import Authentication
-from lockstep.server.auth.passwords import Passwords
+from lockstep.server.auth.authentication import Authentication, Passwords
 from lockstep.server.auth.permits import Permits
 from lockstep.server.auth.role_statements import RoleStatements
 from lockstep.server.cql.backpressure import NodeLoad, NodeResponses
 from lockstep.server.cql.connection import CqlConnection
 from lockstep.server.cql.loop_budget import LoopBudget
 from lockstep.server.cql.schema_watch import SchemaWatch
+from lockstep.server.log import Audit
 from lockstep.server.metrics.latencies import Latencies
 from lockstep.server.statements.execution import Executor
 from lockstep.server.statements.schema_statements import SchemaStatements

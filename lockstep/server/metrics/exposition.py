@@ -13,15 +13,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from lockstep.coordination.conditional_counts import BOUNDS_BEATEN, BOUNDS_S, ConditionalCounts
+from lockstep.coordination.ballot_rounds import BOUNDS_BEATEN, BOUNDS_S, ConditionalCounts
 from lockstep.metadata.directory import NodeState
-from lockstep.node.log.commit_times import BOUNDS_S as COMMIT_BOUNDS_S
 from lockstep.node.log.raft_driver import RaftDriver
+from lockstep.node.log.submission import BOUNDS_S as COMMIT_BOUNDS_S
 from lockstep.node.services import NodeServices
 from lockstep.server.cql.backpressure import NodeResponses
 from lockstep.server.metrics.metric_table import Sample, histogram, text_of
 from lockstep.server.reports.conditions import condition_samples
-from lockstep.server.reports.recovery import GROUPS
+from lockstep.server.reports.leader_views import GROUPS
 from lockstep.server.views.live_views import gossip_samples, seen_epoch
 from lockstep.server.views.work_views import (
     hint_samples,

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from lockstep.cql.compile.catalog import Catalog
+from lockstep.cql.compile.prepared import Catalog
 from lockstep.cql.ddl.describe import keyspace_statement, table_statement
 from lockstep.documents.requests import Change, MetadataDiff
 from lockstep.documents.service import LoggedEntries, LoggedEntry
@@ -27,16 +27,15 @@ from lockstep.documents.status import (
 )
 from lockstep.metadata import features
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.directory import NodeInfo, NodeState
-from lockstep.metadata.feature_names import FEATURES
+from lockstep.metadata.directory import FEATURES, NodeInfo, NodeState
+from lockstep.metadata.log.apply import diff
 from lockstep.metadata.log.comparison import ABSENT, text_of
-from lockstep.metadata.log.diff import diff
 from lockstep.metadata.log.entries import LogEntry
 from lockstep.node.log.metadata_past import Past
 from lockstep.node.services import NodeServices
 from lockstep.schema.model import Replication
 from lockstep.schema.types import uuid_text
-from lockstep.server.reports import conditions, recovery
+from lockstep.server.reports import conditions, leader_views
 from lockstep.server.reports.stories import entry_summary, kind_name
 from lockstep.server.views.live_views import seen_epoch
 from lockstep.topology.health import level_of, verdict
@@ -69,7 +68,7 @@ def status(node: NodeServices, operations: Sequence[Document]) -> Document:
         "broken": str(node.log.state.broken) if node.log.state.broken is not None else None,
         "frozen": cluster.service.frozen,
         "excluded": exclusions(cluster),
-        "groups": recovery.words(node),
+        "groups": leader_views.words(node),
         "nodes": node_list(node),
         "operations": list(operations),
     }

@@ -17,19 +17,18 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import DIRECTORY, NodeInfo
+from lockstep.metadata.log.apply import diff
 from lockstep.metadata.log.comparison import ABSENT
-from lockstep.metadata.log.diff import diff
 from lockstep.metadata.log.registry import Prepared
 from lockstep.metadata.operations import Operation, Stage
 from lockstep.node.configuration import PlacementSection
 from lockstep.node.log.messages import WorkStatus
 from lockstep.node.services import NodeServices
 from lockstep.node.work.range_sizes import Sizes
-from lockstep.placement.allocation import splitting_tokens
+from lockstep.placement.circle import splitting_tokens
 from lockstep.placement.placements import RingPlacement
 from lockstep.schema.replication_options import replication_map
 from lockstep.server.reports.documents import metadata_diff
-from lockstep.topology.explain import path, presence, workers
 from lockstep.topology.force_remove import ForceRemove
 from lockstep.topology.kind import kind_of
 from lockstep.topology.kinds.bootstrap import Bootstrap
@@ -45,6 +44,7 @@ from lockstep.topology.preview import (
     needed_sizes,
     present_ring,
 )
+from lockstep.topology.story import path, presence, workers
 from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.ids import NodeId

@@ -45,10 +45,10 @@ from lockstep.server.statements.batch_writes import (
     at_server_time,
     change_counters,
     counts,
+    run_conditional,
     serial_write,
     tables_of,
 )
-from lockstep.server.statements.conditional import run_conditional
 from lockstep.server.statements.schema_statements import SchemaStatements
 from lockstep.server.statements.selects import Selects
 from lockstep.server.statements.statements import Catalogs, Statement, Statements, refuse_uncapturable

@@ -16,9 +16,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from lockstep.cql.compile.catalog import Catalog
 from lockstep.cql.compile.context import Context
-from lockstep.cql.compile.prepared import Prepared
+from lockstep.cql.compile.prepared import Catalog, Prepared
 from lockstep.cql.ddl.changes import schema_change
 from lockstep.cql.ddl.describe import ClusterFacts, describe
 from lockstep.cql.parse import tree
@@ -27,7 +26,7 @@ from lockstep.metadata.directory import Directory
 from lockstep.metadata.log.registry import Transformation
 from lockstep.metadata.requests import Request, RequestState
 from lockstep.metadata.schema_change import ChangeSchema
-from lockstep.node.log.raft_transport import METADATA_GROUP
+from lockstep.node.log.raft_driver import METADATA_GROUP
 from lockstep.node.services import NodeServices
 from lockstep.placement.quorums import dc_factors
 from lockstep.schema.changes import SYSTEM_KEYSPACES, AlterKeyspace, CreateKeyspace

@@ -23,10 +23,9 @@ from lockstep.cql.bind import keys
 from lockstep.cql.bind.records import ResultRow
 from lockstep.cql.bind.results import Page, PageBuilder
 from lockstep.cql.compile import modification
-from lockstep.cql.compile.catalog import TableShape
 from lockstep.cql.compile.context import Context, Lists
 from lockstep.cql.compile.modification import reads_lists
-from lockstep.cql.compile.prepared import Prepared
+from lockstep.cql.compile.prepared import Prepared, TableShape
 from lockstep.cql.compile.select import SelectPlan, SelectPrepared, plan_select
 from lockstep.cql.functions.user_calls import UserCalls
 from lockstep.cql.wire import responses

@@ -16,10 +16,9 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from lockstep.cql.compile.catalog import Catalog
 from lockstep.cql.compile.modification import BatchPlan, ModificationPlan
 from lockstep.cql.compile.prepare import prepare
-from lockstep.cql.compile.prepared import Prepared
+from lockstep.cql.compile.prepared import Catalog, Prepared
 from lockstep.cql.functions.user_functions import definitions
 from lockstep.cql.parse import tree
 from lockstep.cql.wire.constants import VERSION_MAX

@@ -15,8 +15,8 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from lockstep.metadata.directory import NodeInfo, NodeState
-from lockstep.node.log_settings import masked
 from lockstep.node.services import NodeServices
+from lockstep.node.settings import masked
 from lockstep.schema.types import parse_uuid
 from lockstep.server.metrics.metric_table import Sample
 from lockstep.server.reports.conditions import document, found_by

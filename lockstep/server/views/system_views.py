@@ -17,7 +17,7 @@ from lockstep.server.reports.stories import entry_summary, kind_name
 from lockstep.server.views.live_views import Client, GossipTable, LiveTables, seen_epoch, view
 from lockstep.server.views.topology_view import CdcTables
 from lockstep.server.views.virtual import EVERYTHING, AskedRows, Between, KeyedRows, VirtualRow, VirtualTable
-from lockstep.topology.queue import why
+from lockstep.topology.requests import why
 
 
 class ViewTables:

@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from lockstep.cql.bind.keys import routing_key
-from lockstep.cql.compile.catalog import shape_of
+from lockstep.cql.compile.prepared import shape_of
 from lockstep.schema.clustering import after_prefix, encode_prefix
 from lockstep.schema.model import (
     Column,

@@ -22,8 +22,15 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from lockstep.handoff.hint_records import DroppedHints, Hint, all_hints, bounds_of, decode_hint, target_of
-from lockstep.handoff.hint_store import Stored
+from lockstep.handoff.hint_store import (
+    DroppedHints,
+    Hint,
+    Stored,
+    all_hints,
+    bounds_of,
+    decode_hint,
+    target_of,
+)
 from lockstep.internode import verbs
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.degraded import Degraded

@@ -23,7 +23,7 @@ from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
 from lockstep.metadata.directory import NodeInfo, NodeState
 from lockstep.metadata.groups.service import Service
 from lockstep.metadata.groups.voter_choice import choose_voters, dc_limit
-from lockstep.metadata.log.digest import state_digest
+from lockstep.metadata.log.apply import state_digest
 from lockstep.metadata.log.entries import LogEntry
 from lockstep.metadata.log.registry import EntryKind, Registry
 from lockstep.metadata.log.tip import Refused, Tip

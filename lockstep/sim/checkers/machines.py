@@ -12,15 +12,15 @@ from collections.abc import Callable
 from typing import Any
 
 from lockstep.consensus.raft import Raft
-from lockstep.coordination.conditional_counts import ConditionalCounts
+from lockstep.coordination.ballot_rounds import ConditionalCounts
 from lockstep.gossip.failure_detector import ClockOffsets, FailureDetector
 from lockstep.gossip.pulling import Puller
 from lockstep.gossip.soft_state import SoftStates
 from lockstep.handoff.batch_store import BatchStore
 from lockstep.handoff.hint_store import HintStore
-from lockstep.handoff.view_pairs import ViewPairs
-from lockstep.internode.deadlines import Deadlines
+from lockstep.handoff.view_updates import ViewPairs
 from lockstep.internode.shared_requests import SharedOut
+from lockstep.internode.waiters import Deadlines
 from lockstep.metadata.log.snapshot import SnapshotDecoder
 from lockstep.metadata.log.tip import Tip
 from lockstep.node.log.metadata_state import MetadataState

@@ -21,7 +21,7 @@ from lockstep.cql.wire.messages import QueryParameters
 from lockstep.internode import verbs
 from lockstep.internode.handshake import PROTOCOL_VERSION, Address, Hello, PeerInfo
 from lockstep.internode.internode import Internode
-from lockstep.internode.responding import Respond
+from lockstep.internode.serving import Respond
 from lockstep.metadata.log.snapshot_file import entry_batches
 from lockstep.node.configuration import (
     ClusterSection,
@@ -52,8 +52,8 @@ from lockstep.runtime.ports import Runtime
 from lockstep.server.cql.cql_server import serve
 from lockstep.sim.coordinator.history import CLUSTER_ID, JOINING, CaseHistory, host_id_of, host_of
 from lockstep.sim.load.cql_client import CqlClient, CqlError
+from lockstep.sim.runtime.dialing import LinkSettings
 from lockstep.sim.runtime.disk import DiskSettings
-from lockstep.sim.runtime.links import LinkSettings
 from lockstep.sim.runtime.process import Process
 from lockstep.sim.runtime.world import World, WorldSettings
 from lockstep.storage.model import open_model_store

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from lockstep.metadata.operations import Operation, Stage, Transition
-from lockstep.replica.ballot_rows import command_for, state_in
+from lockstep.replica.ballots import command_for, state_in
 from lockstep.sim.checkers.registers import NOTHING, Place, State
 from lockstep.sim.checkers.replicas import AcknowledgedWrites, DurableContent
 from lockstep.sim.cluster import SimCluster

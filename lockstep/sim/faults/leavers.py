@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lockstep.handoff.hint_records import Hint
+from lockstep.handoff.hint_store import Hint
 from lockstep.metadata.operations import Operation, Stage
 from lockstep.node.node import Node
 from lockstep.sim.cluster import SimCluster

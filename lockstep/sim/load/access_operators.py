@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
-from lockstep.metadata.access.permissions import ChangePermissions
 from lockstep.metadata.access.role_changes import (
     AlterRole,
     ChangeMembership,
+    ChangePermissions,
     ChangeRole,
     CreateRole,
     DropRole,
@@ -22,8 +22,7 @@ from lockstep.metadata.access.role_changes import (
 )
 from lockstep.metadata.access.roles import Access
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.excluded import ExcludeNodes, IncludeNodes
-from lockstep.metadata.features import EnableFeatures
+from lockstep.metadata.features import EnableFeatures, ExcludeNodes, IncludeNodes
 from lockstep.metadata.groups.membership import (
     AdvanceMembership,
     CancelMembership,

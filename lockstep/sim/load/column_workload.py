@@ -35,7 +35,7 @@ from lockstep.sim.load.cql_client import CqlClient
 from lockstep.sim.load.history import Outcome
 from lockstep.sim.load.operators import Operators
 from lockstep.sim.load.side_load import SideClient, SideLoad, int_bytes
-from lockstep.sim.runtime.clock import WALL_START_US
+from lockstep.sim.runtime.streams import WALL_START_US
 from lockstep.values.ids import Consistency
 
 TABLE = "columned"

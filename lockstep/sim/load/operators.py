@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from lockstep.metadata.directory import NodeState
-from lockstep.metadata.excluded import ExcludeNodes, IncludeNodes
+from lockstep.metadata.features import ExcludeNodes, IncludeNodes
 from lockstep.metadata.groups.membership import CancelMembership, ServiceWish, SetService
 from lockstep.metadata.groups.membership_step import Observed, plan
 from lockstep.metadata.log.registry import EntryKind

@@ -16,8 +16,7 @@ from lockstep.sim.cluster import SimCluster
 from lockstep.sim.door import KEYSPACE, Answer, DoorClient
 from lockstep.sim.load.cql_client import CqlSession
 from lockstep.sim.load.history import Change, Event, Look, Outcome
-from lockstep.sim.runtime.clock import NS
-from lockstep.sim.runtime.streams import Stream
+from lockstep.sim.runtime.streams import NS, Stream
 from lockstep.values.ids import Consistency
 
 #: A client waits this much longer than it tells the server to.

@@ -4,11 +4,10 @@ Invariant: nothing in the product knows of them; each plant replaces named attri
 run, and undoes it. A plant that no seed finds says that either a checker or a fault is missing.
 """
 
-from lockstep.sim.mutants.columns import COLUMNS, COUNTERS, INDEXES, VIEWS
+from lockstep.sim.mutants.columns import COLUMNS, COUNTERS, DECISIONS, INDEXES, VIEWS
+from lockstep.sim.mutants.columns import DECISION_DIRECTED as _DECISIONS_DIRECTED
 from lockstep.sim.mutants.columns import DIRECTED as _VIEWS_DIRECTED
 from lockstep.sim.mutants.data import DATA
-from lockstep.sim.mutants.decisions import DECISIONS
-from lockstep.sim.mutants.decisions import DIRECTED as _DECISIONS_DIRECTED
 from lockstep.sim.mutants.overload import DIRECTED as _STAMPS_DIRECTED
 from lockstep.sim.mutants.overload import OVERLOAD, SHARING, STAMPS
 from lockstep.sim.mutants.owed import DIRECTED as _OWED_DIRECTED
@@ -18,9 +17,8 @@ from lockstep.sim.mutants.repairs import DIRECTED as _PURGING_DIRECTED
 from lockstep.sim.mutants.service import ACCESS, LOG, MACHINES, SERVICE
 from lockstep.sim.mutants.service import DIRECTED as _SERVICE_DIRECTED
 from lockstep.sim.mutants.sessions import DIRECTED as _DIRECTED
-from lockstep.sim.mutants.sessions import SESSIONS
-from lockstep.sim.mutants.topology import DIRECTED as _TOPOLOGY_DIRECTED
-from lockstep.sim.mutants.topology import TOPOLOGY
+from lockstep.sim.mutants.sessions import SESSIONS, TOPOLOGY
+from lockstep.sim.mutants.sessions import TOPOLOGY_DIRECTED as _TOPOLOGY_DIRECTED
 from lockstep.sim.plant import Planted
 
 REGISTRY: dict[str, Planted] = {

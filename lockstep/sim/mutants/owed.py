@@ -7,7 +7,7 @@ import contextlib
 from typing import Any
 
 from lockstep.handoff import batches
-from lockstep.handoff.batch_records import ForgetBatch
+from lockstep.handoff.batch_store import ForgetBatch
 from lockstep.handoff.batches import Batches
 from lockstep.handoff.hint_delivery import HintDelivery, Taken
 from lockstep.handoff.hint_store import HintStore

@@ -13,12 +13,10 @@ from lockstep.metadata.log import snapshot
 from lockstep.metadata.repairs import oldest
 from lockstep.node import node as node_module
 from lockstep.node import recovering as recovering_module
-from lockstep.node.work import repair_comparison as comparison_module
 from lockstep.node.work import repairs as work_repairs
 from lockstep.node.work.lacking import Lacking
 from lockstep.node.work.purging import TombstonePurge
-from lockstep.node.work.repair_comparison import Comparison
-from lockstep.node.work.repairs import RepairDriver
+from lockstep.node.work.repairs import Comparison, RepairDriver
 from lockstep.replica.repair_participant import RepairParticipant
 from lockstep.sim.door import DoorServer
 from lockstep.sim.plant import Planted, replaced
@@ -73,7 +71,7 @@ def _one_page() -> _Context:
     def cut(results: Any, reverse: bool) -> Any:
         return merge(results, reverse)[0], None
 
-    return replaced((comparison_module, "merge_answers", cut), (comparison_module, "PAGE_ROWS_MAX", 2))
+    return replaced((work_repairs, "merge_answers", cut), (work_repairs, "PAGE_ROWS_MAX", 2))
 
 
 REPAIRS = (

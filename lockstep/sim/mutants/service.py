@@ -30,11 +30,11 @@ from lockstep.metadata.log.tip import Tip
 from lockstep.metadata.operations import Stage
 from lockstep.metadata.transformations import SetExtension
 from lockstep.node import node as node_module
-from lockstep.node.log import group_submitter, metadata_store
+from lockstep.node.log import metadata_store, submission
 from lockstep.node.log.catch_up import CatchUp
+from lockstep.node.log.journal import RaftJournal
 from lockstep.node.log.metadata_store import MetadataStore
 from lockstep.node.log.raft_driver import RaftDriver
-from lockstep.node.log.raft_journal import RaftJournal
 from lockstep.node.log.submission import Submitter
 from lockstep.node.membership import service_driver
 from lockstep.node.processors.raft import RaftProcessor
@@ -128,7 +128,7 @@ def _unsynced_journal() -> _Context:
         finally:
             journal._disk = original
 
-    from lockstep.node.log.raft_journal import RaftJournal
+    from lockstep.node.log.journal import RaftJournal
 
     append = RaftJournal.append
     return replaced((RaftJournal, "append", hasty))
@@ -159,7 +159,7 @@ def _unknown_told_as_failed() -> _Context:
     def nothing_done(self: Any, error: LockstepError) -> None:
         self.nothing_done(error)
 
-    return replaced((group_submitter._Attempts, "unknown", nothing_done))
+    return replaced((submission._Attempts, "unknown", nothing_done))
 
 
 def _answered_at_append() -> _Context:
@@ -321,18 +321,18 @@ def _vote_before_log() -> _Context:
 
 def _straight_to_voter() -> _Context:
     """A newcomer is made a voter at once."""
-    from lockstep.metadata.groups import group_membership
+    from lockstep.metadata.groups import membership_step
 
-    addition = group_membership._addition
+    addition = membership_step._addition
 
     def direct(missing: Any, members: Any, caught_up: Any) -> Any:
         step = addition(missing, members, caught_up)
-        if isinstance(step, group_membership.Configure):
+        if isinstance(step, membership_step.GroupConfigure):
             voters = tuple(sorted({*step.members.voters, *step.members.learners}))
-            return group_membership.Configure(group_membership.Members(voters))
+            return membership_step.GroupConfigure(membership_step.Members(voters))
         return step
 
-    return replaced((group_membership, "_addition", direct))
+    return replaced((membership_step, "_addition", direct))
 
 
 def _momentary_voters() -> _Context:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from lockstep.sim.runtime.clock import NS
 from lockstep.sim.runtime.probes import SYNC_IN_FLIGHT
+from lockstep.sim.runtime.streams import NS
 from lockstep.values.errors import DiskRefused
 
 if TYPE_CHECKING:

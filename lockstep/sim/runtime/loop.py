@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from lockstep.sim.runtime.clock import SimClock
+    from lockstep.sim.runtime.streams import SimClock
     from lockstep.sim.runtime.transport import SimTransport
     from lockstep.sim.runtime.world import World
 

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from lockstep.runtime.ports import FileReader, Tls
-from lockstep.sim.runtime.clock import NS
-from lockstep.sim.runtime.dialing import Dialing, Factory, SimServer
-from lockstep.sim.runtime.links import Link, LinkSettings
+from lockstep.sim.runtime.dialing import Dialing, Factory, Link, LinkSettings, SimServer
 from lockstep.sim.runtime.loop import SimLoop
+from lockstep.sim.runtime.streams import NS
 from lockstep.sim.runtime.transport import Segment, SimTransport
 from lockstep.values.limits import RAW_SILENT_MS
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from lockstep.sim.runtime.clock import NS
-from lockstep.sim.runtime.streams import Stream
+from lockstep.sim.runtime.streams import NS, Stream
 
 if TYPE_CHECKING:
     from lockstep.sim.runtime.process import Process

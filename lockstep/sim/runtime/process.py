@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lockstep.cql.functions.user_batches import handle
 from lockstep.runtime.ports import Runtime
 from lockstep.runtime.real.tasks import RealTasks
-from lockstep.sim.runtime.clock import NS, SimClock
 from lockstep.sim.runtime.disk import DiskPort, SimDisk
 from lockstep.sim.runtime.loop import SimLoop
 from lockstep.sim.runtime.network import NetworkPort
 from lockstep.sim.runtime.probes import SimProbes
-from lockstep.sim.runtime.streams import SimRandom
+from lockstep.sim.runtime.streams import NS, SimClock, SimRandom
 
 if TYPE_CHECKING:
     from lockstep.sim.runtime.world import World

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.sim.runtime.loop import Callback, SimLoop
 
 if TYPE_CHECKING:
-    from lockstep.sim.runtime.links import Link
+    from lockstep.sim.runtime.dialing import Link
     from lockstep.sim.runtime.network import Fabric
 
 #: Most bytes one data_received gets, as asyncio's loops read.

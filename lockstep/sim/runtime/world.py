@@ -23,14 +23,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from lockstep.runtime.ports import Runtime
-from lockstep.sim.runtime.clock import NS
+from lockstep.sim.runtime.dialing import LinkSettings
 from lockstep.sim.runtime.guard import Guard
-from lockstep.sim.runtime.links import LinkSettings
 from lockstep.sim.runtime.loop import Callback, SimLoop
 from lockstep.sim.runtime.network import Fabric
 from lockstep.sim.runtime.probes import ProbeBoard
 from lockstep.sim.runtime.process import Process
-from lockstep.sim.runtime.streams import Stream, stream
+from lockstep.sim.runtime.streams import NS, Stream, stream
 
 #: Events hashed together: large enough that hashing does not show, small enough to stay in cache.
 BLOCK_EVENTS = 4096

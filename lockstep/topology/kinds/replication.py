@@ -17,17 +17,17 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.degraded import DEGRADED
-from lockstep.metadata.feature_names import REPLICATION_CHANGE
+from lockstep.metadata.directory import REPLICATION_CHANGE
 from lockstep.metadata.operations import OPERATIONS, About, Body, Operation, Stage, Transition
-from lockstep.metadata.placements_part import PLACEMENTS
-from lockstep.metadata.placing import moves_data
 from lockstep.metadata.requests import REQUESTS, Request, begun, finished, keyspace_busy, rested
+from lockstep.metadata.schema_change import moves_data
+from lockstep.metadata.schema_part import PLACEMENTS
 from lockstep.placement.deltas import merged
 from lockstep.schema.changes import SYSTEM_KEYSPACES, AlterKeyspace
 from lockstep.schema.model import Replication
 from lockstep.schema.replication_options import parse_replication
 from lockstep.topology.kind import Drill, GivesWay, Kind, stage_row
-from lockstep.topology.planning import refuse_excluded_targets
+from lockstep.topology.planning import lock_of, refuse_excluded_targets, session_id_of, split, with_session
 from lockstep.topology.replication_change import (
     path_to,
     recounted,
@@ -37,7 +37,6 @@ from lockstep.topology.replication_change import (
     with_own_group,
     with_shared_group,
 )
-from lockstep.topology.running import lock_of, session_id_of, split, with_session
 from lockstep.topology.stages import RANGE_MOVEMENT, Side
 from lockstep.topology.streams import sources_of, still_degraded, tasks_of_quorum
 from lockstep.values.errors import Rejected

@@ -13,18 +13,25 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.degraded import DEGRADED
-from lockstep.metadata.directory import DIRECTORY, Directory, NodeInfo, NodeState
-from lockstep.metadata.exclusions import EXCLUDED, Exclusion
+from lockstep.metadata.directory import DIRECTORY, EXCLUDED, Directory, Exclusion, NodeInfo, NodeState
 from lockstep.metadata.groups.membership import without_leaving
 from lockstep.metadata.groups.service import SERVICE
 from lockstep.metadata.operations import OPERATIONS, Body, Operation, Stage
-from lockstep.metadata.placements_part import PLACEMENTS
 from lockstep.metadata.requests import REQUESTS, Request, begun, finished
+from lockstep.metadata.schema_part import PLACEMENTS
 from lockstep.metadata.transformations import refuse_bad_tokens
 from lockstep.placement.quorums import dc_factors
 from lockstep.topology.kind import Drill, GivesWay, Kind, Ring, kind_of, ring_of, row_can_go_back
-from lockstep.topology.planning import full_change, plan, refuse_voter
-from lockstep.topology.running import lock_of, merged_rings, session_id_of, split, with_session
+from lockstep.topology.planning import (
+    full_change,
+    lock_of,
+    merged_rings,
+    plan,
+    refuse_voter,
+    session_id_of,
+    split,
+    with_session,
+)
 from lockstep.topology.stages import StageRow
 from lockstep.topology.streams import sources_of, still_degraded, tasks_of_givers
 from lockstep.values.errors import Rejected

@@ -1,15 +1,23 @@
-"""Sections `auth`, `tls` and `admin` of the configuration: who may connect and ask, and what is encrypted.
+"""Sections `auth`, `tls`, `admin`, `log` and `audit` of the configuration, how settings are shown, and TOML
+text of the project's own two-level files.
 
-Invariant: `problem` names every combination that would let in whom the sections mean to keep out.
+Invariant: `problem` names every combination that would let in whom the sections mean to keep out. What a
+setting keeps secret is shown nowhere. What `emit` writes, `tomllib` reads back to an equal value. Only what
+those files need is supported: strings, integers, floats, booleans, lists of strings, tables, and lists of
+tables.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
 from lockstep.runtime.ports import Tls
+from lockstep.values.node_limits import AUDIT_FILE_BYTES, AUDIT_FILES, LOG_FILE_BYTES, LOG_FILES
 
 OptionalHost = Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9.-]*)?$", max_length=253)]
 #: Of a join secret: with fewer, somebody who watches handshakes might try them all.
@@ -116,3 +124,77 @@ def problem(auth: AuthSection, tls: TlsSection, *, nodes_prove: bool) -> tuple[s
             "tls.internode_certificate, internode_key and internode_ca",
         )
     return None
+
+
+#: At least some lines, at most what an editor opens.
+FileBytes = Annotated[int, msgspec.Meta(ge=4096, le=1 << 40)]
+Files = Annotated[int, msgspec.Meta(ge=0, le=1000)]
+_SECRET: Final = re.compile(r"(^|_)(password|passphrase|secret|token|credentials?)$")
+MASKED: Final = "********"
+
+
+class LogSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`file`: where lines go instead of standard error; before it is larger than `rotate_bytes` it is renamed
+    to FILE.1 and so on, of which `rotate_files` stay."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["json", "text"] = "text"
+    file: str = ""
+    rotate_bytes: FileBytes = LOG_FILE_BYTES
+    rotate_files: Files = LOG_FILES
+
+
+class AuditSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Failed logins and changing admin requests, as lines of JSON in a file that only grows. `file`: empty is
+    audit.log in the data directory."""
+
+    enabled: bool = True
+    file: str = ""
+    rotate_bytes: FileBytes = AUDIT_FILE_BYTES
+    rotate_files: Files = AUDIT_FILES
+
+
+def is_secret(key: str) -> bool:
+    """Whether a setting or field of this name holds what only its owner may know."""
+    return _SECRET.search(key.lower()) is not None
+
+
+def masked(value: Any) -> Any:
+    """A document of settings or of a request, with what it keeps secret replaced."""
+    if isinstance(value, dict):
+        return {
+            key: MASKED if is_secret(str(key)) and inner else masked(inner) for key, inner in value.items()
+        }
+    return [masked(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+Scalar = str | int | float | bool
+Value = Scalar | Sequence[str]
+Table = Mapping[str, Value]
+
+
+def emit(tables: Mapping[str, Table | Sequence[Table]]) -> str:
+    """TOML text with one `[name]` block a table and one `[[name]]` block a member of a list of tables."""
+    blocks: list[str] = []
+    for name, content in tables.items():
+        if isinstance(content, Mapping):
+            blocks.append(_block(f"[{name}]", content))
+        else:
+            blocks.extend(_block(f"[[{name}]]", table) for table in content)
+    return "\n".join(blocks)
+
+
+def _block(heading: str, table: Table) -> str:
+    lines = [heading, *(f"{key} = {_value(value)}" for key, value in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: Value) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str):
+        # JSON's escapes are a subset of TOML's, except that TOML also wants DEL escaped.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return "[" + ", ".join(_value(item) for item in value) + "]"
