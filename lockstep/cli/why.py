@@ -120,6 +120,10 @@ TEXTS: Final[dict[str, tuple[str, str]]] = {
         "The change was judged and refused; it is not in the log and never will be.",
         "The sentence names what is in the way, often another operation: lockstep topology requests.",
     ),
+    "OPERATION_RUNNING": (
+        "An operation that holds ranges excludes the change; it is not in the log.",
+        "Wait for the operation (lockstep topology watch) or cancel it, then try again.",
+    ),
     "VERSION_MISMATCH": (
         "Some node of the cluster runs a version that cannot read this entry, or the joining node's cannot "
         "read the log.",

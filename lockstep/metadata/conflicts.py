@@ -14,7 +14,7 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.log.registry import EntryKind
-from lockstep.values.errors import Rejected
+from lockstep.values.errors import OperationRunning, Rejected
 from lockstep.values.ids import NodeId
 
 
@@ -185,12 +185,13 @@ def _nodes_of(cluster: ClusterMetadata, held: Held) -> tuple[NodeId, ...]:
 
 
 def refuse_during(cluster: ClusterMetadata, wanted: Wanted, held: Held, what: str, hint: str) -> None:
-    """Raises Rejected when `held` is under way and the table says that this excludes `wanted`."""
+    """Raises Rejected (OperationRunning for ranges) when `held` is under way and the table says that this
+    excludes `wanted`."""
     assert TABLE[wanted, held].scope is Scope.ALWAYS, "what is decided by nodes or ranges is asked otherwise"
     names = holders(cluster, held)
     if not names:
         return
     if held is Held.RING:
         ids = ", ".join(f"operation {o.id}" for o in cluster.operations if not o.about.is_global)
-        raise Rejected(f"{what} while {ids} holds ranges", hint=hint)
+        raise OperationRunning(f"{what} while {ids} holds ranges", hint=hint)
     raise Rejected(f"{what} while {', '.join(names)} is running", hint=hint)

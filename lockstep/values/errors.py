@@ -25,6 +25,7 @@ the outcome is known, and what to do next.
     │   └── ServerFault               0x0000
     ├── MetadataError
     │   ├── Rejected                  client     judged at an epoch and refused, never logged
+    │   │   ├── OperationRunning      client     an operation excludes it until it ends
     │   │   └── VersionMismatch       operator   some node could not read it in the log
     │   ├── LogTruncated              operator   an epoch that this node no longer keeps
     │   ├── OutcomeUnknown            server     may or may not be in the log
@@ -377,6 +378,13 @@ class Rejected(MetadataError):
         self.epoch = epoch
         self.keyspace = keyspace
         self.table = table
+
+
+class OperationRunning(Rejected):
+    """Refused because of an operation that runs: another submission may pass once that has ended."""
+
+    code: ClassVar[str] = "OPERATION_RUNNING"
+    retriable = True
 
 
 class VersionMismatch(Rejected):

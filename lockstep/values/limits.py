@@ -332,8 +332,8 @@ BATCH_LOG_PAGE: Final = 256
 BATCH_REPLAY_ROUND_MS: Final = 1000
 #: How long a schema change waits for the other live nodes to apply it, before clients may compare versions.
 SCHEMA_AGREEMENT_WAIT_MS: Final = 1000
-#: How long ALTER KEYSPACE waits for data to move before it answers with a warning: drivers give up after ten
-#: seconds by default, and send nothing again.
+#: How long ALTER KEYSPACE waits for data to move before it answers with a warning, and a schema change for
+#: the end of an operation that excludes it: drivers give up after ten seconds, and send nothing again.
 REPLICATION_WAIT_MS: Final = 6_000
 #: Schema versions a node remembers, to name those of peers that are behind and to answer its own changes.
 SCHEMA_VERSIONS_KEPT_MAX: Final = 1024

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cassandra import ConsistencyLevel
@@ -12,6 +13,11 @@ from cassandra.cluster import Session
 from cassandra.metadata import Murmur3Token
 from cassandra.protocol import ConfigurationException
 
+from lockstep.node.log_service import NodeLog
+from lockstep.topology.kinds.rebuild import Rebuild
+from lockstep.topology.requests import EnqueueRequest
+from lockstep.values.errors import OperationRunning
+from lockstep.values.ids import NodeId
 from tests.server.parts import Nodes, nodes
 from tests.server.test_drivers import SIMPLE, connect
 
@@ -127,6 +133,39 @@ def test_replicas_come_and_go_while_clients_write_and_read(town: Nodes, session:
         listed = session.cluster.metadata.token_map.get_replicas("grown", Murmur3Token(placed.range.right))
         by_address = {node.address: node.id for node in owned.directory.nodes}
         assert sorted(by_address[host.address] for host in listed) == sorted(placed.group.reads)
+
+
+def test_keyspaces_come_and_go_while_an_operation_holds_ranges(
+    town: Nodes, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With replications that no other keyspace has, so that the ring gets one more group."""
+    session.execute(f"CREATE KEYSPACE IF NOT EXISTS held {SIMPLE % 2}")
+    session.execute("CREATE TABLE IF NOT EXISTS held.t (k int PRIMARY KEY, v int)")
+    log, met = town.members[0].node.log, []
+    submit = NodeLog.submit
+
+    async def watched(service: NodeLog, wanted: Any, *rest: Any, **named: Any) -> Any:
+        try:
+            return await submit(service, wanted, *rest, **named)
+        except OperationRunning as excluded:
+            met.append(excluded)
+            raise
+
+    monkeypatch.setattr(NodeLog, "submit", watched)
+    for round_number in range(3):
+        town.call(log.submit(EnqueueRequest(Rebuild(NodeId(2)), actor="operator")), 20)
+        name = f"beside{round_number}"
+        replication = f"{{'class': 'NetworkTopologyStrategy', 'dc1': {1 + round_number}}}"
+        session.execute(f"CREATE KEYSPACE {name} WITH replication = {replication}")
+        session.execute(f"ALTER KEYSPACE {name} {SIMPLE % 1}")
+        session.execute(f"DROP KEYSPACE {name}")
+
+        async def ended() -> None:
+            while log.cluster.requests.live:
+                await log.state.wait_for(log.state.epoch + 1)
+
+        town.call(ended(), 60)
+    assert met, "no change met an operation"
 
 
 def test_a_statement_that_finds_the_same_change_under_way_joins_it(session: Session) -> None:

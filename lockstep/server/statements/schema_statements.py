@@ -39,6 +39,7 @@ from lockstep.topology.kinds.replication import ReplicationChange, target_of, un
 from lockstep.topology.requests import EnqueueRequest
 from lockstep.values.errors import (
     LockstepError,
+    OperationRunning,
     OutcomeUnknown,
     PeerUnreachable,
     Rejected,
@@ -156,9 +157,9 @@ class SchemaStatements:
                 body, warnings = await self._alter_keyspace(change)
                 return body, (*warnings, *self._too_high(change.keyspace))
             if isinstance(change, CreateKeyspace):
-                body = await self._answer(await self._node.log.submit(ChangeSchema(change, creator)))
+                body = await self._answer(await self._submitted(ChangeSchema(change, creator)))
                 return body, self._too_high(change.keyspace)
-            return await self._answer(await self._node.log.submit(ChangeSchema(change, creator))), ()
+            return await self._answer(await self._submitted(ChangeSchema(change, creator))), ()
         except OutcomeUnknown as error:
             raise self._undecided(error) from error
         except PeerUnreachable as error:
@@ -174,6 +175,26 @@ class SchemaStatements:
             raise self._not_done(error) from error
         await self._watch.agreed(epoch)
 
+    async def _submitted(self, wanted: ChangeSchema) -> int:
+        """The epoch of the entry. What a running operation excludes is asked for again when that has ended;
+        OperationRunning when it runs on for REPLICATION_WAIT_MS."""
+        clock, log = self._node.context.runtime.clock, self._node.log
+        deadline_s = clock.monotonic_s() + REPLICATION_WAIT_MS / 1000
+        while True:
+            try:
+                return await log.submit(wanted)
+            except OperationRunning:
+                left_s = deadline_s - clock.monotonic_s()
+                try:
+                    async with asyncio.timeout(left_s):
+                        while log.cluster.operations:
+                            await log.state.wait_for(log.cluster.epoch + 1)
+                except TimeoutError:
+                    pass
+                else:
+                    continue
+                raise
+
     def _too_high(self, keyspace: str) -> tuple[str, ...]:
         space = self._node.log.cluster.schema.by_name.get(keyspace)
         return (
@@ -187,7 +208,7 @@ class SchemaStatements:
         target = self._changes.target_of(change)
         if target is None:
             try:
-                return await self._answer(await self._node.log.submit(ChangeSchema(change))), ()
+                return await self._answer(await self._submitted(ChangeSchema(change))), ()
             except Rejected:
                 # The leader may know of the keyspace's first table, and this node has heard of it by now.
                 target = self._changes.target_of(change)

@@ -265,7 +265,7 @@ class Operators:
 _CONNECT_MS = 500
 #: How long one submission is retried before its outcome stays unknown.
 _TRIES_MAX = 4
-_REFUSALS = ("REJECTED", "VERSION_MISMATCH")
+_REFUSALS = ("REJECTED", "OPERATION_RUNNING", "VERSION_MISMATCH")
 
 
 class Submitting:
