@@ -19,6 +19,7 @@ def decided_by_repairs(table: Table) -> bool:
 
 def purge_before_s(cluster: ClusterMetadata, table: Table, tokens: Range, now_s: int) -> int:
     """Tombstones made, and content expired, before this second may go; 0: none may."""
+    assert now_s >= 0 and tokens.left < tokens.right, "a moment, and tokens"
     wanted = option_map(option(table.options, "tombstone_gc"))
     mode = wanted["mode"]
     if mode == "immediate":

@@ -52,6 +52,7 @@ def placed(cluster: ClusterMetadata, schema: Schema, epoch: int) -> tuple[Schema
             placements = placements.with_rings((ring,))
         schema = schema.with_keyspace(msgspec.structs.replace(keyspace, group=ring.id))
     used = {keyspace.group for keyspace in schema.keyspaces}
+    assert used <= placements.by_id.keys(), "each keyspace has its group"
     return schema, placements.without(sorted(set(placements.by_id) - used))
 
 

@@ -414,6 +414,7 @@ def _begun_at_once(cluster: ClusterMetadata, request: Request, epoch: int) -> Cl
         raise Rejected(f"node {shut_out} is excluded: {TABLE[Wanted.RING, Held.EXCLUSION].why}")
     begun = preparation(request, 0).apply(cluster, epoch)
     running = begun.requests.by_id[request.id]
+    assert running.operation_id in begun.operations_by_id, "what begins has an operation"
     named = msgspec.structs.replace(running, actor=request.actor)
     return begun.changed(REQUESTS.set(begun.requests.with_changed(named)))
 
@@ -433,6 +434,7 @@ def _with_wish(cluster: ClusterMetadata, node: NodeId) -> ClusterMetadata:
 def _ended(
     cluster: ClusterMetadata, request: Request, state: RequestState, outcome: str, epoch: int
 ) -> ClusterMetadata:
+    assert request.state is RequestState.QUEUED, "what runs ends with its operation"
     if request.original is not None:
         outcome = (
             f"{outcome}; it stopped at {cluster.schema.by_name[request.about.keyspace].replication.text()}"

@@ -69,6 +69,7 @@ def pieces(
         lacked = {node for line in lines if line.range.intersects(range_) for node in line.lacking}
         lacking = tuple(node for node in transition.old if node in lacked)
         found.append((msgspec.structs.replace(transition, range=range_), lacking))
+    assert found[0][0].range.left == whole.left and found[-1][0].range.right == whole.right, "nothing is lost"
     return found
 
 
@@ -106,6 +107,7 @@ def tasks_of_givers(
             sources: tuple[NodeId, ...] = (giver,)
         else:
             sources = read_quorum(transition, dc_of, dead)
+        assert target not in sources, "nobody is filled from itself"
         tasks.append(StreamTask(target, transition.group, transition.range, sources, needs_all=True))
     return tasks
 
@@ -179,6 +181,7 @@ def read_quorum(
         live = [node for node in others if node not in dead]
         if len(live) < min(sources_min(len(members), factor), len(others)):
             return ()
+        assert doubted not in live and len(live) <= len(members), "live ones are members"
         chosen.extend(live[: majority(factor)])
     return tuple(node for node in transition.old if node in chosen)
 
@@ -192,6 +195,7 @@ def sources_of(
 
 def sources_min(members: int, factor: int) -> int:
     """How many of a group's members are sure to meet every write quorum of it."""
+    assert members >= 0 and factor >= 0, "numbers of replicas"
     quorum = majority(factor)
     return members if members < quorum else members - quorum + 1
 

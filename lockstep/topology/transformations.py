@@ -59,6 +59,7 @@ def committed(cluster: ClusterMetadata, operation: Operation, at_ms: int, epoch:
     ]
     circle = circle_with(cluster.directory, [*others, change_of(operation)])
     id_ = generation_id(cluster.identity.cluster_id, operation.id, epoch, timestamp_ms)
+    assert not kept or kept[-1].timestamp_ms < timestamp_ms, "generations follow each other"
     made = Generation(timestamp_ms, id_, operation.id, epoch, packed(circle.tokens))
     return _generation_with(cluster, (*kept, made))
 
@@ -85,6 +86,7 @@ def published(cluster: ClusterMetadata, operation: Operation, at_ms: int, epoch:
     changed: list[Generation] = []
     earliest_ms = 0
     for one in cluster.generations:
+        assert one.is_published or epoch > one.committed_epoch, "what is published was committed before"
         changed.append(one if one.is_published else _moved(one, own, earliest_ms, at_ms, epoch))
         earliest_ms = changed[-1].timestamp_ms + 1
     return _generation_with(cluster, tuple(changed))
@@ -93,6 +95,7 @@ def published(cluster: ClusterMetadata, operation: Operation, at_ms: int, epoch:
 def _moved(one: Generation, own: Generation, earliest_ms: int, at_ms: int, epoch: int) -> Generation:
     """An unpublished generation once `own` is published: published too when it is not younger."""
     stamp_ms = max(one.timestamp_ms, earliest_ms)
+    assert not one.is_published and stamp_ms >= earliest_ms, "a published generation keeps its timestamp"
     if one.committed_epoch > own.committed_epoch:
         return msgspec.structs.replace(one, timestamp_ms=stamp_ms)
     if stamp_ms < at_ms + _AHEAD_MS_MIN:

@@ -171,6 +171,7 @@ def begun_on_ring(cluster: ClusterMetadata, request: Request, epoch: int) -> Clu
         transitions=plan(cluster, change),
         history=((stage, epoch),),
     )
+    assert epoch > cluster.epoch and operation_id not in cluster.operations_by_id, "operations have new ids"
     operation = msgspec.structs.replace(operation, session_id=session_id_of(operation))
     asked = msgspec.structs.replace(request, operation_id=operation_id)
     node = cluster.directory.by_id[operation.node]
@@ -202,6 +203,8 @@ def ended_on_ring(
 def _ended(cluster: ClusterMetadata, operation: Operation, epoch: int) -> ClusterMetadata:
     """The value without the operation: ranges merged, lock and session gone, the node in its end state."""
     others = tuple(other for other in cluster.operations if other.id != operation.id)
+    assert len(others) + 1 == len(cluster.operations), "an operation ends once"
+    assert epoch > operation.stage_epoch, "it ends after its last stage"
     return cluster.changed(
         DIRECTORY.set(_end_directory(cluster.directory, operation, epoch)),
         PLACEMENTS.set(merged_rings(cluster.placements, operation, others)),
@@ -241,6 +244,7 @@ def _still_excluded(excluded: tuple[Exclusion, ...], operation: Operation) -> tu
 def _end_directory(directory: Directory, operation: Operation, epoch: int) -> Directory:
     """The nodes once the operation has ended, in success or taken back."""
     node = directory.by_id[operation.node]
+    assert node.state is ring_of(operation).becomes, "a node has the state of its operation"
     if operation.stage is Stage.ROLLBACK_TO_NORMAL:
         return _with_state(directory, node.id, ring_of(operation).needs, node.tokens, epoch)
     if operation.about.departing:
@@ -254,4 +258,5 @@ def _with_state(
     directory: Directory, node_id: NodeId, state: NodeState, tokens: tuple[int, ...], epoch: int
 ) -> Directory:
     node = directory.by_id[node_id]
+    assert node.state is not NodeState.LEFT and epoch > node.epoch, "who left does not come back"
     return directory.with_node(msgspec.structs.replace(node, state=state, tokens=tokens, epoch=epoch))
