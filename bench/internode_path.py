@@ -18,7 +18,9 @@ from typing import Any
 
 import msgspec
 
+from lockstep.coordination.context import CoordinationContext, Opinions
 from lockstep.coordination.coordinator import Coordinator
+from lockstep.coordination.writes import Writes
 from lockstep.internode import verbs
 from lockstep.internode.handshake import Hello, PeerInfo
 from lockstep.internode.internode import Internode
@@ -27,6 +29,7 @@ from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
 from lockstep.metadata.directory import DIRECTORY, Directory, NodeInfo, NodeState
 from lockstep.metadata.schema_part import PLACEMENTS, SCHEMA
 from lockstep.placement.placements import PlacedRange, Placements, ReplicaGroup, ring_of_ranges
+from lockstep.quorum.plans import PlanBook
 from lockstep.replica.messages import WriteReply, WriteRequest
 from lockstep.replica.replica import ReplicaService
 from lockstep.runtime.real import real_runtime, run
@@ -102,16 +105,17 @@ class BenchNode:
         self.replica = ReplicaService(
             self.runtime, self.internode, self.engine, lambda: cluster, self._catch_up, lambda: node
         )
-        self.coordinator = Coordinator(
+        context = CoordinationContext(
             self.runtime,
             self.internode,
             self.replica,
-            lambda: cluster,
+            PlanBook(lambda: cluster, lambda: node),
             self._catch_up,
-            lambda _: True,
             lambda: node,
             lambda: mutation_id(node, 1, 1),
+            Opinions(lambda _: True, lambda _: True),
         )
+        self.coordinator = Coordinator(context, Writes(context))
 
     def _epoch(self, peer: PeerInfo, epoch: int) -> None:
         return

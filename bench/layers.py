@@ -20,7 +20,9 @@ from typing import Any
 from internode_path import metadata
 from measuring import SCRATCH, save, table
 
+from lockstep.coordination.context import CoordinationContext, Opinions
 from lockstep.coordination.coordinator import Coordinator
+from lockstep.coordination.writes import Writes
 from lockstep.cql.wire import client, responses
 from lockstep.cql.wire.constants import VERSION_4, Opcode
 from lockstep.cql.wire.frames import EnvelopeReader, encode_envelope, encode_request
@@ -29,6 +31,7 @@ from lockstep.internode import verbs
 from lockstep.internode.frames import REPLY, REQUEST, SHARED, FrameReader, SharedReply, encode_frame
 from lockstep.internode.handshake import PeerInfo
 from lockstep.node.configuration import Configuration
+from lockstep.quorum.plans import PlanBook
 from lockstep.replica.messages import WriteReply, WriteRequest
 from lockstep.replica.replica import ReplicaService
 from lockstep.runtime.real import real_runtime, run
@@ -152,16 +155,17 @@ def coordinator_layers(rounds: int) -> dict[str, float]:
     async def catch_up(epoch: int, source: Any) -> None:
         raise AssertionError("the metadata does not change here")
 
-    coordinator = Coordinator(
+    context = CoordinationContext(
         runtime,
         silent,
         silence,
-        lambda: cluster,
+        PlanBook(lambda: cluster, lambda: 1),
         catch_up,
-        lambda _: True,
         lambda: 1,
         lambda: mutation_id(1, 1, 1),
+        Opinions(lambda _: True, lambda _: True),
     )
+    coordinator = Coordinator(context, Writes(context))
     writes = mutations()
     reply = WriteReply(3)
 

@@ -24,7 +24,6 @@ import msgspec
 from lockstep.consensus import paxos
 from lockstep.consensus.paxos import NO_BALLOT, STEPS, Ballot, Happened, Phase, Promises, Proposal
 from lockstep.coordination.driving import carry_out
-from lockstep.coordination.writes import require_alive
 from lockstep.internode import verbs
 from lockstep.metadata.purging import purge_before_s
 from lockstep.quorum.failure_codes import causes_of, late, note_refusal, reasons_of
@@ -67,7 +66,7 @@ async def ended(rounds: Rounds, plan: Plan, left: Proposal, now_s: int) -> Propo
     """What is to be decided in the place of `left`; None: begin again. Unavailable when some replica seems
     dead: it may be the only one that knows."""
     owner, targets = rounds.owner, plan.targets
-    alive = [target for target in targets if owner.alive(target.node)]
+    alive = [target for target in targets if owner.context.alive(target.node)]
     if len(alive) < len(targets):
         raise Unavailable(rounds.serial, len(targets), len(alive))
     rounds.did("Asking every replica whether an old proposal was decided")
@@ -193,10 +192,10 @@ class PaxosRound:
                 self.retry.cancel()
 
     def ask(self, asked: Ask) -> None:
-        owner, own = self._owner, self._owner.own_id()
+        owner, own = self._owner, self._owner.context.own_id()
         remote = [target for target in asked.targets if target.node != own]
         if remote:
-            owner.internode.submit_each(remote, self._verb, self._body, self.deadline_s, self)
+            owner.context.internode.submit_each(remote, self._verb, self._body, self.deadline_s, self)
         for target in asked.targets:
             if target.node == own:
                 owner.runtime.tasks.spawn(self._answer_here(target), "ballots.here")
@@ -220,7 +219,7 @@ class PaxosRound:
             carry_out(self, self.round.refused(context.node))
 
     def failed(self, context: Target, error: LockstepError) -> None:
-        note_refusal(self._owner.internode.repeated_log, "conditional", context, error)
+        note_refusal(self._owner.context.internode.repeated_log, "conditional", context, error)
         carry_out(self, self.round.failed(context, error))
 
     def again(self) -> None:
@@ -305,7 +304,7 @@ class Rounds:
     def require_voters(self) -> None:
         """Unavailable when too few seem to be alive for anything to be decided."""
         try:
-            require_alive(self.plan(), self.owner.alive)
+            self.owner.context.require_alive(self.plan())
         except Unavailable as error:
             raise Unavailable(self.serial, error.required, error.alive) from error
 
@@ -455,7 +454,7 @@ class Rounds:
         self.owner.replans += 1
         try:
             async with asyncio.timeout(self.left_ms() / 1000):
-                await self.owner.catch_up(epoch, source.address)
+                await self.owner.context.catch_up(epoch, source.address)
         except TimeoutError:
             raise self.late(0) from None
         except RequestError:
@@ -482,7 +481,7 @@ class Rounds:
         partitions, _ = merge_answers(results, command.reverse)
         for part, _ in lacking(partitions, results):
             owner.reach("conditional.repaired")
-            mutation = repair_mutation(self.place.table_id, part, owner.new_mutation_id())
+            mutation = repair_mutation(self.place.table_id, part, owner.context.new_mutation_id())
             await owner.writes.begin(mutation, COUNTED_AS[self.serial], self.left_ms())
 
     def late(self, received: int) -> RequestError:

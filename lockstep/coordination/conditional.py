@@ -34,19 +34,17 @@ from lockstep.coordination.ballot_rounds import (
     promises,
     too_many_failed,
 )
+from lockstep.coordination.context import CoordinationContext
 from lockstep.coordination.page import Page
-from lockstep.coordination.writes import Writes, require_alive
+from lockstep.coordination.writes import Writes
 from lockstep.internode import verbs
-from lockstep.internode.handshake import Address
-from lockstep.internode.internode import Internode
 from lockstep.internode.waiters import Deadlines
 from lockstep.quorum.failure_codes import late
-from lockstep.quorum.plans import Plan, PlanBook
+from lockstep.quorum.plans import Plan
 from lockstep.quorum.round import BALLOT, End, Round
 from lockstep.replica.ballots import MUTATION, BallotService
 from lockstep.replica.merging import merge_answers
 from lockstep.replica.messages import CommitRequest, Place, PrepareRequest
-from lockstep.runtime.ports import Runtime
 from lockstep.storage.rows.fragments import require_fitting
 from lockstep.values.codec import encode
 from lockstep.values.errors import (
@@ -127,28 +125,18 @@ class Conditionals:
 
     def __init__(
         self,
-        runtime: Runtime,
-        internode: Internode,
-        plans: PlanBook,
+        context: CoordinationContext,
         ballots: BallotService,
         writes: Writes,
-        catch_up: Callable[[int, Address], Awaitable[None]],
-        alive: Callable[[int], bool],
-        own_id: Callable[[], int],
-        new_mutation_id: Callable[[], bytes],
         next_stamp_us: Callable[[], int],
     ) -> None:
-        self.runtime = runtime
-        self.internode = internode
-        self.plans = plans
+        self.context = context
+        self.runtime = context.runtime
+        self.plans = context.plans
         self.ballots = ballots
         self.writes = writes
-        self.catch_up = catch_up
-        self.alive = alive
-        self.own_id = own_id
-        self.new_mutation_id = new_mutation_id
-        self.reach = runtime.probes.reach
-        self.in_flight = Deadlines(runtime.clock)
+        self.reach = context.runtime.probes.reach
+        self.in_flight = Deadlines(context.runtime.clock)
         self._gates = Gates()
         self._requests = 0
         self._next_stamp_us = next_stamp_us
@@ -184,7 +172,7 @@ class Conditionals:
         as far as this node knows, nothing was decided. ConditionalUnknown. WriteTimeout or WriteFailure of
         type SIMPLE: it was decided, and too few replicas have applied it yet.
         """
-        require_alive(self.plans.write_plan(place.table_id, place.token, consistency), self.alive)
+        self.context.require_alive(self.plans.write_plan(place.table_id, place.token, consistency))
         request = _Write(self, self.writes_ended, place, serial, patience)
 
         async def run() -> Any:
@@ -323,7 +311,9 @@ class _Write(Rounds):
     def _leave_hints(self, plan: Plan, decided: Proposal, canvass: PaxosRound) -> None:
         """For replicas that seem dead; the next decision brings what others miss."""
         owner = self.owner
-        missed = [t for t in plan.targets if t.node not in canvass.granted and not owner.alive(t.node)]
+        missed = [
+            t for t in plan.targets if t.node not in canvass.granted and not owner.context.alive(t.node)
+        ]
         if missed and owner.writes.hints is not None:
             mutation, made_us = MUTATION.decode(decided.value), decided.origin.time_us
             owner.writes.hints.leave(mutation, plan.epoch, missed, made_us=made_us)

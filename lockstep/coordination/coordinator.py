@@ -6,63 +6,25 @@ Invariant: raises RequestError subclasses only; a change of topology is never on
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
-from lockstep.coordination.hinting import HintKeeper
+from lockstep.coordination.context import CoordinationContext
 from lockstep.coordination.reads import Reads
 from lockstep.coordination.writes import Writes
-from lockstep.internode.handshake import Address
-from lockstep.internode.internode import Internode
-from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.quorum.plans import PlanBook
 from lockstep.quorum.speculation import ExtraRequests
-from lockstep.replica.replica import ReplicaService
 from lockstep.replica.scanned import Thresholds
-from lockstep.runtime.ports import Runtime
 from lockstep.values.ids import Consistency
 from lockstep.values.rows import Mutation, ReadCommand, ReadResult
 
 
 class Coordinator:
-    """`catch_up(epoch, source)` returns when the epoch is applied here; `alive` is an opinion that orders
-    replicas and refuses hopeless requests; `prefers` another one, by which reads go to some of those alive
-    before others; `new_mutation_id` names read repairs."""
-
     def __init__(
-        self,
-        runtime: Runtime,
-        internode: Internode,
-        replica: ReplicaService,
-        metadata: Callable[[], ClusterMetadata],
-        catch_up: Callable[[int, Address], Awaitable[None]],
-        alive: Callable[[int], bool],
-        own_id: Callable[[], int],
-        new_mutation_id: Callable[[], bytes],
-        prefers: Callable[[int], bool] | None = None,
-        thresholds: Thresholds | None = None,
+        self, context: CoordinationContext, writes: Writes, thresholds: Thresholds | None = None
     ) -> None:
-        #: What has been planned against the newest metadata; for all who plan requests on this node.
-        self.plans = plans = PlanBook(metadata, own_id)
-        self._writes = Writes(runtime, internode, plans, replica, catch_up, alive, own_id)
+        self.plans = context.plans
+        self._writes = writes
         #: `begin_write` for crowds.
         self.submit_batch = self._writes.submit_batch
-        self._reads = Reads(
-            runtime,
-            internode,
-            plans,
-            replica,
-            catch_up,
-            alive,
-            prefers if prefers is not None else alive,
-            own_id,
-            self._writes,
-            new_mutation_id,
-            thresholds if thresholds is not None else Thresholds(),
-        )
-
-    def keep_hints(self, hints: HintKeeper) -> None:
-        """From now on replicas that do not acknowledge a write get a hint."""
-        self._writes.hints = hints
+        self._reads = Reads(context, writes, thresholds if thresholds is not None else Thresholds())
 
     @property
     def writes(self) -> Writes:

@@ -12,22 +12,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 
-from lockstep.coordination.writes import Writes, require_alive
+from lockstep.coordination.context import CoordinationContext
+from lockstep.coordination.writes import Writes
 from lockstep.internode import verbs
 from lockstep.internode.handshake import Address, PeerInfo
-from lockstep.internode.internode import Internode
-from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.quorum.plans import Plan, PlanBook
+from lockstep.quorum.plans import Plan
 from lockstep.quorum.round import COUNTER, Ask, Count, Effects, End, Round, Target
 from lockstep.replica.counter_shards import asks, counted, shard_path
 from lockstep.replica.messages import WriteReply, WriteRequest
-from lockstep.replica.replica import ReplicaService
-from lockstep.runtime.ports import Runtime
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.store_position import generation_of
 from lockstep.values.errors import (
@@ -73,35 +69,24 @@ class CounterLeader:
 
     def __init__(
         self,
-        runtime: Runtime,
-        internode: Internode,
+        context: CoordinationContext,
         engine: StorageEngine,
-        replica: ReplicaService,
         writes: Writes,
-        metadata: Callable[[], ClusterMetadata],
-        catch_up: Callable[[int, Address], Awaitable[None]],
-        alive: Callable[[int], bool],
-        own_id: Callable[[], int],
     ) -> None:
-        self._runtime = runtime
+        self._context = context
+        self._runtime = context.runtime
         self._engine = engine
-        self._replica = replica
         self._writes = writes
-        self._metadata = metadata
-        self._catch_up = catch_up
-        self._alive = alive
-        self._own_id = own_id
-        self._plans = PlanBook(metadata, own_id)
-        self.incarnation = int.from_bytes(runtime.random.bytes(7), "big") + 1
+        self.incarnation = int.from_bytes(context.runtime.random.bytes(7), "big") + 1
         self._locks: dict[_Place, tuple[asyncio.Lock, int]] = {}
         self._known: OrderedDict[tuple[int, bytes, bytes], asyncio.Future[None]] = OrderedDict()
-        internode.register(verbs.COUNTER, CounterRequest, CounterReply, self._receive)
+        context.internode.register(verbs.COUNTER, CounterRequest, CounterReply, self._receive)
 
     async def _receive(self, peer: PeerInfo, request: CounterRequest) -> CounterReply:
         if request.incarnation != self.incarnation:
             return CounterReply(False, self.incarnation)
-        if request.needs_epoch > self._metadata().epoch:
-            await self._catch_up(request.needs_epoch, peer.endpoint)
+        if request.needs_epoch > self._context.plans.epoch:
+            await self._context.catch_up(request.needs_epoch, peer.endpoint)
         return await self.count(request)
 
     async def count(self, request: CounterRequest) -> CounterReply:
@@ -142,7 +127,8 @@ class CounterLeader:
     async def _count(self, request: CounterRequest) -> None:
         deadline_s = self._runtime.clock.monotonic_s() + request.timeout_ms / 1000
         mutation, consistency = request.mutation, Consistency(request.consistency)
-        require_alive(self._plans.write_plan(mutation.table_id, mutation.token, consistency), self._alive)
+        plan = self._context.plans.write_plan(mutation.table_id, mutation.token, consistency)
+        self._context.require_alive(plan)
         place = (mutation.table_id, mutation.key)
         lock = self._enter(place)
         try:
@@ -171,7 +157,7 @@ class CounterLeader:
         now_s = self._runtime.clock.wall_us() // 1_000_000
         result = await self._engine.read(asks(request.mutation, now_s))
         generation = generation_of(self._engine)
-        summed = counted(request.mutation, result.partitions, shard_path(self._own_id(), generation))
+        summed = counted(request.mutation, result.partitions, shard_path(self._context.own_id(), generation))
         await self._runtime.probes.linger("counter.read")
         if generation_of(self._engine) != generation:
             self._runtime.probes.reach("counter.given_up_meanwhile")
@@ -188,7 +174,7 @@ class CounterLeader:
             else:
                 kept.set_exception(answer)
 
-        self._replica.write(WriteRequest(request.epoch, request.needs_epoch, summed), answered)
+        self._context.replica.write(WriteRequest(request.epoch, request.needs_epoch, summed), answered)
         try:
             await kept
         except LockstepError as error:
@@ -199,16 +185,16 @@ class CounterLeader:
     def _check(self, request: CounterRequest) -> None:
         """StaleEpoch or NotReplica unless this node owns the partition under the plan of the request."""
         mutation = request.mutation
-        placement = self._plans.placement(mutation.table_id)
+        placement = self._context.plans.placement(mutation.table_id)
         if placement is None:
             raise NotReplica(f"table id {mutation.table_id} is not known here")
         group = placement.group_for(mutation.token)
         if group.epoch > request.epoch or placement.changed_epoch > request.epoch:
             raise StaleEpoch(placement.epoch, "stale_placement")
         # A pending replica lacks what it counted when it owned the range before.
-        if self._own_id() not in group.reads:
-            raise NotReplica(f"node {self._own_id()} counts nothing for token {mutation.token}")
-        self._replica.require_held(mutation.table_id, Range(mutation.token - 1, mutation.token))
+        if self._context.own_id() not in group.reads:
+            raise NotReplica(f"node {self._context.own_id()} counts nothing for token {mutation.token}")
+        self._context.replica.require_held(mutation.table_id, Range(mutation.token - 1, mutation.token))
 
     def _enter(self, place: _Place) -> asyncio.Lock:
         lock, users = self._locks.get(place, (None, 0))
@@ -228,25 +214,10 @@ class CounterLeader:
 
 
 class Counters:
-    """`catch_up` and `alive` as for writes."""
-
-    def __init__(
-        self,
-        runtime: Runtime,
-        internode: Internode,
-        plans: PlanBook,
-        leader: CounterLeader,
-        catch_up: Callable[[int, Address], Awaitable[None]],
-        alive: Callable[[int], bool],
-        own_id: Callable[[], int],
-    ) -> None:
-        self._runtime = runtime
-        self._internode = internode
-        self._plans = plans
+    def __init__(self, context: CoordinationContext, leader: CounterLeader) -> None:
+        self._context = context
+        self._runtime = context.runtime
         self._leader = leader
-        self._catch_up = catch_up
-        self._alive = alive
-        self._own_id = own_id
         #: What peers last said of their process; bounded by the nodes there are.
         self._incarnations: dict[Address, int] = {}
 
@@ -256,8 +227,8 @@ class Counters:
             raise InvalidRequest("Consistency level ANY is not supported for counters")
         deadline_s = self._runtime.clock.monotonic_s() + timeout_ms / 1000
         while True:
-            plan = self._plans.write_plan(mutation.table_id, mutation.token, consistency)
-            require_alive(plan, self._alive)
+            plan = self._context.plans.write_plan(mutation.table_id, mutation.token, consistency)
+            self._context.require_alive(plan)
             if await self._counted(plan, mutation, deadline_s):
                 return
             if self._runtime.clock.monotonic_s() + REPLICA_RETRY_MS / 1000 >= deadline_s:
@@ -295,7 +266,9 @@ class Counters:
         return [
             target
             for target in plan.near_first
-            if target.node in plan.group.reads and local in ("", target.dc) and self._alive(target.node)
+            if target.node in plan.group.reads
+            and local in ("", target.dc)
+            and self._context.alive(target.node)
         ]
 
     async def _ask(self, target: Target, plan: Plan, mutation: Mutation, left_ms: float) -> bool:
@@ -308,21 +281,23 @@ class Counters:
             left_ms,
             self._incarnations.get(target.address, 0),
         )
-        if target.node == self._own_id():
+        if target.node == self._context.own_id():
             return (await self._leader.count(request)).counted
-        reply: CounterReply = await self._internode.request(target.address, verbs.COUNTER, request, left_ms)
+        reply: CounterReply = await self._context.internode.request(
+            target.address, verbs.COUNTER, request, left_ms
+        )
         if reply.counted:
             return True
         self._incarnations[target.address] = reply.incarnation
         again = CounterRequest(
             plan.epoch, plan.needs_epoch, mutation, plan.consistency, left_ms, reply.incarnation
         )
-        reply = await self._internode.request(target.address, verbs.COUNTER, again, left_ms)
+        reply = await self._context.internode.request(target.address, verbs.COUNTER, again, left_ms)
         return reply.counted
 
     async def _learn(self, epoch: int, source: Target) -> None:
         try:
-            await self._catch_up(epoch, source.address)
+            await self._context.catch_up(epoch, source.address)
         except LockstepError:
             # Asked again shortly: another replica may tell more.
             self._runtime.probes.reach("counter.catch_up_failed")

@@ -13,16 +13,14 @@ from typing import Any, Protocol
 
 import msgspec
 
+from lockstep.coordination.context import CoordinationContext
 from lockstep.internode import verbs
 from lockstep.internode.handshake import Address, PeerInfo
-from lockstep.internode.internode import Internode
 from lockstep.internode.serving import Respond
 from lockstep.internode.verbs import decode_error, encode_error
 from lockstep.internode.waiters import Deadlines
 from lockstep.quorum.round import Target
 from lockstep.replica.messages import WriteReply, WriteRequest
-from lockstep.replica.replica import ReplicaService
-from lockstep.runtime.ports import Runtime
 from lockstep.values.codec import encode
 from lockstep.values.errors import LockstepError, NodeExcluded, PeerError, PeerTimeout, PeerUnreachable
 from lockstep.values.ids import NodeId
@@ -111,25 +109,22 @@ class _Passing:
 class Forwarding:
     def __init__(
         self,
-        runtime: Runtime,
-        internode: Internode,
-        replica: ReplicaService,
-        alive: Callable[[int], bool],
+        context: CoordinationContext,
         own_dc: Callable[[], str],
         own_address: Address,
     ) -> None:
-        self._runtime = runtime
-        self._internode = internode
-        self._replica = replica
-        self._alive = alive
+        self._context = context
+        self._runtime = context.runtime
+        self._internode = context.internode
+        self._replica = context.replica
         self._own_dc = own_dc
         self._own_address = own_address
-        self._deadlines = Deadlines(runtime.clock)
+        self._deadlines = Deadlines(context.runtime.clock)
         self._open: dict[int, _Forwarded] = {}
         #: Messages that other data centres were spared.
         self.spared = 0
-        internode.register_fast(verbs.FORWARD, ForwardRequest, WriteReply, self._receive)
-        internode.register_fast(verbs.FORWARDED, ForwardAnswer, ForwardAnswer, self._answered)
+        self._internode.register_fast(verbs.FORWARD, ForwardRequest, WriteReply, self._receive)
+        self._internode.register_fast(verbs.FORWARDED, ForwardAnswer, ForwardAnswer, self._answered)
 
     def send(
         self, write: Forwarder, targets: Sequence[Target], request: WriteRequest, deadline_s: float
@@ -141,7 +136,7 @@ class Forwarding:
         far: dict[str, list[Target]] = {}
         direct: list[Target] = []
         for target in targets:
-            if target.dc != own_dc and self._alive(target.node):
+            if target.dc != own_dc and self._context.alive(target.node):
                 far.setdefault(target.dc, []).append(target)
             else:
                 direct.append(target)

@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from lockstep.coordination.context import CoordinationContext
 from lockstep.coordination.write_terms import Terms
 from lockstep.internode.waiters import Deadlines
 from lockstep.quorum.plans import Plan
@@ -80,7 +81,7 @@ class Owner(Protocol):
     runtime: Runtime
     hints: HintKeeper | None
     lingering: Deadlines
-    alive: Callable[[int], bool]
+    context: CoordinationContext
 
 
 class Written(Protocol):
@@ -179,7 +180,7 @@ class HintingWrite:
 
     def hint_dead(self) -> None:
         """A write at ANY is content with a hint: leave those for replicas that seem dead at once."""
-        alive = self._write.owner.alive
+        alive = self._write.owner.context.alive
         dead = [target for target in self._write.round.plan.targets if not alive(target.node)]
         if dead:
             self.hint(dead, None)

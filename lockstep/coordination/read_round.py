@@ -140,7 +140,7 @@ class ReadRound:
 
     def _ask(self, target: Target, *, by_digest: bool = False) -> None:
         owner = self._owner
-        if target.node == owner.own_id():
+        if target is self.round.plan.local:
             try:
                 reply = owner.replica.read_now(self._request)
             except LockstepError as error:

@@ -23,21 +23,20 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from lockstep.coordination.context import CoordinationContext
 from lockstep.coordination.page import Page
 from lockstep.coordination.read_round import Additional, Answer, ReadRound, repair
-from lockstep.coordination.writes import Writes, require_alive
+from lockstep.coordination.writes import Writes
 from lockstep.internode.handshake import Address
-from lockstep.internode.internode import Internode
 from lockstep.internode.waiters import Deadlines
-from lockstep.quorum.plans import Plan, PlanBook
+from lockstep.quorum.plans import Plan
 from lockstep.quorum.request_trace import REQUEST_TRACE
 from lockstep.quorum.round import Target
 from lockstep.quorum.speculation import NEVER, ExtraRequests, Latencies
 from lockstep.replica.merging import earlier, merge_answers
 from lockstep.replica.messages import ReadRequest
-from lockstep.replica.replica import ReplicaService
 from lockstep.replica.scanned import Scanned, Thresholds
-from lockstep.runtime.ports import Runtime, Tasks
+from lockstep.runtime.ports import Tasks
 from lockstep.values.errors import (
     LockstepError,
     NotReplica,
@@ -178,41 +177,24 @@ def ended(result: ReadResult, command: ReadCommand, end: Position | None) -> Rea
 class Reads:
     """What all reads of one node share."""
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        internode: Internode,
-        plans: PlanBook,
-        replica: ReplicaService,
-        catch_up: Callable[[int, Address], Awaitable[None]],
-        alive: Callable[[int], bool],
-        prefers: Callable[[int], bool],
-        own_id: Callable[[], int],
-        writes: Writes,
-        new_mutation_id: Callable[[], bytes],
-        thresholds: Thresholds,
-    ) -> None:
-        self.runtime = runtime
-        self.internode = internode
-        self.plans = plans
-        self.replica = replica
-        self.own_id = own_id
-        self._catch_up = catch_up
-        self._alive = alive
-        self._prefers = prefers
+    def __init__(self, context: CoordinationContext, writes: Writes, thresholds: Thresholds) -> None:
+        self.context = context
+        self.runtime = context.runtime
+        self.internode = context.internode
+        self.plans = context.plans
+        self.replica = context.replica
         self._writes = writes
-        self._new_mutation_id = new_mutation_id
         self._thresholds = thresholds
-        self.reach = runtime.probes.reach
+        self.reach = context.runtime.probes.reach
         #: How large an answer is whose digest is asked for where only agreement is.
         self.digest_over_bytes = DIGEST_OVER_BYTES
         #: Questions asked anew because something that matters had changed when the answers were in.
         self.replans = 0
         #: Refusals that made this node learn a newer epoch first.
         self.catch_ups = 0
-        self.in_flight = Deadlines(runtime.clock)
+        self.in_flight = Deadlines(context.runtime.clock)
         #: Rounds that ask another replica when those asked are slow.
-        self.slow = Deadlines(runtime.clock)
+        self.slow = Deadlines(context.runtime.clock)
         #: How long questions about a partition took, and repairs of what replicas lacked.
         self.latencies = Latencies()
         self.repair_latencies = Latencies()
@@ -298,7 +280,7 @@ class Reads:
             repaired = True
             await repair(
                 self._writes,
-                self._new_mutation_id,
+                self.context.new_mutation_id,
                 command.table_id,
                 found[0],
                 answers,
@@ -343,8 +325,8 @@ class Reads:
             if changes >= REQUEST_PLANS_MAX:
                 await self._pause(plan, deadline_s)
             if self.runtime.clock.monotonic_s() > plan.alive_until_s:
-                require_alive(plan, self._alive)
-                self._writes.note_alive(plan)
+                self.context.require_alive(plan)
+                self.context.note_alive(plan)
             command = piece
             if plan.range.right < piece.right or (plan.required > 1 and piece.partition_row_limit):
                 right = min(piece.right, plan.range.right)
@@ -377,9 +359,11 @@ class Reads:
 
     async def _answers(self, plan: Plan, request: ReadRequest, deadline_s: float) -> list[Answer] | None:
         """Enough answers, or None when the plan turned out stale and this node has caught up."""
-        ordered = self.plans.read_order(plan, self._prefers, self._alive)
-        if plan.required == 1 and ordered[0].node == self.own_id():
-            answer = await self._answer_here(plan, ordered[0], request, deadline_s)
+        opinions = self.context.opinions
+        ordered = self.plans.read_order(plan, opinions.prefers, opinions.alive)
+        own = plan.local
+        if plan.required == 1 and own is not None and ordered[0] is own:
+            answer = await self._answer_here(plan, own, request, deadline_s)
             if answer is not None:
                 return [answer]
         placement = self.plans.placement(request.command.table_id)
@@ -424,7 +408,7 @@ class Reads:
             raise ReadTimeout(plan.consistency, 0, plan.required, False)
         try:
             async with asyncio.timeout(left_s):
-                await self._catch_up(epoch, source)
+                await self.context.catch_up(epoch, source)
         except TimeoutError:
             raise ReadTimeout(plan.consistency, 0, plan.required, False) from None
         except RequestError:

@@ -10,23 +10,22 @@ mutation.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol
 
 import msgspec
 
+from lockstep.coordination.context import CoordinationContext
 from lockstep.coordination.driving import carry_out
 from lockstep.coordination.forwarding import Forwarding
 from lockstep.coordination.hinting import HintingWrite, HintKeeper, Settled
 from lockstep.coordination.write_terms import CLIENT, Terms
-from lockstep.internode.handshake import Address
-from lockstep.internode.internode import Internode
 from lockstep.internode.serving import report
 from lockstep.internode.waiters import Deadlines
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.quorum.failure_codes import causes_of, late, note_refusal, reasons_of
-from lockstep.quorum.plans import Plan, PlanBook
+from lockstep.quorum.plans import Plan
 from lockstep.quorum.request_trace import REQUEST_TRACE
 from lockstep.quorum.round import (
     BEGIN,
@@ -43,8 +42,6 @@ from lockstep.quorum.round import (
     Why,
 )
 from lockstep.replica.messages import WriteReply, WriteRequest
-from lockstep.replica.replica import ReplicaService
-from lockstep.runtime.ports import Runtime
 from lockstep.storage.rows.fragments import require_fitting
 from lockstep.values.codec import encode
 from lockstep.values.errors import (
@@ -114,35 +111,28 @@ class Writes:
 
     def __init__(
         self,
-        runtime: Runtime,
-        internode: Internode,
-        plans: PlanBook,
-        replica: ReplicaService,
-        catch_up: Callable[[int, Address], Awaitable[None]],
-        alive: Callable[[int], bool],
-        own_id: Callable[[], int],
+        context: CoordinationContext,
+        hints: HintKeeper | None = None,
+        forwarding: Forwarding | None = None,
+        base_writes: SettledWrites | None = None,
     ) -> None:
-        self.runtime = runtime
-        self.internode = internode
-        self.plans = plans
-        self.replica = replica
-        self.catch_up = catch_up
-        self.alive = alive
-        self.own_id = own_id
-        #: Until when a node seems alive for certain; None: `alive` is asked for every write.
-        self.alive_until_s: Callable[[int], float] | None = None
-        self.reach = runtime.probes.reach
-        self.in_flight = Deadlines(runtime.clock)
+        self.context = context
+        self.runtime = context.runtime
+        self.internode = context.internode
+        self.plans = context.plans
+        self.replica = context.replica
+        self.reach = context.runtime.probes.reach
+        self.in_flight = Deadlines(context.runtime.clock)
         #: Writes whose end was told, and of which replicas may still answer.
-        self.lingering = Deadlines(runtime.clock)
+        self.lingering = Deadlines(context.runtime.clock)
         #: Of the mutations that both hold.
         self.bytes_in_flight = 0
         #: Spares other data centres messages; None: every replica is sent to directly.
-        self.forwarding: Forwarding | None = None
+        self.forwarding = forwarding
         #: Keeps what replicas did not acknowledge; None: nothing is kept.
-        self.hints: HintKeeper | None = None
+        self.hints = hints
         #: Told of writes to tables with views; None: their replicas hear nothing.
-        self.base_writes: SettledWrites | None = None
+        self.base_writes = base_writes
         #: Gathers what is to be applied here while many are begun; None: it is applied at once.
         self._here: list[tuple[Write, Target]] | None = None
         #: Plans that were replaced by one that differs in something that matters.
@@ -175,8 +165,8 @@ class Writes:
         now_s = self.runtime.clock.monotonic_s()
         if now_s > plan.alive_until_s:
             if consistency is not Consistency.ANY or self.hints is None or not self.hints.policy.enabled:
-                require_alive(plan, self.alive)
-            self.note_alive(plan)
+                self.context.require_alive(plan)
+            self.context.note_alive(plan)
         deadline_s = now_s + timeout_ms / 1000
         base_writes = self.base_writes
         if base_writes is not None and plan.has_views:
@@ -209,11 +199,6 @@ class Writes:
             except Exception as error:
                 self.runtime.tasks.spawn(report(error), "write-here")
 
-    def note_alive(self, plan: Plan) -> None:
-        """Ask no more who seems alive while all targets of a plan certainly do."""
-        if self.alive_until_s is not None:
-            plan.alive_until_s = min(self.alive_until_s(target.node) for target in plan.targets)
-
     def apply_locally(self, write: Write, target: Target) -> None:
         """Apply a write to this node's own replica, now or once all that begin now are sent."""
         if self._here is not None:
@@ -235,14 +220,6 @@ class Writes:
             self.base_writes.stop()
         if self.forwarding is not None:
             self.forwarding.stop()
-
-
-def require_alive(plan: Plan, alive: Callable[[int], bool]) -> None:
-    """Unavailable when the replicas that seem alive could not satisfy the plan."""
-    seeming = [target.node for target in plan.targets if alive(target.node)]
-    if plan.attainable and (len(seeming) == len(plan.targets) or plan.satisfied_by(seeming)):
-        return
-    raise plan.shortage(seeming)
 
 
 def _require_size(mutation: Mutation, encoded_bytes: int, *, is_whole: bool) -> None:
@@ -487,7 +464,7 @@ class Write:
 
     async def _learn(self, learned: Learn) -> None:
         try:
-            await self.owner.catch_up(learned.epoch, learned.source.address)
+            await self.owner.context.catch_up(learned.epoch, learned.source.address)
         except LockstepError:
             if not self.done:
                 self.owner.reach("write.catch_up_failed")

@@ -10,15 +10,15 @@ of one node and needs no more nodes than a write at QUORUM does. Alone in its da
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from lockstep.coordination.context import CoordinationContext
 from lockstep.coordination.driving import carry_out
-from lockstep.coordination.writes import Writes, require_alive
+from lockstep.coordination.writes import Writes
 from lockstep.handoff.batch_store import BatchStore, ForgetBatch, KeepBatch
 from lockstep.internode import verbs
 from lockstep.internode.internode import Internode
-from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.quorum.failure_codes import late, note_refusal
 from lockstep.quorum.round import BATCH, Ask, Count, End, Round, Target, Why
 from lockstep.runtime.ports import Runtime
@@ -41,21 +41,15 @@ from lockstep.values.rows import Mutation
 class Batches:
     def __init__(
         self,
-        runtime: Runtime,
-        internode: Internode,
+        context: CoordinationContext,
         writes: Writes,
         store: BatchStore,
-        metadata: Callable[[], ClusterMetadata],
-        alive: Callable[[int], bool],
-        own_id: Callable[[], int],
     ) -> None:
-        self._runtime = runtime
-        self._internode = internode
+        self._context = context
+        self._runtime = context.runtime
+        self._internode = context.internode
         self._writes = writes
         self.store = store
-        self._metadata = metadata
-        self._alive = alive
-        self._own_id = own_id
         self._count = 0
 
     async def write(self, mutations: Sequence[Mutation], consistency: Consistency, timeout_ms: float) -> None:
@@ -70,7 +64,7 @@ class Batches:
         if consistency is not Consistency.ANY:
             for mutation in mutations:
                 plan = self._writes.plans.write_plan(mutation.table_id, mutation.token, consistency)
-                require_alive(plan, self._alive)
+                self._context.require_alive(plan)
         self._writes.admit()
         self._count += 1
         now_us = self._runtime.clock.wall_us()
@@ -86,8 +80,10 @@ class Batches:
 
     async def _keep(self, batch: KeepBatch, consistency: Consistency, deadline_s: float) -> list[Target]:
         """Have the batch kept by as many nodes as it takes; those that may have it."""
-        own = NodeId(self._own_id())
-        others = batch_holders(self._metadata(), own, self._alive, self._runtime.random.bytes(1)[0])
+        own = NodeId(self._context.own_id())
+        others = batch_holders(
+            self._context.plans.cluster, own, self._context.alive, self._runtime.random.bytes(1)[0]
+        )
         if not others and consistency is not Consistency.ANY:
             raise Unavailable(Consistency.ONE, 1, 0)
         if others in ([], [own]):
@@ -104,12 +100,12 @@ class Batches:
         raise late(timeout, round_.asked(), round_.failures)
 
     def _target(self, node: NodeId) -> Target:
-        info = self._metadata().directory.by_id[node]
+        info = self._context.plans.cluster.directory.by_id[node]
         return Target(node, (info.address, info.internode_port), info.dc)
 
     def _forget(self, holders: Sequence[Target], batch: ForgetBatch) -> None:
         for holder in holders:
-            if holder.node == self._own_id():
+            if holder.node == self._context.own_id():
                 self.store.forget(batch)
             else:
                 self._internode.send(holder.address, verbs.BATCH_FORGET, batch)

@@ -10,22 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
+from lockstep.coordination.context import CoordinationContext
 from lockstep.handoff.hint_store import DroppedHints, Hint, Stored
 from lockstep.handoff.hints import INVALID, Hints
 from lockstep.internode import verbs
-from lockstep.internode.handshake import Address, PeerInfo
-from lockstep.internode.internode import Internode
+from lockstep.internode.handshake import PeerInfo
 from lockstep.internode.throttle import Throttle
 from lockstep.metadata.directory import NodeState
 from lockstep.quorum.plans import Plan
 from lockstep.quorum.round import Target
 from lockstep.replica.messages import WriteReply, WriteRequest
-from lockstep.replica.replica import ReplicaService
-from lockstep.runtime.ports import Runtime
 from lockstep.values.errors import InvalidRequest, LockstepError, StaleEpoch
 from lockstep.values.ids import Consistency, NodeId
 from lockstep.values.limits import (
@@ -61,38 +59,25 @@ class Fate(enum.Enum):
 class HintDelivery:
     """`delivered` and `failed` count attempts at hints."""
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        internode: Internode,
-        hints: Hints,
-        replica: ReplicaService,
-        catch_up: Callable[[int, Address], Awaitable[None]],
-        alive: Callable[[int], bool],
-        own_id: Callable[[], int],
-    ) -> None:
-        """`alive` is an opinion: who seems dead is not asked."""
-        self._runtime = runtime
-        self._internode = internode
+    def __init__(self, context: CoordinationContext, hints: Hints) -> None:
+        self._context = context
+        self._runtime = context.runtime
+        self._internode = context.internode
         self._hints = hints
         self._store = hints.store
         self._plans = hints.plans
-        self._replica = replica
-        self._catch_up = catch_up
-        self._alive = alive
-        self._own_id = own_id
         self._wake = asyncio.Event()
         self._busy: dict[NodeId, None] = {}
-        self.throttle = Throttle(runtime.clock, hints.policy.throttle_bytes_s)
+        self.throttle = Throttle(context.runtime.clock, hints.policy.throttle_bytes_s)
         self.delivered = 0
         self.failed = 0
         hints.on_left = self._wake.set
-        internode.register(verbs.HINTS_HANDOVER, HandedOver, Taken, self._take_over)
+        context.internode.register(verbs.HINTS_HANDOVER, HandedOver, Taken, self._take_over)
 
     @property
     def own_id(self) -> NodeId:
         """This node's."""
-        return NodeId(self._own_id())
+        return NodeId(self._context.own_id())
 
     def start(self) -> None:
         self._runtime.tasks.spawn(self._run(), "hints.rounds")
@@ -107,7 +92,7 @@ class HintDelivery:
             for target in list(self._store.pending):
                 if target not in self._busy:
                     self._busy[target] = None
-                    is_away = not self._is_gone(target) and not self._alive(target)
+                    is_away = not self._is_gone(target) and not self._context.alive(target)
                     work = self._give_up(target) if is_away else self._deliver(target)
                     self._runtime.tasks.spawn(work, f"hints.deliver.{target}")
             await asyncio.sleep(HINTS_ROUND_MS / 1000)
@@ -214,7 +199,7 @@ class HintDelivery:
     def _send(self, plan: Plan, target: NodeId, hint: Hint) -> asyncio.Future[WriteReply]:
         request = WriteRequest(plan.epoch, plan.needs_epoch, hint.mutation)
         place = next(one for one in plan.targets if one.node == target)
-        if target != self._own_id():
+        if target != self._context.own_id():
             return self._internode.begin(place.address, verbs.HINT, request, HINT_TIMEOUT_MS)
         future: asyncio.Future[WriteReply] = asyncio.get_running_loop().create_future()
 
@@ -227,7 +212,7 @@ class HintDelivery:
                 future.set_result(answer)
 
         try:
-            self._replica.write(request, answered)
+            self._context.replica.write(request, answered)
         except LockstepError as error:
             answered(error)
         return future
@@ -246,7 +231,7 @@ class HintDelivery:
         """Learn a change that a replica knows; False when that does not succeed."""
         place = next(one for one in plan.targets if one.node == target)
         try:
-            await self._catch_up(epoch, place.address)
+            await self._context.catch_up(epoch, place.address)
         except LockstepError:
             return False
         return True
@@ -263,17 +248,17 @@ class HintDelivery:
 
     @property
     def is_leaving(self) -> bool:
-        info = self._plans.cluster.directory.by_id.get(NodeId(self._own_id()))
+        info = self._plans.cluster.directory.by_id.get(NodeId(self._context.own_id()))
         return info is not None and info.state in (NodeState.DECOMMISSIONING, NodeState.LEFT)
 
     def _heirs(self) -> list[Target]:
         """Who may take this node's hints, near ones first."""
-        directory, own = self._plans.cluster.directory, NodeId(self._own_id())
+        directory, own = self._plans.cluster.directory, NodeId(self._context.own_id())
         dc = directory.dc_by_id.get(own, "")
         heirs = [
             Target(node.id, (node.address, node.internode_port), node.dc)
             for node in directory.nodes
-            if node.state is NodeState.NORMAL and node.id != own and self._alive(node.id)
+            if node.state is NodeState.NORMAL and node.id != own and self._context.alive(node.id)
         ]
         return sorted(heirs, key=lambda heir: heir.dc != dc)
 

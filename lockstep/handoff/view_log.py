@@ -341,7 +341,7 @@ class Settling(Protocol):
 
 
 class BaseWrites:
-    """`settled(ids)` is told of writes that this node has as a replica."""
+    """Whoever listens is told the ids of settled writes that this node has as a replica."""
 
     def __init__(
         self,
@@ -349,16 +349,22 @@ class BaseWrites:
         internode: Internode,
         hints: Hints,
         own_address: Address,
-        settled: Callable[[Sequence[bytes]], None],
     ) -> None:
         self._runtime = runtime
         self._internode = internode
         self._hints = hints
         self._own_address = own_address
-        self._settled_here = settled
+        self._listeners: list[Callable[[Sequence[bytes]], None]] = []
         self._gathered: dict[Address, list[bytes]] = {}
         self._timer: asyncio.TimerHandle | None = None
         internode.register_fast(verbs.BASE_SETTLED, BaseSettled, BaseSettled, self._receive)
+
+    def listen(self, settled: Callable[[Sequence[bytes]], None]) -> None:
+        self._listeners.append(settled)
+
+    def _settled_here(self, ids: Sequence[bytes]) -> None:
+        for settled in self._listeners:
+            settled(ids)
 
     def watch(self, write: Settling) -> Settled:
         """What a write is to call when nothing more is heard of it."""

@@ -1,7 +1,7 @@
 """Messages between nodes: verbs with handlers, requests with deadlines, one connection each way.
 
 Invariants: a node answers only peers that passed its handshake; every frame carries this node's epoch
-and every newer epoch seen is reported; fault controls (`blocked_to`, `blocked_from`, `duplicate`) act on
+and every newer epoch seen is reported; `faults` act on
 whole frames, so a blocked peer looks exactly like a lost network.
 
 Two processes that say they are the same host, or stand at the same address.
@@ -14,12 +14,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+
+import msgspec
 
 from lockstep.internode import verbs
 from lockstep.internode.connection import Connection
 from lockstep.internode.frames import ERROR, ONE_WAY, REPLY, SHARED, Envelope, encode_frame, encode_request
 from lockstep.internode.handshake import Address, Hello, PeerInfo, peer_of, refusal
+from lockstep.internode.link_faults import LinkFaults
 from lockstep.internode.peer import HELLO_DECODER, Lanes, Link, Peer
 from lockstep.internode.proving import Proofs, challenged, unproved
 from lockstep.internode.repeated_log import Log, RepeatedLog
@@ -80,6 +83,17 @@ Peers = dict[Address, Peer]
 Targets = Sequence[tuple[Address, Any]]
 
 
+class LinkSecurity(msgspec.Struct, frozen=True, eq=False):
+    """How connections are kept from strangers: what encrypts them, and the secrets of which each end proves
+    one, the first by which it says so itself."""
+
+    tls: Tls | None = None
+    secrets: tuple[bytes, ...] = ()
+
+
+OPEN: Final = LinkSecurity()
+
+
 class Internode(Services):
     """All connections of one node incarnation.
 
@@ -95,9 +109,8 @@ class Internode(Services):
         on_peer_epoch: Callable[[PeerInfo, int], None],
         accept: Callable[[Hello], str | None],
         log: Log,
-        duplicate: Callable[[], bool] | None = None,
-        tls: Tls | None = None,
-        secrets: tuple[bytes, ...] = (),
+        security: LinkSecurity = OPEN,
+        faults: LinkFaults | None = None,
     ) -> None:
         super().__init__()
         self.runtime = runtime
@@ -107,13 +120,9 @@ class Internode(Services):
         self.log = log
         #: For what comes in crowds, at whichever part of this node.
         self.repeated_log = RepeatedLog(log)
-        self.tls = tls
-        self.proofs = Proofs(secrets, runtime.random.bytes)
-        #: Fault control: true means the frame is sent twice (and again on a later connection).
-        self.duplicate = duplicate
-        #: Fault control: nothing is sent to, or nothing is taken from these addresses.
-        self.blocked_to: set[Address] = set()
-        self.blocked_from: set[Address] = set()
+        self.tls = security.tls
+        self.proofs = Proofs(security.secrets, runtime.random.bytes)
+        self.faults = LinkFaults() if faults is None else faults
         #: Requests of others that were dropped since their senders waited no more.
         self.expired = 0
         self.shut_out = NOBODY
@@ -219,7 +228,7 @@ class Internode(Services):
         """Whether an outgoing connection is open and not blocked either way."""
         peer = self._peers.get(address)
         open_ = peer is not None and peer.link is Link.OPEN
-        return open_ and address not in self.blocked_to and address not in self.blocked_from
+        return open_ and address not in self.faults.blocked_to and address not in self.faults.blocked_from
 
     def peer(self, address: Address) -> PeerInfo | None:
         """Who answered at `address`, while connected."""
@@ -272,7 +281,7 @@ class Internode(Services):
     def hello_received(self, connection: Connection, envelope: Envelope) -> None:
         """A peer introduces itself, or an introduced peer tells its new identity."""
         reason, theirs = self.judge(envelope)
-        if theirs is not None and theirs.endpoint in self.blocked_from:
+        if theirs is not None and theirs.endpoint in self.faults.blocked_from:
             return
         if theirs is not None and reason is None:
             reason = self.conflict(connection, theirs)
@@ -292,7 +301,7 @@ class Internode(Services):
         introduced = connection.peer is not None or connection.greetings is not None
         connection.peer = peer_of(theirs)
         connection.peer_epoch = max(connection.peer_epoch, envelope.epoch)
-        if not introduced and theirs.endpoint not in self.blocked_to:
+        if not introduced and theirs.endpoint not in self.faults.blocked_to:
             connection.send(encode_frame(verbs.HELLO, 0, self.epoch(), REPLY, encode(self.hello())))
         for peers in (self._peers, self.lanes.peers):
             peer = peers.get(theirs.endpoint)
@@ -327,7 +336,7 @@ class Internode(Services):
     def frame_received(self, connection: Connection, envelope: Envelope) -> None:
         peer = connection.peer
         assert peer is not None, "frames come after the handshake"
-        if self.blocked_from and peer.endpoint in self.blocked_from:
+        if self.faults.blocked_from and peer.endpoint in self.faults.blocked_from:
             return
         if envelope.epoch > connection.settled_epoch:
             self.see_epoch(connection, envelope.epoch)
@@ -368,7 +377,7 @@ class Internode(Services):
         peer = connection.peer
         if stream == 0 or connection.closed or peer is None:
             return
-        if self.blocked_to and peer.endpoint in self.blocked_to:
+        if self.faults.blocked_to and peer.endpoint in self.faults.blocked_to:
             return
         if not connection.room():
             connection.close("the peer does not read its replies", abort=True)

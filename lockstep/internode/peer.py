@@ -130,7 +130,7 @@ class Peer:
         if connection is not None and not connection.room():
             self._refuse(waiter, context, PeerUnreachable(f"{self._name()} does not read its messages"))
             return
-        if self.address not in node.blocked_to:
+        if self.address not in node.faults.blocked_to:
             if self.link is Link.IDLE and self._clock.monotonic_s() < self._retry_at_s:
                 self._refuse(waiter, context, self._last_error)
                 return
@@ -146,13 +146,15 @@ class Peer:
             self._arm(deadline_s)
 
     def _post_shared(self, stream: int, frame: bytes) -> None:
-        if self.link is Link.OPEN and self.address not in self._node.blocked_to:
+        if self.link is Link.OPEN and self.address not in self._node.faults.blocked_to:
             self._post(stream, frame)
 
     def send_one_way(self, verb: int, body: bytes) -> None:
         """Best effort: dropped when the peer is blocked, in back-off or does not read."""
         node = self._node
-        if self.address in node.blocked_to or (self._connection is not None and not self._connection.room()):
+        if self.address in node.faults.blocked_to or (
+            self._connection is not None and not self._connection.room()
+        ):
             return
         if self.link is Link.IDLE and self._clock.monotonic_s() < self._retry_at_s:
             return
@@ -172,8 +174,8 @@ class Peer:
         if self.link is Link.OPEN:
             assert self._connection is not None, "an open link has a connection"
             self._connection.send(frame)
-            duplicate = self._node.duplicate
-            if duplicate is not None and duplicate():
+            duplicates = self._node.faults.duplicates
+            if duplicates is not None and duplicates():
                 self._connection.send(frame)
                 self._replays = [*self._replays[1 - PEER_REPLAYED_FRAMES_MAX :], frame]
             return
@@ -245,7 +247,7 @@ class Peer:
         node = self._node
         if connection is not self._connection or self._greeted is None or self._greeted.done():
             return
-        if self.address in node.blocked_from:
+        if self.address in node.faults.blocked_from:
             return
         reason, hello = node.judge(envelope)
         if envelope.flags & ERROR:
@@ -282,7 +284,7 @@ class Peer:
 
     def frame_received(self, connection: Connection, envelope: Envelope) -> None:
         node = self._node
-        if self.address in node.blocked_from:
+        if self.address in node.faults.blocked_from:
             return
         if envelope.epoch > connection.settled_epoch:
             node.see_epoch(connection, envelope.epoch)
@@ -311,7 +313,7 @@ class Peer:
             pending.waiter.failed(pending.context, PeerTimeout(f"{self._name()} broke the protocol"))
 
     def raw_follows(self, connection: Connection, envelope: Envelope, body: bytes) -> RawWaiter | None:
-        if self.address in self._node.blocked_from:
+        if self.address in self._node.faults.blocked_from:
             return None
         self._node.see_epoch(connection, envelope.epoch)
         return _announced(self._pending.pop(envelope.stream, None), body, self._name())
@@ -448,7 +450,7 @@ class Lanes:
 def answer_raw(node: Internode, connection: Connection, verb: int, stream: int, content: FileReply) -> None:
     """Send a reply and the part of a file behind it, unless the peer is gone or blocked."""
     peer = connection.peer
-    if stream == 0 or connection.closed or peer is None or peer.endpoint in node.blocked_to:
+    if stream == 0 or connection.closed or peer is None or peer.endpoint in node.faults.blocked_to:
         content.file.close()
     else:
         connection.reply_raw(verb, stream, encode(content.reply), content)

@@ -120,7 +120,7 @@ def challenged(node: Internode, connection: Connection, theirs: Hello) -> bool:
         return False
     own = node.proofs.accept(theirs, node.hello())
     connection.greetings = (theirs, own)
-    if theirs.endpoint not in node.blocked_to:
+    if theirs.endpoint not in node.faults.blocked_to:
         connection.send(encode_frame(HELLO, 0, node.epoch(), REPLY, encode(own)))
     return True
 

@@ -95,7 +95,8 @@ class Respond(msgspec.Struct, eq=False):
                 crowd[1].append(stream)
         for (connection, verb), (node, streams) in crowds.items():
             connection.serving -= len(streams)
-            if connection.small(body) and connection.room() and not node.blocked_to and 0 not in streams:
+            goes_together = connection.small(body) and connection.room() and 0 not in streams
+            if goes_together and not node.faults.blocked_to:
                 connection.reply_all(verb, streams, body)
                 continue
             for stream in streams:

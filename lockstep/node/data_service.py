@@ -11,9 +11,11 @@ from functools import partial
 import msgspec
 
 from lockstep.coordination.conditional import Conditionals
+from lockstep.coordination.context import CoordinationContext, Opinions
 from lockstep.coordination.coordinator import Coordinator
 from lockstep.coordination.counters import CounterLeader, Counters
 from lockstep.coordination.forwarding import Forwarding, dc_of_own
+from lockstep.coordination.writes import Writes
 from lockstep.handoff.batch_store import BatchStore
 from lockstep.handoff.batches import Batches
 from lockstep.handoff.hint_delivery import HintDelivery
@@ -21,28 +23,33 @@ from lockstep.handoff.hint_store import HintStore
 from lockstep.handoff.hints import HintPolicy, Hints
 from lockstep.handoff.view_log import BaseWrites, ViewLog
 from lockstep.handoff.view_updates import ViewPairs
+from lockstep.internode.throttle import Throttle
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.node.context import NodeContext
 from lockstep.node.log_service import NodeLog
 from lockstep.node.membership.decommission_handoff import DecommissionHandoff
 from lockstep.node.membership.identity import keep_generation
 from lockstep.node.stamps import MutationIds
+from lockstep.node.work.backup_service import BackupRestoring
+from lockstep.node.work.backup_taking import BackupTaking
 from lockstep.node.work.condition_watches import watch_disk
 from lockstep.node.work.lacking import InheritedRanges, Lacking
 from lockstep.node.work.table_damage import Scrub, TableDamage
 from lockstep.node.work.view_builds import IndexUpkeep, ViewBuilds
+from lockstep.quorum.plans import PlanBook
 from lockstep.replica.ballots import BallotService
-from lockstep.replica.repair_participant import RepairParticipant
+from lockstep.replica.repair_participant import RepairParticipant, ReplicaTimes
 from lockstep.replica.replica import ReplicaService
 from lockstep.replica.scanned import Thresholds
 from lockstep.replica.session_guards import SessionGuards
 from lockstep.runtime.ports import Runtime
-from lockstep.storage.engine import StorageEngine
+from lockstep.storage.engine import Derived, StorageEngine
 from lockstep.storage.store import Store
-from lockstep.streaming.stream_source import StreamService
+from lockstep.streaming.stream_source import StreamLimits, StreamService
 from lockstep.streaming.stream_target import StreamClient
 from lockstep.values.errors import LockstepError
 from lockstep.values.limits import TABLES_DROPPED_AT_ONCE_MAX
+from lockstep.values.rows import Mutation
 
 StoreOpener = Callable[[Runtime], Awaitable[Store]]
 
@@ -68,6 +75,8 @@ class NodeData(msgspec.Struct, frozen=True, eq=False):
     view_builds: ViewBuilds
     streams: StreamService
     stream_client: StreamClient
+    backup_taking: BackupTaking
+    backup_restoring: BackupRestoring
     repair_participant: RepairParticipant
     index_upkeep: IndexUpkeep
     inherited: InheritedRanges
@@ -122,9 +131,12 @@ def oldest_hint_us(context: NodeContext, hints: Hints, batches: BatchStore) -> i
 
 
 async def open_engine(
-    context: NodeContext, open_store: StoreOpener, fail: Callable[[LockstepError], None]
+    context: NodeContext,
+    open_store: StoreOpener,
+    fail: Callable[[LockstepError], None],
+    derive: Callable[[Mutation, int], Derived | None],
 ) -> tuple[Store, StorageEngine]:
-    """`fail(error)` is called when the store can keep nothing more."""
+    """`fail(error)` is called when the store can keep nothing more, `derive` as the engine has it."""
     store, settings = await open_store(context.runtime), context.configuration.storage
     engine = StorageEngine(
         store,
@@ -132,6 +144,7 @@ async def open_engine(
         on_failure=fail,
         sync_period_ms=settings.period_ms,
         reserve_bytes=settings.reserve_bytes,
+        derive=derive,
     )
     return store, engine
 
@@ -140,8 +153,8 @@ def wire_data(log: NodeLog, store: Store, engine: StorageEngine) -> NodeData:
     """CorruptFile when the store and what else this node keeps contradict each other."""
     context, state = log.context, log.state
     runtime, internode, configuration = context.runtime, context.internode, context.configuration
-    cluster, own_id, alive, reach = context.cluster, context.own_id, context.alive, context.catch_up.reach
-    timeouts, liveness = configuration.timeouts, log.liveness
+    cluster, own_id, reach = context.cluster, context.own_id, context.catch_up.reach
+    timeouts = configuration.timeouts
     generation = context.identity.value.generation
     keep_generation(engine, generation)
     context.conditions.watch(watch_disk(context.conditions, engine.space))
@@ -149,37 +162,30 @@ def wire_data(log: NodeLog, store: Store, engine: StorageEngine) -> NodeData:
     lacking, guards = Lacking(engine), SessionGuards(cluster)
     replica = ReplicaService(runtime, internode, engine, cluster, reach, own_id, lacking.require)
     table_damage = TableDamage(context, store.damaged, lacking)
-    coordinator = _coordinator(log, replica, new_mutation_id)
-    plans, writes = coordinator.plans, coordinator.writes
-    conditionals = _conditionals(log, engine, replica, coordinator, lacking, new_mutation_id)
-    leader = CounterLeader(runtime, internode, engine, replica, writes, cluster, reach, alive, own_id)
-    hints = Hints(runtime, HintStore(engine), plans, liveness.silent_s, _hint_policy(context))
-    delivery = HintDelivery(runtime, internode, hints, replica, reach, alive, own_id)
-    coordinator.keep_hints(hints)
-    writes.alive_until_s = liveness.alive_until_s
+    asking = _asking(log, replica, new_mutation_id)
+    hints = Hints(runtime, HintStore(engine), asking.plans, log.liveness.silent_s, _hint_policy(context))
+    delivery = HintDelivery(asking, hints)
+    base_writes = BaseWrites(runtime, internode, hints, context.address)
     own_dc = dc_of_own(lambda: cluster().directory.dc_by_id, own_id)
-    writes.forwarding = Forwarding(runtime, internode, replica, alive, own_dc, context.address)
+    writes = Writes(asking, hints, Forwarding(asking, own_dc, context.address), base_writes)
+    coordinator = Coordinator(asking, writes, _thresholds(context))
+    ballots = BallotService(runtime, internode, engine, cluster, reach, own_id, new_mutation_id, replica)
     batch_store = BatchStore(runtime, internode, engine, writes, hints, own_id, 2 * timeouts.write_ms)
-    view_pairs = ViewPairs(plans, own_id)
+    view_pairs = ViewPairs(asking.plans, own_id)
     view_log = ViewLog(runtime, engine, writes, batch_store, hints, cluster, view_pairs, timeouts.write_ms)
-    engine.derive = view_log.derive
-    writes.base_writes = BaseWrites(runtime, internode, hints, context.address, view_log.settled)
+    base_writes.listen(view_log.settled)
     read_at = partial(coordinator.read, timeout_ms=timeouts.range_read_ms)
-    streams = _streams(context, engine, replica)
+    limits = _stream_limits(context)
     stream_client = StreamClient(runtime, internode, engine, guards)
+    taking = BackupTaking(context, engine, guards, limits.throttle, lacking)
+    restoring = BackupRestoring(context, taking, stream_client, guards)
+    source_of = restoring.source_of
+    streams = StreamService(runtime, internode, engine, replica, cluster, reach, limits, source_of)
     # What is left of closed sessions goes now, and whenever one closes.
     streams.clean()
     streams.forget_closed()
     stream_client.forget_closed(cluster().session_open)
-    participant = RepairParticipant(runtime, internode, engine, guards, cluster, reach, own_id)
-
-    def oldest_write_us() -> int:
-        """As `oldest_hint_us`, or when a write was begun at the earliest that may yet leave a hint."""
-        begun_us = runtime.clock.wall_us() - timeouts.write_ms * 1000
-        kept_us = oldest_hint_us(context, hints, batch_store)
-        return begun_us if kept_us is None else min(begun_us, kept_us)
-
-    participant.asks(oldest_write_us, log.stamps.caught_up_us)
+    participant = _participant(log, engine, guards, hints, batch_store)
     return NodeData(
         context=context,
         store=store,
@@ -189,16 +195,18 @@ def wire_data(log: NodeLog, store: Store, engine: StorageEngine) -> NodeData:
         replica=replica,
         new_mutation_id=new_mutation_id,
         coordinator=coordinator,
-        conditionals=conditionals,
-        counters=Counters(runtime, internode, plans, leader, reach, alive, own_id),
+        conditionals=Conditionals(asking, ballots, writes, log.stamps.next_us),
+        counters=Counters(asking, CounterLeader(asking, engine, writes)),
         hints=hints,
         hint_delivery=delivery,
         batch_store=batch_store,
-        batches=Batches(runtime, internode, writes, batch_store, cluster, alive, own_id),
+        batches=Batches(asking, writes, batch_store),
         view_log=view_log,
         view_builds=ViewBuilds(context, state, engine, view_log, read_at, lacking),
         streams=streams,
         stream_client=stream_client,
+        backup_taking=taking,
+        backup_restoring=restoring,
         repair_participant=participant,
         index_upkeep=IndexUpkeep(state, engine),
         inherited=InheritedRanges(context, state, engine),
@@ -206,6 +214,50 @@ def wire_data(log: NodeLog, store: Store, engine: StorageEngine) -> NodeData:
         scrub=Scrub(context, store),
         farewell=DecommissionHandoff(context, batch_store, hints, delivery, log.submitter),
     )
+
+
+def _participant(
+    log: NodeLog, engine: StorageEngine, guards: SessionGuards, hints: Hints, batches: BatchStore
+) -> RepairParticipant:
+    context, runtime = log.context, log.context.runtime
+
+    def oldest_write_us() -> int:
+        """As `oldest_hint_us`, or when a write was begun at the earliest that may yet leave a hint."""
+        begun_us = runtime.clock.wall_us() - context.configuration.timeouts.write_ms * 1000
+        kept_us = oldest_hint_us(context, hints, batches)
+        return begun_us if kept_us is None else min(begun_us, kept_us)
+
+    return RepairParticipant(
+        runtime,
+        context.internode,
+        engine,
+        guards,
+        context.cluster,
+        context.catch_up.reach,
+        context.own_id,
+        ReplicaTimes(oldest_write_us, log.stamps.caught_up_us),
+    )
+
+
+def _asking(
+    log: NodeLog, replica: ReplicaService, new_mutation_id: Callable[[], bytes]
+) -> CoordinationContext:
+    context, liveness = log.context, log.liveness
+    return CoordinationContext(
+        context.runtime,
+        context.internode,
+        replica,
+        PlanBook(context.cluster, context.own_id),
+        context.catch_up.reach,
+        context.own_id,
+        new_mutation_id,
+        Opinions(context.alive, liveness.prefers, liveness.alive_until_s),
+    )
+
+
+def _stream_limits(context: NodeContext) -> StreamLimits:
+    settings = context.configuration.streaming
+    return StreamLimits(Throttle(context.runtime.clock, settings.throughput_bytes_s), settings.file_bytes)
 
 
 def _hint_policy(context: NodeContext) -> HintPolicy:
@@ -219,74 +271,6 @@ def _hint_policy(context: NodeContext) -> HintPolicy:
     )
 
 
-def _coordinator(log: NodeLog, replica: ReplicaService, new_mutation_id: Callable[[], bytes]) -> Coordinator:
-    context = log.context
-    runtime, internode, cluster = context.runtime, context.internode, context.cluster
-    own_id, alive, reach = context.own_id, context.alive, context.catch_up.reach
-    reads, liveness = context.configuration.reads, log.liveness
-    return Coordinator(
-        runtime,
-        internode,
-        replica,
-        cluster,
-        reach,
-        alive,
-        own_id,
-        new_mutation_id,
-        liveness.prefers,
-        Thresholds(reads.tombstone_warn_threshold, reads.tombstone_failure_threshold),
-    )
-
-
-def _conditionals(
-    log: NodeLog,
-    engine: StorageEngine,
-    replica: ReplicaService,
-    coordinator: Coordinator,
-    lacking: Lacking,
-    new_mutation_id: Callable[[], bytes],
-) -> Conditionals:
-    """Both sides of conditional writes: this node answers ballots from now on, and takes some for clients."""
-    context = log.context
-    runtime, internode, cluster = context.runtime, context.internode, context.cluster
-    own_id, alive, reach = context.own_id, context.alive, context.catch_up.reach
-    plans, writes = coordinator.plans, coordinator.writes
-    ballots = BallotService(
-        runtime,
-        internode,
-        engine,
-        cluster,
-        reach,
-        own_id,
-        new_mutation_id,
-        replica.refusals,
-        lacking.require,
-    )
-    return Conditionals(
-        runtime,
-        internode,
-        plans,
-        ballots,
-        writes,
-        reach,
-        alive,
-        own_id,
-        new_mutation_id,
-        log.stamps.next_us,
-    )
-
-
-def _streams(context: NodeContext, engine: StorageEngine, replica: ReplicaService) -> StreamService:
-    runtime, internode, cluster = context.runtime, context.internode, context.cluster
-    streaming, reach = context.configuration.streaming, context.catch_up.reach
-    return StreamService(
-        runtime,
-        internode,
-        engine,
-        replica,
-        cluster,
-        reach,
-        throughput_bytes_s=streaming.throughput_bytes_s,
-        file_bytes=streaming.file_bytes,
-        log=context.log,
-    )
+def _thresholds(context: NodeContext) -> Thresholds:
+    reads = context.configuration.reads
+    return Thresholds(reads.tombstone_warn_threshold, reads.tombstone_failure_threshold)

@@ -14,7 +14,7 @@ import msgspec
 
 from lockstep.gossip.failure_detector import FailureDetector
 from lockstep.internode.handshake import PROTOCOL_VERSION, Address, Hello, PeerInfo
-from lockstep.internode.internode import Internode
+from lockstep.internode.internode import Internode, LinkSecurity
 from lockstep.internode.proving import secrets_in
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.log.entries import LogEntry
@@ -255,8 +255,7 @@ def _connections(
         peers.tell,
         introduction.refusal,
         log,
-        tls=configuration.tls.internode_files,
-        secrets=secrets_in(configuration.cluster.join_secret),
+        LinkSecurity(configuration.tls.internode_files, secrets_in(configuration.cluster.join_secret)),
     )
 
 

@@ -41,9 +41,10 @@ from lockstep.node.recovering import refuse_half_recovered
 from lockstep.node.services import NodeServices
 from lockstep.node.work_service import NodeWork, wire_work
 from lockstep.runtime.ports import Disk, Runtime
-from lockstep.storage.engine import StorageEngine
+from lockstep.storage.engine import Derived, StorageEngine
 from lockstep.values.codec import UNREADABLE, decoder, encode, frame_record, scan_records
 from lockstep.values.errors import CorruptFile, DiskRefused, LockstepError, PreconditionError
+from lockstep.values.rows import Mutation
 
 SEAL_PATH: Final = "seal"
 _PARTIAL: Final = "seal.part"
@@ -361,13 +362,16 @@ class Node:
         refuse_half_recovered(disk)
         refuse_lost_store(disk, identity)
         await claim_archive(self.runtime.archive, identity)
-        store, self._engine = await open_engine(self.context, self._open_store, self._break)
+        store, self._engine = await open_engine(self.context, self._open_store, self._break, self._derive)
         self.data = wire_data(log, store, self._engine)
         self.work = wire_work(log, self.membership, self.data)
         self.services = NodeServices(self.context, log, self.membership, self.data, self.work, self)
         self._standing = Standing(log, self.membership, self.data.farewell, self._end, self._withdraw)
         await self.data.hints.store.load(self.runtime.clock.wall_us())
         await self.data.batch_store.load()
+
+    def _derive(self, mutation: Mutation, first_epoch: int) -> Derived | None:
+        return self.data.view_log.derive(mutation, first_epoch)
 
     async def _start(self) -> None:
         if self._standing is None:

@@ -16,8 +16,7 @@ from lockstep.node.log.messages import EpochQuery, EpochReply
 from lockstep.node.log_service import NodeLog
 from lockstep.node.membership.service_driver import ServiceDriver
 from lockstep.node.membership_service import NodeMembership
-from lockstep.node.work.backup_service import BackupRestoring, BackupService
-from lockstep.node.work.backup_taking import BackupTaking
+from lockstep.node.work.backup_service import BackupService
 from lockstep.node.work.backups import BackupDriver
 from lockstep.node.work.condition_watches import watch_groups
 from lockstep.node.work.lacking import Refill
@@ -75,10 +74,8 @@ def wire_work(log: NodeLog, membership: NodeMembership, data: NodeData) -> NodeW
     questions = RepairQuestions(context, data.repair_participant, guards)
     comparison = Comparison(context, questions, data.streams.throttle, data.new_mutation_id)
     repairs = RepairDriver(context, state, submitter, questions, comparison)
-    taking = BackupTaking(context, data.engine, guards, data.streams.throttle, data.lacking)
-    restoring = BackupRestoring(context, taking, data.stream_client, guards)
+    taking, restoring = data.backup_taking, data.backup_restoring
     desk = BackupService(context, taking, restoring, guards)
-    data.streams.source_of = restoring.source_of
 
     def serves(node: int) -> bool:
         return context.alive(node) and not membership.gossip.has_lost_store(node)

@@ -31,7 +31,6 @@ from lockstep.quorum.failure_codes import (
     STALE_TABLE,
     UNKNOWN_TABLE,
     WRITE,
-    Refusals,
 )
 from lockstep.quorum.plans import PlanBook
 from lockstep.replica.messages import (
@@ -43,7 +42,7 @@ from lockstep.replica.messages import (
     ProposeReply,
     ProposeRequest,
 )
-from lockstep.replica.replica import CatchUp
+from lockstep.replica.replica import CatchUp, ReplicaService
 from lockstep.runtime.ports import Runtime
 from lockstep.storage.rows.keys import ballots_of
 from lockstep.values.codec import decoder, encode
@@ -134,19 +133,18 @@ class BallotService:
         catch_up: CatchUp,
         own_id: Callable[[], int],
         new_mutation_id: Callable[[], bytes],
-        refusals: Refusals,
-        require_held: Callable[[int, Range], None] = lambda _table_id, _tokens: None,
+        replica: ReplicaService,
     ) -> None:
         self._runtime = runtime
         #: Raises RangeLacking when this node may lack what it stored of a table's range.
-        self.require_held = require_held
+        self.require_held = replica.require_held
         self._engine = engine
         self._metadata = metadata
         self._catch_up = catch_up
         self._own_id = own_id
         self._new_mutation_id = new_mutation_id
         self._plans = PlanBook(metadata, own_id)
-        self._refusals = refusals
+        self._refusals = replica.refusals
         self._steps: dict[type[Any], Callable[[Any], Any]] = {
             PrepareRequest: self._prepare,
             ProposeRequest: self._propose,

@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+import msgspec
+
 from lockstep.internode import verbs
 from lockstep.internode.handshake import Address, PeerInfo
 from lockstep.internode.internode import Internode
@@ -67,10 +69,15 @@ class _Building:
         self.error: LockstepError | None = None
 
 
-class RepairParticipant:
-    """`oldest_undelivered_us` tells when the oldest write was made that this node keeps for others; None when
-    there is none."""
+class ReplicaTimes(msgspec.Struct, frozen=True, eq=False):
+    """`oldest_undelivered_us` tells when the oldest write was made that this node keeps for others, None when
+    there is none; `caught_up_us` this node's next timestamp, mostly not behind its clock."""
 
+    oldest_undelivered_us: Callable[[], int | None]
+    caught_up_us: Callable[[], Awaitable[int]]
+
+
+class RepairParticipant:
     def __init__(
         self,
         runtime: Runtime,
@@ -80,6 +87,7 @@ class RepairParticipant:
         metadata: Callable[[], ClusterMetadata],
         catch_up: Callable[[int, Address], Awaitable[None]],
         own_id: Callable[[], int],
+        times: ReplicaTimes,
     ) -> None:
         self._runtime = runtime
         self._engine = engine
@@ -89,9 +97,7 @@ class RepairParticipant:
         self._plans = PlanBook(metadata, own_id)
         self._trees: dict[AskTree, _Building] = {}
         self._turns = asyncio.Semaphore(REPAIR_TREES_AT_ONCE_MAX)
-        self.oldest_undelivered_us: Callable[[], int | None] = lambda: None
-        #: This node's next timestamp, mostly not behind its clock.
-        self.caught_up_us: Callable[[], Awaitable[int]] = self._wall_us
+        self.times = times
         self.counts = RepairCounts()
         internode.register(verbs.REPAIR_TREE, AskTree, Tree, self._serve_tree)
         internode.register(verbs.REPAIR_READ, AskRows, ReadResult, self._serve_rows)
@@ -182,20 +188,10 @@ class RepairParticipant:
             return Noted()
         return await self._extent(note)
 
-    def asks(
-        self, oldest_undelivered_us: Callable[[], int | None], caught_up_us: Callable[[], Awaitable[int]]
-    ) -> None:
-        """Set whom to ask about this node's time: see the two attributes."""
-        self.oldest_undelivered_us = oldest_undelivered_us
-        self.caught_up_us = caught_up_us
-
-    async def _wall_us(self) -> int:
-        return self._runtime.clock.wall_us()
-
     async def _undelivered(self) -> Noted:
         # No deletion of this node is dated below a timestamp that it gave, however its clock is set.
-        stamp_us = await self.caught_up_us()
-        wall_us, oldest = self._runtime.clock.wall_us(), self.oldest_undelivered_us()
+        stamp_us = await self.times.caught_up_us()
+        wall_us, oldest = self._runtime.clock.wall_us(), self.times.oldest_undelivered_us()
         at_us = min(wall_us, stamp_us)
         return Noted(-1 if oldest is None else oldest - (wall_us - at_us), at_us=at_us)
 

@@ -301,7 +301,7 @@ class SimCluster:
             bounds = GroupBounds(self.append_bytes_max, self.shape.management_entries)
             node = Node(runtime, self.configuration(name), self.open_store, self._log(name), bounds=bounds)
             if self.shape.duplicate:
-                node.context.internode.duplicate = self._duplicate
+                node.context.internode.faults.duplicates = self._duplicate
             self.nodes[name] = node
             try:
                 await node.load()

@@ -204,8 +204,10 @@ class StorageEngine:
         on_failure: Callable[[StorageError], None] | None = None,
         sync_period_ms: int = 0,
         reserve_bytes: int = 0,
+        derive: Callable[[Mutation, int], Derived | None] = lambda _mutation, _first_epoch: None,
     ) -> None:
-        """`on_failure` is told once when the store can make nothing durable any more. `sync_period_ms`: see
+        """`derive` says what follows from a mutation that is about to be written, if anything does.
+        `on_failure` is told once when the store can make nothing durable any more. `sync_period_ms`: see
         GroupCommit. `reserve_bytes`: see `storage.space`."""
         self._store = store
         self._runtime = runtime
@@ -217,8 +219,7 @@ class StorageEngine:
         self.unchanged = Unchanged(store)
         self.purge = Purge(store, runtime.probes)
         self.indexes = Indexes(store, runtime, partial(self.write_records, Family.INDEX), self._commit.fail)
-        #: What follows from a mutation that is about to be written, if anything does.
-        self.derive: Callable[[Mutation, int], Derived | None] = lambda _mutation, _first_epoch: None
+        self._derive = derive
 
     def apply(
         self, mutation: Mutation, also: Batch = (), *, by_repair: bool = False, first_epoch: int | None = 0
@@ -234,7 +235,7 @@ class StorageEngine:
         prefix = keys.partition_prefix(mutation.table_id, mutation.token, mutation.key)
         batch = fragments_of(mutation, prefix)
         marks = self.unchanged.changed(mutation.table_id, mutation.token, by_repair=by_repair)
-        derived = self.derive(mutation, first_epoch) if first_epoch is not None else None
+        derived = self._derive(mutation, first_epoch) if first_epoch is not None else None
         if derived is not None:
             also = (*also, *derived.batch)
         if mutation.table_id in self.indexes.tables:

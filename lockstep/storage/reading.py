@@ -7,6 +7,7 @@ snapshot, with all cells of each row (see `visible` for why columns are not cut 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
+from typing import Final
 
 from lockstep.storage.rows import keys
 from lockstep.storage.rows.folding import AskMerge, PartitionFold, Work
@@ -123,10 +124,7 @@ class Reading:
             token,
             key,
             prefix,
-            with_static=self._command.reads_static,
-            now_s=self._command.now_s,
-            dropped=self._command.dropped,
-            dead=self._command.dead,
+            command=self._command,
             room=min(self._row_limit - self._live, self._partition_limit),
             ask_merge=self._ask_merge,
         )
@@ -241,13 +239,29 @@ def partitions_between(
         yield fold.finish()
 
 
+#: Of whatever partition, all of it.
+_WHOLE: Final = ReadCommand(
+    0,
+    0,
+    0,
+    None,
+    (),
+    (),
+    reads_static=True,
+    reverse=False,
+    row_limit=0,
+    partition_row_limit=0,
+    now_s=0,
+)
+
+
 class WholeFold(PartitionFold):
     """A fold that is never full."""
 
     __slots__ = ()
 
     def __init__(self, token: int, key: bytes, prefix: bytes) -> None:
-        super().__init__(token, key, prefix, with_static=True, now_s=0, room=_UNLIMITED, ask_merge=None)
+        super().__init__(token, key, prefix, command=_WHOLE, room=_UNLIMITED, ask_merge=None)
 
     def add(self, pair: tuple[bytes, bytes]) -> bool:
         self.bytes_read = 0

@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Protocol
 
+import msgspec
+
 from lockstep.internode import verbs
 from lockstep.internode.handshake import Address, PeerInfo
 from lockstep.internode.internode import Internode
@@ -88,6 +90,13 @@ class _OpenStream:
         self.turns: LoopBudget = {}
 
 
+class StreamLimits(msgspec.Struct, frozen=True, eq=False):
+    """`throttle` is for all streams of a source together, and for what else leaves its disk in bulk."""
+
+    throttle: Throttle
+    file_bytes: int = STREAM_FILE_BYTES
+
+
 class StreamService:
     def __init__(
         self,
@@ -97,28 +106,26 @@ class StreamService:
         replica: ReplicaService,
         metadata: Callable[[], ClusterMetadata],
         catch_up: Callable[[int, Address], Awaitable[None]],
-        *,
-        throughput_bytes_s: int = 0,
-        file_bytes: int = STREAM_FILE_BYTES,
-        log: Callable[..., None] = lambda *_, **__: None,
+        limits: StreamLimits | None = None,
+        source_of: Callable[[str], FragmentSource | None] = lambda _session_id: None,
     ) -> None:
-        """`throughput_bytes_s` bounds all streams of this source together; 0 is no bound."""
+        """`source_of` is asked for each session; None: the store."""
+        limits = limits or StreamLimits(Throttle(runtime.clock, 0))
         self._runtime = runtime
         self._engine = engine
         self._replica = replica
         self._metadata = metadata
         self._catch_up = catch_up
-        self._file_bytes = file_bytes
+        self._source_of = source_of
+        self._file_bytes = limits.file_bytes
         self._streams: dict[int, _OpenStream] = {}
         self._opening = 0
         #: Directories in which content was to be fixed.
         self._fixed = 0
         self._builds = asyncio.Semaphore(STREAM_BUILDS_AT_ONCE_MAX)
-        self.helped = HelpedBuilds(runtime, engine.fixing, file_bytes, log)
-        self.throttle = Throttle(runtime.clock, throughput_bytes_s)
+        self.helped = HelpedBuilds(runtime, engine.fixing, limits.file_bytes, internode.log)
+        self.throttle = limits.throttle
         self.counts = StreamCounts()
-        #: Asked for each session; None: the store.
-        self.source_of: Callable[[str], FragmentSource | None] = lambda _session_id: None
         internode.register(verbs.STREAM_OPEN, StreamOpen, StreamOpened, self._open)
         internode.register(verbs.STREAM_FILE, StreamNextFile, StreamFile, self._file)
         internode.register(verbs.STREAM_PART, StreamAskPart, StreamPart, self._part)
@@ -142,7 +149,7 @@ class StreamService:
             raise Overloaded("too many range streams are open on this node")
         tokens = Range(request.left, request.right)
         self._replica.require_held(request.table_id, tokens)
-        source = self.source_of(request.session_id) or self._engine
+        source = self._source_of(request.session_id) or self._engine
         clock = self._runtime.clock
         view = StreamView(request.session_id, peer.endpoint, "out", request.table_id, tokens, clock)
         view.file_bytes = self._file_bytes

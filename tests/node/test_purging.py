@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from msgspec.structs import replace
 
 from lockstep.cql.compile.context import Context
 from lockstep.handoff.hint_delivery import HandedOver
@@ -153,7 +154,8 @@ def test_a_write_kept_for_others_is_older_than_what_a_repair_lets_go(town: Town)
     """Whoever keeps it may bring it back after the repair."""
 
     async def keep(node: Node) -> None:
-        node.data.repair_participant.oldest_undelivered_us = lambda: 5_900_000
+        participant = node.data.repair_participant
+        participant.times = replace(participant.times, oldest_undelivered_us=lambda: 5_900_000)
 
     done(town, town.begin(3, keep))
     repair(town)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lockstep.consensus.configuration import Configuration, RaftSettings
 from lockstep.consensus.effects import Accepted, Refused
 from lockstep.consensus.messages import Entry, EntryKind
-from lockstep.node.log.raft_driver import RaftDriver
+from lockstep.node.log.raft_driver import GroupEvents, GroupPace, GroupPlace, RaftDriver
 from lockstep.node.node import Node
 from tests.node.support import Town, keyspace
 
@@ -30,15 +30,9 @@ class Group:
             driver = self.drivers[number] = RaftDriver(
                 node.runtime,
                 node.log.transport,
-                group=GROUP,
-                identity=number,
-                voters=voters,
-                member=node.log.voters.member,
-                settings=RaftSettings(),
-                tick_ms=50,
-                on_committed=committed,
-                on_role=lambda: None,
-                on_broken=node._break,
+                GroupPlace(GROUP, number, voters, node.log.voters.member),
+                GroupPace(RaftSettings(), 50),
+                GroupEvents(committed, lambda: None, node._break),
             )
             driver.start()
 

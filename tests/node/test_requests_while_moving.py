@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.coordination.coordinator import Coordinator
+from lockstep.coordination.hinting import Left
+from lockstep.handoff.hints import Hints
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
@@ -249,7 +250,7 @@ def test_a_source_that_gives_its_data_too_early_is_found() -> None:
     """What the test above says of a product that is wrong, and leaves no hints that mend it."""
     with (
         REGISTRY["stream_early"].plant(),
-        replaced((Coordinator, "keep_hints", lambda self, hints: None)),
+        replaced((Hints, "leave", lambda *_, **__: Left(0, 0, False))),
         founded(2) as town,
         pytest.raises(AssertionError, match="is on 1 of"),
     ):

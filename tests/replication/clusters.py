@@ -8,7 +8,9 @@ from typing import Any
 
 import msgspec
 
+from lockstep.coordination.context import CoordinationContext, Opinions
 from lockstep.coordination.coordinator import Coordinator
+from lockstep.coordination.writes import Writes
 from lockstep.internode.handshake import Address, PeerInfo
 from lockstep.internode.repeated_log import RepeatedLog
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
@@ -16,6 +18,7 @@ from lockstep.metadata.directory import DIRECTORY, Directory, NodeInfo, NodeStat
 from lockstep.metadata.operations import OPERATIONS, Session, Stage
 from lockstep.metadata.schema_part import PLACEMENTS, SCHEMA
 from lockstep.placement.placements import PlacedRange, Placements, ReplicaGroup, ring_of_ranges
+from lockstep.quorum.plans import PlanBook
 from lockstep.replica.replica import ReplicaService
 from lockstep.schema.model import Column, ColumnKind, KeyspaceHead, Replication, Table, keyspace_of, schema_of
 from lockstep.storage.rows.reconcile import is_empty, merge_partitions
@@ -300,16 +303,20 @@ class ScriptedNode:
             self.catch_up,
             lambda: node,
         )
-        self.coordinator = Coordinator(
+        context = CoordinationContext(
             self.runtime,
             self.internode,  # type: ignore[arg-type]
             self.replica,
-            lambda: self.cluster,
+            PlanBook(lambda: self.cluster, lambda: node),
             self.catch_up,
-            lambda other: other not in self.dead,
             lambda: node,
             self.new_id,
+            Opinions(self.seems_alive, self.seems_alive),
         )
+        self.coordinator = Coordinator(context, Writes(context))
+
+    def seems_alive(self, other: int) -> bool:
+        return other not in self.dead
 
     async def catch_up(self, epoch: int, source: Address) -> None:
         self.catch_ups.append(epoch)

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 from lockstep.internode.handshake import Hello, PeerInfo
-from lockstep.internode.internode import Internode
+from lockstep.internode.internode import Internode, LinkSecurity
 from lockstep.runtime.ports import Runtime
 from lockstep.runtime.real.network import RealNetwork
 
@@ -126,7 +126,7 @@ class TestNode:
         self.internode = self.build()
 
     def build(self, **security: Any) -> Internode:
-        """`security`: how its connections are kept from strangers, as Internode takes it."""
+        """`security`: as LinkSecurity has it."""
         return Internode(
             self.runtime,
             lambda: self.greeting,
@@ -134,7 +134,7 @@ class TestNode:
             self._told,
             lambda hello: self.refuse,
             self._log,
-            **security,
+            LinkSecurity(**security),
         )
 
     def _told(self, peer: PeerInfo, epoch: int) -> None:

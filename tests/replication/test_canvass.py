@@ -38,10 +38,9 @@ class Asked:
         self.in_flight = Deadlines(runtime.clock)
         owner = SimpleNamespace(
             runtime=runtime,
-            internode=internode,
+            context=SimpleNamespace(internode=internode, own_id=lambda: 1),
             in_flight=self.in_flight,
             ballots=SimpleNamespace(answer=self._answer),
-            own_id=lambda: 1,
         )
         self.canvass = PaxosRound(
             owner,  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from lockstep.internode import verbs
+from lockstep.internode.throttle import Throttle
 from lockstep.metadata.operations import OPERATIONS
 from lockstep.replica.replica import ReplicaService
 from lockstep.replica.session_guards import SessionGuards
@@ -32,7 +33,7 @@ from lockstep.storage.rocks.rocks_building import (
 from lockstep.storage.rows import keys
 from lockstep.storage.store import Pair
 from lockstep.streaming import stream_building, stream_target
-from lockstep.streaming.stream_source import StreamService
+from lockstep.streaming.stream_source import StreamLimits, StreamService
 from lockstep.streaming.stream_target import StreamClient, StreamReport
 from lockstep.values.codec import decoder, encode
 from lockstep.values.errors import Overloaded, SessionClosed
@@ -84,7 +85,7 @@ class RealNode(TestNode):
             replica,
             lambda: self.cluster,
             _catch_up,
-            file_bytes=FILE_BYTES,
+            StreamLimits(Throttle(self.runtime.clock, 0), FILE_BYTES),
         )
         self.service.helped.bytes_min = 4 * FILE_BYTES
         guards = SessionGuards(lambda: self.cluster)

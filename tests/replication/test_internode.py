@@ -415,11 +415,11 @@ def test_a_blocked_peer_is_a_lost_network_until_healed(direction: str) -> None:
         one, two = pair()
         async with running(one, two):
             await one.internode.request(two.address, verbs.PING, Ping("a"), 1000)
-            getattr(one.internode, direction).add(two.address)
+            setattr(one.internode.faults, direction, frozenset({two.address}))
             assert not one.internode.connected(two.address)
             with pytest.raises(PeerTimeout):
                 await one.internode.request(two.address, verbs.PING, Ping("b"), 40)
-            getattr(one.internode, direction).discard(two.address)
+            setattr(one.internode.faults, direction, frozenset())
             assert await one.internode.request(two.address, verbs.PING, Ping("c"), 1000) == Pong("c")
 
     run(test)
@@ -436,9 +436,9 @@ def test_a_duplicated_request_is_served_twice_and_answered_once() -> None:
         one, two = pair(fast=note)
         async with running(one, two):
             await one.internode.request(two.address, verbs.PING, Ping("a"), 1000)
-            one.internode.duplicate = lambda: True
+            one.internode.faults.duplicates = lambda: True
             assert await one.internode.request(two.address, verbs.PING, Ping("b"), 1000) == Pong("b")
-            one.internode.duplicate = None
+            one.internode.faults.duplicates = None
             assert await one.internode.request(two.address, verbs.PING, Ping("c"), 1000) == Pong("c")
         assert served == ["a", "b", "b", "c"]
 

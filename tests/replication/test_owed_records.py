@@ -195,8 +195,8 @@ class Teller:
             internode,  # type: ignore[arg-type]
             hints,  # type: ignore[arg-type]
             OWN,
-            self.here.extend,
         )
+        self.writes.listen(self.here.extend)
 
     def _send(self, address: tuple[str, int], verb: int, told: BaseSettled) -> None:
         assert verb == verbs.BASE_SETTLED

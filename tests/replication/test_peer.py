@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 
 from lockstep.internode import verbs
 from lockstep.internode.frames import ERROR, REPLY, REQUEST, SHARED, Envelope, SharedReply
+from lockstep.internode.link_faults import LinkFaults
 from lockstep.internode.peer import Link, Peer
 from lockstep.internode.verbs import encode_error
 from lockstep.replica.messages import WriteReply
@@ -70,9 +70,7 @@ class Node:
         real = real_runtime()
         self.clock, self.random = HandClock(), HandRandom()
         self.runtime = SimpleNamespace(clock=self.clock, random=self.random, tasks=real.tasks)
-        self.blocked_to: dict[Any, None] = {}
-        self.blocked_from: dict[Any, None] = {}
-        self.duplicate: Callable[[], bool] | None = None
+        self.faults = LinkFaults()
         self.logged: list[str] = []
         self.seen: list[int] = []
         self._streams = 0
@@ -176,10 +174,10 @@ def test_a_request_where_answers_belong_breaks_the_protocol_and_who_is_blocked_i
     async def test() -> None:
         town = Town()
         town.submit(1)
-        town.node.blocked_from = {ADDRESS: None}
+        town.node.faults.blocked_from = frozenset({ADDRESS})
         town.hears(1, REPLY, encode(WriteReply(9)))
         assert not town.waiter.ends
-        town.node.blocked_from = {}
+        town.node.faults.blocked_from = frozenset()
         town.hears(1, REQUEST, b"")
         assert town.waiter.code_of(1) is PeerTimeout
         assert town.connection.closed == [("a request came on a connection for replies", False)]
@@ -293,14 +291,14 @@ def test_messages_that_nobody_waits_for_are_dropped_where_they_cannot_go() -> No
             town.peer.send_one_way(verbs.PING, b"x")
         assert len(town.peer._queued) == PEER_ONE_WAY_QUEUED_MAX and town.attempts == 1
         blocked = Town()
-        blocked.node.blocked_to = {ADDRESS: None}
+        blocked.node.faults.blocked_to = frozenset({ADDRESS})
         blocked.peer.send_one_way(verbs.PING, b"x")
         blocked.submit(1)
         assert not blocked.connection.sent and 1 in blocked.peer._pending, "it will expire"
         opened = Town()
         opened.peer.send_one_way(verbs.PING, b"x")
         assert len(opened.connection.sent) == 1
-        opened.node.duplicate = lambda: True
+        opened.node.faults.duplicates = lambda: True
         opened.peer.send_one_way(verbs.PING, b"x")
         assert len(opened.connection.sent) == 3 and opened.connection.sent[1] == opened.connection.sent[2]
 

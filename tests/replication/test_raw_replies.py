@@ -80,7 +80,7 @@ def test_several_parts_arrive_one_after_the_other_beside_other_requests(tmp_path
 def test_bytes_that_nobody_waits_for_are_passed_over(tmp_path: Path) -> None:
     async def test() -> None:
         source, target = FileNode(1, tmp_path), FileNode(2, tmp_path)
-        target.internode.duplicate = lambda: True
+        target.internode.faults.duplicates = lambda: True
         async with running(source, target):
             got = bytearray()
             await target.ask(source, 0, 10, got.extend)

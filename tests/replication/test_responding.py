@@ -10,6 +10,7 @@ import pytest
 from lockstep.internode import verbs
 from lockstep.internode.frames import ERROR, REPLY
 from lockstep.internode.handshake import PeerInfo
+from lockstep.internode.link_faults import LinkFaults
 from lockstep.internode.serving import Respond
 from lockstep.replica.messages import ReadRequest, WriteReply
 from lockstep.values.codec import encode
@@ -42,7 +43,7 @@ class Connection:
 
 class Node:
     def __init__(self) -> None:
-        self.blocked_to: dict[Any, None] = {}
+        self.faults = LinkFaults()
         self.answers: list[tuple[Connection, int, int, int]] = []
         self.notes: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         self.repeated_log = self
@@ -110,7 +111,7 @@ def test_equal_answers_of_a_connection_and_verb_share_a_frame_where_there_is_roo
 def test_what_must_be_looked_at_one_by_one_is_answered_so() -> None:
     node, connection = Node(), Connection(9)
     Respond.all([respond(node, connection, 1), respond(node, connection, 0)], WriteReply(7))
-    node.blocked_to = {("n4", 1): None}
+    node.faults.cut_off([("n4", 1)])
     Respond.all([respond(node, connection, 2), respond(node, connection, 3)], WriteReply(7))
     assert [stream for _, _, stream, _ in node.answers] == [1, 0, 2, 3] and not connection.shared
     assert connection.serving == 5

@@ -190,7 +190,7 @@ def test_a_blocked_peer_gets_nothing_of_what_waits() -> None:
         with frames_of(verbs.PING) as frames:
             asking = asyncio.ensure_future(ask(one, two, "a", "b", timeout_ms=60))
             await asyncio.sleep(0)
-            one.internode.blocked_to.add(two.address)
+            one.internode.faults.blocked_to = frozenset({two.address})
             assert [type(answer) for answer in await asking] == [PeerTimeout] * 2
             assert frames == []
 

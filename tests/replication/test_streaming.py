@@ -9,6 +9,7 @@ import pytest
 
 from lockstep.internode import verbs
 from lockstep.internode.raw_bytes import FileReply
+from lockstep.internode.throttle import Throttle
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.operations import OPERATIONS
 from lockstep.replica.messages import StreamFile, StreamPart, WriteRequest
@@ -18,7 +19,7 @@ from lockstep.storage.model import ModelRun, pairs_in
 from lockstep.storage.rows.keys import KIND_ROW, partition_prefix, split_partition
 from lockstep.streaming import stream_source, stream_target
 from lockstep.streaming.stream_progress import StreamProgress
-from lockstep.streaming.stream_source import StreamService
+from lockstep.streaming.stream_source import StreamLimits, StreamService
 from lockstep.streaming.stream_target import StreamClient, StreamReport
 from lockstep.values.errors import FrameCorrupt, PeerUnreachable, SessionClosed
 from lockstep.values.rows import Mutation
@@ -133,7 +134,7 @@ class StreamNode(TestNode):
             self.replica,
             lambda: self.cluster,
             self.catch_up,
-            file_bytes=FILE_BYTES,
+            StreamLimits(Throttle(self.runtime.clock, 0), FILE_BYTES),
         )
         self.guards = SessionGuards(lambda: self.cluster)
         self.client = StreamClient(self.runtime, self.internode, self.engine, self.guards)
@@ -594,7 +595,7 @@ def test_parts_whose_requests_are_doubled_change_nothing() -> None:
         source, target = two_nodes()
         fill(source.engine, 60)
         async with running(source, target):
-            target.internode.duplicate = lambda: True
+            target.internode.faults.duplicates = lambda: True
             report = await target.copy(source)
             assert report.fragments == 180 == target.engine.ingested
 

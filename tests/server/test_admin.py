@@ -455,11 +455,11 @@ def test_a_groups_state_is_told_by_any_node(cluster: Nodes, group: str) -> None:
 def test_a_partition_cuts_a_node_off_until_it_is_healed(cluster: Nodes) -> None:
     others = [f"{member.address}:17000" for member in cluster.members[:3]]
     assert admin(cluster, 3).post("/v1/testing/partition", {"peers": others})["peers"] == sorted(others)
-    assert len(cluster.members[3].node.context.internode.blocked_to) == 3
+    assert len(cluster.members[3].node.context.internode.faults.blocked_to) == 3
     with pytest.raises(ConfigurationError):
         admin(cluster, 3).post("/v1/testing/partition", {"peers": "all"})
     admin(cluster, 3).post("/v1/testing/heal", {})
-    assert not cluster.members[3].node.context.internode.blocked_from
+    assert not cluster.members[3].node.context.internode.faults.blocked_from
 
 
 def test_fault_controls_are_closed_unless_configured(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_nobody_changes_anything_without_a_credential(plain: Nodes, method: str,
         assert ask(plain, method, path, {**JSON, "Authorization": wrong}, b"{}")[0] == 401
     member = plain.members[0]
     assert (member.server.draining.state, member.node.log.cluster.epoch) == ("serving", before)
-    assert not member.node.context.internode.blocked_to
+    assert not member.node.context.internode.faults.blocked_to
 
 
 def test_no_web_page_changes_anything_whatever_it_knows(plain: Nodes) -> None:

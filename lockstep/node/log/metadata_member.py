@@ -27,7 +27,15 @@ from lockstep.metadata.log.snapshot_file import SnapshotInfo
 from lockstep.node.context import Listeners, NodeContext
 from lockstep.node.log.journal import RaftJournal, has_journal, journal_path
 from lockstep.node.log.metadata_state import MetadataState
-from lockstep.node.log.raft_driver import METADATA_GROUP, GroupBounds, RaftDriver, RaftTransport
+from lockstep.node.log.raft_driver import (
+    METADATA_GROUP,
+    GroupBounds,
+    GroupEvents,
+    GroupPace,
+    GroupPlace,
+    RaftDriver,
+    RaftTransport,
+)
 from lockstep.node.membership.voters import Voters
 from lockstep.node.processors.base import Processor
 from lockstep.node.processors.gated import Gate, GatedProcessor
@@ -192,23 +200,18 @@ class MetadataMember:
         if own is None:
             return
         raft = self._configuration.raft
+        settings = RaftSettings(
+            election_ticks=raft.election_ticks,
+            heartbeat_ticks=raft.heartbeat_ticks,
+            append_bytes_max=self._bounds.append_bytes_max,
+        )
         self.driver = RaftDriver(
             self._runtime,
             self._transport,
-            group=METADATA_GROUP,
-            identity=own,
-            voters=self._founded_with(own),
-            member=self._voters.member,
-            settings=RaftSettings(
-                election_ticks=raft.election_ticks,
-                heartbeat_ticks=raft.heartbeat_ticks,
-                append_bytes_max=self._bounds.append_bytes_max,
-            ),
-            tick_ms=raft.tick_ms,
-            on_committed=self._committed,
-            on_role=self._role_changed,
-            on_broken=self._fail,
-            snapshots=self._snapshots,
+            GroupPlace(METADATA_GROUP, own, self._founded_with(own), self._voters.member),
+            GroupPace(settings, raft.tick_ms),
+            GroupEvents(self._committed, self._role_changed, self._fail),
+            self._snapshots,
         )
         self._snapshots.begin(self.driver)
         self._raft_processor = RaftProcessor(

@@ -148,52 +148,68 @@ class Snapshots(Protocol):
         ...
 
 
-class RaftDriver:
-    """One member of one group.
+class GroupPlace(msgspec.Struct, frozen=True, eq=False):
+    """Which member of which group.
 
     `voters`: those the group was founded with, equal on all founders; empty for a member that waits to be
-    added and learns everything from the log. `member(id)` is where a member is now; `on_committed(entries)`
-    gets committed entries in order; `on_role()` is told of each role change; `on_broken(reason)` when this
-    member must stop for good. A group that is never compacted needs no `snapshots`.
+    added and learns everything from the log. `member(id)` is where a member is now.
     """
+
+    group: int
+    identity: int
+    voters: Sequence[int]
+    member: Callable[[int], Member | None]
+
+
+class GroupPace(msgspec.Struct, frozen=True):
+    """`settings` count in ticks."""
+
+    settings: RaftSettings
+    tick_ms: int
+
+
+class GroupEvents(msgspec.Struct, frozen=True, eq=False):
+    """`on_committed(entries)` gets committed entries in order; `on_role()` is told of each role change;
+    `on_broken(reason)` when the member must stop for good."""
+
+    on_committed: Callable[[tuple[Entry, ...]], None]
+    on_role: Callable[[], None]
+    on_broken: Callable[[LockstepError], None]
+
+
+class RaftDriver:
+    """One member of one group; one that is never compacted needs no `snapshots`."""
 
     def __init__(
         self,
         runtime: Runtime,
         transport: RaftTransport,
-        *,
-        group: int,
-        identity: int,
-        voters: Sequence[int],
-        member: Callable[[int], Member | None],
-        settings: RaftSettings,
-        tick_ms: int,
-        on_committed: Callable[[tuple[Entry, ...]], None],
-        on_role: Callable[[], None],
-        on_broken: Callable[[LockstepError], None],
+        place: GroupPlace,
+        pace: GroupPace,
+        events: GroupEvents,
         snapshots: Snapshots | None = None,
     ) -> None:
         self._runtime = runtime
         self._transport = transport
-        self.group = group
-        self._member = member
+        self.group = place.group
+        self._member = place.member
         self._halted = False
-        self._tick_s = tick_ms / 1000
-        self._on_committed = on_committed
-        self._on_role = on_role
-        self._on_broken = on_broken
+        self._tick_s = pace.tick_ms / 1000
+        self._on_committed = events.on_committed
+        self._on_role = events.on_role
+        self._on_broken = events.on_broken
         self._snapshots = snapshots
         #: The snapshot that is being waited for, after a leader offered it.
         self._offered: tuple[Snapshot, asyncio.Task[None]] | None = None
         #: The journal is written anew at the next write.
         self._replace_journal = False
-        self._journal = RaftJournal(runtime.disk, group)
+        self._journal = RaftJournal(runtime.disk, place.group)
         stored = self._journal.load()
         self.raft = Raft(
-            group,
-            identity,
-            sorted(voters),
-            settings,
+            place.group,
+            place.identity,
+            sorted(place.voters),
+            pace.settings,
             runtime.random.below,
             Stored(hard_state=stored.hard_state, snapshot=stored.snapshot, entries=stored.entries),
         )

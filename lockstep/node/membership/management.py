@@ -39,7 +39,7 @@ from lockstep.metadata.groups.management import (
 from lockstep.metadata.groups.membership_step import GroupConfigure, HandOver, Members, group_next_step
 from lockstep.node.context import NodeContext
 from lockstep.node.log.messages import AskGroup, GroupReport, Manage, Managed
-from lockstep.node.log.raft_driver import MANAGEMENT_GROUP
+from lockstep.node.log.raft_driver import MANAGEMENT_GROUP, GroupPace, GroupPlace
 from lockstep.node.log.submission import Group, GroupSubmitter
 from lockstep.node.log_service import NodeLog
 from lockstep.node.membership.management_group import ManagementGroup
@@ -246,14 +246,13 @@ class Management:
         raft = self._raft
         # The founding is told by the log to who comes later, or has lost what it knew of it.
         began = not self._metadata.current.epoch or ManagementGroup.exists(self._runtime)
+        founders = self._voters.founding() if began else ()
+        settings = RaftSettings(election_ticks=raft.election_ticks, heartbeat_ticks=raft.heartbeat_ticks)
         self.group = ManagementGroup(
             self._runtime,
             self._transport,
-            identity=own,
-            voters=self._voters.founding() if began else (),
-            member=self._voters.member,
-            settings=RaftSettings(election_ticks=raft.election_ticks, heartbeat_ticks=raft.heartbeat_ticks),
-            tick_ms=raft.tick_ms * TICK_FACTOR,
+            GroupPlace(MANAGEMENT_GROUP, own, founders, self._voters.member),
+            GroupPace(settings, raft.tick_ms * TICK_FACTOR),
             on_change=self.wake,
             on_broken=self._member_broke,
             snapshot_entries=self._snapshot_entries,

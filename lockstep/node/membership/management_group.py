@@ -8,9 +8,8 @@ breaks alone: metadata and data are served without it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from lockstep.consensus.configuration import RaftSettings
 from lockstep.consensus.effects import Role
 from lockstep.consensus.messages import Entry, EntryKind, Snapshot
 from lockstep.metadata.groups import management
@@ -25,8 +24,14 @@ from lockstep.metadata.groups.management import (
     encode_state,
 )
 from lockstep.node.log.journal import has_journal
-from lockstep.node.log.raft_driver import MANAGEMENT_GROUP, RaftDriver, RaftTransport
-from lockstep.node.membership.voters import Member
+from lockstep.node.log.raft_driver import (
+    MANAGEMENT_GROUP,
+    GroupEvents,
+    GroupPace,
+    GroupPlace,
+    RaftDriver,
+    RaftTransport,
+)
 from lockstep.runtime.ports import Runtime
 from lockstep.values.codec import UNREADABLE
 from lockstep.values.errors import CannotApply, LockstepError, NotLeader, OutcomeUnknown, Overloaded
@@ -40,12 +45,8 @@ class ManagementGroup:
         self,
         runtime: Runtime,
         transport: RaftTransport,
-        *,
-        identity: int,
-        voters: Sequence[int],
-        member: Callable[[int], Member | None],
-        settings: RaftSettings,
-        tick_ms: int,
+        place: GroupPlace,
+        pace: GroupPace,
         on_change: Callable[[], None],
         on_broken: Callable[[LockstepError], None],
         snapshot_entries: int = MANAGEMENT_SNAPSHOT_ENTRIES,
@@ -63,16 +64,10 @@ class ManagementGroup:
         self.driver = RaftDriver(
             runtime,
             transport,
-            group=MANAGEMENT_GROUP,
-            identity=identity,
-            voters=voters,
-            member=member,
-            settings=settings,
-            tick_ms=tick_ms,
-            on_committed=self._committed,
-            on_role=self._role_changed,
-            on_broken=self._broke,
-            snapshots=self,
+            place,
+            pace,
+            GroupEvents(self._committed, self._role_changed, self._broke),
+            self,
         )
         if self.driver.raft.snapshot is not None:
             self.install(self.driver.raft.snapshot)

@@ -497,9 +497,7 @@ class Admin:
     def _cut_off(self, peers: list[str]) -> dict[str, Any]:
         port = self._node.context.configuration.network.internode_port
         addresses = {split_address(peer, port) for peer in peers}
-        internode = self._node.context.internode
-        internode.blocked_to = set(addresses)
-        internode.blocked_from = set(addresses)
+        self._node.context.internode.faults.cut_off(addresses)
         return {"schema": "partition/1", "peers": sorted(f"{host}:{port}" for host, port in addresses)}
 
 

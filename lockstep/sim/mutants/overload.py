@@ -52,7 +52,7 @@ def _expired_goes_on() -> _Context:
     spared: dict[tuple[int, int], None] = {}
 
     def expired(self: Any) -> None:
-        node, round_ = self.owner.own_id(), self.round
+        node, round_ = self.owner.context.own_id(), self.round
         if self.done or (node, self._number) in spared or len(round_.accepted) >= round_.plan.required:
             original(self)
             return

@@ -182,10 +182,7 @@ class IndexReading(Reading):
             token,
             key,
             prefix,
-            with_static=command.reads_static,
-            now_s=command.now_s,
-            dropped=command.dropped,
-            dead=command.dead,
+            command=command,
             room=_UNLIMITED,
             ask_merge=self._ask_merge,
         )

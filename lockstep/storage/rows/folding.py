@@ -15,7 +15,7 @@ from lockstep.storage.rows.visible import row_is_live, without_dead
 from lockstep.storage.store import Pair
 from lockstep.values import limits
 from lockstep.values.node_limits import MERGED_BYTES_INLINE
-from lockstep.values.rows import Deletion, Partition, RangeDeletion, Row
+from lockstep.values.rows import Deletion, Partition, RangeDeletion, ReadCommand, Row
 
 #: Told the place (partition prefix, place) of which a read saw many fragments.
 AskMerge = Callable[[bytes, bytes], None]
@@ -30,7 +30,7 @@ _WRITE_BYTES = keys.WRITE_BYTES
 class PartitionFold:
     """Feed it header, static and row fragments, in this order, then finish.
 
-    `room` is the number of live rows after which it is full.
+    `command` is what reads it, `room` the number of live rows after which it is full.
     """
 
     __slots__ = (
@@ -64,26 +64,23 @@ class PartitionFold:
         key: bytes,
         prefix: bytes,
         *,
-        with_static: bool,
-        now_s: int,
+        command: ReadCommand,
         room: int,
         ask_merge: AskMerge | None,
-        dropped: tuple[int, ...] = (),
-        dead: tuple[tuple[int, int], ...] = (),
     ) -> None:
         self.token = token
         self.key = key
         self.prefix = prefix
         self.end = keys.partition_end(prefix)
-        self.with_static = with_static
+        self.with_static = command.reads_static
         self.static: Row | None = None
         self.live = 0
         self.bytes_read = 0
         #: Clustering of the last finished row, live or not.
         self.last: bytes | None = None
-        self._now_s = now_s
-        self._dropped = dropped
-        self._dead = dict(dead)
+        self._now_s = command.now_s
+        self._dropped = command.dropped
+        self._dead = dict(command.dead)
         self._room = room
         self._ask_merge = ask_merge
         self._place: bytes | None = None
