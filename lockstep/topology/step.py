@@ -20,6 +20,7 @@ from lockstep.metadata.operations import Operation, Stage
 from lockstep.topology import requests
 from lockstep.topology.barriers import BarrierState, GuardReport, Missing, barrier_need, evaluate
 from lockstep.topology.kind import kind_of, row_can_go_back, stage_row
+from lockstep.topology.planning import streaming_session
 from lockstep.topology.requests import FailRequest
 from lockstep.topology.stages import DELETING, STREAMING, StreamTask, Work
 from lockstep.topology.streams import stream_plan
@@ -327,7 +328,7 @@ def receivers(operation: Operation, cluster: ClusterMetadata) -> frozenset[NodeI
     stage = operation.stage
     if stage is Stage.ROLLBACK_TO_NORMAL:
         stage = operation.history[-2][0]
-    streaming = msgspec.structs.replace(operation, stage=stage)
+    streaming = msgspec.structs.replace(operation, stage=stage, session_id=streaming_session(operation))
     return frozenset(order.node for order in work_orders(streaming, cluster, ()))
 
 
