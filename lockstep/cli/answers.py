@@ -11,7 +11,7 @@ from typing import Any
 import click
 from msgspec import UNSET, UnsetType
 
-from lockstep.cli.shared import client, options, render
+from lockstep.cli.shared import client, render
 from lockstep.documents import read
 from lockstep.documents.service import GlobalState, LocalStates
 from lockstep.documents.status import (
@@ -27,7 +27,7 @@ from lockstep.documents.status import (
 
 @click.command()
 @click.argument("keyspace", required=False)
-@options.of_call
+@render.of_call
 def ring(keyspace: str | None, host: str, call_timeout_s: float, output: str) -> None:
     """Show each node's share of the ring; with KEYSPACE, who holds each range of it."""
     cluster = client.connect(host, call_timeout_s)
@@ -60,7 +60,7 @@ def _replicas(nodes: Sequence[int]) -> str:
 
 @click.command()
 @click.argument("name", metavar="KEYSPACE[.TABLE]")
-@options.of_call
+@render.of_call
 def describe(name: str, host: str, call_timeout_s: float, output: str) -> None:
     """Print the CQL that makes a keyspace with its tables, or one table.
 
@@ -81,7 +81,7 @@ def _parts(name: str) -> tuple[str, str | None]:
 
 
 @click.command()
-@options.of_call
+@render.of_call
 def features(host: str, call_timeout_s: float, output: str) -> None:
     """Show which features the nodes support and which the cluster has enabled.
 
@@ -119,7 +119,7 @@ def gossip() -> None:
 
 @gossip.command()
 @click.option("--node", metavar="NODE", help="Only this node: its id, host id or address.")
-@options.of_call
+@render.of_call
 def info(node: str | None, host: str, call_timeout_s: float, output: str) -> None:
     """Show load, readiness, release and silence of each node, as the node that is asked knows them."""
     answer = client.connect(host, call_timeout_s).gossip(node)
@@ -189,7 +189,7 @@ def cluster() -> None:
 @click.option(
     "--nodes", metavar="NODE,...", help="With --local: these nodes only, by id, host id or address."
 )
-@options.of_call
+@render.of_call
 def states(
     group: str, scope: str | None, nodes: str | None, host: str, call_timeout_s: float, output: str
 ) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from lockstep.cli.shared import client, options, render, runs
+from lockstep.cli.shared import client, render, runs
 from lockstep.cli.shared.client import ClusterClient
 from lockstep.cli.shared.runs import Found
 from lockstep.documents import read
@@ -49,7 +49,7 @@ def backup() -> None:
     metavar="DIR",
     help="Of a local cluster: copy all parts to DIR/NAME when they are complete.",
 )
-@options.of_change
+@render.of_change
 def create(
     name: str,
     tables: tuple[str, ...],
@@ -86,7 +86,7 @@ def create(
 
 
 @backup.command("list")
-@options.of_call
+@render.of_call
 def list_(host: str, call_timeout_s: float, output: str) -> None:
     """Show the backups that nodes keep, their sizes, and whether they are complete."""
     found = client.connect(host, call_timeout_s).backups()
@@ -110,7 +110,7 @@ def list_(host: str, call_timeout_s: float, output: str) -> None:
 
 @backup.command("remove")
 @click.argument("name", metavar="NAME")
-@options.of_call
+@render.of_call
 def remove(name: str, host: str, call_timeout_s: float, output: str) -> int:
     """Remove all parts of the backup NAME that nodes keep. There is no way back."""
     answer = client.connect(host, call_timeout_s).remove_backup(name)
@@ -136,7 +136,7 @@ def remove(name: str, host: str, call_timeout_s: float, output: str) -> int:
     metavar="DIR",
     help="Of a local cluster: bring the parts in DIR/NAME to its nodes before.",
 )
-@options.of_change
+@render.of_change
 def restore(
     name: str,
     tables: tuple[str, ...],

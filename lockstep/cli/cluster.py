@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lockstep.cli.shared import options, plans, render
+from lockstep.cli.shared import plans, render
 from lockstep.values.errors import ConfigurationError, PreconditionError
 from lockstep.values.limits import TOKENS_PER_NODE_MAX
 
@@ -99,8 +99,8 @@ def start(name: str, nodes: tuple[str, ...]) -> None:
     default=None,
     help="How many tokens it owns, else as many as the settings say; 0: it only coordinates requests.",
 )
-@options.dry_run
-@options.output
+@render.dry_run
+@render.output
 def add(name: str, dc: str, rack: str, replaces: str, tokens: int | None, dry_run: bool, output: str) -> None:
     """Add a node; returns when it has joined and serves."""
     local = _open(name)
@@ -205,7 +205,7 @@ def _refuse_member(cluster: LocalCluster, node: str) -> None:
 
 
 @cluster.command("list")
-@options.output
+@render.output
 def list_(output: str) -> None:
     """List local clusters and their nodes."""
     from lockstep.local.clusters import list_clusters

@@ -16,7 +16,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from lockstep.cli.shared import client, options, render
+from lockstep.cli.shared import client, render
 from lockstep.cli.shared.runs import Unfinished, wait_for_nodes
 from lockstep.documents import read
 from lockstep.documents.service import KeptLog, LoggedEntry, Service, ServicePlan, Snapshots, Voters
@@ -37,7 +37,7 @@ _ENDED: Final = ("settled", "paused")
 @click.option("--status", is_flag=True, help="Show the voters and a running change.")
 @click.option("--cancel", is_flag=True, help="Stop the running change; what is done stays.")
 @click.option("--resume", is_flag=True, help="Let voters be changed automatically again after a cancel.")
-@options.of_change
+@render.of_change
 def reconfigure(
     size: str | None,
     nodes: str | None,
@@ -77,7 +77,7 @@ def reconfigure(
 
 @click.command()
 @click.argument("reason")
-@options.of_change
+@render.of_change
 def freeze(
     reason: str,
     dry_run: bool,
@@ -93,7 +93,7 @@ def freeze(
 
 
 @click.command()
-@options.of_change
+@render.of_change
 def thaw(dry_run: bool, wait: bool, timeout_s: float, host: str, call_timeout_s: float, output: str) -> None:
     """Let the metadata be changed again."""
     body = {"dry_run": dry_run}
@@ -214,7 +214,7 @@ def _ids(nodes: Sequence[int]) -> str:
 
 
 @click.command("snapshots")
-@options.of_call
+@render.of_call
 def snapshots(host: str, call_timeout_s: float, output: str) -> None:
     """Show the snapshots that a node keeps, and from which epoch on it has the log."""
     answer = client.connect(host, call_timeout_s).cms_snapshots()
@@ -226,7 +226,7 @@ def snapshots(host: str, call_timeout_s: float, output: str) -> None:
 
 @click.command("snapshot")
 @click.option("--reason", default="", help="Kept in the log.")
-@options.of_change
+@render.of_change
 def snapshot(
     reason: str,
     dry_run: bool,
@@ -255,7 +255,7 @@ def snapshot(
 
 @click.command("truncate")
 @click.option("--epoch", type=int, help="Last epoch to drop; that of the latest snapshot by default.")
-@options.of_change
+@render.of_change
 def truncate(
     epoch: int | None,
     dry_run: bool,
@@ -343,7 +343,7 @@ for _command in (
 
 
 @cms.command("describe")
-@options.of_call
+@render.of_call
 def describe(host: str, call_timeout_s: float, output: str) -> None:
     """Show the members and their state, both groups, a running change and what it waits for, and the log."""
     answer = client.connect(host, call_timeout_s).cms()
@@ -356,7 +356,7 @@ def describe(host: str, call_timeout_s: float, output: str) -> None:
 @cms.command("log")
 @click.option("--from", "first", type=int, help="First epoch.")
 @click.option("--to", "last", type=int, help="Last epoch; the newest by default.")
-@options.of_call
+@render.of_call
 def log(first: int | None, last: int | None, host: str, call_timeout_s: float, output: str) -> None:
     """Show entries of the metadata log, by default the newest 30."""
     cluster = client.connect(host, call_timeout_s)
@@ -383,7 +383,7 @@ def log(first: int | None, last: int | None, host: str, call_timeout_s: float, o
 @click.argument("file", metavar="FILE")
 @click.option("--epoch", type=int, help="Which epoch; the newest by default.")
 @click.option("--value-only", is_flag=True, help="The value of the epoch, without entries since a snapshot.")
-@options.of_call
+@render.of_call
 def dump(
     file: str, epoch: int | None, value_only: bool, host: str, call_timeout_s: float, output: str
 ) -> None:
@@ -424,8 +424,8 @@ def _written(target: Path, pieces: Iterator[bytes]) -> int:
 @click.argument("file", metavar="FILE")
 @click.option("--check", is_flag=True, help="Only verify and show the file.")
 @click.option("--data-directory", metavar="D", help="An empty directory that a new node will start from.")
-@options.dry_run
-@options.output
+@render.dry_run
+@render.output
 def load(file: str, check: bool, data_directory: str | None, dry_run: bool, output: str) -> None:
     """Verify a dump, and seed an empty data directory of a new node with it.
 

@@ -12,7 +12,7 @@ from typing import Any
 import click
 import msgspec
 
-from lockstep.cli.shared import client, options, render
+from lockstep.cli.shared import client, render
 from lockstep.cli.shared.client import ClusterClient
 from lockstep.documents import read
 from lockstep.documents.requests import MetadataDiff
@@ -256,7 +256,7 @@ def metadata() -> None:
 
 @metadata.command()
 @click.option("--epoch", type=int, help="Which epoch; the newest by default.")
-@options.of_call
+@render.of_call
 def show(epoch: int | None, host: str, call_timeout_s: float, output: str) -> None:
     """Show the cluster metadata at an epoch."""
     answer = client.connect(host, call_timeout_s).metadata(epoch)
@@ -269,7 +269,7 @@ def show(epoch: int | None, host: str, call_timeout_s: float, output: str) -> No
 @metadata.command()
 @click.argument("one", metavar="E1", type=int)
 @click.argument("other", metavar="E2", type=int)
-@options.of_call
+@render.of_call
 def diff(one: int, other: int, host: str, call_timeout_s: float, output: str) -> None:
     """Show what changed from epoch E1 to epoch E2."""
     answer = client.connect(host, call_timeout_s).metadata_diff(one, other)
@@ -294,7 +294,7 @@ def _shortened(text: str) -> str:
 
 @metadata.command()
 @click.option("--from", "first", type=int, default=1, show_default=True, help="First epoch to check.")
-@options.of_call
+@render.of_call
 def verify(first: int, host: str, call_timeout_s: float, output: str) -> int:
     """Check that every node holds the same unbroken log and the same metadata, as far back as each keeps it.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from lockstep.cli.shared import client, options, render
+from lockstep.cli.shared import client, render
 from lockstep.node.configuration import parse
 from lockstep.node.recovering import DAMAGED_DIRECTORY, Recoverable, recover_store, survey
 from lockstep.runtime.ports import Runtime
@@ -95,7 +95,7 @@ def run(file: Path) -> None:
 @click.option("--accept-data-loss", is_flag=True, help="Go on without what no other node has.")
 @click.option("--keep-readable", is_flag=True, help="Keep what can be read: give up the rest only.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
-@options.output
+@render.output
 def recover(file: Path, accept_data_loss: bool, keep_readable: bool, dry_run: bool, output: str) -> None:
     """Give up the tables of a stopped node: once it is started, it is filled again from its replicas.
 
@@ -128,7 +128,7 @@ def recover(file: Path, accept_data_loss: bool, keep_readable: bool, dry_run: bo
 
 
 @node.command()
-@options.of_call
+@render.of_call
 def scrub(host: str, call_timeout_s: float, output: str) -> int:
     """Check every table file of the node at --host against its checksums, and name those that are damaged.
 
@@ -154,7 +154,7 @@ def scrub(host: str, call_timeout_s: float, output: str) -> int:
 
 
 @node.command()
-@options.of_call
+@render.of_call
 def info(host: str, call_timeout_s: float, output: str) -> None:
     """Show the identity of the node at --host and how far it is."""
     answer = client.connect(host, call_timeout_s).status()
@@ -176,7 +176,7 @@ def info(host: str, call_timeout_s: float, output: str) -> None:
 
 
 @node.command()
-@options.of_change
+@render.of_change
 def drain(dry_run: bool, wait: bool, timeout_s: float, host: str, call_timeout_s: float, output: str) -> None:
     """Close the clients' door of the node at --host: what is in flight is answered, other clients are told.
 

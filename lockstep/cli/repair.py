@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from lockstep.cli.shared import client, options, render, runs
+from lockstep.cli.shared import client, render, runs
 from lockstep.cli.shared.plans import show_changes
 from lockstep.documents import read
 from lockstep.documents.runs import Repair, RepairPlan
@@ -25,7 +25,7 @@ from lockstep.documents.runs import Repair, RepairPlan
 @click.option("--range", "ranges", multiple=True, metavar="LEFT:RIGHT", help="Tokens above LEFT up to RIGHT.")
 @click.option("--preview", is_flag=True, help="As --dry-run.")
 @click.option("--cancel", type=int, metavar="ID", help="End this repair instead.")
-@options.of_change
+@render.of_change
 def repair(
     what: str,
     mode: str,

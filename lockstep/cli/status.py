@@ -8,7 +8,7 @@ from typing import Any
 import click
 from msgspec import UNSET
 
-from lockstep.cli.shared import client, options, render
+from lockstep.cli.shared import client, render
 from lockstep.cli.shared.plans import title
 from lockstep.documents import read
 from lockstep.documents.requests import Counts, Request, Waiting
@@ -22,7 +22,7 @@ _COLOURS = {"healthy": "green", "degraded": "yellow", "unavailable": "red"}
 
 @click.command()
 @click.option("--exit-code", is_flag=True, help="Exit with 10 when degraded, 11 when unavailable.")
-@options.of_call
+@render.of_call
 def status(exit_code: bool, host: str, call_timeout_s: float, output: str) -> int:
     """Show whether the cluster is healthy, what is wrong, its nodes, and its running operations.
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from lockstep.cli.shared import client, options, plans, render
+from lockstep.cli.shared import client, plans, render
 from lockstep.cli.shared.client import ClusterClient
 from lockstep.cli.shared.plans import show_changes, title
 from lockstep.cli.shared.watch import ENDED, NUMBERS_EVERY_S, watch
@@ -128,15 +128,15 @@ topology.add_command(watch)
 
 
 #: Of every command that asks for an operation.
-_asking: Final = options.together(
+_asking: Final = render.together(
     click.option("--refuse", is_flag=True, help="Begin at once or not at all, instead of waiting."),
-    options.dry_run,
-    options.plan,
-    options.wait,
-    options.wait_timeout,
-    options.of_call,
+    render.dry_run,
+    render.plan,
+    render.wait,
+    render.wait_timeout,
+    render.of_call,
 )
-_asking_of_node: Final = options.together(_asking, click.argument("node", metavar="NODE"))
+_asking_of_node: Final = render.together(_asking, click.argument("node", metavar="NODE"))
 
 
 def _ask(kind: str, node: str, asked: Asked, **more: Any) -> int:
@@ -203,7 +203,7 @@ def remove(node: str, force: bool, reason: str, presume_dead: bool, **asked: Any
 @topology.command()
 @_asking_of_node
 @click.option(
-    "--token", "tokens", type=options.TOKEN, multiple=True, required=True, help="Once for each token."
+    "--token", "tokens", type=render.TOKEN, multiple=True, required=True, help="Once for each token."
 )
 def move(node: str, tokens: tuple[int, ...], **asked: Any) -> int:
     """Have NODE own other tokens."""
@@ -221,9 +221,9 @@ def rebuild(node: str, source_dc: str, **asked: Any) -> int:
 @topology.command()
 @click.argument("node", metavar="NODE")
 @click.option("--address", default="", metavar="ADDRESS", help="Of the new node, when it has another one.")
-@options.dry_run
-@options.plan
-@options.of_call
+@render.dry_run
+@render.plan
+@render.of_call
 def replace(
     node: str, address: str, dry_run: bool, plan: str | None, host: str, call_timeout_s: float, output: str
 ) -> None:
@@ -250,9 +250,9 @@ def replace(
 
 @topology.command()
 @click.argument("file", metavar="FILE")
-@options.wait
-@options.wait_timeout
-@options.of_call
+@render.wait
+@render.wait_timeout
+@render.of_call
 def apply(file: str, wait: bool, timeout_s: float, host: str, call_timeout_s: float, output: str) -> int:
     """Carry out a plan that --plan wrote, unless what it was made against has changed since."""
     document = plans.read(file)
@@ -305,7 +305,7 @@ def _replication_options(given: tuple[str, ...]) -> dict[str, str]:
 
 @topology.command()
 @click.argument("request_id", metavar="ID")
-@options.of_call
+@render.of_call
 def cancel(request_id: str, host: str, call_timeout_s: float, output: str) -> None:
     """Take a request back while its reads have not moved yet."""
     _show(client.connect(host, call_timeout_s).cancel(request_id), output, "request/1")
@@ -315,9 +315,9 @@ def cancel(request_id: str, host: str, call_timeout_s: float, output: str) -> No
 @click.argument("nodes", metavar="NODE...", nargs=-1, required=True)
 @click.option("--undo", is_flag=True, help="Take the nodes back: they have caught up.")
 @click.option("--reason", default="", metavar="TEXT", help="Why, for people who look later.")
-@options.dry_run
-@options.plan
-@options.of_call
+@render.dry_run
+@render.plan
+@render.of_call
 def exclude(
     nodes: tuple[str, ...],
     undo: bool,
@@ -340,7 +340,7 @@ def exclude(
 
 
 @topology.command()
-@options.of_call
+@render.of_call
 def requests(host: str, call_timeout_s: float, output: str) -> None:
     """List requests: queued, running, and those that ended lately."""
     answer = client.connect(host, call_timeout_s).requests()

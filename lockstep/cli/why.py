@@ -16,7 +16,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from lockstep.cli.shared import client, options, render
+from lockstep.cli.shared import client, render
 from lockstep.cli.shared.client import ClusterClient
 from lockstep.documents import read
 from lockstep.documents.requests import Request, Story
@@ -213,7 +213,7 @@ TEXTS: Final[dict[str, tuple[str, str]]] = {
 
 @click.command()
 @click.argument("code", required=False)
-@options.output
+@render.output
 def explain(code: str | None, output: str) -> None:
     """Say what an error CODE means and what to do; without CODE, list them all."""
     if code is None:
@@ -273,7 +273,7 @@ _USAGE: Final = (
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("thing", metavar="THING", nargs=-1, required=True)
 @click.option("--events", default=40, show_default=True, type=click.IntRange(min=0), help="Newest ones told.")
-@options.of_call
+@render.of_call
 @click.pass_context
 def why(
     context: click.Context, thing: tuple[str, ...], events: int, host: str, call_timeout_s: float, output: str

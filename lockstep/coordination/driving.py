@@ -31,12 +31,6 @@ class Driven(Protocol):
     def finish(self, end: End) -> None: ...
 
 
-class Follower(Driven, Protocol):
-    """One whose policy follows changes of its plan."""
-
-    def learn(self, learned: Learn) -> None: ...
-
-
 def again_after(request: Driven, delay_s: float, told: Callable[[], None]) -> None:
     """Have the round's `again` come after a while unless it is to come anyway; `told` hears when it comes."""
     if request.round.waits():

@@ -19,12 +19,11 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from lockstep.internode import verbs
-from lockstep.internode.connection import Connection
+from lockstep.internode.connection import Connection, Proofs, challenged, unproved
 from lockstep.internode.frames import ERROR, ONE_WAY, REPLY, SHARED, Envelope, encode_frame, encode_request
 from lockstep.internode.handshake import Address, Hello, PeerInfo, peer_of, refusal
 from lockstep.internode.link_faults import LinkFaults
 from lockstep.internode.peer import HELLO_DECODER, Lanes, Link, Peer
-from lockstep.internode.proving import Proofs, challenged, unproved
 from lockstep.internode.repeated_log import Log, RepeatedLog
 from lockstep.internode.services import NOBODY, Services, kept_from
 from lockstep.internode.serving import (

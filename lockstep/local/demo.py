@@ -23,9 +23,8 @@ import msgspec
 
 from lockstep.local import demo_input
 from lockstep.local.clusters import LocalCluster
-from lockstep.local.demo_cluster import DemoCluster
+from lockstep.local.demo_cluster import DemoCluster, DemoProcess
 from lockstep.local.demo_input import DemoInput
-from lockstep.local.demo_process import DemoProcess
 from lockstep.local.demo_screen import PhaseState, View, open_screen
 from lockstep.local.demo_tour import NODES, Options, Results, Tour
 from lockstep.local.processes import State

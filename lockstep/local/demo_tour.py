@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from lockstep.local import processes
-from lockstep.local.demo_cluster import DemoCluster
+from lockstep.local.demo_cluster import DemoCluster, DemoProcess
 from lockstep.local.demo_input import DemoInput
 from lockstep.local.demo_messages import (
     KEYSPACE,
@@ -40,7 +40,6 @@ from lockstep.local.demo_messages import (
     StartTraffic,
     StopTraffic,
 )
-from lockstep.local.demo_process import DemoProcess
 from lockstep.local.demo_screen import Event, Phase, PhaseState, Screen, View
 from lockstep.values.errors import LockstepError, PeerTimeout
 

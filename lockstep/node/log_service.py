@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from lockstep.gossip.failure_detector import FailureDetector
+from lockstep.internode.connection import secrets_in
 from lockstep.internode.handshake import PROTOCOL_VERSION, Address, Hello, PeerInfo
 from lockstep.internode.internode import Internode, LinkSecurity
-from lockstep.internode.proving import secrets_in
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.log.entries import LogEntry
 from lockstep.metadata.log.registry import Registry

@@ -9,7 +9,6 @@ exactly when nodes can be renamed within their data centres so that they become 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
@@ -176,17 +175,6 @@ def intersects(
     if read_count > len(read_set) or write_count > len(write_set):
         return True
     return read_count + write_count > len(read_set | write_set)
-
-
-def intersects_by_search(
-    readers: Iterable[NodeId], read_count: int, writers: Iterable[NodeId], write_count: int
-) -> bool:
-    """The slow, obvious twin of `intersects`: tries every pair of choices."""
-    return all(
-        not set(chosen).isdisjoint(acknowledged)
-        for chosen in itertools.combinations(sorted(set(readers)), read_count)
-        for acknowledged in itertools.combinations(sorted(set(writers)), write_count)
-    )
 
 
 def adjacent_safe(

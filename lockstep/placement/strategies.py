@@ -195,15 +195,6 @@ def compute(replication: Replication, owners: Sequence[Owner]) -> tuple[tuple[Ra
     return placed(circle, swept(replication, circle))
 
 
-def compute_by_walks(
-    replication: Replication, owners: Sequence[Owner]
-) -> tuple[tuple[Range, ReplicaList], ...]:
-    """The slow, obvious twin of `compute`: one walk from every token."""
-    circle = Circle.of(owners)
-    seated = seats(replication, circle)
-    return placed(circle, [walked(seated, circle, start) for start in range(len(circle.nodes))])
-
-
 def placed(circle: Circle, replicas: list[ReplicaList]) -> tuple[tuple[Range, ReplicaList], ...]:
     """The ranges of a circle with what was found for each of its tokens."""
     rights, lists = ring_of(circle, replicas)

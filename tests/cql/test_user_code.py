@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.cql.functions.user_batches import OUTCOMES, Calls, Code, Fold, NamedType, handle
-from lockstep.cql.functions.user_code import compiled
+from lockstep.cql.functions.user_batches import OUTCOMES, Calls, Code, Fold, NamedType, compiled, handle
 from lockstep.schema.types import parse_type
 from lockstep.values import codec
 from lockstep.values.errors import InvalidRequest

@@ -5,13 +5,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.gossip.dissemination import (
-    FAN_OUT,
-    Tree,
-    ping_rounds,
-    pinged,
-    receivers,
-)
+from lockstep.gossip.pulling import FAN_OUT, Tree, ping_rounds, pinged, receivers
 from lockstep.values.limits import ANNOUNCEMENTS_MAX, PINGED_MAX
 
 IDS = st.lists(st.integers(1, 5000), min_size=1, max_size=400, unique=True).map(sorted)

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from lockstep.gossip.dissemination import FAN_OUT, PINGED_AT_ONCE
 from lockstep.gossip.failure_detector import FailureDetector
+from lockstep.gossip.pulling import FAN_OUT, PINGED_AT_ONCE
 from lockstep.internode import verbs
 from lockstep.internode.handshake import Address
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster

@@ -6,7 +6,7 @@ from typing import Any
 
 from lockstep.node.work.condition_watches import LEADERLESS_S, STUCK_S
 from lockstep.node.work.conditions import Conditions
-from lockstep.server.reports.conditions import found_by
+from lockstep.server.views.live_views import found_by
 from lockstep.topology.health import level_of, verdict
 from lockstep.topology.kinds.rebuild import Rebuild
 from lockstep.topology.transformations import PrepareOperation

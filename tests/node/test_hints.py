@@ -26,7 +26,7 @@ from lockstep.schema.changes import (
     NewColumn,
 )
 from lockstep.schema.model import ColumnKind, Table
-from lockstep.server.reports.conditions import found_by
+from lockstep.server.views.live_views import found_by
 from lockstep.sim.door import command_for, mutation_for
 from lockstep.sim.load.history import Change, Look
 from lockstep.sim.plant import replaced

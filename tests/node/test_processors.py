@@ -12,8 +12,13 @@ from lockstep.node.configuration import parse
 from lockstep.node.log.messages import Submit
 from lockstep.node.node import Node
 from lockstep.node.processors.base import LocalProcessor, Processor, Settle
-from lockstep.node.processors.gated import GatedProcessor
-from lockstep.node.processors.kinds import RemoteProcessor, Surroundings, chosen, from_entry_points
+from lockstep.node.processors.kinds import (
+    GatedProcessor,
+    RemoteProcessor,
+    Surroundings,
+    chosen,
+    from_entry_points,
+)
 from lockstep.values.errors import ConfigurationError, OutcomeUnknown, Rejected
 from lockstep.values.ids import NodeId
 from tests.node.support import Town, keyspace, table

@@ -15,7 +15,6 @@ from lockstep.placement.quorums import (
     Requirement,
     adjacent_safe,
     intersects,
-    intersects_by_search,
     reads_like_writes,
     required_reads,
     required_while_filling,
@@ -23,6 +22,7 @@ from lockstep.placement.quorums import (
 )
 from lockstep.schema.model import Replication
 from lockstep.values.ids import Consistency, NodeId
+from tests.placement.twins import intersects_by_search
 
 RF3 = Replication("SimpleStrategy", (("", 3),))
 TWO_DCS = Replication("NetworkTopologyStrategy", (("dc1", 3), ("dc2", 2)))

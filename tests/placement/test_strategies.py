@@ -11,10 +11,11 @@ from cassandra.metadata import NetworkTopologyStrategy as DriverNetwork
 from cassandra.metadata import SimpleStrategy as DriverSimple
 
 from lockstep.placement import strategies
-from lockstep.placement.strategies import Owner, compute, compute_by_walks, walked
+from lockstep.placement.strategies import Owner, compute, walked
 from lockstep.schema.model import Replication
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range
+from tests.placement.twins import compute_by_walks
 
 
 class DriverHost:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.gossip.dissemination import Tree
+from lockstep.gossip.pulling import Tree
 from lockstep.sim.drills.dissemination import Dissemination, Outcome, Setting
 
 

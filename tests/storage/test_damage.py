@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.runtime.real.table_check import damage_in
+from lockstep.runtime.real.certificates import damage_in
 from lockstep.storage.model import open_model_store
 from lockstep.storage.rocks.rocks import RocksStore, open_rocks_store
 from lockstep.values.errors import CorruptFile, TableFileDamaged

@@ -11,7 +11,7 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.operations import Body, Stage, Transition
 from lockstep.metadata.transformations import Initialize
 from lockstep.placement.deltas import Delta, differences
-from lockstep.placement.strategies import Owner, compute_by_walks
+from lockstep.placement.strategies import Owner
 from lockstep.topology import planning
 from lockstep.topology.kinds.decommission import Decommission
 from lockstep.topology.kinds.move import Move
@@ -22,6 +22,7 @@ from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 from tests.metadata.histories import History, SetKeyspaces, founder, network
+from tests.placement.twins import compute_by_walks
 from tests.topology.drills import random_change, random_start
 
 LEAVING = (Decommission, Remove)

@@ -16,7 +16,7 @@ import click
 import msgspec
 from msgspec import UNSET
 
-from lockstep.cli.shared import client, options, render
+from lockstep.cli.shared import client, render
 from lockstep.cli.shared.client import ClusterClient
 from lockstep.cli.shared.plans import title
 from lockstep.cli.status import progress_text
@@ -40,8 +40,8 @@ Answer = Mapping[str, Any]
 @click.command()
 @click.argument("request_id", metavar="[ID]", required=False)
 @click.option("--once", is_flag=True, help="Show how it stands now, and return.")
-@options.wait_timeout
-@options.of_call
+@render.wait_timeout
+@render.of_call
 def watch(
     request_id: str | None, once: bool, timeout_s: float, host: str, call_timeout_s: float, output: str
 ) -> int:

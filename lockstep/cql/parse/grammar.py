@@ -8,7 +8,7 @@ here plus a handler named after the rule in `reductions` or `reductions_ddl`; th
     python -m lockstep.cql.parse.grammar > lockstep/cql/parse/grammar_table.py
 
 Invariant: a test compares `grammar_table` with this text. In the text a quoted string is a keyword or a
-sign and leaves no value behind; upper-case names are tokens of `lexer`; `-> name` names the handler.
+sign and leaves no value behind; upper-case names are tokens of `parser`; `-> name` names the handler.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from lockstep.gossip.dissemination import Tree, receivers
+from lockstep.gossip.pulling import Tree, receivers
 from lockstep.internode import verbs
 from lockstep.internode.handshake import Address
 from lockstep.internode.internode import Internode

@@ -38,8 +38,7 @@ from lockstep.node.log.raft_driver import (
 )
 from lockstep.node.membership.voters import Voters
 from lockstep.node.processors.base import Processor
-from lockstep.node.processors.gated import Gate, GatedProcessor
-from lockstep.node.processors.kinds import Factory, Surroundings
+from lockstep.node.processors.kinds import Factory, Gate, GatedProcessor, Surroundings
 from lockstep.node.processors.raft import RaftProcessor, logged_entries
 from lockstep.values.codec import UNREADABLE, decoder, encode
 from lockstep.values.errors import CannotApply, CorruptFile, LockstepError

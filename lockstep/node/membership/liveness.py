@@ -14,8 +14,8 @@ import asyncio
 from collections.abc import Callable
 from math import inf
 
-from lockstep.gossip.dissemination import PINGED_AT_ONCE, ping_rounds, pinged
 from lockstep.gossip.failure_detector import ClockOffsets, FailureDetector, Offset, measured, own_skew
+from lockstep.gossip.pulling import PINGED_AT_ONCE, ping_rounds, pinged
 from lockstep.internode import verbs
 from lockstep.internode.handshake import PeerInfo
 from lockstep.internode.internode import Internode

@@ -5,11 +5,16 @@ Owns: everything of the operating system that a node touches. Invariant: it prom
 tests) import it, and the simulator reuses its task owner.
 """
 
-from lockstep.runtime.real.certificates import Certificate, own_certificate, refuse_ended
+from lockstep.runtime.real.certificates import (
+    CHECK_HANDLER,
+    CHECK_PACKAGES,
+    Certificate,
+    own_certificate,
+    refuse_ended,
+)
 from lockstep.runtime.real.directory import RotatingFile, claim, keep_private, read_secret
 from lockstep.runtime.real.family import RealClock, facts_of, real_runtime, route_diagnostics, run
 from lockstep.runtime.real.network import require_free, require_usable
-from lockstep.runtime.real.table_check import CHECK_HANDLER, CHECK_PACKAGES
 from lockstep.runtime.real.workers import ConfinedWorkers, HelperProcesses
 
 __all__ = [

@@ -50,11 +50,10 @@ from lockstep.server.cql.cql_server import CqlServer
 from lockstep.server.metrics.exposition import CONTENT_TYPE, exposition
 from lockstep.server.reports import documents as reports
 from lockstep.server.reports import leader_views
-from lockstep.server.reports.conditions import found_by
 from lockstep.server.reports.leader_views import BARRIERS, REPAIRS, REQUESTS, TOPOLOGY_REQUESTS, VOTERS
 from lockstep.server.reports.stories import Stories
 from lockstep.server.views.live_views import PATH as GOSSIP_PATH
-from lockstep.server.views.live_views import barrier_rows, gossip
+from lockstep.server.views.live_views import barrier_rows, found_by, gossip
 from lockstep.server.views.system_views import request_rows
 from lockstep.server.views.work_views import repair_rows
 from lockstep.topology.health import level_of, verdict

@@ -10,7 +10,7 @@ import asyncio
 from bisect import bisect_right
 from collections.abc import Callable
 
-from lockstep.gossip.dissemination import pinged
+from lockstep.gossip.pulling import pinged
 from lockstep.internode import verbs
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.log.entries import LogEntry

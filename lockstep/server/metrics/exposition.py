@@ -20,9 +20,8 @@ from lockstep.node.log.submission import BOUNDS_S as COMMIT_BOUNDS_S
 from lockstep.node.services import NodeServices
 from lockstep.server.cql.backpressure import NodeResponses
 from lockstep.server.metrics.metric_table import Sample, histogram, text_of
-from lockstep.server.reports.conditions import condition_samples
 from lockstep.server.reports.leader_views import GROUPS
-from lockstep.server.views.live_views import gossip_samples, seen_epoch
+from lockstep.server.views.live_views import condition_samples, gossip_samples, seen_epoch
 from lockstep.server.views.work_views import (
     hint_samples,
     purge_samples,

@@ -35,8 +35,9 @@ from lockstep.node.log.metadata_past import Past
 from lockstep.node.services import NodeServices
 from lockstep.schema.model import Replication
 from lockstep.schema.types import uuid_text
-from lockstep.server.reports import conditions, leader_views
+from lockstep.server.reports import leader_views
 from lockstep.server.reports.stories import entry_summary, kind_name
+from lockstep.server.views import live_views
 from lockstep.server.views.live_views import seen_epoch
 from lockstep.topology.health import level_of, verdict
 from lockstep.values.errors import ConfigurationError, LogTruncated
@@ -49,7 +50,7 @@ Document = dict[str, Any]
 def status(node: NodeServices, operations: Sequence[Document]) -> Document:
     cluster = node.log.cluster
     info = node.context.info
-    found = conditions.found_by(node)
+    found = live_views.found_by(node)
     return {
         "schema": "status/1",
         "ready": node.life.ready,
@@ -64,7 +65,7 @@ def status(node: NodeServices, operations: Sequence[Document]) -> Document:
         "leader": node.log.leader_id,
         "level": level_of(found).word,
         "verdict": verdict(found, node.context.own_id(), running=bool(cluster.operations)),
-        "conditions": [conditions.document(one, node.context.own_id()) for one in found],
+        "conditions": [live_views.document(one, node.context.own_id()) for one in found],
         "broken": str(node.log.state.broken) if node.log.state.broken is not None else None,
         "frozen": cluster.service.frozen,
         "excluded": exclusions(cluster),

@@ -33,7 +33,7 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.node.services import NodeServices
 from lockstep.replica.messages import Place
 from lockstep.schema.model import Table
-from lockstep.server.statements.serial_levels import SERIAL_LEVELS
+from lockstep.server.metrics.latencies import SERIAL_LEVELS
 from lockstep.server.statements.statements import Statement, refuse_uncapturable
 from lockstep.server.statements.user_functions import UserFunctions, called_by, is_long
 from lockstep.values.errors import ColumnsGone, InvalidRequest, LockstepError, RequestError, WriteTimeout

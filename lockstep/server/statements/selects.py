@@ -36,7 +36,7 @@ from lockstep.node.services import NodeServices
 from lockstep.quorum.failure_codes import is_inet
 from lockstep.quorum.request_trace import REQUEST_TRACE, RequestTrace
 from lockstep.schema.user_types import types_of_table
-from lockstep.server.statements.serial_levels import SERIAL_LEVELS, check_one_partition, read_at, serial_write
+from lockstep.server.metrics.latencies import SERIAL_LEVELS, check_one_partition, read_at, serial_write
 from lockstep.server.statements.statements import Statement
 from lockstep.server.statements.user_functions import UserFunctions, called_by, is_long, too_deep
 from lockstep.server.views.virtual import VirtualTables

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 from lockstep.cql.compile.context import Context, Lists
 from lockstep.cql.compile.prepared import Prepared
 from lockstep.cql.ddl.function_ddl import check_initial
-from lockstep.cql.functions.user_batches import OUTCOMES, Arguments, Calls, Code, Fold, Outcome
+from lockstep.cql.functions.user_batches import OUTCOMES, Arguments, Calls, Code, Fold, Outcome, compiled
 from lockstep.cql.functions.user_calls import (
     Call,
     Folded,
@@ -26,7 +26,6 @@ from lockstep.cql.functions.user_calls import (
     fold_questions,
     question,
 )
-from lockstep.cql.functions.user_code import compiled
 from lockstep.cql.wire.messages import Value
 from lockstep.node.services import NodeServices
 from lockstep.runtime.ports import Tasks, WorkersRefused

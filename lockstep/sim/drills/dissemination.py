@@ -13,8 +13,7 @@ from typing import Any
 
 import msgspec
 
-from lockstep.gossip.dissemination import PINGED_AT_ONCE, Tree, pinged, receivers
-from lockstep.gossip.pulling import Puller, Request
+from lockstep.gossip.pulling import PINGED_AT_ONCE, Puller, Request, Tree, pinged, receivers
 from lockstep.metadata.cluster import GENESIS_HASH
 from lockstep.metadata.log.entries import ENTRY_ID_BYTES, LogEntry, seal, verify_chain
 from lockstep.sim.runtime.streams import stream

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from lockstep.node.processors.gated import Held
+from lockstep.node.processors.kinds import Held
 from lockstep.sim.faults.data_centres import cut_dc, lose_dc
 from lockstep.sim.faults.halfway import linger_counting, lone_holder, strand_decision, wipe_counting
 from lockstep.sim.faults.lost_stores import lose_store

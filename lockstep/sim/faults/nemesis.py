@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from lockstep.metadata.operations import Operation, Stage
-from lockstep.node.processors.gated import Gate, Held
+from lockstep.node.processors.kinds import Gate, Held
 from lockstep.runtime.ports import Runtime
 from lockstep.sim.cluster import SimCluster
 from lockstep.sim.faults import leavers

@@ -3,7 +3,7 @@ and against each other.
 
 Unique values, snapshots and truncations on demand, other voters and changes taken back, freeze and thaw, a
 second copy of what a leader recorded, contests about one type, and old ids asked for again. Invariant: every
-submission is in the record of the operators' `submitting`, also those that must be refused, and what an
+submission is in the operators' record, also those that must be refused, and what an
 operator was told is what the log says: a table that was created at an epoch is there at that epoch with the
 id of its creator, and was not there one epoch before. What is done to tables that clients use never touches
 their columns.
