@@ -1,6 +1,8 @@
-"""How long an empty node takes to join three running ones: from its start until it serves.
+"""How long an empty node takes to join three running ones, from its start until it serves, by how many tables
+there are; all of them are empty.
 
-Usage: python bench/bootstrap.py [rounds]
+The CPU is that of all four nodes together, the new one's start included: it holds, more or less, while the
+machine does other work, when the seconds do not. Usage: python bench/bootstrap.py [rounds] [tables ...]
 """
 
 from __future__ import annotations
@@ -10,34 +12,65 @@ import sys
 import time
 from typing import Any
 
-from measuring import save, table
-from quorum_path import running_cluster
+from measuring import CpuMeter, cpu_s, save, table
+from quorum_path import Driver, pids_of, running_cluster
 
 TARGET_S = 2.0
+TABLES = (0, 100, 1000)
+#: A join with 1,000 tables takes at most this many times as long as one without.
+TARGET_RATIO = 1.5
 
 
-def measure(rounds: int) -> dict[str, Any]:
-    """Seconds of each join, every one into three nodes of their own."""
-    found = []
+def measure(rounds: int, tables: tuple[int, ...] = TABLES) -> dict[str, Any]:
+    """Seconds and CPU of each join, every one into three nodes of their own, in turns."""
+    joins: dict[int, list[dict[str, float]]] = {count: [] for count in tables}
     for _ in range(rounds):
-        with running_cluster("bootstrap") as cluster:
-            began_s = time.perf_counter()
-            cluster.add()
-            found.append(round(time.perf_counter() - began_s, 3))
-    median = statistics.median(found)
-    return {"joins_s": found, "median_s": median, "target_s": TARGET_S, "met": median < TARGET_S}
+        for count in tables:
+            joins[count].append(_join(count))
+    medians = {count: statistics.median(one["seconds"] for one in of) for count, of in joins.items()}
+    cpus = {count: statistics.median(one["cpu_s"] for one in of) for count, of in joins.items()}
+    return {
+        "joins": {str(count): of for count, of in joins.items()},
+        "median_s": {str(count): median for count, median in medians.items()},
+        "cpu_s": {str(count): cpu for count, cpu in cpus.items()},
+        "target_s": TARGET_S,
+        "target_ratio": TARGET_RATIO,
+        "met": medians[tables[0]] < TARGET_S and medians[tables[-1]] < TARGET_RATIO * medians[tables[0]],
+    }
+
+
+def _join(tables: int) -> dict[str, float]:
+    with running_cluster("bootstrap") as cluster:
+        if tables:
+            driver = Driver(cluster.contact_points, cluster.file.cql_port)
+            try:
+                driver.make_tables(tables)
+            finally:
+                driver.close()
+        old = pids_of(cluster)
+        meter = CpuMeter(old)
+        meter.start()
+        began_s = time.perf_counter()
+        cluster.add()
+        seconds = time.perf_counter() - began_s
+        used_s = meter.stop()["cpu_s"]
+        new = [pid for pid in pids_of(cluster) if pid not in old]
+        return {"seconds": round(seconds, 3), "cpu_s": round(used_s + sum(map(cpu_s, new)), 2)}
 
 
 def rows_of(figures: dict[str, Any]) -> list[list[object]]:
-    return [
-        ["join", "median s", "target s"],
-        ["an empty node into 3", figures["median_s"], figures["target_s"]],
-    ]
+    rows: list[list[object]] = [["empty tables", "median s", "CPU s", "x without", "target s"]]
+    medians = figures["median_s"]
+    least = next(iter(medians.values()))
+    for count, median in medians.items():
+        rows.append([int(count), median, figures["cpu_s"][count], median / least, figures["target_s"]])
+    return rows
 
 
 def main() -> int:
-    figures = measure(int(sys.argv[1]) if len(sys.argv) > 1 else 3)
-    print(table("Bootstrap of an empty node", rows_of(figures)))
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    figures = measure(rounds, tuple(map(int, sys.argv[2:])) or TABLES)
+    print(table("An empty node joins three", rows_of(figures)))
     save("bootstrap", figures)
     return 0 if figures["met"] else 1
 

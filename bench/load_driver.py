@@ -27,6 +27,9 @@ SCHEMA = (
     f"CREATE TABLE IF NOT EXISTS {KEYSPACE}.{TABLE} (key blob PRIMARY KEY, value blob)",
     f"CREATE TABLE IF NOT EXISTS {KEYSPACE}.wide (key int, at int, value blob, PRIMARY KEY (key, at))",
 )
+EMPTY = f"CREATE TABLE {KEYSPACE}.empty_{{}} (key int PRIMARY KEY, value text)"
+#: Tables that are made at once.
+TABLES_AT_ONCE = 8
 WRITE = f"INSERT INTO {KEYSPACE}.{TABLE} (key, value) VALUES (?, ?)"
 READ = f"SELECT value FROM {KEYSPACE}.{TABLE} WHERE key = ?"
 FILL = f"INSERT INTO {KEYSPACE}.wide (key, at, value) VALUES (?, ?, ?)"
@@ -177,7 +180,13 @@ async def main(hosts: list[str], port: int) -> None:
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         command = json.loads(line)
-        if command["run"] == "fill":
+        if command["run"] == "tables":
+            for first in range(0, command["count"], TABLES_AT_ONCE):
+                texts_of = range(first, min(first + TABLES_AT_ONCE, command["count"]))
+                made = [acsylla.create_statement(EMPTY.format(number)) for number in texts_of]
+                await asyncio.gather(*(session.execute(statement) for statement in made))
+            say({"made": command["count"]})
+        elif command["run"] == "fill":
             phase = Phase(session, prepared, keys, {**command, "run": "slice"})
             await (phase.fill_overwritten() if command["keys"] else phase.fill())
             say({"filled": command["keys"] or PARTITIONS * ROWS})

@@ -89,6 +89,11 @@ class Driver:
         self._say(run="fill", value_bytes=value_bytes, keys=keys)
         self._answer()
 
+    def make_tables(self, count: int) -> None:
+        """Make so many empty tables."""
+        self._say(run="tables", count=count)
+        self._answer()
+
     def _say(self, **command: Any) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(command) + "\n")

@@ -38,6 +38,7 @@ STREAM_OPEN: Final = 30
 STREAM_FILE: Final = 31
 STREAM_CLOSE: Final = 32
 STREAM_PART: Final = 33
+STREAM_SURVEY: Final = 34
 RUN_WORK: Final = 40
 PING: Final = 50
 DESCRIBE_SELF: Final = 51
@@ -88,6 +89,7 @@ NAMES: Final = {
     STREAM_FILE: "stream-file",
     STREAM_CLOSE: "stream-close",
     STREAM_PART: "stream-part",
+    STREAM_SURVEY: "stream-survey",
     RUN_WORK: "run-work",
     PING: "ping",
     DESCRIBE_SELF: "describe-self",

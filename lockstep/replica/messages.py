@@ -56,6 +56,22 @@ class ReadReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
     dead: int = 0
 
 
+class StreamSurvey(msgspec.Struct, frozen=True, array_like=True):
+    """Ask of which tables the source holds anything in a range, rows or ballots."""
+
+    session_id: str
+    table_ids: tuple[int, ...]
+    left: int
+    right: int
+    epoch: int
+
+
+class StreamSurveyed(msgspec.Struct, frozen=True, array_like=True):
+    """Those that are to be streamed: of the others there is nothing."""
+
+    table_ids: tuple[int, ...]
+
+
 class StreamOpen(msgspec.Struct, frozen=True, array_like=True):
     """`from_key` is the store key from which on the target still lacks something, or b"": it is the start of
     a partition, for inside one the source may have merged fragments since."""

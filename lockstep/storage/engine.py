@@ -18,6 +18,7 @@ nothing is read to its end.
 from __future__ import annotations
 
 import asyncio
+import bisect
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -36,14 +37,14 @@ from lockstep.storage.reading import Reading, partitions_between
 from lockstep.storage.rocks.rocks_runs import shrinks
 from lockstep.storage.rows import keys
 from lockstep.storage.rows.fragments import fragments_of
-from lockstep.storage.rows.keys import with_ballots
+from lockstep.storage.rows.keys import table_of, with_ballots
 from lockstep.storage.rows.reconcile import is_empty
 from lockstep.storage.space import Space
 from lockstep.storage.store import Batch, Family, FixedContent, Pair, RangeCursor, Run, Store
 from lockstep.storage.store_position import begin_generation
 from lockstep.storage.unchanged import Unchanged, leaf_digests
-from lockstep.values import codec
-from lockstep.values.errors import DiskRefused, StorageError
+from lockstep.values import codec, limits
+from lockstep.values.errors import CorruptFile, DiskRefused, StorageError
 from lockstep.values.rows import Mutation, ReadCommand, ReadResult
 from lockstep.values.tokens import Range
 
@@ -189,6 +190,20 @@ class FragmentRun:
     async def finish(self) -> None:
         """Nothing is added any more: complete the file."""
         await self.store_run.finish()
+
+
+def _filled(store: Store, stored_ids: Sequence[int], tokens: Range) -> Iterator[int]:
+    """Those of ascending ids under which anything of a range is stored; as many seeks as there are ids with
+    content in or above it, whatever is empty."""
+    at = 0
+    while at < len(stored_ids):
+        lower, upper = keys.token_bounds(stored_ids[at], tokens)
+        found = next(store.scan(lower, keys.table_bounds(stored_ids[-1])[1]), None)
+        if found is None:
+            return
+        if found[0] < upper:
+            yield stored_ids[at]
+        at = max(at + 1, bisect.bisect_left(stored_ids, keys.stored_id_of(found[0])))
 
 
 class StorageEngine:
@@ -363,6 +378,17 @@ class StorageEngine:
             raise
         return RangeFragments(cursor)
 
+    async def filled(self, table_ids: Sequence[int], tokens: Range) -> tuple[int, ...]:
+        """Those of the tables of which a range holds rows or ballots, durably so. CorruptFile."""
+        if not table_ids:
+            return ()
+        stored_ids = sorted(with_ballots(table_ids))
+        first, last = (keys.token_bounds(stored_ids[at], tokens) for at in (0, -1))
+        sequence = self._commit.unsynced_between(first[0], last[1])
+        found = {table_of(stored_id) for stored_id in _filled(self._store, stored_ids, tokens)}
+        await self._commit.synced(sequence)
+        return tuple(table_id for table_id in table_ids if table_id in found)
+
     def begin_run(self, table_id: int, tokens: Range, path: str) -> FragmentRun:
         """A new file for fragments of a range, in key order. `path`: see `Store.new_run`."""
         return FragmentRun(self._store.new_run(path), table_id, tokens)
@@ -411,9 +437,27 @@ class StorageEngine:
         return self._store.size_bytes()
 
     async def wipe(self, table_ids: Sequence[int], tokens: Range) -> None:
-        """Forget a range of tables, durably: for ranges this node does not own."""
-        begin_generation(self)
-        await self._delete_ranges([keys.token_bounds(found, tokens) for found in with_ballots(table_ids)])
+        """Forget a range of tables, durably: for ranges this node does not own. One sync does for all of
+        them, and what is empty is not written to."""
+        self._commit.admit()
+        sequence = begin_generation(self)
+        stored_ids = sorted(with_ballots(table_ids))
+        for at in range(0, len(stored_ids), limits.TABLES_DROPPED_AT_ONCE_MAX):
+            if at:
+                await asyncio.sleep(0)
+            some = stored_ids[at : at + limits.TABLES_DROPPED_AT_ONCE_MAX]
+            sequence = max(sequence, self._wipe(some, tokens))
+        await self._commit.synced(sequence)
+
+    def _wipe(self, stored_ids: Sequence[int], tokens: Range) -> int:
+        try:
+            wiped = set(_filled(self._store, stored_ids, tokens))
+        except CorruptFile:
+            # What cannot be read is there, as far as anybody knows.
+            wiped = set(stored_ids)
+        # Of what is empty there may be marks of repairs, and repairs that watch it.
+        wiped.update(self.unchanged.marked(stored_ids))
+        return self._write_deletions([keys.token_bounds(one, tokens) for one in sorted(wiped)])
 
     def forget(self, table_ids: Sequence[int], tokens: Range) -> int:
         """As `wipe`, in this very step: the sequence to await with `synced`. Never refused for overload."""

@@ -14,7 +14,7 @@ rows are held at once.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from lockstep.storage.cooperative_yield import CooperativeYield
@@ -125,6 +125,10 @@ class Unchanged:
                 bits.take(bucket)
                 segments[bucket // _SEGMENT_BUCKETS] = None
         return tuple(self._stored(table_id, bits, segment) for segment in segments)
+
+    def marked(self, table_ids: Iterable[int]) -> set[int]:
+        """Those of the tables of which anything is marked or watched."""
+        return {*self._bits, *self._touched}.intersection(table_ids)
 
     def _stored(self, table_id: int, bits: _Bits, segment: int) -> Operation:
         key = _FAMILY + table_id.to_bytes(4, "big") + bytes([segment])

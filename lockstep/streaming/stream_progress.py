@@ -6,7 +6,7 @@ Invariant: counts only grow, but estimates may be corrected either way; nothing 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 
 from lockstep.internode.handshake import Address
 from lockstep.runtime.ports import Clock
@@ -65,6 +65,13 @@ class StreamProgress:
     def table_done(self, table: int) -> None:
         """One range of it is."""
         self._lacking[table] -= 1
+
+    def tables_skipped(self, tables: Iterable[int], but: Container[int]) -> None:
+        """One range of each of the tables is, of which there was nothing, `but` for some."""
+        lacking = self._lacking
+        for table in tables:
+            if table not in but:
+                lacking[table] -= 1
 
     @property
     def tables_done(self) -> int:

@@ -1,14 +1,14 @@
 """The source of range streams: builds sorted files from a snapshot and serves them part by part.
 
-Invariants. A source takes its snapshot only after it has applied the stream's epoch and made durable every
-write it accepted under older ones. Every request names its session and is refused once that is closed here.
-Of one stream at most STREAM_FILES_KEPT_MAX files are on disk.
+Invariants. A source takes its snapshot, or says that there is nothing, only after it has applied the stream's
+epoch and made durable every write it accepted under older ones. Every request names its session and is
+refused once that is closed here. Of one stream at most STREAM_FILES_KEPT_MAX files are on disk.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -27,6 +27,8 @@ from lockstep.replica.messages import (
     StreamOpen,
     StreamOpened,
     StreamPart,
+    StreamSurvey,
+    StreamSurveyed,
 )
 from lockstep.replica.replica import ReplicaService
 from lockstep.runtime.ports import Runtime
@@ -41,7 +43,14 @@ from lockstep.streaming.stream_building import (
     Stretches,
 )
 from lockstep.streaming.stream_progress import StreamCounts, StreamView
-from lockstep.values.errors import LockstepError, NotReplica, Overloaded, SessionClosed
+from lockstep.values.errors import (
+    CorruptFile,
+    LockstepError,
+    NotReplica,
+    Overloaded,
+    RangeLacking,
+    SessionClosed,
+)
 from lockstep.values.limits import (
     STREAM_BUILDS_AT_ONCE_MAX,
     STREAM_ESTIMATE_PAIRS,
@@ -71,6 +80,8 @@ class SourceEngine(Protocol):
     """What a source needs of its node's storage."""
 
     async def fragments(self, table_id: int, tokens: Range, from_key: bytes = b"") -> Fragments: ...
+
+    async def filled(self, table_ids: Sequence[int], tokens: Range) -> tuple[int, ...]: ...
 
     def begin_run(self, table_id: int, tokens: Range, path: str) -> FragmentFile: ...
 
@@ -126,6 +137,7 @@ class StreamService:
         self.helped = HelpedBuilds(runtime, engine.fixing, limits.file_bytes, internode.log)
         self.throttle = limits.throttle
         self.counts = StreamCounts()
+        internode.register(verbs.STREAM_SURVEY, StreamSurvey, StreamSurveyed, self._survey)
         internode.register(verbs.STREAM_OPEN, StreamOpen, StreamOpened, self._open)
         internode.register(verbs.STREAM_FILE, StreamNextFile, StreamFile, self._file)
         internode.register(verbs.STREAM_PART, StreamAskPart, StreamPart, self._part)
@@ -141,6 +153,32 @@ class StreamService:
                 self._engine.fixing.remove(path)
 
     # -- requests ---------------------------------------------------------------------------------
+
+    async def _survey(self, peer: PeerInfo, request: StreamSurvey) -> StreamSurveyed:
+        await self._catch_up(request.epoch, peer.endpoint)
+        self._require_session(request.session_id)
+        if self._source_of(request.session_id) is not None:
+            return StreamSurveyed(request.table_ids)
+        tokens = Range(request.left, request.right)
+        # Whoever opens a stream of what is lacking here is told so.
+        found = {table_id for table_id in request.table_ids if not self._is_held(table_id, tokens)}
+        await self._replica.drain(request.epoch)
+        self._runtime.probes.reach("stream.source.drained")
+        try:
+            found.update(await self._engine.filled(request.table_ids, tokens))
+        except CorruptFile:
+            return StreamSurveyed(request.table_ids)
+        self._require_session(request.session_id)
+        if len(found) < len(request.table_ids):
+            self._runtime.probes.reach("stream.source.empty")
+        return StreamSurveyed(tuple(table_id for table_id in request.table_ids if table_id in found))
+
+    def _is_held(self, table_id: int, tokens: Range) -> bool:
+        try:
+            self._replica.require_held(table_id, tokens)
+        except RangeLacking:
+            return False
+        return True
 
     async def _open(self, peer: PeerInfo, request: StreamOpen) -> StreamOpened:
         await self._catch_up(request.epoch, peer.endpoint)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -31,6 +31,8 @@ from lockstep.replica.messages import (
     StreamOpen,
     StreamOpened,
     StreamPart,
+    StreamSurvey,
+    StreamSurveyed,
 )
 from lockstep.replica.session_guards import SessionGuards
 from lockstep.runtime.ports import Clock, Runtime
@@ -216,6 +218,22 @@ class StreamClient:
 
     def views(self) -> Iterator[StreamView]:
         return iter(list(self._views.values()))
+
+    async def survey(
+        self, *, source: Address, session_id: str, table_ids: Sequence[int], tokens: Range, epoch: int
+    ) -> frozenset[int]:
+        """The tables of which `source` may hold anything in a range; all where it cannot say, for then each
+        stream tells what is wrong. SessionClosed when the session ended."""
+        self._guards.require(session_id)
+        request = StreamSurvey(session_id, tuple(table_ids), tokens.left, tokens.right, epoch)
+        try:
+            answer: StreamSurveyed = await self._internode.request(
+                source, verbs.STREAM_SURVEY, request, STREAM_TIMEOUT_MS
+            )
+        except (PeerError, ReplicaRefusal, Overloaded):
+            self._runtime.probes.reach("stream.target.not_surveyed")
+            return frozenset(table_ids)
+        return frozenset(answer.table_ids)
 
     async def stream_range(
         self,

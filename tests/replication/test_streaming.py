@@ -21,7 +21,7 @@ from lockstep.streaming import stream_source, stream_target
 from lockstep.streaming.stream_progress import StreamProgress
 from lockstep.streaming.stream_source import StreamLimits, StreamService
 from lockstep.streaming.stream_target import StreamClient, StreamReport
-from lockstep.values.errors import FrameCorrupt, PeerUnreachable, SessionClosed
+from lockstep.values.errors import CorruptFile, FrameCorrupt, PeerUnreachable, RangeLacking, SessionClosed
 from lockstep.values.rows import Mutation
 from lockstep.values.tokens import Range
 from tests.storage.support import LossyDisk, MemoryReader
@@ -68,6 +68,9 @@ class PairEngine(TinyEngine):
         self.opened_from.append(from_key)
         self.open_snapshots += 1
         return Snapshot(self, [pair for pair in self.within(tokens) if pair[0] >= from_key])
+
+    async def filled(self, table_ids: tuple[int, ...], tokens: Range) -> tuple[int, ...]:
+        return tuple(one for one in table_ids if one == TABLE_ID and any(self.within(tokens)))
 
     def begin_run(self, table_id: int, tokens: Range, path: str) -> ModelRun:
         return ModelRun(self.disk, path)
@@ -153,6 +156,17 @@ class StreamNode(TestNode):
         if self.behind is not None:
             await self.behind.wait()
         assert self.cluster.epoch >= epoch
+
+    async def survey(self, source: StreamNode, *table_ids: int) -> set[int]:
+        return set(
+            await self.client.survey(
+                source=source.address,
+                session_id="s1",
+                table_ids=table_ids,
+                tokens=RANGE,
+                epoch=self.cluster.epoch,
+            )
+        )
 
     async def copy(self, source: StreamNode, progress: StreamProgress | None = None) -> StreamReport:
         return await self.client.stream_range(
@@ -307,6 +321,52 @@ def test_the_source_drains_older_writes_before_its_snapshot() -> None:
             source.engine.sync_gate.set()
             await copying
             assert len(target.engine.pairs) == 1
+
+    run(test)
+
+
+def test_a_survey_names_what_there_is_once_older_writes_are_durable() -> None:
+    async def test() -> None:
+        source, target = two_nodes()
+        newer = source.cluster
+        source.cluster = whole_ring(5, [1], factors={"": 1}, sessions=["s1"])
+        source.engine.sync_gate.clear()
+        async with running(source, target):
+            source.replica.write(WriteRequest(5, 1, upsert(7)), lambda answer: None)
+            source.cluster = newer
+            asking = asyncio.ensure_future(target.survey(source, TABLE_ID, TABLE_ID + 1))
+            await until(lambda: "replica.drain" in source.reached)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert not asking.done(), "nothing is said while an older write is not durable"
+            source.engine.sync_gate.set()
+            assert await asking == {TABLE_ID}
+
+    run(test)
+
+
+def test_what_a_source_lacks_or_cannot_tell_is_to_be_streamed() -> None:
+    async def test() -> None:
+        source, target = two_nodes()
+
+        def lacking(table_id: int, tokens: Range) -> None:
+            if table_id == TABLE_ID + 1:
+                raise RangeLacking("lost")
+
+        async def damaged(table_ids: tuple[int, ...], tokens: Range) -> tuple[int, ...]:
+            raise CorruptFile("000007.sst", 0, "a block cannot be read")
+
+        async with running(source, target):
+            source.replica.require_held = lacking
+            assert await target.survey(source, TABLE_ID, TABLE_ID + 1) == {TABLE_ID + 1}
+            source.engine.filled = damaged  # type: ignore[method-assign]
+            assert await target.survey(source, TABLE_ID, TABLE_ID + 2) == {TABLE_ID, TABLE_ID + 2}
+            target.close_session()
+            with pytest.raises(SessionClosed):
+                await target.survey(source, TABLE_ID)
+        source, target = two_nodes()
+        async with running(target):
+            assert await target.survey(source, TABLE_ID) == {TABLE_ID}, "nobody is there to ask"
 
     run(test)
 

@@ -20,7 +20,7 @@ from lockstep.storage.rows.reconcile import is_empty, merge_partitions
 from lockstep.storage.rows.visible import live_view
 from lockstep.storage.store import Batch
 from lockstep.values import limits
-from lockstep.values.errors import DiskRefused, InvalidRequest, Overloaded, StorageError
+from lockstep.values.errors import CorruptFile, DiskRefused, InvalidRequest, Overloaded, StorageError
 from lockstep.values.ids import mutation_id
 from lockstep.values.rows import (
     ALL_ROWS,
@@ -485,6 +485,60 @@ def test_wipe_and_truncate_touch_only_their_range_and_table(kind: str, tmp_path:
         await engine.truncate(7)
         await engine.drop_tables([6])
         assert await left(7) == await left(6) == [] and await left(8) == everything
+        await engine.close()
+
+    asyncio.run(body())
+
+
+@BOTH
+def test_a_wipe_of_many_tables_is_one_sync_and_writes_to_those_that_hold_something(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        monkeypatch.setattr(limits, "TABLES_DROPPED_AT_ONCE_MAX", 7)
+        full = (3, 4, 40, 41, 77, 99)
+        engine = await engine_with(kind, tmp_path, [put((0, b"a"), b"", b"v", 1, t, t) for t in full])
+        tables = tuple(range(3, 100))
+        assert await engine.filled(tables, Range(-1, 0)) == full
+        assert await engine.filled(tables[2:], Range(-1, 0)) == full[2:]
+        assert await engine.filled(tables, Range(0, 1)) == await engine.filled((), FULL_RING) == ()
+        store, deleted, syncs = engine._store, list[int](), 0
+        write, sync = store.write, store.sync
+
+        def seen(batch: Batch) -> int:
+            deleted.extend(int.from_bytes(one[1][1:5], "big") for one in batch if one[0] == "delete_range")
+            return write(batch)
+
+        async def counted() -> int:
+            nonlocal syncs
+            syncs += 1
+            return await sync()
+
+        store.write, store.sync = seen, counted  # type: ignore[method-assign]
+        await engine.wipe(tables, Range(0, 9))
+        assert not deleted and syncs == 1
+        await engine.wipe(tables, Range(-1, 0))
+        assert deleted == list(full) and syncs == 2
+        assert await engine.filled(tables, FULL_RING) == ()
+        await engine.close()
+
+    asyncio.run(body())
+
+
+def test_what_of_a_wiped_range_cannot_be_read_is_deleted_too() -> None:
+    async def body() -> None:
+        store = await open_model_store(LossyDisk(), "store")
+        engine = StorageEngine(store, runtime_of())
+        engine.apply(put((0, b"a"), b"", b"v", 1, 1, TABLE))
+        scan = store.scan
+
+        def damaged(*bounds: Any) -> Any:
+            raise CorruptFile("000007.sst", 0, "a block cannot be read")
+
+        store.scan = damaged  # type: ignore[method-assign]
+        await engine.wipe([TABLE], FULL_RING)
+        store.scan = scan  # type: ignore[method-assign]
+        assert await engine.filled([TABLE], FULL_RING) == ()
         await engine.close()
 
     asyncio.run(body())

@@ -117,6 +117,18 @@ def test_a_mark_goes_with_the_write_that_ends_it(tmp_path: Path) -> None:
     asyncio.run(check())
 
 
+def test_a_wipe_of_what_is_empty_takes_its_marks_back(tmp_path: Path) -> None:
+    async def check() -> None:
+        engine = await opened(tmp_path)
+        repaired(engine, WHOLE)
+        await engine.wipe([TABLE], FULL_RING)
+        assert engine.unchanged.parts(TABLE, WHOLE) == (FULL_RING,)
+        assert Unchanged(engine._store).parts(TABLE, WHOLE) == (FULL_RING,)
+        await engine.close()
+
+    asyncio.run(check())
+
+
 def test_ranges_that_end_inside_a_bucket_leave_it_changed_and_many_pieces_are_joined(tmp_path: Path) -> None:
     async def check() -> None:
         engine = await opened(tmp_path)

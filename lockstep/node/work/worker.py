@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
+from msgspec.structs import replace
+
 from lockstep.internode import verbs
 from lockstep.internode.handshake import PeerInfo
 from lockstep.metadata.cluster import ClusterMetadata
@@ -238,11 +240,11 @@ class WorkService:
     async def _wipe(self, operation: Operation, wanted: Sequence[tuple[int, Sequence[Range]]]) -> None:
         """Delete whatever is stored of ranges that this node is about to gain, or has lost."""
         for group, ranges in wanted:
-            for table in table_ids(self._state.current, group):
-                for range_ in ranges:
-                    with self._guards.hold(operation.session_id):
-                        await self._engine.wipe((table,), range_)
-                    self._runtime.probes.reach("work.wipes")
+            tables = table_ids(self._state.current, group)
+            for range_ in ranges if tables else ():
+                with self._guards.hold(operation.session_id):
+                    await self._engine.wipe(tables, range_)
+                self._runtime.probes.reach("work.wipes")
 
     async def _stream(self, operation: Operation, progress: StreamProgress) -> None:
         cluster = self._state.current
@@ -281,15 +283,37 @@ class WorkService:
         await self._engine.indexes.settled()
 
     async def _stream_task(self, operation: Operation, task: StreamTask, progress: StreamProgress) -> None:
-        for table in table_ids(self._state.current, task.group):
+        tables = table_ids(self._state.current, task.group)
+        wanted = await self._survey(operation, task, tables)
+        progress.expected -= 2 * sum(len(tables) - len(found) for found in wanted.values())
+        filled = frozenset[int]().union(*wanted.values())
+        progress.tables_skipped(tables, but=filled)
+        for table in sorted(filled):
+            sources = tuple(source for source in task.sources if table in wanted[source])
             try:
-                await self._stream_table(operation, task, table, progress)
+                await self._stream_table(operation, replace(task, sources=sources), table, progress)
                 progress.table_done(table)
             finally:
                 # What came after it was dropped, or emptied: nobody else would ever delete that.
                 if self._state.current.table(table) is None:
                     self._engine.forget((table,), task.range)
                     self._runtime.probes.reach("work.forgets_dropped")
+
+    async def _survey(
+        self, operation: Operation, task: StreamTask, tables: tuple[int, ...]
+    ) -> dict[int, frozenset[int]]:
+        """Source -> tables of which it holds anything in the task's range."""
+        nodes = self._state.current.directory.by_id
+        return {
+            source: await self._streams.survey(
+                source=(nodes[source].address, nodes[source].internode_port),
+                session_id=operation.session_id,
+                table_ids=tables,
+                tokens=task.range,
+                epoch=operation.stage_epoch,
+            )
+            for source in (task.sources if tables else ())
+        }
 
     async def _stream_table(
         self, operation: Operation, task: StreamTask, table: int, progress: StreamProgress

@@ -13,7 +13,7 @@ from lockstep.node.work import worker as work_module
 from lockstep.placement import quorums
 from lockstep.placement.quorums import required_reads
 from lockstep.quorum import plans as plans_module
-from lockstep.replica.messages import ReadReply, WriteReply
+from lockstep.replica.messages import ReadReply, StreamSurveyed, WriteReply
 from lockstep.replica.replica import ReplicaService
 from lockstep.sim.plant import Planted, replaced
 from lockstep.storage.engine import StorageEngine
@@ -58,7 +58,14 @@ def _stream_early() -> contextlib.AbstractContextManager[None]:
         finally:
             self._engine = engine
 
-    return replaced((StreamService, "_open", opened), (barriers_module, "_must_drain", lambda *_: ()))
+    async def surveyed(self: Any, peer: Any, request: Any) -> Any:
+        return StreamSurveyed(request.table_ids)
+
+    return replaced(
+        (StreamService, "_survey", surveyed),
+        (StreamService, "_open", opened),
+        (barriers_module, "_must_drain", lambda *_: ()),
+    )
 
 
 def _stream_from_anyone() -> contextlib.AbstractContextManager[None]:

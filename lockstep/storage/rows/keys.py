@@ -117,6 +117,11 @@ def split_partition(store_key: bytes) -> tuple[int, bytes, bytes]:
     return token, store_key[PLACE_BYTES:at].replace(b"\x00\xff", b"\x00"), store_key[: at + 1]
 
 
+def stored_id_of(store_key: bytes) -> int:
+    """The id, a table's or a companion's, under which a fragment is stored."""
+    return int.from_bytes(store_key[1:5], "big")
+
+
 def token_of(store_key: bytes) -> int:
     """Of any key that has one, whatever follows it."""
     token: int = _PLACE.unpack_from(store_key)[2] - _BIAS
