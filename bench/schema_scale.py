@@ -32,6 +32,7 @@ from lockstep.metadata.log.entries import LogEntry
 from lockstep.metadata.log.registry import Registry, Transformation
 from lockstep.metadata.log.snapshot import SnapshotDecoder, pieces
 from lockstep.metadata.log.tip import Appended, Tip
+from lockstep.metadata.parts import REGISTERED
 from lockstep.metadata.schema_change import KINDS as SCHEMA_KINDS
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.metadata.transformations import KINDS, Founder, Initialize, SetExtension
@@ -292,7 +293,7 @@ def snapshot(tables: int) -> dict[str, Any]:
         longest_s, last_s = max(longest_s, now_s - last_s), now_s
     encode_s = time.perf_counter() - began_s
     began_s = time.perf_counter()
-    decoder = SnapshotDecoder()
+    decoder = SnapshotDecoder(REGISTERED)
     for piece in made:
         decoder.feed(piece)
     fed_s = time.perf_counter() - began_s

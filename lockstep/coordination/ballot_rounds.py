@@ -74,10 +74,12 @@ async def ended(rounds: Rounds, plan: Plan, left: Proposal, now_s: int) -> Propo
     while command is not None:
         round_ = Round(BALLOT, Count(targets, len(targets)))
         request = PrepareRequest(plan.epoch, plan.needs_epoch, rounds.place, NO_BALLOT, command)
-        canvass = PaxosRound(owner, round_, verbs.CAS_PREPARE, request, rounds.deadline_s, lambda reply: True)
-        if not await rounds.won(plan, canvass) or rounds.changed(plan):
+        paxos_round = PaxosRound(
+            owner, round_, verbs.CAS_PREPARE, request, rounds.deadline_s, lambda reply: True
+        )
+        if not await rounds.won(plan, paxos_round) or rounds.changed(plan):
             return None
-        replies = canvass.granted.values()
+        replies = paxos_round.granted.values()
         if not any(left.origin in paxos.decided(reply.state.committed) for reply in replies):
             owner.reach("conditional.voids")
             return left.voided()
@@ -323,12 +325,12 @@ class Rounds:
         self._floor_us = ballot.time_us
         self.did("Asking for promises and reading existing values")
         request = PrepareRequest(plan.epoch, plan.needs_epoch, self.place, ballot, command)
-        canvass = self.canvass(plan, verbs.CAS_PREPARE, request, promises)
-        if not await self.won(plan, canvass) or self.changed(plan):
+        paxos_round = self.paxos_round(plan, verbs.CAS_PREPARE, request, promises)
+        if not await self.won(plan, paxos_round) or self.changed(plan):
             self.goes(Happened.AGAIN)
             return None
-        self.did("Promised a ballot", canvass.granted)
-        states = {node: reply.state for node, reply in canvass.granted.items()}
+        self.did("Promised a ballot", paxos_round.granted)
+        states = {node: reply.state for node, reply in paxos_round.granted.items()}
         found = paxos.judge(states)
         if found.in_progress is not None:
             self.goes(Happened.IN_PROGRESS)
@@ -341,7 +343,7 @@ class Rounds:
                 await self.held(plan, left.under(ballot), ())
             self.goes(Happened.AGAIN)
             return None
-        results = [reply.result for reply in canvass.granted.values()]
+        results = [reply.result for reply in paxos_round.granted.values()]
         if found.committed is not None and found.lacking:
             self.goes(Happened.LACKING)
             if self._is_past(found.committed):
@@ -394,11 +396,11 @@ class Rounds:
     async def accepted(self, plan: Plan, proposal: Proposal) -> bool:
         """Whether the proposal is decided, as far as this round says."""
         request = ProposeRequest(plan.epoch, plan.needs_epoch, self.place, proposal)
-        canvass = self.canvass(plan, verbs.CAS_PROPOSE, request, lambda reply: bool(reply.accepted))
+        paxos_round = self.paxos_round(plan, verbs.CAS_PROPOSE, request, lambda reply: bool(reply.accepted))
         self.owner.reach("conditional.proposed")
-        won = await self.won(plan, canvass)
+        won = await self.won(plan, paxos_round)
         if won:
-            self.did("Accepted a proposal", canvass.granted)
+            self.did("Accepted a proposal", paxos_round.granted)
             self.owner.reach("conditional.decided")
         return won and not self.changed(plan)
 
@@ -407,31 +409,31 @@ class Rounds:
         request = CommitRequest(plan.epoch, plan.needs_epoch, self.place, decided)
         targets = [target for target in plan.targets if target.node not in holders]
         round_ = Round(BALLOT, plan, targets, dict.fromkeys(holders, plan.epoch))
-        canvass = PaxosRound(
+        paxos_round = PaxosRound(
             self.owner, round_, verbs.CAS_COMMIT, request, self.deadline_s, lambda reply: True
         )
-        return await self.won(plan, canvass) and not self.changed(plan)
+        return await self.won(plan, paxos_round) and not self.changed(plan)
 
-    def canvass(self, plan: Plan, verb: int, request: Any, agrees: Callable[[Any], bool]) -> PaxosRound:
+    def paxos_round(self, plan: Plan, verb: int, request: Any, agrees: Callable[[Any], bool]) -> PaxosRound:
         round_ = Round(BALLOT, plan, self.voters(plan))
         return PaxosRound(self.owner, round_, verb, request, self.deadline_s, agrees)
 
-    async def won(self, plan: Plan, canvass: PaxosRound) -> bool:
+    async def won(self, plan: Plan, paxos_round: PaxosRound) -> bool:
         """Whether enough agreed; if not, this returns when another round may do better."""
-        end = await canvass.run()
+        end = await paxos_round.run()
         if end is End.ENOUGH:
             return True
         if end is End.STALE:
-            await self.learn(canvass)
+            await self.learn(paxos_round)
         elif end is End.REFUSED:
-            for reply in canvass.refused.values():
+            for reply in paxos_round.refused.values():
                 floor = reply.state.floor if isinstance(reply, PrepareReply) else reply.floor
                 self._floor_us = max(self._floor_us, floor.time_us)
-            await self.step_back(canvass.granted)
+            await self.step_back(paxos_round.granted)
         elif end is End.FAILED:
-            raise too_many_failed(plan, canvass, self.serial, _CAS)
+            raise too_many_failed(plan, paxos_round, self.serial, _CAS)
         else:
-            raise late(self.late(plan.counted(canvass.granted)), plan.targets, canvass.round.failures)
+            raise late(self.late(plan.counted(paxos_round.granted)), plan.targets, paxos_round.round.failures)
         return False
 
     async def step_back(self, granted: Collection[NodeId]) -> None:
@@ -446,10 +448,10 @@ class Rounds:
             raise self.late(len(granted))
         await asyncio.sleep(pause_s)
 
-    async def learn(self, canvass: PaxosRound) -> None:
+    async def learn(self, paxos_round: PaxosRound) -> None:
         """Catch up with a replica that is ahead; a source that does not deliver costs a pause."""
-        assert canvass.round.source is not None, "a stale answer has a source"
-        epoch, source = canvass.round.source
+        assert paxos_round.round.source is not None, "a stale answer has a source"
+        epoch, source = paxos_round.round.source
         self.owner.reach("conditional.behind")
         self.owner.replans += 1
         try:
@@ -495,8 +497,8 @@ class Rounds:
         return max(1.0, (self.deadline_s - self.owner.runtime.clock.monotonic_s()) * 1000)
 
 
-def too_many_failed(plan: Plan, canvass: PaxosRound, level: Consistency, write_type: str) -> WriteFailure:
-    counted, failed = plan.counted(canvass.granted), canvass.round.failures
+def too_many_failed(plan: Plan, paxos_round: PaxosRound, level: Consistency, write_type: str) -> WriteFailure:
+    counted, failed = plan.counted(paxos_round.granted), paxos_round.round.failures
     reasons, causes = reasons_of(plan.targets, failed), causes_of(plan.targets, failed)
     return WriteFailure(level, counted, plan.required, len(failed), write_type, reasons, causes)
 

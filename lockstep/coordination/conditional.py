@@ -289,30 +289,30 @@ class _Write(Rounds):
                 return  # The table was dropped meanwhile, and everything in it.
             request = CommitRequest(plan.epoch, plan.needs_epoch, place, decided)
             round_ = Round(BALLOT, plan)
-            canvass = PaxosRound(
+            paxos_round = PaxosRound(
                 owner, round_, verbs.CAS_COMMIT, request, self.deadline_s, lambda reply: True
             )
-            end = await canvass.run()
+            end = await paxos_round.run()
             if end is End.ENOUGH and not self.changed(plan):
                 self.goes(Happened.HELD)
-                self.did("Applied what was decided", canvass.granted)
-                self._leave_hints(plan, decided, canvass)
+                self.did("Applied what was decided", paxos_round.granted)
+                self._leave_hints(plan, decided, paxos_round)
                 return
             self.goes(Happened.AGAIN)
             if end is End.STALE:
-                await self.learn(canvass)
+                await self.learn(paxos_round)
             elif end is End.FAILED:
-                raise too_many_failed(plan, canvass, consistency, "SIMPLE")
+                raise too_many_failed(plan, paxos_round, consistency, "SIMPLE")
             elif end is not End.ENOUGH:
-                counted = plan.counted(canvass.granted)
+                counted = plan.counted(paxos_round.granted)
                 timeout = WriteTimeout(consistency, counted, plan.required, "SIMPLE")
-                raise late(timeout, plan.targets, canvass.round.failures)
+                raise late(timeout, plan.targets, paxos_round.round.failures)
 
-    def _leave_hints(self, plan: Plan, decided: Proposal, canvass: PaxosRound) -> None:
+    def _leave_hints(self, plan: Plan, decided: Proposal, paxos_round: PaxosRound) -> None:
         """For replicas that seem dead; the next decision brings what others miss."""
         owner = self.owner
         missed = [
-            t for t in plan.targets if t.node not in canvass.granted and not owner.context.alive(t.node)
+            t for t in plan.targets if t.node not in paxos_round.granted and not owner.context.alive(t.node)
         ]
         if missed and owner.writes.hints is not None:
             mutation, made_us = MUTATION.decode(decided.value), decided.origin.time_us
@@ -358,17 +358,17 @@ class _Read(Rounds):
         """What a quorum holds, if nothing is in progress there and all of it knows what was decided last:
         nothing was decided before that it does not hold then, and no promise is needed."""
         request = PrepareRequest(plan.epoch, plan.needs_epoch, self.place, NO_BALLOT, command)
-        canvass = self.canvass(plan, verbs.CAS_PREPARE, request, promises)
-        if not await self.won(plan, canvass) or self.changed(plan):
+        paxos_round = self.paxos_round(plan, verbs.CAS_PREPARE, request, promises)
+        if not await self.won(plan, paxos_round) or self.changed(plan):
             return None
-        found = paxos.judge({node: reply.state for node, reply in canvass.granted.items()})
+        found = paxos.judge({node: reply.state for node, reply in paxos_round.granted.items()})
         if found.in_progress is not None:
             self.owner.reach("conditional.look_in_progress")
             return None
         if found.lacking:
             self.owner.reach("conditional.look_lacks")
             return None
-        return [reply.result for reply in canvass.granted.values()]
+        return [reply.result for reply in paxos_round.granted.values()]
 
 
 def _encoded(mutation: Mutation) -> bytes:

@@ -124,7 +124,7 @@ class Internode(Services):
         self.faults = LinkFaults() if faults is None else faults
         #: Requests of others that were dropped since their senders waited no more.
         self.expired = 0
-        self.shut_out = NOBODY
+        self.excluded = NOBODY
         self._accept = accept
         self._peers: dict[Address, Peer] = {}
         self.lanes = Lanes(self)
@@ -207,7 +207,7 @@ class Internode(Services):
         shares = service.shared_decoder is not None and len(body) <= SHARED_REQUEST_BYTES_MAX
         frame = b"" if shares else encode_request(verb, stream, self.epoch(), body, now_s, deadline_s)
         for address, context in targets:
-            if self.shut_out.at and self.shut_out.keeps(address, verb):
+            if self.excluded.at and self.excluded.keeps(address, verb):
                 asyncio.get_running_loop().call_soon(waiter.failed, context, kept_from(address))
                 continue
             peer = peers.get(address) or self._new_peer(address, peers)
@@ -220,7 +220,7 @@ class Internode(Services):
     def send(self, address: Address, verb: int, message: Any) -> None:
         """One-way, best effort, in order while the connection lasts."""
         peer = self._peers.get(address) or self._new_peer(address, self._peers)
-        if peer is not None and not self.shut_out.keeps(address, verb):
+        if peer is not None and not self.excluded.keeps(address, verb):
             peer.send_one_way(verb, encode(message))
 
     def connected(self, address: Address) -> bool:

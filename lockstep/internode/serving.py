@@ -170,7 +170,7 @@ def serve_fast(
 
 def unserved(node: Internode, connection: Connection, peer: PeerInfo, verb: int) -> LockstepError | None:
     """Why nothing of this peer is served now."""
-    if node.shut_out.hosts and node.shut_out.mutes(peer, verb):
+    if node.excluded.hosts and node.excluded.mutes(peer, verb):
         return muted(peer)
     if connection.serving > PEER_REQUESTS_SERVED_MAX:
         return Overloaded("too many requests of this peer are being answered")

@@ -82,7 +82,7 @@ class NodeData(msgspec.Struct, frozen=True, eq=False):
     inherited: InheritedRanges
     table_damage: TableDamage
     scrub: Scrub
-    farewell: DecommissionHandoff
+    decommission_handoff: DecommissionHandoff
 
     def start(self) -> None:
         self.hint_delivery.start()
@@ -212,7 +212,7 @@ def wire_data(log: NodeLog, store: Store, engine: StorageEngine) -> NodeData:
         inherited=InheritedRanges(context, state, engine),
         table_damage=table_damage,
         scrub=Scrub(context, store),
-        farewell=DecommissionHandoff(context, batch_store, hints, delivery, log.submitter),
+        decommission_handoff=DecommissionHandoff(context, batch_store, hints, delivery, log.submitter),
     )
 
 

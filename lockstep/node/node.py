@@ -155,14 +155,14 @@ class Standing:
         self,
         log: NodeLog,
         membership: NodeMembership,
-        farewell: DecommissionHandoff,
+        decommission_handoff: DecommissionHandoff,
         end: Callable[[LockstepError], bool],
         withdraw: Callable[[], None],
     ) -> None:
         self._context = log.context
         self._node_log = log
         self._membership = membership
-        self._farewell = farewell
+        self._decommission_handoff = decommission_handoff
         self._end = end
         self._withdraw = withdraw
 
@@ -210,7 +210,7 @@ class Standing:
         elif context.has_left:
             # No new requests; peers and requests in flight are served until this node is stopped.
             self._withdraw()
-            self._farewell.begin(self._gone)
+            self._decommission_handoff.begin(self._gone)
         elif before.directory is not after.directory:
             self._moved_away(before)
         self._node_log.announcer.applied(before, after)
@@ -221,7 +221,7 @@ class Standing:
         others = [info for info in excluded if info.host_id != self._context.host_id()]
         # Who has taken over the address of a dead node is not that node.
         there = [info for info in others if info.id not in cluster.directory.shadowed]
-        self._context.internode.shut_out = ExcludedNodes(
+        self._context.internode.excluded = ExcludedNodes(
             frozenset(info.host_id for info in others),
             frozenset((info.address, info.internode_port) for info in there),
         )
@@ -366,7 +366,9 @@ class Node:
         self.data = wire_data(log, store, self._engine)
         self.work = wire_work(log, self.membership, self.data)
         self.services = NodeServices(self.context, log, self.membership, self.data, self.work, self)
-        self._standing = Standing(log, self.membership, self.data.farewell, self._end, self._withdraw)
+        self._standing = Standing(
+            log, self.membership, self.data.decommission_handoff, self._end, self._withdraw
+        )
         await self.data.hints.store.load(self.runtime.clock.wall_us())
         await self.data.batch_store.load()
 
@@ -390,7 +392,7 @@ class Node:
         self.work.start()
         log.snapshots.start()
         if context.has_left:
-            await self.data.farewell.finish()
+            await self.data.decommission_handoff.finish()
         await self.membership.membership.become_member()
         if self.broken.done():
             await asyncio.sleep(0)  # Takes delivery of what `_end` has sent.

@@ -18,7 +18,7 @@ import msgspec
 from lockstep.metadata.log import recent_ids
 from lockstep.metadata.operations import Operation, Stage
 from lockstep.node.kinds import every_kind
-from lockstep.node.membership import decommission_handoff as farewell
+from lockstep.node.membership import decommission_handoff
 from lockstep.node.work import purging, view_builds
 from lockstep.placement.quorums import dc_factors
 from lockstep.runtime.ports import Runtime
@@ -157,7 +157,7 @@ def _limits(scenario: Scenario, world: World) -> contextlib.AbstractContextManag
     if scenario.recent_ids:
         changes.append((recent_ids, "RECENT_ENTRY_IDS_MAX", scenario.recent_ids))
     if "no_heir" in scenario.always:
-        changes.append((farewell, "LEAVING_FAREWELL_MS", FAREWELL_MS))
+        changes.append((decommission_handoff, "LEAVING_FAREWELL_MS", FAREWELL_MS))
     if "crash_building" in scenario.always:
         # Every partition is larger than a page, and each page is noted.
         changes.append((view_builds, "VIEW_BUILD_ROWS", 2))

@@ -409,9 +409,9 @@ def _refuse_unfit(cluster: ClusterMetadata, request: Request) -> None:
 
 
 def _begun_at_once(cluster: ClusterMetadata, request: Request, epoch: int) -> ClusterMetadata:
-    shut_out = next((node for node in taking_part(request) if node in cluster.excluded_by_node), None)
-    if shut_out is not None:
-        raise Rejected(f"node {shut_out} is excluded: {TABLE[Wanted.RING, Held.EXCLUSION].why}")
+    excluded = next((node for node in taking_part(request) if node in cluster.excluded_by_node), None)
+    if excluded is not None:
+        raise Rejected(f"node {excluded} is excluded: {TABLE[Wanted.RING, Held.EXCLUSION].why}")
     begun = preparation(request, 0).apply(cluster, epoch)
     running = begun.requests.by_id[request.id]
     assert running.operation_id in begun.operations_by_id, "what begins has an operation"

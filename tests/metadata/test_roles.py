@@ -22,6 +22,7 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.log.apply import diff, state_digest
 from lockstep.metadata.log.registry import Registry, Transformation
 from lockstep.metadata.log.snapshot import SnapshotDecoder, pieces
+from lockstep.metadata.parts import REGISTERED
 from lockstep.metadata.schema_change import KINDS as SCHEMA_KINDS
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.metadata.transformations import KINDS, Initialize
@@ -210,7 +211,7 @@ def test_stored_forms_hold_roles_and_grants() -> None:
     made.submit(ChangeRole(AlterRole("ann", salted_hash="$2a$10$secret", data_centers=("dc1",))))
     value = made.now
     assert from_stored(stored(value)) == value
-    decoder = SnapshotDecoder()
+    decoder = SnapshotDecoder(REGISTERED)
     for piece in pieces(value):
         decoder.feed(piece)
     again = decoder.finish()

@@ -149,7 +149,7 @@ def test_a_file_with_one_flipped_bit_is_refused(at: int, bit: int) -> None:
     damaged = bytearray(FILE)
     damaged[at] ^= 1 << bit
     with pytest.raises(CorruptFile):
-        read_file([bytes(damaged)])
+        read_file([bytes(damaged)], REGISTERED)
 
 
 @settings(max_examples=30, deadline=None)
@@ -157,21 +157,21 @@ def test_a_file_with_one_flipped_bit_is_refused(at: int, bit: int) -> None:
 def test_a_shortened_or_lengthened_file_is_refused(size: int) -> None:
     for wrong in (FILE[:size], FILE + FILE[:1], FILE + FILE):
         with pytest.raises(CorruptFile):
-            read_file([wrong])
+            read_file([wrong], REGISTERED)
 
 
 def test_a_file_says_what_it_holds_and_checks_it() -> None:
-    content = read_file([FILE[:77], FILE[77:]])
+    content = read_file([FILE[:77], FILE[77:]], REGISTERED)
     assert content.value == SMALL.values[-3] and list(content.entries) == SMALL.entries[-2:]
     assert content.header.digest == state_digest(content.value)
     value = SMALL.values[-3]
     forged = msgspec.structs.replace(header_of(value), digest=bytes(32))
     with pytest.raises(CorruptFile, match="digest"):
-        read_file(file_records(value, header=forged))
+        read_file(file_records(value, header=forged), REGISTERED)
     with pytest.raises(CorruptFile, match="follows epoch"):
-        read_file(file_records(value, SMALL.entries[-1:], header=header_of(value)))
+        read_file(file_records(value, SMALL.entries[-1:], header=header_of(value)), REGISTERED)
     with pytest.raises(CorruptFile, match="header names"):
-        read_file(file_records(value, header=header_of(SMALL.values[-1])))
+        read_file(file_records(value, header=header_of(SMALL.values[-1])), REGISTERED)
 
 
 def test_entries_come_in_bounded_groups_and_in_order() -> None:
@@ -184,7 +184,7 @@ def test_entries_come_in_bounded_groups_and_in_order() -> None:
 
 
 def test_the_reader_says_what_it_wants_next() -> None:
-    reader = SnapshotFileReader()
+    reader = SnapshotFileReader(REGISTERED)
     reader.feed(FILE[:10])
     assert reader.bytes_read == 10 and reader.header is None
     reader.feed(FILE[10:])

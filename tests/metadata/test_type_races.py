@@ -8,6 +8,7 @@ from lockstep.metadata.log.apply import state_digest
 from lockstep.metadata.log.registry import Registry
 from lockstep.metadata.log.snapshot import SnapshotDecoder, pieces
 from lockstep.metadata.log.tip import Appended, Judgement, Refused
+from lockstep.metadata.parts import REGISTERED
 from lockstep.metadata.schema_change import KINDS as SCHEMA_KINDS
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.metadata.transformations import KINDS, Initialize
@@ -143,7 +144,7 @@ def test_a_change_of_a_type_is_one_of_every_table_that_uses_it_and_of_no_other()
 
 def test_types_are_in_digests_snapshots_and_replays() -> None:
     made = history(_POINT, _USING)
-    decoder = SnapshotDecoder()
+    decoder = SnapshotDecoder(REGISTERED)
     for piece in pieces(made.now):
         decoder.feed(piece)
     decoded = decoder.finish()

@@ -109,7 +109,7 @@ def shut(town: Town, number: int, *others: int) -> None:
         known = ExcludedNodes(
             frozenset((node.context.identity.value.host_id,)), frozenset((node.context.address,))
         )
-        town.node(other).context.internode.shut_out = known
+        town.node(other).context.internode.excluded = known
 
 
 def test_a_replica_takes_nothing_of_an_excluded_node_by_way_of_one_that_does_not_know() -> None:

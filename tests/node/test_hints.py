@@ -14,7 +14,7 @@ from lockstep.handoff.hints import DISABLED, EXPIRED, INVALID, WINDOW, HintPolic
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.repairs import REPAIRS, Repaired, Repairs, TableRepairs
 from lockstep.metadata.schema_change import ChangeSchema
-from lockstep.node.membership import decommission_handoff as farewell
+from lockstep.node.membership import decommission_handoff
 from lockstep.node.node import Node
 from lockstep.replica.messages import WriteRequest
 from lockstep.schema.changes import (
@@ -363,7 +363,9 @@ def test_a_node_that_leaves_hands_its_hints_over() -> None:
 def test_a_node_that_leaves_without_an_heir_has_its_ranges_recorded_until_a_repair() -> None:
     """Nobody takes its hints, nor does whom they are for: the operation ends all the same, and says so."""
     with (
-        replaced((farewell, "LEAVING_FAREWELL_MS", 500), (HintDelivery, "_take_over", _takes_nothing)),
+        replaced(
+            (decommission_handoff, "LEAVING_FAREWELL_MS", 500), (HintDelivery, "_take_over", _takes_nothing)
+        ),
         founded(8) as town,
     ):
         town.start(4)

@@ -15,6 +15,7 @@ from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.log.snapshot_entries import TakeSnapshot, TruncateLog
 from lockstep.metadata.log.snapshot_file import SnapshotFileReader
 from lockstep.metadata.operations import OPERATIONS
+from lockstep.metadata.parts import REGISTERED
 from lockstep.metadata.transformations import SetExtension
 from lockstep.node.log import metadata_store
 from lockstep.node.log.metadata_past import Past
@@ -183,7 +184,7 @@ def test_a_snapshot_is_installed_over_a_gap(known: int) -> None:
         source.run(feeding(LONG.entries))
         info = source.state.latest_snapshot()
         assert info is not None
-        reader = SnapshotFileReader()
+        reader = SnapshotFileReader(REGISTERED)
         while part := source.state.read_snapshot_chunk(info.epoch, reader.bytes_read, 1000):
             reader.feed(part)
         assert reader.bytes_read == info.size_bytes

@@ -26,7 +26,7 @@ Here = Callable[[], WriteReply]
 
 
 class Asked:
-    """A canvass of three replicas, of which two must agree; this node is the first of them."""
+    """A paxos_round of three replicas, of which two must agree; this node is the first of them."""
 
     def __init__(self, here: Here = lambda: YES, left_s: float = 60.0) -> None:
         runtime = real_runtime()
@@ -42,7 +42,7 @@ class Asked:
             in_flight=self.in_flight,
             ballots=SimpleNamespace(answer=self._answer),
         )
-        self.canvass = PaxosRound(
+        self.paxos_round = PaxosRound(
             owner,  # type: ignore[arg-type]
             Round(BALLOT, Count(TARGETS, 2)),
             verbs.CAS_PREPARE,
@@ -54,7 +54,7 @@ class Asked:
     def _submit_each(
         self, targets: Sequence[Target], verb: int, body: bytes, deadline_s: float, waiter: PaxosRound
     ) -> None:
-        assert verb == verbs.CAS_PREPARE and waiter is self.canvass and deadline_s == waiter.deadline_s
+        assert verb == verbs.CAS_PREPARE and waiter is self.paxos_round and deadline_s == waiter.deadline_s
         self.sent.append([target.node for target in targets])
 
     async def _answer(self, request: Any) -> WriteReply:
@@ -63,12 +63,12 @@ class Asked:
     def hears(self, node: int, answer: WriteReply | LockstepError) -> None:
         target = TARGETS[node - 1]
         if isinstance(answer, LockstepError):
-            self.canvass.failed(target, answer)
+            self.paxos_round.failed(target, answer)
         else:
-            self.canvass.replied(target, answer, 5)
+            self.paxos_round.replied(target, answer, 5)
 
     async def ends(self, *answers: tuple[int, WriteReply | LockstepError]) -> End:
-        running = asyncio.ensure_future(self.canvass.run())
+        running = asyncio.ensure_future(self.paxos_round.run())
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         for node, answer in answers:
@@ -107,12 +107,14 @@ def test_it_ends_when_enough_agree_or_the_others_cannot_suffice(
     async def test() -> None:
         asked = Asked(here)
         assert await asked.ends(*answers) is end
-        canvass = asked.canvass
-        assert (sorted(canvass.granted), sorted(canvass.refused)) == (granted, refused)
-        assert sorted(canvass.round.failures) == failed and asked.sent == [[2, 3]]
+        paxos_round = asked.paxos_round
+        assert (sorted(paxos_round.granted), sorted(paxos_round.refused)) == (granted, refused)
+        assert sorted(paxos_round.round.failures) == failed and asked.sent == [[2, 3]]
         asked.hears(2, YES)
         asked.hears(3, DiskRefused("late"))
-        assert sorted(canvass.granted) == granted and sorted(canvass.round.failures) == failed, "it has ended"
+        assert sorted(paxos_round.granted) == granted and sorted(paxos_round.round.failures) == failed, (
+            "it has ended"
+        )
 
     run(test)
 
@@ -121,7 +123,7 @@ def test_a_replica_that_knows_of_a_change_ends_it_and_is_named() -> None:
     async def test() -> None:
         asked = Asked(lambda: NO)
         assert await asked.ends((3, StaleEpoch(9, "moved"))) is End.STALE
-        assert asked.canvass.round.source == (9, TARGETS[2]) and not asked.canvass.round.failures
+        assert asked.paxos_round.round.source == (9, TARGETS[2]) and not asked.paxos_round.round.failures
 
     run(test)
 
@@ -130,7 +132,7 @@ def test_after_the_deadline_it_is_late() -> None:
     async def test() -> None:
         asked = Asked(lambda: NO, left_s=0.0)
         assert await asked.ends((2, PeerUnreachable("down"))) is End.LATE
-        asked.canvass.expired()
+        asked.paxos_round.expired()
 
     run(test)
 
@@ -138,25 +140,25 @@ def test_after_the_deadline_it_is_late() -> None:
 def test_those_whose_failure_may_pass_are_asked_again_together() -> None:
     async def test() -> None:
         asked = Asked(lambda: NO)
-        running = asyncio.ensure_future(asked.canvass.run())
+        running = asyncio.ensure_future(asked.paxos_round.run())
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         asked.hears(2, PeerUnreachable("down"))
-        timer = asked.canvass.retry
+        timer = asked.paxos_round.retry
         asked.hears(3, PeerUnreachable("down"))
-        assert timer is not None and asked.canvass.retry is timer, "one timer for both"
+        assert timer is not None and asked.paxos_round.retry is timer, "one timer for both"
         assert not running.done(), "they may come back"
         timer.cancel()
-        asked.canvass.again()
-        assert asked.sent == [[2, 3], [2, 3]] and not asked.canvass.round.failures
+        asked.paxos_round.again()
+        assert asked.sent == [[2, 3], [2, 3]] and not asked.paxos_round.round.failures
         asked.hears(2, YES)
         asked.hears(3, PeerUnreachable("down"))
-        assert asked.canvass.retry is not timer
-        asked.canvass.again()
+        assert asked.paxos_round.retry is not timer
+        asked.paxos_round.again()
         assert asked.sent[2] == [3], "the other one has answered"
         asked.hears(3, YES)
         assert await running is End.ENOUGH
-        asked.canvass.again()
+        asked.paxos_round.again()
         assert len(asked.sent) == 3
 
     run(test)
@@ -173,13 +175,13 @@ def test_this_node_is_asked_again_too_and_who_failed_for_good_is_not() -> None:
             return answer
 
         asked = Asked(here)
-        running = asyncio.ensure_future(asked.canvass.run())
+        running = asyncio.ensure_future(asked.paxos_round.run())
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         asked.hears(2, DiskRefused("full"))
-        assert not running.done() and sorted(asked.canvass.round.failures) == [1, 2]
-        asked.canvass.again()
-        assert asked.sent == [[2, 3]] and sorted(asked.canvass.round.failures) == [2]
+        assert not running.done() and sorted(asked.paxos_round.round.failures) == [1, 2]
+        asked.paxos_round.again()
+        assert asked.sent == [[2, 3]] and sorted(asked.paxos_round.round.failures) == [2]
         asked.hears(3, YES)
         assert await running is End.ENOUGH and not answers
 

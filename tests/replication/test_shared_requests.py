@@ -145,7 +145,7 @@ def test_a_peer_that_is_not_served_hears_it_for_each_request(
             monkeypatch.setattr(serving, "PEER_REQUESTS_SERVED_MAX", 1)
         else:
             monkeypatch.setattr(verbs, "CATCH_UP", frozenset())  # A ping is of it.
-            two.internode.shut_out = ExcludedNodes(frozenset({one.greeting.host_id}), frozenset())
+            two.internode.excluded = ExcludedNodes(frozenset({one.greeting.host_id}), frozenset())
         assert [type(answer) for answer in await ask(one, two, "a", "b")] == [error] * 2
         assert [connection.serving for connection in two.internode._incoming] == [0]
 

@@ -18,7 +18,6 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.part import END_NUMBER, HEAD_NUMBER, Builder, Registered
-from lockstep.metadata.parts import REGISTERED
 from lockstep.values import codec
 from lockstep.values.errors import CorruptFile
 from lockstep.values.limits import SNAPSHOT_ITEM_BYTES_MAX, SNAPSHOT_PIECE_BYTES_MAX
@@ -67,7 +66,7 @@ class SnapshotDecoder:
     A refusal leaves the decoder unusable. `bytes_read` counts what was fed.
     """
 
-    def __init__(self, path: str = "snapshot", registered: Registered = REGISTERED) -> None:
+    def __init__(self, registered: Registered, path: str = "snapshot") -> None:
         self._path = path
         self._registered = registered
         self._buffer = bytearray()

@@ -29,13 +29,12 @@ from lockstep.metadata.log.entries import LogEntry, verify_chain
 from lockstep.metadata.log.registry import EntryKind, Registry
 from lockstep.metadata.log.snapshot import SnapshotDecoder, pieces
 from lockstep.metadata.part import Registered
-from lockstep.metadata.parts import REGISTERED
 from lockstep.values import codec
 from lockstep.values.errors import CorruptFile
 from lockstep.values.limits import LOG_FETCH_BYTES_MAX, LOG_FETCH_ENTRIES_MAX, SNAPSHOT_RECORD_BYTES_MAX
 
 FORMAT = "lockstep-metadata"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _FRAME = struct.Struct(">II")
 
 
@@ -123,10 +122,10 @@ class SnapshotFileReader:
     `bytes_read` is the offset that is wanted next. A refusal leaves the reader unusable.
     """
 
-    def __init__(self, path: str = "snapshot", registered: Registered = REGISTERED) -> None:
+    def __init__(self, registered: Registered, path: str = "snapshot") -> None:
         self._path = path
         self._buffer = bytearray()
-        self._value = SnapshotDecoder(path, registered)
+        self._value = SnapshotDecoder(registered, path)
         self._entries: list[LogEntry] = []
         self._count = 0
         self._last = 0
@@ -198,11 +197,9 @@ class SnapshotFileReader:
         return CorruptFile(self._path, self.bytes_read, why)
 
 
-def read_file(
-    pieces_: Iterable[bytes], path: str = "snapshot", registered: Registered = REGISTERED
-) -> SnapshotContent:
+def read_file(pieces_: Iterable[bytes], registered: Registered, path: str = "snapshot") -> SnapshotContent:
     """`SnapshotFileReader` over all pieces of a file."""
-    reader = SnapshotFileReader(path, registered)
+    reader = SnapshotFileReader(registered, path)
     for piece in pieces_:
         reader.feed(piece)
     return reader.finish()
@@ -226,7 +223,7 @@ def dump_file(value: ClusterMetadata, entries: Sequence[LogEntry] = ()) -> Itera
 def load_file(pieces: Iterable[bytes], registry: Registry, path: str = "dump") -> Dump:
     """Also reads the file of a snapshot. CorruptFile when it is damaged, not whole or contradicts itself;
     CannotApply when an entry in it cannot be applied by this version."""
-    return proved(read_file(pieces, path, registry.parts), registry)
+    return proved(read_file(pieces, registry.parts, path), registry)
 
 
 def proved(content: SnapshotContent, registry: Registry) -> Dump:

@@ -95,7 +95,7 @@ class SnapshotTransfer:
         if problem is None and snapshot != self.snapshot:
             self.snapshot = snapshot
             self._reader = SnapshotFileReader(
-                f"snapshot of epoch {snapshot.epoch}", self._state.registry.parts
+                self._state.registry.parts, f"snapshot of epoch {snapshot.epoch}"
             )
         return problem
 

@@ -90,7 +90,7 @@ class Past:
 
     async def _read(self, disk: Disk, number: int) -> SnapshotContent:
         path = files.snapshot_path(number)
-        reader = SnapshotFileReader(path, self._state.registry.parts)
+        reader = SnapshotFileReader(self._state.registry.parts, path)
         for part in files.file_parts(disk, path):
             reader.feed(part)
             await asyncio.sleep(0)

@@ -36,7 +36,7 @@ from lockstep.metadata.log.snapshot_file import (
     read_file,
 )
 from lockstep.metadata.part import Registered
-from lockstep.metadata.parts import REGISTERED
+from lockstep.node.kinds import every_kind
 from lockstep.node.log.journal import Journal, settle
 from lockstep.runtime.ports import Disk, Runtime
 from lockstep.values.codec import decoder, encode
@@ -110,7 +110,7 @@ def file_parts(disk: Disk, path: str) -> Iterator[bytes]:
 def read_snapshot(disk: Disk, epoch: int, registered: Registered) -> SnapshotContent:
     """CorruptFile when it is not whole, or is of another epoch."""
     path = snapshot_path(epoch)
-    return checked(read_file(file_parts(disk, path), path, registered), path, epoch)
+    return checked(read_file(file_parts(disk, path), registered, path), path, epoch)
 
 
 def checked(content: SnapshotContent, path: str, epoch: int) -> SnapshotContent:
@@ -123,7 +123,7 @@ def checked(content: SnapshotContent, path: str, epoch: int) -> SnapshotContent:
 def snapshot_info(disk: Disk, epoch: int, registered: Registered) -> SnapshotInfo:
     """From the header alone; CorruptFile when that cannot be read."""
     path = snapshot_path(epoch)
-    reader = SnapshotFileReader(path, registered)
+    reader = SnapshotFileReader(registered, path)
     reader.feed(disk.read_at(path, 0, SNAPSHOT_PIECE_BYTES_MAX))
     header = reader.header
     if header is None or header.entry is None or header.entry.epoch != epoch:
@@ -160,7 +160,7 @@ class MetadataStore:
         runtime: Runtime,
         retention: Retention,
         log: Callable[..., None],
-        registered: Registered = REGISTERED,
+        registered: Registered,
     ) -> None:
         self._runtime = runtime
         self._registered = registered
@@ -455,7 +455,7 @@ async def seed_directory(runtime: Runtime, dump: Dump) -> int:
             f"this dump begins at epoch {dump.base.epoch} and has no snapshot entry to begin a log with",
             hint="make one without --value-only: lockstep cms dump FILE",
         )
-    store = MetadataStore(runtime, DEFAULT_RETENTION, lambda *_, **__: None)
+    store = MetadataStore(runtime, DEFAULT_RETENTION, lambda *_, **__: None, every_kind().parts)
     store.load()
     entries = list(dump.entries)
     if dump.snapshot is not None:

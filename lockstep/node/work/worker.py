@@ -79,7 +79,7 @@ class WorkService:
         self._replica = data.replica
         self._guards = data.guards
         self._lacking = data.lacking
-        self._farewell = data.farewell
+        self._decommission_handoff = data.decommission_handoff
         timeouts = context.configuration.timeouts
         # The longest that a request may take, with all that follows from it.
         settle_ms = 2 * timeouts.write_ms + timeouts.cas_contention_ms
@@ -185,7 +185,7 @@ class WorkService:
             if row.work is Work.WIPE:
                 await self._wipe(operation, gained_ranges(operation, self._own_id()))
             elif row.work is Work.CLEANUP and operation.about.departing == self._own_id():
-                await self._farewell.give()
+                await self._decommission_handoff.give()
             elif row.work is Work.CLEANUP:
                 await self._clean_up(operation, lost_ranges(operation, self._own_id()))
             elif row.work is Work.DISCARD:

@@ -291,7 +291,7 @@ class Stage:
 
     async def _prepare(self, runtime: Runtime) -> None:
         await Journal(runtime.disk, "identity").append(encode(Identity(host_id_of(1), CLUSTER_ID, 1)))
-        store = MetadataStore(runtime, DEFAULT_RETENTION, lambda *_, **__: None)
+        store = MetadataStore(runtime, DEFAULT_RETENTION, lambda *_, **__: None, self.history.registry.parts)
         store.load()
         for batch in entry_batches(self.history.entries[: self._epoch]):
             await store.append(batch)

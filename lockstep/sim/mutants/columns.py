@@ -409,11 +409,11 @@ def _read_looks_only() -> contextlib.AbstractContextManager[None]:
 
     async def looked(self: Any, plan: Any, command: Any) -> Any:
         request = PrepareRequest(plan.epoch, plan.needs_epoch, self.place, NO_BALLOT, command)
-        canvass = self.canvass(plan, verbs.CAS_PREPARE, request, rounds_module.promises)
-        if not await self.won(plan, canvass) or self.changed(plan):
+        paxos_round = self.paxos_round(plan, verbs.CAS_PREPARE, request, rounds_module.promises)
+        if not await self.won(plan, paxos_round) or self.changed(plan):
             return None
-        found = paxos.judge({node: reply.state for node, reply in canvass.granted.items()})
-        return None if found.lacking else [reply.result for reply in canvass.granted.values()]
+        found = paxos.judge({node: reply.state for node, reply in paxos_round.granted.items()})
+        return None if found.lacking else [reply.result for reply in paxos_round.granted.values()]
 
     return replaced((_Read, "_looked", looked))
 
