@@ -163,6 +163,8 @@ class Scope:
         self._columns: list[ColumnSpec | None] = [None] * len(names)
         #: Types of calls and operators, so that those inside each other are worked out once.
         self.types: dict[Term, CqlType] = {}
+        #: How many calls are being compiled, each inside the one before.
+        self.depth = 0
 
     def enter(self, shape: TableShape) -> None:
         """The bind variables that follow belong to this table."""

@@ -28,6 +28,7 @@ from lockstep.schema.types import (
 )
 from lockstep.schema.types.numbers import int_bytes
 from lockstep.values.errors import InvalidRequest
+from lockstep.values.limits import CQL_EXPRESSION_DEPTH_MAX
 from lockstep.values.tokens import token_of
 
 Values = Sequence[Value]
@@ -130,6 +131,15 @@ def compile_term(term: tree.Term, kind: CqlType, receiver: str, scope: Scope) ->
 
 def compile_call(term: tree.Call, scope: Scope, wanted: CqlType | None) -> tuple[TermPlan, CqlType]:
     """A function call and the type it returns; `wanted` chooses between overloads that both fit."""
+    if scope.depth >= CQL_EXPRESSION_DEPTH_MAX:
+        raise InvalidRequest("The statement is nested too deeply")
+    scope.depth += 1
+    found = _compiled_call(term, scope, wanted)
+    scope.depth -= 1
+    return found
+
+
+def _compiled_call(term: tree.Call, scope: Scope, wanted: CqlType | None) -> tuple[TermPlan, CqlType]:
     if term.name == "token" and term.keyspace in (None, "system"):
         return _token_call(term, scope), parse_type("bigint")
     found = family(term.keyspace, term.name)
