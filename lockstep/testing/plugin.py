@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lockstep.testing.clusters import Cluster
-
 if TYPE_CHECKING:
+    from lockstep.testing.clusters import Cluster
     from lockstep.testing.simulated import SimulatedCluster
 
 

@@ -142,12 +142,14 @@ def encode_envelope(
     *,
     compress: bool = False,
     algorithm: str = LZ4,
+    side: int = _RESPONSE,
 ) -> bytes:
-    """A response envelope; `compress` is for connections before version 5 that agreed on `algorithm`."""
+    """A response envelope; `compress` is for connections before version 5 that agreed on `algorithm`. `side`
+    is the bit of the first byte that tells responses from requests."""
     if compress and body:
         body = compress_body(body, algorithm)
         flags |= FLAG_COMPRESSED
-    return _HEADER.pack(version | _RESPONSE, flags, stream, opcode, len(body)) + body
+    return _HEADER.pack(version | side, flags, stream, opcode, len(body)) + body
 
 
 def encode_request(
@@ -161,10 +163,9 @@ def encode_request(
     algorithm: str = LZ4,
 ) -> bytes:
     """A request envelope, as a client sends it."""
-    if compress and body:
-        body = compress_body(body, algorithm)
-        flags |= FLAG_COMPRESSED
-    return _HEADER.pack(version, flags, stream, opcode, len(body)) + body
+    return encode_envelope(
+        version, opcode, stream, body, flags, compress=compress, algorithm=algorithm, side=0
+    )
 
 
 class EnvelopeReader:

@@ -116,13 +116,11 @@ class CollectionType(CqlType):
         return pack_parts(parts, len(parts) // self.parts_per_entry)
 
 
-class ListType(CollectionType):
-    """Values are Python lists."""
-
-    name = "list"
+class _OfElements(CollectionType):
+    """A collection with one type of elements; `name` is how it begins as text."""
 
     def __init__(self, element: CqlType, *, frozen: bool) -> None:
-        super().__init__(f"list<{element.text}>", frozen)
+        super().__init__(f"{self.name}<{element.text}>", frozen)
         self._element = element
 
     @property
@@ -131,6 +129,12 @@ class ListType(CollectionType):
 
     def part_types(self) -> tuple[CqlType, ...]:
         return (self._element,)
+
+
+class ListType(_OfElements):
+    """Values are Python lists."""
+
+    name = "list"
 
     def serialize(self, value: object) -> bytes:
         if not isinstance(value, list | tuple):
@@ -145,21 +149,10 @@ class ListType(CollectionType):
         return "[" + ", ".join(self._element.format(item) for item in items) + "]"
 
 
-class SetType(CollectionType):
+class SetType(_OfElements):
     """Values are Python lists, sorted by the element type and unique (any iterable is accepted)."""
 
     name = "set"
-
-    def __init__(self, element: CqlType, *, frozen: bool) -> None:
-        super().__init__(f"set<{element.text}>", frozen)
-        self._element = element
-
-    @property
-    def element(self) -> CqlType:
-        return self._element
-
-    def part_types(self) -> tuple[CqlType, ...]:
-        return (self._element,)
 
     def join(self, parts: Iterable[bytes]) -> bytes:
         unique = sorted(dict.fromkeys(parts), key=self._element.sort_key)
