@@ -42,7 +42,7 @@ def with_options(cluster: ClusterMetadata, **options: str) -> ClusterMetadata:
     keyspace, table = cluster.schema.by_name["ks"], cluster.table(TABLE_ID)
     assert table is not None
     changed = msgspec.structs.replace(table, options=checked_options(tuple(options.items())))
-    head = KeyspaceHead("ks", keyspace.replication, epoch=1)
+    head = KeyspaceHead("ks", keyspace.replication, epoch=1, group=1)
     schema = schema_of([keyspace_of(head, (changed,))], 2)
     return cluster.changed(SCHEMA.set(schema))
 
