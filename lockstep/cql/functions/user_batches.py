@@ -92,6 +92,9 @@ datetime.datetime.strptime("1970 +0000", "%Y %z")
 
 
 def _imported(name: str, *_: Any) -> SimpleNamespace:
+    if name == "_strptime":
+        # From Python 3.12 on `strptime` asks for it so, and takes what is loaded already.
+        return SimpleNamespace()
     if name not in MODULES:
         raise ImportError(f"module {name} is not available")
     return MODULES[name]
