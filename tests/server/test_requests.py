@@ -41,6 +41,7 @@ class Asked(Requests):
                         requests=requests_of(own),
                         directory=Directory(),
                         excluded_by_node={},
+                        degraded=(),
                         epoch=7,
                     ),
                     topology=SimpleNamespace(blocking=(), progress={}, said={}, moved=Moved(lambda: 1)),
