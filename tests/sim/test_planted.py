@@ -54,6 +54,7 @@ BROUGHT_ABOUT: dict[str, Callable[[], object]] = {
         test_fences.test_a_write_is_refused_after_it_was_executed_when_the_fence_passed_it_meanwhile
     ),
     "purge_in_sessions": test_purging.hold_by_a_session,
+    "deletions_dated_by_the_clock": test_purging.delete_once_the_clock_was_set_back,
     "repair_by_the_drivers_clock": test_purging.repair_by_a_driver_that_is_ahead,
     "kept_by_ones_own_clock": test_purging.repair_while_a_clock_was_ahead,
     "hints_of_former_replicas_dropped": test_hints.remove_the_only_one_that_has_a_hint,

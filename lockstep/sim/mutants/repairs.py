@@ -222,10 +222,10 @@ def _kept_by_ones_own_clock() -> contextlib.AbstractContextManager[None]:
 PURGING = (
     Planted("purge_unrepaired", "deleted rows return", "purge", _purge_unrepaired),
     Planted("purge_newest_fragment", "deleted rows return", "purge", _purge_newest_fragment),
-    Planted("deletions_dated_by_the_clock", "deleted rows return", "purge", _deletions_dated_by_the_clock),
 )
 #: What a test brings about.
 DIRECTED = (
+    Planted("deletions_dated_by_the_clock", "deleted rows return", "", _deletions_dated_by_the_clock),
     Planted("purge_in_sessions", "older data arrives after its deletion", "", _purge_in_sessions),
     Planted("repair_by_the_drivers_clock", "deleted rows return", "", _repair_by_the_drivers_clock),
     Planted("kept_by_ones_own_clock", "deleted rows return", "", _kept_by_ones_own_clock),
