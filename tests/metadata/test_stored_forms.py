@@ -97,7 +97,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "VotersRecord": {
         "voters": (), "configuration_index": 0, "epoch": 0, "recovery_generation": 0, "index": 0,
     },
-    "management_commands.Repair": {"kind": "founding", "actor": "", "detail": b""},
+    "management.Repair": {"kind": "founding", "actor": "", "detail": b""},
     "Host": {"node_id": 0},
     "Former": {"repair": Repair()},
     "Found": {"repair": Repair(), "former": ()},
@@ -162,4 +162,4 @@ def test_tags_and_formats_stay() -> None:
     tags = [kind.__struct_config__.tag for kind in (Found, Admit, Expel, RecordVoters)]
     assert tags == [1, 2, 3, 4]
     formats = management.SNAPSHOT_FORMAT, snapshot_file.FORMAT, snapshot_file.FORMAT_VERSION
-    assert formats == (1, "lockstep-metadata", 2)
+    assert formats == (1, "lockstep-metadata", 3)

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Final
 from lockstep.metadata.access import roles
 from lockstep.node.settings import AdminSection
 from lockstep.runtime.ports import Runtime
-from lockstep.server.admin.http import HttpRequest
 from lockstep.server.auth.permits import SUPERUSER, Needs, Permits, Session
 from lockstep.values.errors import BadCredentials, ConfigurationError, LockstepError, Unauthorized
 
 if TYPE_CHECKING:
+    from lockstep.server.admin.http import HttpRequest
     from lockstep.server.auth.authentication import Authentication
 
 
