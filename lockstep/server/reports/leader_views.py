@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -22,12 +22,14 @@ from lockstep.metadata.directory import NodeInfo, NodeState
 from lockstep.node.log.messages import GroupReport
 from lockstep.node.log.raft_driver import MANAGEMENT_GROUP, METADATA_GROUP
 from lockstep.node.services import NodeServices
-from lockstep.server.admin.http import HttpRequest
 from lockstep.server.views.virtual import VirtualRow
 from lockstep.server.views.work_views import repair_rows
 from lockstep.values.errors import ConfigurationError, LockstepError, PeerUnreachable
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import ADMIN_FORWARD_TIMEOUT_MS
+
+if TYPE_CHECKING:
+    from lockstep.server.admin.http import HttpRequest
 
 Document = dict[str, Any]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -23,12 +23,14 @@ from lockstep.metadata.operations import Body
 from lockstep.node.log.metadata_past import Past
 from lockstep.node.services import NodeServices
 from lockstep.schema.model import Replication
-from lockstep.server.admin.http import HttpRequest
 from lockstep.topology import story
 from lockstep.values.errors import CannotApply, ConfigurationError
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import ENTRIES_PER_TURN_MAX, LOG_FETCH_ENTRIES_MAX, STORY_EVENTS_MAX
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
+
+if TYPE_CHECKING:
+    from lockstep.server.admin.http import HttpRequest
 
 #: A summary is one line of a table.
 _SUMMARY_CHARACTERS_MAX = 200
