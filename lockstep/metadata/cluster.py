@@ -28,12 +28,13 @@ from lockstep.metadata.extensions import EXTENSIONS, Extensions
 from lockstep.metadata.groups.service import SERVICE, Service
 from lockstep.metadata.log.entries import HASH_BYTES
 from lockstep.metadata.log.recent_ids import RECENT_IDS, RecentIds
-from lockstep.metadata.operations import OPERATIONS, Lock, Operation, Operations, Session
+from lockstep.metadata.operations import OPERATIONS, Operation, Operations, Session
 from lockstep.metadata.part import Change, Parts, Registered
 from lockstep.metadata.parts import REGISTERED
 from lockstep.metadata.repairs import REPAIRS, Repairs
 from lockstep.metadata.requests import REQUESTS, Requests
 from lockstep.metadata.schema_part import PLACEMENTS, SCHEMA
+from lockstep.metadata.transitions import TRANSITIONS, Transitions
 from lockstep.placement.placements import Placements, ReplicaGroup
 from lockstep.schema.model import Schema, Table
 from lockstep.values.ids import NodeId
@@ -72,7 +73,7 @@ class ClusterMetadata(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def running(self) -> Operations:
-        """Running operations with their locks and sessions."""
+        """Running operations with their sessions."""
         return self.parts[OPERATIONS]
 
     @property
@@ -80,12 +81,13 @@ class ClusterMetadata(msgspec.Struct, frozen=True, dict=True):
         return self.running.running
 
     @property
-    def locks(self) -> tuple[Lock, ...]:
-        return self.running.locks
-
-    @property
     def sessions(self) -> tuple[Session, ...]:
         return self.running.sessions
+
+    @cached_property
+    def transitions(self) -> Transitions:
+        """The ranges that are on their way to other replicas."""
+        return self.parts[TRANSITIONS]
 
     @property
     def next_operation_id(self) -> int:

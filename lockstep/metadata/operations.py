@@ -1,7 +1,8 @@
-"""Running topology operations, their locks and sessions, as values inside the metadata.
+"""Running topology operations and their sessions, as values inside the metadata.
 
 Everything a coordinator needs to continue an operation is here, so that any node can. What the stages
-mean is said by topology.stages; this module only names them.
+mean is said by topology.stages; this module only names them. Which ranges an operation moves is in
+`metadata.transitions`.
 """
 
 from __future__ import annotations
@@ -15,9 +16,7 @@ import msgspec
 
 from lockstep.metadata.log.comparison import Difference, compare
 from lockstep.metadata.part import Item, Part, collected, digest_of, digest_of_each
-from lockstep.schema.model import Replication
 from lockstep.values.ids import NodeId
-from lockstep.values.tokens import Range
 
 
 class About(msgspec.Struct, frozen=True):
@@ -83,40 +82,6 @@ class Stage(enum.StrEnum):
     ROLLBACK_TO_NORMAL = "rollback_to_normal"
 
 
-class Transition(msgspec.Struct, frozen=True, array_like=True):
-    """One range on its way from the replicas `old` to the replicas `new` (ring order, primary first).
-
-    `group` is the placement group. `replication`: what counts follow, until `new` is read where there is a
-    `new_replication`; that is None but where the replication of the group changes.
-    """
-
-    group: int
-    range: Range
-    old: tuple[NodeId, ...]
-    new: tuple[NodeId, ...]
-    replication: Replication
-    new_replication: Replication | None = None
-
-    @property
-    def replication_after(self) -> Replication:
-        """The setting that counts once `new` is read."""
-        return self.replication if self.new_replication is None else self.new_replication
-
-    @property
-    def gained(self) -> tuple[NodeId, ...]:
-        """Pending replicas: they receive the range."""
-        return tuple(node for node in self.new if node not in self.old)
-
-    @property
-    def lost(self) -> tuple[NodeId, ...]:
-        """Replicas that give the range up."""
-        return tuple(node for node in self.old if node not in self.new)
-
-    @property
-    def union(self) -> tuple[NodeId, ...]:
-        return self.old + self.gained
-
-
 class Operation(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """A topology operation in progress.
 
@@ -131,7 +96,6 @@ class Operation(msgspec.Struct, frozen=True, array_like=True, dict=True):
     tokens: tuple[int, ...]
     stage: Stage
     stage_epoch: int
-    transitions: tuple[Transition, ...]
     session_id: str = ""
     history: tuple[tuple[Stage, int], ...] = ()
     cancel_reason: str = ""
@@ -159,21 +123,6 @@ class Operation(msgspec.Struct, frozen=True, array_like=True, dict=True):
         return f"operation {self.id} ({about.kind} of node {about.node})"
 
 
-class Lock(msgspec.Struct, frozen=True, array_like=True, dict=True):
-    """The ranges, with their placement groups, that an operation may change; nobody else may until it is
-    released."""
-
-    operation_id: int
-    ranges: tuple[tuple[int, Range], ...]
-
-    def conflict(self, group: int, wanted: Range) -> Range | None:
-        """A locked range of the placement group that shares tokens with `wanted`."""
-        for held_group, held in self.ranges:
-            if held_group == group and held.intersects(wanted):
-                return held
-        return None
-
-
 class Session(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """Under which work may have side effects; its absence from the metadata fences stragglers."""
 
@@ -184,11 +133,9 @@ class Session(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
 
 class Operations(msgspec.Struct, frozen=True, dict=True):
-    """What runs: all sorted by operation id; one lock belongs to each operation, and a session to each that
-    has work under way."""
+    """What runs: all sorted by operation id; a session belongs to each operation that has work under way."""
 
     running: tuple[Operation, ...] = ()
-    locks: tuple[Lock, ...] = ()
     sessions: tuple[Session, ...] = ()
     next_id: int = 1
 
@@ -200,10 +147,31 @@ class Operations(msgspec.Struct, frozen=True, dict=True):
     def sessions_by_id(self) -> dict[str, Session]:
         return {session.id: session for session in self.sessions}
 
+    def with_changed(self, changed: Operation) -> Operations:
+        """With another value of an operation that runs, whose session is that of its stage, or as the last
+        one."""
+        others = [one for one in self.running if one.id < changed.id]
+        later = [one for one in self.running if one.id > changed.id]
+        sessions = [one for one in self.sessions if one.operation_id != changed.id]
+        if changed.session_id:
+            sessions.append(Session(changed.session_id, changed.id, changed.stage, changed.stage_epoch))
+        return Operations(
+            (*others, changed, *later),
+            tuple(sorted(sessions, key=lambda session: session.operation_id)),
+            max(self.next_id, changed.id + 1),
+        )
+
+    def without(self, operation_id: int) -> Operations:
+        """Without an operation that has ended, and its session."""
+        return Operations(
+            tuple(one for one in self.running if one.id != operation_id),
+            tuple(one for one in self.sessions if one.operation_id != operation_id),
+            self.next_id,
+        )
+
     def validate(self) -> None:
         ids = [operation.id for operation in self.running]
         assert ids == sorted(set(ids)), "operations are sorted by id"
-        assert [lock.operation_id for lock in self.locks] == ids, "every operation holds one lock"
         assert not ids or ids[-1] < self.next_id, "operation ids are never reused"
         open_sessions = [operation.session_id for operation in self.running if operation.session_id]
         assert sorted(s.id for s in self.sessions) == sorted(open_sessions), "sessions match operations"
@@ -213,23 +181,22 @@ NO_OPERATIONS = Operations()
 
 
 def _items(value: Operations) -> Iterator[Item]:
-    for kind, elements in enumerate((value.running, value.locks, value.sessions)):
+    for kind, elements in enumerate((value.running, value.sessions)):
         for element in elements:
             yield kind, element
-    yield 3, value.next_id
+    yield 2, value.next_id
 
 
 def _of_items(items: Sequence[Item]) -> Operations:
-    lists: tuple[list[Any], ...] = ([], [], [], [])
+    lists: tuple[list[Any], ...] = ([], [], [])
     for kind, value in items:
         lists[kind].append(value)
-    running, locks, sessions, next_id = lists
-    return Operations(tuple(running), tuple(locks), tuple(sessions), *next_id)
+    running, sessions, next_id = lists
+    return Operations(tuple(running), tuple(sessions), *next_id)
 
 
 def _compare(path: str, before: Operations, after: Operations) -> Iterator[Difference]:
     yield from compare("operations", before.running, after.running)
-    yield from compare("locks", before.locks, after.locks)
     yield from compare("sessions", before.sessions, after.sessions)
     yield from compare("next_operation_id", before.next_id, after.next_id)
 
@@ -239,12 +206,11 @@ OPERATIONS: Final[Part[Operations]] = Part(
     number=5,
     empty=NO_OPERATIONS,
     items=_items,
-    kinds=(Operation, Lock, Session, int),
+    kinds=(Operation, Session, int),
     builder=collected(_of_items),
     digest=lambda value: digest_of(
         (
             digest_of_each(value.running, value.next_id),
-            digest_of_each(value.locks),
             digest_of_each(value.sessions),
         )
     ),

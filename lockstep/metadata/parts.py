@@ -16,6 +16,7 @@ from lockstep.metadata.part import Part, Registered
 from lockstep.metadata.repairs import REPAIRS
 from lockstep.metadata.requests import REQUESTS
 from lockstep.metadata.schema_part import PLACEMENTS, SCHEMA
+from lockstep.metadata.transitions import TRANSITIONS
 
 PARTS: Final[tuple[Part[Any], ...]] = (
     IDENTITY,
@@ -33,6 +34,7 @@ PARTS: Final[tuple[Part[Any], ...]] = (
     REPAIRS,
     ACCESS,
     RECENT_IDS,
+    TRANSITIONS,
 )
 #: What there is when no room above adds a part.
 REGISTERED: Final = Registered(PARTS)

@@ -264,7 +264,7 @@ class Watch:
                 if former is not None:
                     self._released(before, former)
                     self._emptied.left(before, former)
-                self._emptied.entered(operation)
+                self._emptied.entered(after, operation)
                 if operation.stage is Stage.WRITE_BOTH_READ_OLD:
                     self._inspect_pending(after, operation)
                 elif operation.stage is Stage.WRITE_BOTH_READ_NEW:
@@ -307,7 +307,7 @@ class Watch:
         only: dict[int, list[Range]] | None = None
         if operation is not None:
             only = {}
-            for transition in operation.transitions:
+            for transition in metadata.transitions.of(operation.id):
                 only.setdefault(transition.group, []).append(transition.range)
         contents = self.disks(metadata)
         writes = AcknowledgedWrites(cluster.history.events, self._rows)
@@ -350,7 +350,8 @@ class Watch:
         return found
 
     def _inspect_pending(self, metadata: ClusterMetadata, operation: Operation) -> None:
-        pending = {node: None for transition in operation.transitions for node in transition.gained}
+        moving = metadata.transitions.of(operation.id)
+        pending = {node: None for transition in moving for node in transition.gained}
         for node in pending:
             content = self._content(self.cluster.name_of(node))
             check_wiped(metadata, operation, content, node)

@@ -18,7 +18,8 @@ from functools import partial
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.operations import Operation, Stage, Transition
+from lockstep.metadata.operations import Operation, Stage
+from lockstep.metadata.transitions import Transition
 from lockstep.placement.quorums import DcOf, dc_factors, majority
 from lockstep.schema.model import Replication
 from lockstep.topology.kind import stage_row
@@ -106,7 +107,7 @@ def barrier_need(
     walked = memo_from(
         operation,
         "_walked",
-        (cluster.directory, cluster.degraded),
+        (cluster.directory, cluster.degraded, cluster.transitions.of(operation.id)),
         None,
         partial(_walked, operation, cluster),
     )
@@ -135,14 +136,16 @@ def _walked(operation: Operation, cluster: ClusterMetadata) -> _Walked:
     row, dc_of = stage_row(operation), cluster.directory.dc_by_id.__getitem__
     groups: dict[GroupNeed, None] = {}
     touched: dict[NodeId, None] = {}
-    for transition in operation.transitions:
+    pending: dict[NodeId, None] = {}
+    for transition in cluster.transitions.of(operation.id):
         touched.update(dict.fromkeys(transition.union))
+        pending.update(dict.fromkeys(transition.gained))
         for side in row.in_use:
             for need in _group_needs(transition, side, row, dc_of):
                 groups[need] = None
     return _Walked(
         tuple(groups),
-        _must_see(row, operation),
+        _must_see(row, operation, tuple(sorted(pending))),
         tuple(sorted(touched)),
         _may_hold_guards(operation, cluster),
     )
@@ -162,14 +165,10 @@ def _may_hold_guards(operation: Operation, cluster: ClusterMetadata) -> tuple[No
     return (operation.node,) if former.work is Work.REBUILD else ()
 
 
-def _pending(operation: Operation) -> tuple[NodeId, ...]:
-    return tuple(sorted({node for transition in operation.transitions for node in transition.gained}))
-
-
-def _must_see(row: StageRow, operation: Operation) -> tuple[NodeId, ...]:
+def _must_see(row: StageRow, operation: Operation, pending: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
     """Pending replicas even when their work is done: a coordinator that is new has not heard of it."""
     if row.work in (Work.WIPE, Work.STREAM):
-        return _pending(operation)
+        return pending
     return (operation.node,) if row.work is Work.REBUILD else ()
 
 

@@ -21,11 +21,11 @@ from lockstep.metadata.directory import DIRECTORY, EXCLUDED, NodeState
 from lockstep.metadata.groups.membership import without_leaving
 from lockstep.metadata.groups.service import SERVICE, Service
 from lockstep.metadata.log.registry import EntryKind
-from lockstep.metadata.operations import Transition
 from lockstep.metadata.requests import REQUESTS
 from lockstep.metadata.requests import without_node as without_node_requests
 from lockstep.metadata.schema_part import PLACEMENTS
 from lockstep.metadata.transformations import refuse_before_initialize
+from lockstep.metadata.transitions import Transition
 from lockstep.placement.deltas import Delta, GroupChange, changes, merged, with_groups
 from lockstep.placement.placements import RingPlacement
 from lockstep.topology.planning import refuse_voter

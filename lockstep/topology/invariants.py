@@ -1,9 +1,9 @@
 """What must hold at every epoch and between neighbouring epochs, as functions that list violations.
 
 Ids are those of the design: PLC-1 replicas and coverage, PLC-2 adjacent quorums, PLC-3 (static half) new
-readers were writers, PLC-4 stale coordinators, OP-1 locks and operations, REQ-1 and REQ-2 requests (see
-topology.request_invariants). Used by checkers and tests, never by production decisions; counts are made
-independently of the code that computed the placements.
+readers were writers, PLC-4 stale coordinators, OP-1 operations and the ranges they hold, REQ-1 and REQ-2
+requests (see topology.request_invariants). Used by checkers and tests, never by production decisions; counts
+are made independently of the code that computed the placements.
 
 What must hold of requests at every epoch and between neighbours, as a function that lists violations.
 
@@ -14,18 +14,22 @@ its request, none for two, and one live request a node.
 
 from __future__ import annotations
 
+import itertools
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import Directory, NodeState
-from lockstep.metadata.operations import Operation, Stage, Transition
+from lockstep.metadata.operations import Operation, Stage
 from lockstep.metadata.requests import Request, RequestState
+from lockstep.metadata.transitions import Transition
 from lockstep.placement.placements import PlacedRange, ReplicaGroup, RingPlacement
 from lockstep.placement.quorums import adjacent_safe, dc_factors, intersects, majority
 from lockstep.schema.model import Replication
 from lockstep.topology.kind import kind_of, moves_nothing, stage_row
+from lockstep.topology.planning import holder_of
 from lockstep.topology.stages import Side
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
@@ -101,7 +105,7 @@ def violations(before: ClusterMetadata, after: ClusterMetadata) -> tuple[str, ..
     """Everything wrong with `after` and with the step from `before` to it (adjacent epochs)."""
     return (
         *check_replica_counts(after),
-        *check_locks(after),
+        *check_transitions(after),
         *check_adjacent(before, after),
         *check_endings(before, after),
         *check_requests(before, after),
@@ -111,25 +115,46 @@ def violations(before: ClusterMetadata, after: ClusterMetadata) -> tuple[str, ..
 def check_replica_counts(cluster: ClusterMetadata) -> tuple[str, ...]:
     """PLC-1: full coverage; min(factor, eligible) readers (per data centre); writers as the stage says."""
     found: list[str] = []
+    by_group = _by_group(cluster)
     for ring in cluster.placements.rings:
         try:
             ring.validate()
         except AssertionError as problem:
             found.append(f"PLC-1: {problem}")
             continue
+        transitions = by_group.get(ring.id, [])
+        rights = [transition.range.right for transition in transitions]
         for placed in ring.ranges:
-            found.extend(_range_problems(cluster, ring, placed))
+            at = bisect_right(rights, placed.range.left)
+            moving = itertools.takewhile(
+                lambda t, placed=placed: t.range.intersects(placed.range),  # type: ignore[misc]
+                itertools.islice(transitions, at, None),
+            )
+            found.extend(_range_problems(cluster, ring, placed, list(moving)))
     return tuple(found)
 
 
-def _range_problems(cluster: ClusterMetadata, ring: RingPlacement, placed: PlacedRange) -> Iterator[str]:
+def _by_group(cluster: ClusterMetadata) -> dict[int, list[Transition]]:
+    """All transitions, and those that an operation has and a look-up does not find, by group and range."""
+    everyone = {one: None for _, one in cluster.transitions.tree.items()}
+    for operation_id in cluster.transitions.owned:
+        everyone.update(dict.fromkeys(cluster.transitions.of(operation_id)))
+    found: dict[int, list[Transition]] = {}
+    for one in sorted(everyone, key=lambda t: (t.group, t.range.right, t.range.left)):
+        found.setdefault(one.group, []).append(one)
+    return found
+
+
+def _range_problems(
+    cluster: ClusterMetadata, ring: RingPlacement, placed: PlacedRange, moving: Sequence[Transition]
+) -> Iterator[str]:
     replication = ring.replication
     where = f"PLC-1: {replication.strategy} ({placed.range.left}, {placed.range.right}]"
-    moving = [(o, t) for o, t in _transitions(cluster, ring.id) if t.range.intersects(placed.range)]
     if len(moving) > 1:
-        yield f"{where}: changed by {moving[0][0].title()} and {moving[1][0].title()}"
+        yield f"{where}: changed by {holder_of(cluster, moving[0])} and {holder_of(cluster, moving[1])}"
         return
-    operation, transition = moving[0] if moving else (None, None)
+    transition = moving[0] if moving else None
+    operation = cluster.operations_by_id.get(transition.operation_id) if transition is not None else None
     eligible = _eligible(cluster.directory, operation)
     for dc, factor in dc_factors(replication) or (("", replication.total),):
         readers = [n for n in placed.group.reads if dc in ("", cluster.directory.dc_by_id[n])]
@@ -165,29 +190,26 @@ def _eligible(directory: Directory, operation: Operation | None) -> dict[NodeId,
     return eligible
 
 
-def _transitions(cluster: ClusterMetadata, group: int) -> Iterator[tuple[Operation, Transition]]:
-    for operation in cluster.operations:
-        for transition in operation.transitions:
-            if transition.group == group:
-                yield operation, transition
-
-
-def check_locks(cluster: ClusterMetadata) -> tuple[str, ...]:
-    """OP-1, in one value: locks are exactly the transitions of the operations, and disjoint."""
+def check_transitions(cluster: ClusterMetadata) -> tuple[str, ...]:
+    """OP-1, in one value: who holds ranges runs, and holds each placed range alone."""
     found: list[str] = []
-    locks = {lock.operation_id: lock for lock in cluster.locks}
-    if sorted(locks) != [operation.id for operation in cluster.operations]:
-        found.append(f"OP-1: locks of {sorted(locks)}, operations {[o.id for o in cluster.operations]}")
     for operation in cluster.operations:
         found.extend(kind_of(operation).running_problems(cluster, operation))
-        lock = locks.get(operation.id)
-        wanted = tuple((t.group, t.range) for t in operation.transitions)
-        if lock is not None and lock.ranges != wanted:
-            found.append(f"OP-1: the lock of {operation.title()} is not its ranges")
-    for at, lock in enumerate(cluster.locks):
-        for other in cluster.locks[at + 1 :]:
-            if any(other.conflict(group, range_) for group, range_ in lock.ranges):
-                found.append(f"OP-1: operations {lock.operation_id} and {other.operation_id} lock one range")
+    running = {operation.id for operation in cluster.operations}
+    gone = set(cluster.transitions.owned) - running
+    found.extend(f"OP-1: operation {one} has ended and holds ranges" for one in sorted(gone))
+    for group, transitions in _by_group(cluster).items():
+        ring = cluster.placements.by_id.get(group)
+        for one, next_ in itertools.pairwise(transitions):
+            if one.range.intersects(next_.range):
+                ids = sorted((one.operation_id, next_.operation_id))
+                found.append(f"OP-1: operations {ids[0]} and {ids[1]} hold one range")
+        for one in transitions:
+            where = f"({one.range.left}, {one.range.right}]"
+            if ring is None or ring.range_at(one.range.right).range != one.range:
+                found.append(f"OP-1: {where} of group {group} is on its way, and no placed range")
+            elif cluster.transitions.at(group, one.range.right) is not one:
+                found.append(f"OP-1: {where} of operation {one.operation_id} is not found as its range's")
     return tuple(found)
 
 
@@ -262,7 +284,7 @@ def check_endings(before: ClusterMetadata, after: ClusterMetadata) -> tuple[str,
         if operation.id in after.operations_by_id:
             continue
         kind, about = kind_of(operation), operation.about
-        found.extend(kind.end_problems(after, operation))
+        found.extend(kind.end_problems(before, after, operation))
         if kind.ring is None:
             continue
         node = after.directory.by_id[about.node]
@@ -279,12 +301,14 @@ def check_endings(before: ClusterMetadata, after: ClusterMetadata) -> tuple[str,
             found.append(f"OP-1: {operation.title()} ended in stage {operation.stage}")
         if node.state is not state:
             found.append(f"OP-1: {operation.title()} left its node {node.state}")
-        found.extend(_restored(after, operation, side))
+        found.extend(_restored(before, after, operation, side))
     return tuple(found)
 
 
-def _restored(after: ClusterMetadata, operation: Operation, side: Side) -> Iterator[str]:
-    for transition in operation.transitions:
+def _restored(
+    before: ClusterMetadata, after: ClusterMetadata, operation: Operation, side: Side
+) -> Iterator[str]:
+    for transition in before.transitions.of(operation.id):
         wanted = transition.old if side is Side.OLD else transition.new
         for placed in after.placements.ring(transition.group).overlapping(transition.range):
             if placed.group.reads != wanted or placed.group.writes != wanted:
@@ -292,12 +316,12 @@ def _restored(after: ClusterMetadata, operation: Operation, side: Side) -> Itera
 
 
 def check_restored(before: ClusterMetadata, after: ClusterMetadata) -> tuple[str, ...]:
-    """OP-1 for a cancelled operation: placements, owners and locks are those before it was prepared."""
+    """OP-1 for a cancelled operation: placements, owners and held ranges are those before it was prepared."""
     found: list[str] = []
     if before.directory.owners != after.directory.owners:
         found.append("OP-1: the token owners differ after a cancel")
-    if before.locks != after.locks:
-        found.append("OP-1: the locks differ after a cancel")
+    if before.transitions.tree != after.transitions.tree:
+        found.append("OP-1: the ranges on their way differ after a cancel")
     if _shape(before) != _shape(after):
         found.append("OP-1: the placements differ after a cancel")
     return tuple(found)

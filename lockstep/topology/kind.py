@@ -13,8 +13,9 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import Directory, NodeInfo, NodeState
-from lockstep.metadata.operations import Body, Operation, Stage, Transition
+from lockstep.metadata.operations import Body, Operation, Stage
 from lockstep.metadata.requests import Request
+from lockstep.metadata.transitions import Transition
 from lockstep.placement.quorums import DcOf
 from lockstep.topology.stages import StageRow, StreamTask
 from lockstep.values.ids import NodeId
@@ -109,7 +110,9 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     way_out: Callable[[Operation], str] = lambda operation: ""
     #: What is wrong with one that runs, and with the value after one that has ended, beside what all have.
     running_problems: Callable[[ClusterMetadata, Operation], Iterable[str]] = lambda cluster, operation: ()
-    end_problems: Callable[[ClusterMetadata, Operation], Iterable[str]] = lambda after, operation: ()
+    end_problems: Callable[[ClusterMetadata, ClusterMetadata, Operation], Iterable[str]] = (
+        lambda before, after, operation: ()
+    )
 
     @property
     def is_global(self) -> bool:

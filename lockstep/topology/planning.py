@@ -1,16 +1,15 @@
 """Planning an operation, which ranges change, from which replicas to which, and whether it may be, and what
-goes with one that runs: its cuts of the rings, its lock and its session.
+goes with one that runs: its cuts of the rings, its transitions and its session.
 
 Invariant: a plan holds whichever of the running operations finish or are cancelled. It is refused when an
-outcome would change it, or when it touches a locked range. So it is computed against every combination of
-outcomes of the operations that it touches; others cannot change it. A lock holds exactly the ranges of the
-operation's transitions, and a session is open exactly while the operation is in a stage with work.
+outcome would change it, or when it touches a range on its way. So it is computed against every combination
+of outcomes of the operations that it touches; others cannot change it. Whoever looks for ranges on their way
+asks for those that are wanted. A session is open exactly while the operation is in a stage with work.
 """
 
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
@@ -18,8 +17,9 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.conflicts import TABLE, Held, Wanted, refuse_during
 from lockstep.metadata.directory import Directory, NodeInfo
-from lockstep.metadata.operations import Body, Lock, Operation, Session, Stage, Transition
+from lockstep.metadata.operations import Body, Operation, Stage
 from lockstep.metadata.transformations import refuse_before_initialize
+from lockstep.metadata.transitions import Transition, Transitions
 from lockstep.placement.circle import Circle, Owner
 from lockstep.placement.deltas import Delta, changes, cut, merged, plan_of
 from lockstep.placement.placements import Placements, ReplicaGroup, RingPlacement
@@ -31,7 +31,7 @@ from lockstep.topology.streams import lost_copies
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import PARALLEL_OPERATIONS_MAX
-from lockstep.values.tokens import Range, any_within, first_shared
+from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range, any_within
 
 _NOBODY = NodeId(0)
 #: How a plan says that an excluded node is in its way; whoever reads refusals looks for it.
@@ -106,17 +106,17 @@ def circle_with(directory: Directory, changes: Sequence[Change]) -> Circle:
 def plan(cluster: ClusterMetadata, mine: Change) -> tuple[Transition, ...]:
     """The transitions of a new operation, by placement group and range.
 
-    Raises Rejected when a range is locked, when the outcome of a running operation would change the
+    Raises Rejected when a range is held, when the outcome of a running operation would change the
     plan, when a step would let a read miss an acknowledged write, or when the node that is given up as
     dead has the only copies of some.
     """
     transitions: list[Transition] = []
     for ring in cluster.placements.rings:
         deltas = _deltas(cluster.directory, ring.replication, [], mine)
-        _refuse_locked(cluster, ring, deltas)
+        _refuse_held(cluster, ring, deltas)
         for done in _outcomes(_touching(cluster, ring.id, deltas, mine)):
             others = _deltas(cluster.directory, ring.replication, done, mine)
-            _refuse_locked(cluster, ring, others)
+            _refuse_held(cluster, ring, others)
             if others != deltas:
                 holders = ", ".join(operation.title() for operation in cluster.operations)
                 raise Rejected(
@@ -165,7 +165,7 @@ def _touching(cluster: ClusterMetadata, group: int, deltas: Sequence[Delta], min
 
     The replicas of a range follow from its own token and the replicas of the next range. So the changes of
     two operations do not see each other where neither changes a token in, or at the end of, a range that the
-    other changes; those of a running one are what it locked.
+    other changes; those of a running one are its transitions.
     """
     directory = cluster.directory
     if not cluster.operations:
@@ -173,16 +173,19 @@ def _touching(cluster: ClusterMetadata, group: int, deltas: Sequence[Delta], min
     refilled_node = mine.body.about.node if ring_of(mine.body).is_refill else _NOBODY
     moved = directory.circle.changed_tokens(circle_with(directory, [mine]))
     mine_closed = [delta.range for delta in deltas]
+    ring, transitions = cluster.placements.ring(group), cluster.transitions
+    # The range that a token ends has a neighbour that begins there.
+    near = [transitions.holder_at(ring, at) for token in moved for at in (token, token + 1)]
+    met = {transition.operation_id for transition in near if transition is not None}
     found = []
     for operation in cluster.operations:
         if operation.stage is Stage.ROLLBACK_TO_NORMAL or ring_of(operation).is_refill:
             continue
         theirs = directory.circle.changed_tokens(circle_with(directory, [change_of(operation)]))
-        held = [t.range for t in operation.transitions if t.group == group]
         refilled = refilled_node and any(
-            refilled_node in t.new for t in operation.transitions if t.group == group
+            refilled_node in t.new for t in transitions.of(operation.id) if t.group == group
         )
-        if refilled or any_within(theirs, mine_closed) or any_within(moved, held):
+        if refilled or any_within(theirs, mine_closed) or operation.id in met:
             found.append(operation)
     return found
 
@@ -205,16 +208,21 @@ def _deltas(
     return changes(replication, before, circle_with(directory, [*done, mine]))
 
 
-def _refuse_locked(cluster: ClusterMetadata, ring: RingPlacement, deltas: Sequence[Delta]) -> None:
-    wanted = [delta.range for delta in deltas]
-    for lock in cluster.locks:
-        held = first_shared([range_ for group, range_ in lock.ranges if group == ring.id], wanted)
-        if held is not None:
-            holder = cluster.operations_by_id[lock.operation_id]
-            raise Rejected(
-                f"{holder.title()} holds range ({held.left}, {held.right}] of {ring.replication.strategy}",
-                hint="wait for it to finish (`lockstep topology watch`) or cancel it",
-            )
+def _refuse_held(cluster: ClusterMetadata, ring: RingPlacement, deltas: Sequence[Delta]) -> None:
+    """Names the holder that began first of all that are in the way."""
+    held = [found for delta in deltas for found in cluster.transitions.held(ring, delta.range)]
+    if held:
+        first = min(held, key=lambda transition: transition.operation_id)
+        where = f"range ({first.range.left}, {first.range.right}] of {ring.replication.strategy}"
+        raise Rejected(
+            f"{holder_of(cluster, first)} holds {where}",
+            hint="wait for it to finish (`lockstep topology watch`) or cancel it",
+        )
+
+
+def holder_of(cluster: ClusterMetadata, transition: Transition) -> str:
+    """How people refer to whoever holds a range."""
+    return cluster.operations_by_id[transition.operation_id].title()
 
 
 def differently_shaped(cluster: ClusterMetadata, transitions: Sequence[Transition]) -> list[Transition]:
@@ -277,37 +285,39 @@ def by_group(transitions: Sequence[Transition]) -> Mapping[int, list[Transition]
     return grouped
 
 
-def cuts(operation: Operation, group: int) -> list[int]:
-    """Tokens at which the operation keeps ranges apart: its own tokens and the ends of its transitions."""
-    ends = [t.range for t in operation.transitions if t.group == group]
-    return [*operation.tokens, *(range_.left for range_ in ends), *(range_.right for range_ in ends)]
+def laid_out(
+    cluster: ClusterMetadata, operation_id: int, wanted: Sequence[Transition]
+) -> tuple[Placements, Transitions]:
+    """The rings cut at the ends of the wanted transitions, and those of each placed range as all that the
+    operation has."""
+    rings: list[RingPlacement] = []
+    found: list[Transition] = []
+    for group, transitions in by_group(wanted).items():
+        ring = cut(cluster.placements.ring(group), _ends(transitions))
+        rings.append(ring)
+        for transition in transitions:
+            for placed in ring.inside(transition.range):
+                own = msgspec.structs.replace(transition, range=placed.range, operation_id=operation_id)
+                found.append(own)
+    return cluster.placements.with_rings(rings), cluster.transitions.begun(operation_id, found)
 
 
-def split(placements: Placements, operation: Operation) -> Placements:
-    rings = [cut(placements.ring(group), cuts(operation, group)) for group in by_group(operation.transitions)]
-    return placements.with_rings(tuple(rings))
-
-
-def merged_rings(placements: Placements, operation: Operation, others: Sequence[Operation]) -> Placements:
+def merged_rings(placements: Placements, ended: Sequence[Transition], others: Transitions) -> Placements:
+    """The rings without the cuts of what has ended, but those where another range begins or ends that is on
+    its way."""
     rings = []
-    for group in by_group(operation.transitions):
-        keep = [token for other in others for token in cuts(other, group)]
+    for group, transitions in by_group(ended).items():
         ring = placements.ring(group)
-        rings.append(merged(ring, keep, _inside(ring, operation)))
-    return placements.with_rings(tuple(rings))
+        ends = _ends(transitions)
+        keep = [end for end in ends if any(others.holder_at(ring, token) for token in (end, end + 1))]
+        rings.append(merged(ring, keep, ends))
+    return placements.with_rings(rings)
 
 
-def _inside(ring: RingPlacement, operation: Operation) -> list[int]:
-    """Where ranges may be joined when the operation ends: at its cuts, and within what it changed."""
-    found = cuts(operation, ring.id)
-    for transition in operation.transitions:
-        if transition.group == ring.id:
-            found.extend(placed.range.right for placed in ring.overlapping(transition.range))
-    return found
-
-
-def lock_of(operation: Operation) -> Lock:
-    return Lock(operation.id, tuple((t.group, t.range) for t in operation.transitions))
+def _ends(transitions: Sequence[Transition]) -> list[int]:
+    """Where the ranges begin and end within the ring, ascending."""
+    ends = {end for t in transitions for end in (t.range.left, t.range.right)}
+    return sorted(ends - {TOKEN_MIN, TOKEN_MAX})
 
 
 def session_id_of(operation: Operation) -> str:
@@ -330,14 +340,6 @@ def streaming_session(operation: Operation) -> str:
     return session_id_of(msgspec.structs.replace(operation, stage=stage))
 
 
-def with_session(sessions: Sequence[Session], operation: Operation) -> tuple[Session, ...]:
-    """Close the operation's former session and open that of its present stage, sorted by operation."""
-    kept = [session for session in sessions if session.operation_id != operation.id]
-    if operation.session_id:
-        kept.append(Session(operation.session_id, operation.id, operation.stage, operation.stage_epoch))
-    return tuple(sorted(kept, key=lambda session: session.operation_id))
-
-
 def passing(cluster: ClusterMetadata, group: int, range_: Range) -> Passing | None:
     """Where a range of a placement group is going while replicas are filled for other counts; else None.
 
@@ -347,8 +349,7 @@ def passing(cluster: ClusterMetadata, group: int, range_: Range) -> Passing | No
     operation = cluster.recounting.get(group)
     if operation is None or stage_row(operation).work is not Work.STREAM:
         return None
-    found = bisect_left(operation.transitions, range_.right, key=lambda t: t.range.right)
-    assert found < len(operation.transitions), "a change of replication has a transition for every range"
-    transition = operation.transitions[found]
-    assert transition.range.left <= range_.left, "a change of replication has a transition for every range"
+    transition = cluster.transitions.at(group, range_.right)
+    assert transition is not None, "a change of replication has a transition for every range"
+    assert transition.range == range_, "a transition covers one placed range"
     return Passing(transition.new, transition.replication_after)

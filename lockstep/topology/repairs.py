@@ -31,6 +31,7 @@ from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.placement.placements import RingPlacement
 from lockstep.schema.model import Keyspace
 from lockstep.topology.force_remove import MarkRepaired
+from lockstep.topology.planning import holder_of
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import REPAIRS_RUNNING_MAX, SERVICE_TEXT_CHARACTERS_MAX
@@ -157,13 +158,13 @@ def _refuse_part(cluster: ClusterMetadata, repairs: Repairs, part: RepairPart) -
     for operation in cluster.operations:
         if operation.about.keyspace == part.keyspace:
             raise Rejected(f"keyspace {part.keyspace} is not repaired during {operation.title()}", hint=_WAIT)
-    for lock in cluster.locks:
-        for range_ in part.ranges:
-            held = lock.conflict(part.group, range_)
-            if held is not None:
-                title = cluster.operations_by_id[lock.operation_id].title()
-                where = f"({held.left}, {held.right}]"
-                raise Rejected(f"{title} moves {where} of keyspace {part.keyspace}", hint=_WAIT)
+    ring = cluster.placements.ring(part.group)
+    held = (one for range_ in part.ranges for one in cluster.transitions.held(ring, range_))
+    first = min(held, key=lambda transition: transition.operation_id, default=None)
+    if first is not None:
+        where = f"({first.range.left}, {first.range.right}]"
+        holder = holder_of(cluster, first)
+        raise Rejected(f"{holder} moves {where} of keyspace {part.keyspace}", hint=_WAIT)
     for other in repairs.running:
         shared = other.overlap(part)
         if shared is not None:

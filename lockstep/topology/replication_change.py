@@ -1,7 +1,7 @@
 """The change of a keyspace's replication: what it may be, its steps, and the placement group that it has
 meanwhile.
 
-Invariant: a keyspace in change has a placement group of its own; every range of that is locked, each step is
+Invariant: a keyspace in change has a placement group of its own; every range of that is held, each step is
 proved for all of them before the first one begins, and another keyspace's group is never touched.
 
 The walk from one replication to another in single steps.
@@ -20,11 +20,11 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.conflicts import Held, holders
 from lockstep.metadata.degraded import DEGRADED, Degraded, carried
-from lockstep.metadata.operations import Transition
 from lockstep.metadata.requests import keyspace_busy
 from lockstep.metadata.schema_change import shared_group
 from lockstep.metadata.schema_part import PLACEMENTS, SCHEMA
 from lockstep.metadata.transformations import refuse_before_initialize
+from lockstep.metadata.transitions import Transition
 from lockstep.placement.deltas import paired, plan_of, same_placement
 from lockstep.placement.placements import Placements
 from lockstep.placement.quorums import dc_factors

@@ -18,7 +18,6 @@ request has been passed too often.
 from __future__ import annotations
 
 import enum
-from bisect import bisect_left
 from collections.abc import Callable
 
 import msgspec
@@ -32,7 +31,9 @@ from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.operations import Body, Operation, Stage
 from lockstep.metadata.requests import REQUESTS, Policy, Request, RequestState
 from lockstep.metadata.transformations import refuse_before_initialize
+from lockstep.metadata.transitions import Transition
 from lockstep.placement.quorums import dc_factors
+from lockstep.schema.model import Replication
 from lockstep.topology.kind import kind_of
 from lockstep.topology.planning import EXCLUDED as PLANNING_EXCLUDED
 from lockstep.topology.transformations import CancelOperation, preparation
@@ -47,7 +48,6 @@ from lockstep.values.limits import (
     SERVICE_TEXT_CHARACTERS_MAX,
 )
 from lockstep.values.memo import keep, kept
-from lockstep.values.tokens import Range
 
 
 def is_passed_over(cluster: ClusterMetadata, waiting: Request) -> bool:
@@ -58,45 +58,26 @@ def is_passed_over(cluster: ClusterMetadata, waiting: Request) -> bool:
     return passed >= REQUESTS_PASSED_MAX
 
 
-class HeldRanges:
-    """The locked ranges of one metadata value, to be asked about many requests."""
-
-    def __init__(self, cluster: ClusterMetadata) -> None:
-        self._cluster = cluster
-        held: dict[tuple[int, int], list[Range]] = {}
-        for lock in cluster.locks:
-            for group, range_ in lock.ranges:
-                ranges = held.setdefault((lock.operation_id, group), [])
-                assert not ranges or ranges[-1].right <= range_.left, "locked ranges ascend"
-                ranges.append(range_)
-        self._held = [
-            (
-                operation_id,
-                cluster.placements.ring(group).replication,
-                [range_.right for range_ in ranges],
-                ranges,
-            )
-            for (operation_id, group), ranges in held.items()
-        ]
-
-    def holder(self, request: Request) -> tuple[Operation, str] | None:
-        """An operation that holds a range the request wants, and the refusal a plan would end with."""
-        ring = kind_of(request).ring
-        node, tokens = ring.surely(self._cluster.directory, request.body) if ring is not None else (0, ())
-        if not tokens:
-            return None
-        dc = self._cluster.directory.dc_by_id.get(NodeId(node), "")
-        for operation_id, replication, rights, ranges in self._held:
-            factors = dict(dc_factors(replication))
-            if factors and not factors.get(dc):
-                continue
-            for token in tokens:
-                at = bisect_left(rights, token)
-                if at < len(ranges) and ranges[at].left < token:
-                    operation, found = self._cluster.operations_by_id[operation_id], ranges[at]
-                    where = f"range ({found.left}, {found.right}] of {replication.strategy}"
-                    return operation, f"{operation.title()} holds {where}"
+def holder(cluster: ClusterMetadata, request: Request) -> tuple[Operation, str] | None:
+    """An operation that holds a range the request wants, the first that began, and the refusal a plan would
+    end with."""
+    ring = kind_of(request).ring
+    if ring is None or not cluster.transitions.count:
         return None
+    node, tokens = ring.surely(cluster.directory, request.body)
+    dc = cluster.directory.dc_by_id.get(NodeId(node), "")
+    held: list[tuple[Transition, Replication]] = []
+    for placement in cluster.placements.rings:
+        factors = dict(dc_factors(placement.replication))
+        if not factors or factors.get(dc):
+            found = (cluster.transitions.holder_at(placement, token) for token in tokens)
+            held.extend((one, placement.replication) for one in found if one is not None)
+    if not held:
+        return None
+    first, replication = min(held, key=lambda one: one[0].operation_id)
+    where = f"range ({first.range.left}, {first.range.right}] of {replication.strategy}"
+    operation = cluster.operations_by_id[first.operation_id]
+    return operation, f"{operation.title()} holds {where}"
 
 
 _KEPT = "_choice"
@@ -193,7 +174,6 @@ def _choose(cluster: ClusterMetadata, follows: str, judge: Judge) -> Choice:
     waiting: list[Waiting] = []
     planned = 0
     may_change = bool(cluster.operations)
-    ranges = HeldRanges(cluster)
     passed_over: Request | None = None
     for request in cluster.requests.queue[:REQUESTS_LOOKED_AT_MAX]:
         held = _held(cluster, request, follows)
@@ -204,9 +184,9 @@ def _choose(cluster: ClusterMetadata, follows: str, judge: Judge) -> Choice:
         if passed_over is not None and kind_of(request).is_held_back:
             waiting.append(_held_back(request, passed_over))
             continue
-        holder = ranges.holder(request)
-        if holder is not None:
-            operation, refusal = holder
+        in_the_way = holder(cluster, request)
+        if in_the_way is not None:
+            operation, refusal = in_the_way
             waiting.append(Waiting(request.id, Rule.OPERATION, refusal, operation.id, operation.node))
             passed_over = passed_over or (request if is_passed_over(cluster, request) else None)
             continue

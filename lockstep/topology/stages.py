@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from lockstep.metadata.operations import Stage, Transition
+from lockstep.metadata.operations import Stage
+from lockstep.metadata.transitions import Transition
 from lockstep.schema.model import Replication
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range

@@ -283,7 +283,8 @@ def work_orders(
     They are kept with the operation: who asks again at every report walks its ranges once.
     """
     found = partial(_work_orders, operation, cluster, dead)
-    return memo_from(operation, "_orders", (cluster.directory, cluster.degraded), tuple(dead), found)
+    made_from = (cluster.directory, cluster.degraded, cluster.transitions.of(operation.id))
+    return memo_from(operation, "_orders", made_from, tuple(dead), found)
 
 
 def _work_orders(
@@ -293,11 +294,11 @@ def _work_orders(
     ranges: dict[NodeId, list[tuple[int, Range]]] = {}
     tasks: dict[NodeId, list[StreamTask]] = {}
     if row.work is Work.WIPE:
-        for transition in operation.transitions:
+        for transition in cluster.transitions.of(operation.id):
             for node in transition.gained:
                 ranges.setdefault(node, []).append((transition.group, transition.range))
     elif row.work in DELETING:
-        for transition in operation.transitions:
+        for transition in cluster.transitions.of(operation.id):
             for node in transition.lost if row.work is Work.CLEANUP else transition.gained:
                 if node != about.departing and node not in dead:
                     ranges.setdefault(node, []).append((transition.group, transition.range))

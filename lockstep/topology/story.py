@@ -62,13 +62,14 @@ def of_node(before: ClusterMetadata, after: ClusterMetadata, node_id: NodeId) ->
                 if not text.startswith(("enters ", "leaves ")):
                     yield f"{request.title()}: {text}"
     for operation in _begun(before, after):
-        gained = sum(node_id in t.gained for t in operation.transitions)
-        lost = sum(node_id in t.lost for t in operation.transitions)
+        transitions = after.transitions.of(operation.id)
+        gained = sum(node_id in t.gained for t in transitions)
+        lost = sum(node_id in t.lost for t in transitions)
         if gained or lost:
             yield f"{operation.title()} is to give it {gained} ranges and take {lost} from it"
     for operation in _ended(before, after):
         if node_id not in operation.about.nodes and any(
-            node_id in (*t.gained, *t.lost) for t in operation.transitions
+            node_id in (*t.gained, *t.lost) for t in before.transitions.of(operation.id)
         ):
             yield f"{operation.title()} has ended"
 
@@ -135,7 +136,7 @@ def of_operation(before: ClusterMetadata, after: ClusterMetadata, operation_id: 
         return
     row = stage_row(now)
     doing = f"reads {row.reads}, writes {row.writes}, work {row.work}"
-    count = f", {len(now.transitions)} ranges" if was is None else ""
+    count = f", {len(after.transitions.of(now.id))} ranges" if was is None else ""
     reason = (
         f"; cancelled: {now.cancel_reason}" if now.cancel_reason and not (was and was.cancel_reason) else ""
     )

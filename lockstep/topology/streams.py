@@ -18,7 +18,8 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.degraded import Degraded, handed_on
-from lockstep.metadata.operations import Operation, Stage, Transition
+from lockstep.metadata.operations import Operation, Stage
+from lockstep.metadata.transitions import Transition
 from lockstep.placement.deltas import Passage, refilled
 from lockstep.placement.quorums import DcOf, dc_factors, majority
 from lockstep.topology.kind import kind_of
@@ -41,7 +42,7 @@ def stream_plan(
     kind, dead_one = kind_of(operation), operation.about.presumed_dead
     gone = (dead_one,) if dead_one else ()
     tasks: list[StreamTask] = []
-    for transition in operation.transitions:
+    for transition in cluster.transitions.of(operation.id):
         for piece, lacking in pieces(transition, cluster.degraded):
             absent = (*dead, *gone, *shunned(operation, piece, lacking, dc_of))
             tasks.extend(kind.tasks(operation, piece, dc_of, absent, lacking))
@@ -144,7 +145,7 @@ def filled_nodes(operation: Operation, cluster: ClusterMetadata) -> tuple[NodeId
     """Who may be filled in the operation, whoever is alive, ascending."""
     dc_of = cluster.directory.dc_by_id.__getitem__
     found: dict[NodeId, None] = {}
-    for transition in operation.transitions:
+    for transition in cluster.transitions.of(operation.id):
         found.update(dict.fromkeys((*transition.gained, *refills(transition, dc_of))))
     found.update(dict.fromkeys(kind_of(operation).also_filled(operation, cluster)))
     return tuple(sorted(found))
@@ -222,7 +223,7 @@ def still_degraded(cluster: ClusterMetadata, operation: Operation) -> tuple[Degr
     if not before or operation.stage is Stage.ROLLBACK_TO_NORMAL:
         return before
     dc_of = cluster.directory.dc_by_id.__getitem__
-    for transition in operation.transitions:
+    for transition in cluster.transitions.of(operation.id):
         for piece, lacking in pieces(transition, before):
             if lacking and not shunned(operation, piece, lacking, dc_of):
                 degraded = handed_on(degraded, transition.group, piece.range, piece.old, piece.gained)

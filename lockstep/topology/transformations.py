@@ -1,7 +1,7 @@
 """Transformations that prepare, advance and cancel topology operations, and how these make, publish and drop
 generations of change data capture.
 
-Invariant: each entry moves one operation by one stage of its table, changes only ranges it has locked, and is
+Invariant: each entry moves one operation by one stage of its table, changes only ranges that it holds, and is
 refused unless every affected range stays safe against the version before it. Pure functions of the value and
 of the clock reading in an entry. A published generation takes effect later than the entry that published it;
 a clock that is slow or goes back holds nobody up.
@@ -26,7 +26,6 @@ from lockstep.topology.planning import (
     circle_with,
     refuse_unsafe_change,
     session_id_of,
-    with_session,
 )
 from lockstep.topology.stages import Work, group_at, replication_at
 from lockstep.values.errors import Rejected
@@ -116,7 +115,7 @@ def _generation_with(cluster: ClusterMetadata, generations: tuple[Generation, ..
 
 
 class PrepareOperation(msgspec.Struct, frozen=True, array_like=True):
-    """Begin the operation that `body` asks for: split the affected ranges and lock them; no replica changes
+    """Begin the operation that `body` asks for: split the affected ranges and hold them; no replica changes
     yet. `request_id` names the queued request that it carries out; 0 makes a request of its own, which waited
     for nothing.
     """
@@ -129,7 +128,7 @@ class PrepareOperation(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AdvanceOperation(msgspec.Struct, frozen=True, array_like=True):
-    """Leave `stage` for the next one; leaving the last stage ends the operation and releases its locks.
+    """Leave `stage` for the next one; leaving the last stage ends the operation and lets its ranges go.
 
     `step` is that of an operation which goes through its stages more than once, and 0 for others. `at_ms` is
     the coordinator's wall clock, for the timestamp of a generation of change data capture. `moved_bytes` and
@@ -186,9 +185,7 @@ class CancelOperation(msgspec.Struct, frozen=True, array_like=True):
             operation, body=kind.cancelled(operation), cancel_reason=self.reason
         )
         if target is None:
-            entered = cluster.changed(
-                OPERATIONS.set(msgspec.structs.replace(cluster.running, running=_with(cluster, cancelled)))
-            )
+            entered = cluster.changed(OPERATIONS.set(cluster.running.with_changed(cancelled)))
         else:
             entered = _entered(dropped(cluster, operation), cancelled, target, epoch)
         if not self.failed:
@@ -220,10 +217,6 @@ def can_go_back(operation: Operation) -> bool:
     return kind_of(operation).can_go_back(operation)
 
 
-def _with(cluster: ClusterMetadata, changed: Operation) -> tuple[Operation, ...]:
-    return tuple(changed if other.id == changed.id else other for other in cluster.operations)
-
-
 def _running(cluster: ClusterMetadata, operation_id: int) -> Operation:
     operation = cluster.operations_by_id.get(operation_id)
     if operation is None:
@@ -246,11 +239,7 @@ def _entered(cluster: ClusterMetadata, operation: Operation, stage: Stage, epoch
     moved = msgspec.structs.replace(moved, session_id=session_id_of(moved))
     value: ClusterMetadata = cluster.changed(
         PLACEMENTS.set(_stepped(cluster, operation, moved, epoch)),
-        OPERATIONS.set(
-            msgspec.structs.replace(
-                cluster.running, running=_with(cluster, moved), sessions=with_session(cluster.sessions, moved)
-            )
-        ),
+        OPERATIONS.set(cluster.running.with_changed(moved)),
     )
     return kind_of(operation).entered(value, operation, moved, epoch)
 
@@ -262,7 +251,7 @@ def _stepped(cluster: ClusterMetadata, operation: Operation, moved: Operation, e
     # What writes must hear changes although the replicas may not: see `running.passing`.
     recounted = kind_of(operation).recounts and row.work is Work.STREAM
     changed = []
-    for group, transitions in by_group(operation.transitions).items():
+    for group, transitions in by_group(cluster.transitions.of(operation.id)).items():
         counts = replication_at(left, transitions[0]), replication_at(row, transitions[0])
         before = cluster.placements.ring(group)
         proved: set[Shape] = set()
@@ -272,14 +261,15 @@ def _stepped(cluster: ClusterMetadata, operation: Operation, moved: Operation, e
             assert {*new.reads} <= {*new.writes} <= {*transition.union}, (
                 "replicas are those of before and after"
             )
-            for placed in before.inside(transition.range):
-                old = placed.group
-                if recounted or old.reads != new.reads or old.writes != new.writes:
-                    regrouped.append(PlacedRange(placed.range, new))
-                shape = shape_of((old.reads, old.writes, new.reads, new.writes), dc_of)
-                if shape not in proved:
-                    refuse_unsafe_change(old, new, transition, dc_of, counts)
-                    proved.add(shape)
+            placed = before.range_at(transition.range.right)
+            assert placed.range == transition.range, "a transition covers one placed range"
+            old = placed.group
+            if recounted or old.reads != new.reads or old.writes != new.writes:
+                regrouped.append(PlacedRange(placed.range, new))
+            shape = shape_of((old.reads, old.writes, new.reads, new.writes), dc_of)
+            if shape not in proved:
+                refuse_unsafe_change(old, new, transition, dc_of, counts)
+                proved.add(shape)
         changed.append(before.replaced(sorted(regrouped, key=lambda placed: placed.range.right)))
     return cluster.placements.with_rings(tuple(changed))
 

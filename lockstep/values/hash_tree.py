@@ -112,6 +112,22 @@ class HashTree(msgspec.Struct, Generic[V], frozen=True, dict=True):
         )
         return self._with_bucket(branch, at, made, self.count + (not known))
 
+    def with_all(self, triples: Iterable[tuple[int, V, bytes]]) -> HashTree[V]:
+        """Insert or replace (key, value, digest) with unique keys, all at once."""
+        placed = _placed(triples)
+        branches, count = list(self.branches), self.count
+        for branch, buckets in placed.items():
+            children = list(branches[branch].children)
+            for at, found in buckets.items():
+                before = children[at]
+                put = {key for key, _, _ in found}
+                kept = zip(before.pairs, before.digests, strict=True)
+                found.extend((*pair, digest) for pair, digest in kept if pair[0] not in put)
+                children[at] = _bucket(found)
+                count += len(children[at].pairs) - len(before.pairs)
+            branches[branch] = _branch(children)
+        return HashTree(tuple(branches), count)
+
     def without(self, key: int) -> HashTree[V]:
         """Remove a key that is there; AssertionError otherwise."""
         branch, at = _place(key)
@@ -185,22 +201,21 @@ EMPTY_TREE: Final[HashTree[Any]] = HashTree()
 
 def tree_of(triples: Iterable[tuple[int, V, bytes]]) -> HashTree[V]:
     """A tree of (key, value, digest); cheaper than inserting one by one. Keys are unique."""
+    return HashTree[V]().with_all(triples)
+
+
+def _placed(triples: Iterable[tuple[int, V, bytes]]) -> dict[int, dict[int, list[tuple[int, V, bytes]]]]:
+    """By branch and bucket."""
     placed: dict[int, dict[int, list[tuple[int, V, bytes]]]] = {}
-    count = 0
     for triple in triples:
         branch, at = _place(triple[0])
         placed.setdefault(branch, {}).setdefault(at, []).append(triple)
-        count += 1
-    branches = [_EMPTY_BRANCH] * _FAN_OUT
-    for branch, buckets in placed.items():
-        children = [_EMPTY_BUCKET] * _FAN_OUT
-        for at, found in buckets.items():
-            found.sort(key=itemgetter(0))
-            children[at] = _Bucket(
-                tuple([(key, value) for key, value, _ in found]), tuple([t[2] for t in found])
-            )
-        branches[branch] = _Branch(tuple(children))
-    return HashTree(tuple(branches), count)
+    return placed
+
+
+def _bucket(found: list[tuple[int, V, bytes]]) -> _Bucket:
+    found.sort(key=itemgetter(0))
+    return _Bucket(tuple([(key, value) for key, value, _ in found]), tuple([t[2] for t in found]))
 
 
 def changed(before: HashTree[V], after: HashTree[V]) -> list[tuple[int, V | None, V | None]]:

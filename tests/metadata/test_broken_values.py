@@ -29,6 +29,7 @@ from lockstep.metadata.log.entries import seal
 from lockstep.metadata.operations import OPERATIONS
 from lockstep.metadata.requests import REQUESTS
 from lockstep.metadata.schema_part import PLACEMENTS, SCHEMA
+from lockstep.metadata.transitions import NO_TRANSITIONS, TRANSITIONS, transitions_of
 from lockstep.placement.placements import PlacedRange
 from lockstep.topology.kinds.bootstrap import Bootstrap
 from lockstep.topology.kinds.decommission import Decommission
@@ -90,6 +91,21 @@ def operation(**changed: Any) -> Break:
     )
 
 
+def moving(**changed: Any) -> Break:
+    """The first transition is another one."""
+
+    def broken(value: ClusterMetadata) -> ClusterMetadata:
+        first, *others = value.transitions.listed()
+        return value.changed(TRANSITIONS.set(transitions_of((replace(first, **changed), *others))))
+
+    return broken
+
+
+def ended(value: ClusterMetadata) -> ClusterMetadata:
+    """Without what runs, but not without the request for it."""
+    return value.changed(OPERATIONS.set(value.running.without(1)), TRANSITIONS.set(NO_TRANSITIONS))
+
+
 def ring(change: Callable[[tuple[PlacedRange, ...]], tuple[PlacedRange, ...]]) -> Break:
     """The last ring has other ranges."""
 
@@ -144,13 +160,14 @@ BROKEN: list[tuple[str, Break]] = [
     ("before an older one", generations(generation(1, 0), generation(2, 1))),
     ("whole tokens", generations(generation(1, 1, b""))),
     ("whole tokens", generations(generation(1, 1, b"123456789"))),
-    ("every operation holds one lock", operations(locks=lambda v: ())),
-    ("every operation holds one lock", operations(locks=lambda v: v.locks * 2)),
-    ("every operation holds one lock", operation(id=2)),
+    ("is one placed range", moving(range=Range(0, 40))),
+    ("is one placed range", moving(range=Range(10, 50))),
+    ("is there", moving(group=9)),
+    ("transitions are of operations that run", moving(operation_id=9)),
     ("operations are sorted by id", operations(running=lambda v: v.operations * 2)),
     (
         "operations and running requests match",
-        operations(running=lambda v: (), locks=lambda v: (), sessions=lambda v: ()),
+        ended,
     ),
     ("request ids are never reused", lambda v: v.changed(REQUESTS.set(replace(v.requests, next_id=1)))),
     ("sessions match operations", operation(session_id="another")),

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from lockstep.metadata.directory import Directory, NodeInfo, NodeState
-from lockstep.metadata.operations import Body, Lock, Operation, Stage, Transition
+from lockstep.metadata.operations import Body, Operation, Stage
+from lockstep.metadata.transitions import Transition
 from lockstep.placement.circle import Circle
 from lockstep.schema.model import Replication
 from lockstep.topology.kind import moves_nothing
@@ -137,21 +138,6 @@ def test_a_transition_has_replicas_that_come_and_go() -> None:
     assert (one.gained, one.lost, one.union) == ((4,), (3,), (1, 2, 3, 4))
     assert one.replication_after == simple(2)
     assert transition((1,), (1,), simple(3)).replication_after == simple(3)
-
-
-@pytest.mark.parametrize(
-    ("group", "wanted", "held"),
-    [
-        (1, (0, 5), None), (2, (5, 15), (10, 20)), (2, (20, 30), None), (2, (35, 60), (40, 50)),
-        (3, (0, 100), (0, 10)), (2, (0, 100), (10, 20)), (2, (0, 10), None),
-    ],
-)  # fmt: skip
-def test_a_lock_holds_ranges_of_their_groups(
-    group: int, wanted: tuple[int, int], held: tuple[int, int] | None
-) -> None:
-    lock = Lock(1, ((3, Range(0, 10)), (2, Range(10, 20)), (2, Range(40, 50))))
-    found = lock.conflict(group, Range(*wanted))
-    assert found == (Range(*held) if held is not None else None)
 
 
 def test_states_that_own_tokens() -> None:

@@ -140,5 +140,6 @@ def test_numbers_of_parts_are_stable() -> None:
         (13, "repairs"),
         (14, "access"),
         (15, "recent_ids"),
+        (16, "transitions"),
         (200, "notes"),
     ]

@@ -70,7 +70,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "Operation": {
         "session_id": "", "history": (), "cancel_reason": "", "step": 0,
     },
-    "Transition": {"new_replication": None},
+    "Transition": {"new_replication": None, "operation_id": 0},
     "Request": {
         "policy": Policy.WAIT, "actor": "",
         "requested_epoch": 0, "state": RequestState.QUEUED, "operation_id": 0, "began_epoch": 0,
@@ -162,4 +162,4 @@ def test_tags_and_formats_stay() -> None:
     tags = [kind.__struct_config__.tag for kind in (Found, Admit, Expel, RecordVoters)]
     assert tags == [1, 2, 3, 4]
     formats = management.SNAPSHOT_FORMAT, snapshot_file.FORMAT, snapshot_file.FORMAT_VERSION
-    assert formats == (1, "lockstep-metadata", 3)
+    assert formats == (1, "lockstep-metadata", 4)

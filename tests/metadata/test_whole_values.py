@@ -29,6 +29,7 @@ from lockstep.metadata.repairs import (
 )
 from lockstep.metadata.requests import REQUESTS, RequestState
 from lockstep.metadata.transformations import SetExtension
+from lockstep.metadata.transitions import TRANSITIONS, transitions_of
 from lockstep.topology.kinds.bootstrap import Bootstrap
 from lockstep.topology.kinds.decommission import Decommission
 from lockstep.topology.requests import EnqueueRequest
@@ -94,9 +95,13 @@ def elements() -> list[tuple[str, ClusterMetadata]]:
     found = [(field, replace(RICH, **{field: other})) for field in ("epoch", "hash")
              for _, other in others(getattr(RICH, field))]  # fmt: skip
     for part in RICH.parts.listed():
-        if part.name not in ("schema", "placements", "recent_ids", "extensions", "access"):
+        if part.name not in ("schema", "placements", "recent_ids", "extensions", "access", "transitions"):
             variants = others(RICH.parts[part])
             found.extend((f"{part.name}{path}", RICH.changed(part.set(other))) for path, other in variants)
+    first, *rest = RICH.transitions.listed()
+    for path, other in others(first):
+        transitions = transitions_of((other, *rest))
+        found.append((f"transitions{path}", RICH.changed(TRANSITIONS.set(transitions))))
     return found
 
 

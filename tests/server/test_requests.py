@@ -12,6 +12,7 @@ from lockstep.metadata.directory import Directory
 from lockstep.metadata.operations import Operation, Stage
 from lockstep.metadata.requests import Request, RequestState
 from lockstep.metadata.requests import Requests as Known
+from lockstep.metadata.transitions import NO_TRANSITIONS
 from lockstep.node.work.moved import Moved
 from lockstep.server.admin.requests import Requests
 from lockstep.topology.kinds.decommission import Decommission
@@ -42,6 +43,7 @@ class Asked(Requests):
                         directory=Directory(),
                         excluded_by_node={},
                         degraded=(),
+                        transitions=NO_TRANSITIONS,
                         epoch=7,
                     ),
                     topology=SimpleNamespace(blocking=(), progress={}, said={}, moved=Moved(lambda: 1)),
@@ -64,7 +66,6 @@ def operation(number: int) -> Operation:
         stage=Stage.PREPARED,
         stage_epoch=7,
         session_id="",
-        transitions=(),
         tokens=(),
     )
 

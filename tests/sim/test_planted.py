@@ -89,7 +89,7 @@ def test_a_planted_bug_is_found(name: str) -> None:
     [
         ("vote_not_durable", "the stored term is behind the stored log"),
         ("vote_for_anyone", "a second vote in term"),
-        ("cancel_forgets_lock", "every operation holds one lock"),
+        ("cancel_forgets_lock", "transitions are of operations that run"),
     ],
 )
 def test_what_the_product_itself_notices_is_told_with_its_words(name: str, said: str) -> None:

@@ -91,7 +91,7 @@ def test_a_node_that_is_presumed_dead_is_asked_nothing() -> None:
 
 def test_who_works_and_by_which_key_it_is_reported() -> None:
     history = leaving()
-    pending = sorted({node for t in history.now.operations[0].transitions for node in t.gained})
+    pending = sorted({node for t in history.now.transitions.of(1) for node in t.gained})
     for stage, work, nodes in (
         (Stage.PREPARED, Work.WIPE, pending),
         (Stage.WRITE_BOTH_READ_OLD, Work.STREAM, pending),

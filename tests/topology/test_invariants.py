@@ -6,13 +6,20 @@ import msgspec
 import pytest
 
 from lockstep.metadata.directory import DIRECTORY, NodeState
-from lockstep.metadata.operations import OPERATIONS, Stage
+from lockstep.metadata.operations import Stage
 from lockstep.metadata.schema_part import PLACEMENTS, SCHEMA
+from lockstep.metadata.transitions import TRANSITIONS, transitions_of
 from lockstep.placement.placements import PlacedRange, ReplicaGroup
-from lockstep.topology.invariants import check_endings, check_locks, check_replica_counts, check_restored
+from lockstep.topology.invariants import (
+    check_endings,
+    check_replica_counts,
+    check_restored,
+    check_transitions,
+)
 from lockstep.topology.kinds.replace import Replace
 from lockstep.topology.transformations import CancelOperation, PrepareOperation
 from lockstep.values.ids import NodeId
+from lockstep.values.tokens import Range
 from tests.metadata.histories import History, ring_with, simple, started
 from tests.topology.drills import replacing, run_out, run_to
 from tests.topology.test_planted import JOIN, all_violations, three_nodes
@@ -30,16 +37,16 @@ def walking(stage: Stage = Stage.PREPARED) -> History:
 def test_a_walk_whose_keyspace_is_not_on_its_ring_is_found() -> None:
     for stage in (Stage.PREPARED, Stage.WRITE_BOTH_READ_NEW):
         now = walking(stage).now
-        assert check_locks(now) == ()
+        assert check_transitions(now) == ()
         keyspace = now.schema.by_name["ks"]
         shared = msgspec.structs.replace(keyspace, group=9)
         lost = now.changed(SCHEMA.set(now.schema.with_keyspace(shared)))
-        assert check_locks(lost) == (
+        assert check_transitions(lost) == (
             "OP-1: the placement group of operation 1 (replication_change of keyspace ks) belongs to []",
         )
         other = simple(3)
         elsewhere = msgspec.structs.replace(keyspace, replication=other)
-        (found,) = check_locks(now.changed(SCHEMA.set(now.schema.with_keyspace(elsewhere))))
+        (found,) = check_transitions(now.changed(SCHEMA.set(now.schema.with_keyspace(elsewhere))))
         reached = 2 if stage is Stage.WRITE_BOTH_READ_NEW else 1
         assert f"has reached {simple(reached).text()}, its keyspace has {other.text()}" in found
 
@@ -52,27 +59,29 @@ def test_a_walk_that_is_taken_back_is_where_it_began() -> None:
 
 
 @pytest.mark.parametrize("left_out", [0, 1, -1])
-def test_a_walk_that_does_not_lock_its_whole_ring_is_found(left_out: int) -> None:
+def test_a_walk_that_does_not_hold_its_whole_ring_is_found(left_out: int) -> None:
     now = walking().now
-    (operation,), (lock,) = now.operations, now.locks
-    gone = sorted(range(len(operation.transitions)), key=lambda at: operation.transitions[at].range)[left_out]
-    kept = tuple(t for at, t in enumerate(operation.transitions) if at != gone)
-    ranges = tuple(r for at, r in enumerate(lock.ranges) if at != gone)
-    operation = msgspec.structs.replace(operation, transitions=kept)
-    whole = now.changed(
-        OPERATIONS.set(
-            msgspec.structs.replace(
-                now.running, running=(operation,), locks=(msgspec.structs.replace(lock, ranges=ranges),)
-            )
-        )
+    transitions = now.transitions.listed()
+    del transitions[left_out]
+    assert check_transitions(now.changed(TRANSITIONS.set(transitions_of(transitions)))) == (
+        "OP-1: operation 1 (replication_change of keyspace ks) does not hold the whole ring of its keyspace",
     )
-    assert check_locks(whole) == (
-        "OP-1: operation 1 (replication_change of keyspace ks) does not lock the whole ring of its keyspace",
-    )
-    (text,) = check_locks(
-        now.changed(OPERATIONS.set(msgspec.structs.replace(now.running, locks=whole.locks)))
-    )
-    assert text.startswith("OP-1: the lock of operation 1") and text.endswith("is not its ranges")
+
+
+def test_ranges_on_their_way_that_are_no_placed_ones_are_found() -> None:
+    history = three_nodes()
+    history.submit(JOIN)
+    now, (first, *others) = history.now, history.now.transitions.listed()
+    wider = msgspec.structs.replace(first, range=Range(-5, first.range.right))
+    found = check_transitions(now.changed(TRANSITIONS.set(transitions_of((wider, *others)))))
+    assert len(found) == 1 and found[0].endswith("of group 1 is on its way, and no placed range")
+    # What an operation has, and a look-up does not find.
+    tree = now.transitions.tree.without(first.key)
+    lost = now.changed(TRANSITIONS.set(msgspec.structs.replace(now.transitions, tree=tree)))
+    (text,) = check_transitions(lost)
+    assert text.endswith("of operation 1 is not found as its range's")
+    with pytest.raises(AssertionError, match="is found by it"):
+        lost.validate()
 
 
 def test_a_walk_that_ends_elsewhere_or_too_early_is_found() -> None:
@@ -160,8 +169,8 @@ def test_what_a_cancel_may_leave_nothing_of() -> None:
     history = three_nodes()
     before = history.now
     history.submit(JOIN)
-    locked = before.changed(OPERATIONS.set(msgspec.structs.replace(before.running, locks=history.now.locks)))
-    assert check_restored(before, locked) == ("OP-1: the locks differ after a cancel",)
+    held = before.changed(TRANSITIONS.set(history.now.transitions))
+    assert check_restored(before, held) == ("OP-1: the ranges on their way differ after a cancel",)
     owner = msgspec.structs.replace(before.directory.by_id[NodeId(3)], tokens=(7,))
     moved = before.changed(DIRECTORY.set(before.directory.with_node(owner)))
     assert check_restored(before, moved) == ("OP-1: the token owners differ after a cancel",)

@@ -93,7 +93,7 @@ def test_a_move_keeps_the_node_and_changes_its_tokens_and_losers_clean_up() -> N
     assert "takes part in operation 1" in refused(history, REMOVE_D)
     run_to(history, 1, Stage.CLEANUP)
     orders = work_orders(history.now.operations[0], history.now, ())
-    lost = {node for t in history.now.operations[0].transitions for node in t.lost}
+    lost = {node for t in history.now.transitions.of(1) for node in t.lost}
     assert {order.node for order in orders} == lost and D in lost
     for order in orders:
         assert order.kind is Work.CLEANUP and order.session_id == "operation-1-cleanup"

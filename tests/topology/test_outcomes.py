@@ -8,8 +8,9 @@ import random
 import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.operations import Body, Stage, Transition
+from lockstep.metadata.operations import Body, Stage
 from lockstep.metadata.transformations import Initialize
+from lockstep.metadata.transitions import Transition
 from lockstep.placement.deltas import Delta, differences
 from lockstep.placement.strategies import Owner
 from lockstep.topology import planning
@@ -43,7 +44,7 @@ def owners_after(cluster: ClusterMetadata, changes: list[Change]) -> list[Owner]
 
 
 def twin(cluster: ClusterMetadata, mine: Change) -> tuple[Transition, ...] | None:
-    """None when it is refused for a lock or because it depends on what becomes of others."""
+    """None when it is refused for a held range or because it depends on what becomes of others."""
     running = [change_of(o) for o in cluster.operations if o.stage is not Stage.ROLLBACK_TO_NORMAL]
     found: list[Transition] = []
     for ring in cluster.placements.rings:
@@ -61,7 +62,9 @@ def twin(cluster: ClusterMetadata, mine: Change) -> tuple[Transition, ...] | Non
                     plans.append(differences(before, after))
         for deltas in plans:
             if deltas != plans[0] or any(
-                lock.conflict(ring.id, delta.range) for lock in cluster.locks for delta in deltas
+                t.group == ring.id and t.range.intersects(delta.range)
+                for t in cluster.transitions.listed()
+                for delta in deltas
             ):
                 return None
         found.extend(Transition(ring.id, d.range, d.old, d.new, replication) for d in plans[0])

@@ -96,7 +96,7 @@ def test_it_waits_runs_and_ends_as_every_kind_does() -> None:
     assert history.now.requests.queue[0].title() == "request 1 (shift of node 3)"
     proceed(history)
     (operation,) = history.now.operations
-    assert operation.tokens == (220,) and operation.transitions
+    assert operation.tokens == (220,) and history.now.transitions.of(operation.id)
     assert headline(operation) == "operation 1 (shift of node 3): prepared since epoch 4, step 1 of 5"
     assert from_stored(stored(history.now), REGISTRY.parts) == history.now
     with pytest.raises(CorruptFile, match="cannot be read"):

@@ -10,14 +10,15 @@ import pytest
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import Directory
 from lockstep.metadata.operations import OPERATIONS, Stage
+from lockstep.metadata.transitions import NO_TRANSITIONS, TRANSITIONS
 from lockstep.schema.model import Replication
 from lockstep.topology import planning, transformations
 from lockstep.topology.invariants import (
     check_endings,
-    check_locks,
     check_replica_counts,
     check_restored,
     check_stale_coordinators,
+    check_transitions,
     violations,
 )
 from lockstep.topology.kinds import bootstrap, ring
@@ -83,8 +84,8 @@ def test_without_the_proof_the_invariants_find_it(
     assert [line for line in all_violations(history) if line.startswith(("PLC-2", "PLC-3"))]
 
 
-def test_operations_that_ignore_locks_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "_refuse_locked", lambda *_: None)
+def test_operations_that_ignore_what_is_held_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "_refuse_held", lambda *_: None)
     monkeypatch.setattr(planning, "_outcomes", lambda _: iter(()))
     history = three_nodes()
     history.submit(register(5, "dc1", "r1"))
@@ -92,17 +93,18 @@ def test_operations_that_ignore_locks_are_found(monkeypatch: pytest.MonkeyPatch)
     assert all_violations(history) == []
     history.submit(PrepareOperation(Bootstrap(NodeId(5), (60,))))
     found = all_violations(history)
-    assert any(line.startswith("OP-1") and "lock one range" in line for line in found)
+    assert any(line.startswith("OP-1") and "hold one range" in line for line in found)
     assert any(line.startswith("PLC-1") and "changed by" in line for line in found)
 
 
-def test_an_operation_without_its_lock_is_found() -> None:
+def test_what_has_ended_and_holds_ranges_is_found() -> None:
     history = three_nodes()
     history.submit(JOIN)
-    unlocked = history.now.changed(OPERATIONS.set(msgspec.structs.replace(history.now.running, locks=())))
-    assert check_locks(history.now) == () and check_locks(unlocked)
-    with pytest.raises(AssertionError, match="holds one lock"):
-        unlocked.validate()
+    ended = history.now.changed(OPERATIONS.set(history.now.running.without(1)))
+    assert check_transitions(history.now) == ()
+    assert check_transitions(ended) == ("OP-1: operation 1 has ended and holds ranges",)
+    with pytest.raises(AssertionError, match="operations and running requests match"):
+        ended.validate()
 
 
 @pytest.mark.parametrize("stage", [Stage.WRITE_BOTH_READ_OLD, Stage.WRITE_BOTH_READ_NEW])
@@ -111,7 +113,7 @@ def test_an_operation_that_ends_too_early_is_found(stage: Stage) -> None:
     history.submit(JOIN)
     run_to(history, 1, stage)
     ended = history.now.changed(
-        OPERATIONS.set(msgspec.structs.replace(history.now.running, running=(), locks=(), sessions=()))
+        OPERATIONS.set(history.now.running.without(1)), TRANSITIONS.set(NO_TRANSITIONS)
     )
     assert any("ended in stage" in line for line in check_endings(history.now, ended))
     assert check_replica_counts(ended)

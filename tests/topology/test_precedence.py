@@ -16,7 +16,7 @@ from lockstep.topology.kinds.bootstrap import Bootstrap
 from lockstep.topology.kinds.registry import KINDS
 from lockstep.topology.kinds.remove import Remove
 from lockstep.topology.kinds.replace import Replace
-from lockstep.topology.requests import EnqueueRequest, HeldRanges, Rule, Verdict, choose, is_passed_over, why
+from lockstep.topology.requests import EnqueueRequest, Rule, Verdict, choose, holder, is_passed_over, why
 from lockstep.topology.step import Propose, Reports, step
 from lockstep.topology.transformations import CancelOperation, PrepareOperation
 from lockstep.values.ids import NodeId
@@ -71,18 +71,17 @@ def test_a_thousand_queued_requests_do_not_slow_the_step() -> None:
 
 def test_a_range_that_is_held_is_found_without_a_plan_and_only_such_ones_are() -> None:
     crowded = crowd(40, PrepareOperation(LEAVE(NodeId(20))))
-    held = HeldRanges(crowded)
     found = 0
     others = [request for request in crowded.requests.queue if request.node != 20]
     for request in others:
-        holder = held.holder(request)
+        held = holder(crowded, request)
         verdict = queue._judged(crowded, request)
-        if holder is not None:
+        if held is not None:
             found += 1
-            assert verdict is not None and verdict.refusal.startswith(holder[1].split(" (")[0]), request
-            assert holder[0].title() in verdict.refusal
+            assert verdict is not None and verdict.refusal.startswith(held[1].split(" (")[0]), request
+            assert held[0].title() in verdict.refusal
     assert found >= 2
-    assert any(held.holder(r) is None and queue._judged(crowded, r) for r in others)
+    assert any(holder(crowded, r) is None and queue._judged(crowded, r) for r in others)
 
 
 def test_what_is_held_does_not_use_up_the_plans_of_those_behind_it() -> None:
@@ -169,7 +168,7 @@ def test_what_a_held_range_keeps_waiting_is_passed_no_more_either() -> None:
     history.submit(ask(Bootstrap, 15, 250))
     history.submit(ask(Bootstrap, 16, 950))
     held, free = history.now.requests.queue
-    assert HeldRanges(history.now).holder(held) is not None and HeldRanges(history.now).holder(free) is None
+    assert holder(history.now, held) is not None and holder(history.now, free) is None
     assert choose(passed_over(history, REQUESTS_PASSED_MAX - 1)).run == free
     choice = choose(passed_over(history, REQUESTS_PASSED_MAX))
     assert choice.run is None and choice.fails is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -493,12 +494,9 @@ def test_random_queues_run_what_the_obvious_search_runs(seed: int) -> None:
 
 
 def overlapping(history: History) -> bool:
-    locks = history.now.locks
     return any(
-        one.conflict(replication, held) is not None
-        for at, one in enumerate(locks)
-        for other in locks[at + 1 :]
-        for replication, held in other.ranges
+        one.group == other.group and one.range.intersects(other.range)
+        for one, other in itertools.pairwise(history.now.transitions.listed())
     )
 
 

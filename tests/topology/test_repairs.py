@@ -256,17 +256,17 @@ def test_a_keyspace_is_not_repaired_while_its_replication_changes_and_others_are
 def test_only_ranges_that_move_are_refused() -> None:
     history = ring(6)
     history.submit(PrepareOperation(Decommission(NodeId(6))))
-    locked = {range_ for lock in history.now.locks for _, range_ in lock.ranges}
+    moving = {transition.range for transition in history.now.transitions.listed()}
     free = set[Range]()
     for placed in history.now.placements.ring(part(history).group).ranges:
         entry = BeginRepair(ONE, (part(history, placed.range),), 1000)
-        if any(placed.range.intersects(held) for held in locked):
+        if any(placed.range.intersects(held) for held in moving):
             where = f"moves ({placed.range.left}, {placed.range.right}] of keyspace ks"
             assert refused(history, entry) == f"operation 1 (decommission of node 6) {where}"
         else:
             free.add(placed.range)
             entry.apply(history.now, history.now.epoch + 1)
-    assert locked and free
+    assert moving and free
 
 
 @pytest.mark.parametrize(

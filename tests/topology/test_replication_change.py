@@ -14,6 +14,7 @@ from lockstep.metadata.operations import Stage
 from lockstep.metadata.requests import Policy, RequestState
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.metadata.transformations import Initialize
+from lockstep.metadata.transitions import TRANSITIONS, transitions_of
 from lockstep.placement.deltas import same_placement
 from lockstep.quorum.plans import PlanBook
 from lockstep.schema.changes import AlterKeyspace, CreateKeyspace, CreateTable, DropKeyspace, NewColumn
@@ -335,13 +336,13 @@ def test_a_new_replica_is_filled_by_a_read_quorum_and_a_lost_one_fills_those_tha
     change(history, simple(2))
     operation = history.now.operations[0]
     tasks = stream_plan(operation, history.now, ())
-    for transition in operation.transitions:
+    for transition in history.now.transitions.of(operation.id):
         mine = [task for task in tasks if task.range == transition.range]
         assert [task.sources for task in mine] == [transition.lost] * 2
         assert tuple(task.target for task in mine) == refills(
             transition, history.now.directory.dc_by_id.__getitem__
         )
-    dead = operation.transitions[0].lost
+    dead = history.now.transitions.of(operation.id)[0].lost
     for task in stream_plan(operation, history.now, dead):
         assert not set(task.sources) & set(dead)
 
@@ -440,7 +441,7 @@ def test_what_only_a_replica_that_goes_has_is_given_to_one_that_lacks_writes(bef
     operation = value.operations[0]
     value = AdvanceOperation(operation.id, operation.stage, operation.step).apply(value, value.epoch + 2)
     tasks = [task for task in stream_plan(value.operations[0], value, ()) if task.range == stays.range]
-    transition = next(t for t in operation.transitions if t.range == stays.range)
+    transition = next(t for t in value.transitions.of(operation.id) if t.range == stays.range)
     assert [(task.target, task.sources) for task in tasks] == [
         (node, transition.lost) for node in transition.new
     ]
@@ -478,7 +479,7 @@ def test_between_two_steps_a_walk_gives_way_to_the_removal_of_a_dead_node_and_go
     driven_to_rest(history)
     assert replication_of(history) == simple(4)
     request = history.now.requests.by_keyspace["ks"]
-    assert request.original == simple(2) and not history.now.locks and not history.now.sessions
+    assert request.original == simple(2) and not history.now.transitions.count and not history.now.sessions
     for body in (DropKeyspace("ks"), AlterKeyspace("ks", options(simple(2)))):
         assert "request 1 (replication_change of keyspace ks)" in refused(history, ChangeSchema(body))
     world = Coordinator(history, random.Random(3), dead=(NodeId(4),))
@@ -625,11 +626,12 @@ def test_once_reads_moved_a_dead_node_that_comes_or_goes_holds_up_no_step_from_o
     change(history, simple(after))
     while history.now.operations[0].stage is not Stage.WRITE_BOTH_READ_NEW:
         advance(history)
-    transition = history.now.operations[0].transitions[0]
+    now = history.now
+    transition = now.transitions.of(1)[0]
     dead = transition.gained or transition.lost
     # Of the other ranges that node may be the one that is needed.
-    alone = structs.replace(history.now.operations[0], transitions=(transition,))
-    need = barrier_need(alone, history.now)
+    alone = now.changed(TRANSITIONS.set(transitions_of((transition,))))
+    need = barrier_need(now.operations[0], alone)
     seen = {node.id: history.now.epoch for node in history.now.directory.nodes if node.id not in dead}
     assert evaluate(need, seen, seen).passed
     stays = {node: epoch for node, epoch in seen.items() if node not in transition.new[:1]}

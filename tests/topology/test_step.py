@@ -38,8 +38,7 @@ def test_the_replica_that_gives_the_range_up_is_the_source() -> None:
     history = joining(simple(2))
     operation = history.now.operations[0]
     tasks = stream_plan(operation, history.now, ())
-    assert len(tasks) == len(operation.transitions)
-    for task, transition in zip(tasks, operation.transitions, strict=True):
+    for task, transition in zip(tasks, history.now.transitions.of(operation.id), strict=True):
         assert task.target == X and task.range == transition.range
         assert task.sources == transition.lost and len(task.sources) == 1
 
@@ -47,7 +46,7 @@ def test_the_replica_that_gives_the_range_up_is_the_source() -> None:
 def test_a_dead_giver_is_replaced_by_a_read_quorum_of_the_old_group() -> None:
     history = joining(simple(3))
     operation = history.now.operations[0]
-    giver = operation.transitions[0].lost[0]
+    giver = history.now.transitions.of(operation.id)[0].lost[0]
     task = stream_plan(operation, history.now, (giver,))[0]
     assert task.needs_all and len(task.sources) == 2 and giver not in task.sources
     other = task.sources[0]
@@ -98,7 +97,7 @@ def test_sources_meet_every_quorum_that_acknowledged_a_write(seed: int) -> None:
                         continue
                 transition = next(
                     t
-                    for t in operation.transitions
+                    for t in now.transitions.of(operation.id)
                     if t.range.intersects(task.range) and t.group == task.group
                 )
                 if any(d.range.intersects(task.range) for d in now.degraded):
@@ -123,7 +122,7 @@ def test_each_stage_goes_barrier_then_work_then_entry() -> None:
     assert isinstance(working, RunWorkOrders)
     (order,) = working.orders
     assert (order.node, order.kind, order.session_id) == (X, Work.WIPE, "operation-1-join_group0")
-    assert [r for _, r in order.ranges] == [t.range for t in history.now.operations[0].transitions]
+    assert [r for _, r in order.ranges] == [t.range for t in history.now.transitions.of(1)]
     key = (1, "operation-1-join_group0", X)
     running = Reports(acknowledged=aware(history), work={key: WorkReport.RUNNING}, texts={key: "half"})
     still = step(history.now, running)
@@ -157,7 +156,7 @@ def test_failed_work_sends_the_operation_back_with_the_reason() -> None:
     assert isinstance(back, RunWorkOrders)
     (order,) = back.orders
     assert (order.node, order.kind) == (X, Work.DISCARD)
-    assert [r for _, r in order.ranges] == [t.range for t in history.now.operations[0].transitions]
+    assert [r for _, r in order.ranges] == [t.range for t in history.now.transitions.of(1)]
     finish = Propose(AdvanceOperation(1, Stage.ROLLBACK_TO_NORMAL), 1)
     done = {(1, "operation-1-rollback_to_normal", X): WorkReport.DONE}
     assert step(history.now, Reports(acknowledged=aware(history), work=done)) == finish

@@ -61,7 +61,7 @@ def reports(cluster: ClusterMetadata, behind: int, **more: Any) -> Reports:
 
 def test_a_report_costs_no_walk_of_the_ranges(looked_at: Counter[str]) -> None:
     now = moving().now
-    assert len(now.operations[0].transitions) > RANGES
+    assert len(now.transitions.of(1)) > RANGES
     first = step.step(now, reports(now, behind=1))
     assert min(looked_at.values()) > RANGES and len(looked_at) == 2
     looked_at.clear()

@@ -59,7 +59,8 @@ def test_it_goes_from_join_group0_straight_to_normal_and_holds_nothing() -> None
     assert isinstance(begun, Propose)
     history.submit(begun.transformation)
     (operation,) = history.now.operations
-    assert operation.stage is Stage.JOIN_GROUP0 and moves_nothing(operation) and not operation.transitions
+    assert operation.stage is Stage.JOIN_GROUP0 and moves_nothing(operation)
+    assert not history.now.transitions.count
     assert coordinated(history) == 1
     node = history.now.directory.by_id[FOUR]
     assert node.state is NodeState.NORMAL and not node.tokens and not node.owns_tokens

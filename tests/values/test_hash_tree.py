@@ -57,6 +57,10 @@ def test_any_history_gives_the_digest_and_the_pairs_of_its_end(
     assert later.digest == slow_digest(held) and later.count == len(held)
     assert dict(later.items()) == held and tree.digest == slow_digest(before)
     assert tree_of((key, value, leaf(key, value)) for key, value in reversed(held.items())) == later
+    put = {key: value for key, value in more if value}
+    assert later.with_all((key, value, leaf(key, value)) for key, value in put.items()) == run(
+        dict(held), later, list(put.items())
+    )
     keys = sorted(before.keys() | held.keys())
     wanted = [(key, before.get(key), held.get(key)) for key in keys if before.get(key) is not held.get(key)]
     assert changed(tree, later) == wanted

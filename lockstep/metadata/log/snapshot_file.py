@@ -34,7 +34,7 @@ from lockstep.values.errors import CorruptFile
 from lockstep.values.limits import LOG_FETCH_BYTES_MAX, LOG_FETCH_ENTRIES_MAX, SNAPSHOT_RECORD_BYTES_MAX
 
 FORMAT = "lockstep-metadata"
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 _FRAME = struct.Struct(">II")
 
 

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from lockstep.internode import verbs
 from lockstep.internode.handshake import PeerInfo
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.operations import Operation, Stage, Transition
+from lockstep.metadata.operations import Operation, Stage
+from lockstep.metadata.transitions import Transition
 from lockstep.node.context import NodeContext
 from lockstep.node.data_service import NodeData
 from lockstep.node.log.messages import RunWork, WorkStatus
@@ -179,17 +180,24 @@ class WorkService:
             return operation
         raise SessionClosed(f"operation {order.operation_id} has left the stage this work belongs to")
 
+    def _moving(self, operation: Operation) -> tuple[Transition, ...]:
+        """Its ranges; SessionClosed when it has left the stage, and may have others by now, or none."""
+        cluster = self._state.current
+        if operation.session_id and operation.session_id not in cluster.sessions_by_id:
+            raise SessionClosed(f"operation {operation.id} has left {operation.stage}")
+        return cluster.transitions.of(operation.id)
+
     async def _run(self, operation: Operation, running: _Running) -> None:
         try:
-            row = stage_row(operation)
+            row, moving = stage_row(operation), self._moving(operation)
             if row.work is Work.WIPE:
-                await self._wipe(operation, gained_ranges(operation, self._own_id()))
+                await self._wipe(operation, gained_ranges(moving, self._own_id()))
             elif row.work is Work.CLEANUP and operation.about.departing == self._own_id():
                 await self._decommission_handoff.give()
             elif row.work is Work.CLEANUP:
-                await self._clean_up(operation, lost_ranges(operation, self._own_id()))
+                await self._clean_up(operation, lost_ranges(moving, self._own_id()))
             elif row.work is Work.DISCARD:
-                await self._clean_up(operation, gained_ranges(operation, self._own_id()))
+                await self._clean_up(operation, gained_ranges(moving, self._own_id()))
             elif row.work in STREAMING:
                 lacks = self._lacking.fillable
                 if lacks:
@@ -247,6 +255,7 @@ class WorkService:
                 self._runtime.probes.reach("work.wipes")
 
     async def _stream(self, operation: Operation, progress: StreamProgress) -> None:
+        self._moving(operation)
         cluster = self._state.current
         dead = tuple(
             node.id
@@ -361,14 +370,14 @@ def _first(failures: BaseExceptionGroup[LockstepError]) -> LockstepError:
     return _first(found) if isinstance(found, BaseExceptionGroup) else found
 
 
-def gained_ranges(operation: Operation, node: int) -> list[tuple[int, list[Range]]]:
+def gained_ranges(moving: Iterable[Transition], node: int) -> list[tuple[int, list[Range]]]:
     """By placement group, the ranges the node gains, adjacent ones joined."""
-    return _joined(transition for transition in operation.transitions if node in transition.gained)
+    return _joined(transition for transition in moving if node in transition.gained)
 
 
-def lost_ranges(operation: Operation, node: int) -> list[tuple[int, list[Range]]]:
+def lost_ranges(moving: Iterable[Transition], node: int) -> list[tuple[int, list[Range]]]:
     """By placement group, the ranges the node gives up, adjacent ones joined."""
-    return _joined(transition for transition in operation.transitions if node in transition.lost)
+    return _joined(transition for transition in moving if node in transition.lost)
 
 
 def _joined(transitions: Iterable[Transition]) -> list[tuple[int, list[Range]]]:

@@ -217,7 +217,7 @@ class Requests:
             "state": "cancelling" if operation.cancel_reason else "running",
             "stage": operation.stage.value,
             "stage_epoch": operation.stage_epoch,
-            "ranges": len(operation.transitions),
+            "ranges": len(self._node.log.cluster.transitions.of(operation.id)),
             "history": [{"stage": stage.value, "epoch": epoch} for stage, epoch in operation.history],
             "progress": numbers(done),
             "waiting": waiting,

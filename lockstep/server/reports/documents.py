@@ -190,7 +190,7 @@ def metadata(value: ClusterMetadata) -> Document:
             for keyspace in value.schema.keyspaces
         ],
         "operations": [_fields(operation) for operation in value.operations],
-        "locks": [_fields(lock) for lock in value.locks],
+        "transitions": [_fields(transition) for transition in value.transitions.listed()],
         "sessions": [_fields(session) for session in value.sessions],
         "requests": [_fields(r) for r in (*value.requests.live, *value.requests.ended)],
         "excluded": [_fields(exclusion) for exclusion in value.excluded],

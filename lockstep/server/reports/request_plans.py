@@ -79,7 +79,8 @@ def operation_plan(
     operation, body = found.operation, found.operation.body
     keyspace, target = operation.about.keyspace, target_in(body)
     gained: dict[int, int] = {}
-    moved = (node for transition in operation.transitions for node in transition.gained)
+    transitions = found.first.transitions.of(operation.id)
+    moved = (node for transition in transitions for node in transition.gained)
     for node in (task.target for task in found.tasks) if keyspace else moved:
         gained[node] = gained.get(node, 0) + 1
     forward = found.point_of_no_return
@@ -92,7 +93,7 @@ def operation_plan(
         "replication": replication_map(target) if target is not None else None,
         "replaced": int(operation.about.replaced) or None,
         "epoch": before.epoch,
-        "ranges": len(operation.transitions),
+        "ranges": len(transitions),
         "way_back": "can be cancelled until reads move to the new replicas"
         if forward is not None
         else "can be cancelled until its end",

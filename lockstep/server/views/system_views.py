@@ -167,19 +167,17 @@ class ViewTables:
 
     def _locks(self) -> Iterator[VirtualRow]:
         cluster = self._node.log.cluster
-        operations = {operation.id: operation for operation in cluster.operations}
-        for lock in cluster.locks:
-            holder = operations.get(lock.operation_id)
-            for group, held in lock.ranges:
-                replication = cluster.placements.ring(group).replication
+        for holder in cluster.operations:
+            for held in cluster.transitions.of(holder.id):
+                replication = cluster.placements.ring(held.group).replication
                 yield {
-                    "operation_id": lock.operation_id,
+                    "operation_id": holder.id,
                     "replication": f"{replication.strategy} {dict(replication.factors)}",
-                    "start_token": held.left,
-                    "end_token": held.right,
-                    "kind": holder.kind if holder is not None else None,
-                    "node_id": holder.node if holder is not None else None,
-                    "stage": holder.stage.value if holder is not None else None,
+                    "start_token": held.range.left,
+                    "end_token": held.range.right,
+                    "kind": holder.kind,
+                    "node_id": holder.node,
+                    "stage": holder.stage.value,
                 }
 
     def _placements(self) -> Iterator[VirtualRow]:
@@ -243,6 +241,6 @@ def _operation_of(node: NodeServices, request: Request) -> VirtualRow:
         "stage": operation.stage.value,
         "stage_epoch": operation.stage_epoch,
         "session": operation.session_id,
-        "ranges": len(operation.transitions),
+        "ranges": len(node.log.cluster.transitions.of(operation.id)),
         "cancel_reason": operation.cancel_reason,
     }

@@ -334,7 +334,7 @@ def _cleanup_status(cluster: ClusterMetadata, info: NodeInfo) -> str | None:
     if info.state is NodeState.LEFT:
         return None
     cleaning = (one for one in cluster.operations if one.stage is Stage.CLEANUP)
-    busy = any(info.id in transition.lost for one in cleaning for transition in one.transitions)
+    busy = any(info.id in moved.lost for one in cleaning for moved in cluster.transitions.of(one.id))
     return "running" if busy else "clean"
 
 

@@ -194,8 +194,8 @@ class Receiving:
 
     def _came(self, what: str, known: ClusterMetadata, request: WriteRequest) -> None:
         token, group = request.mutation.token, _group(known, request.mutation)
-        transitions = (one for operation in known.operations for one in operation.transitions)
-        if any(one.range.contains(token) and (one.gained or one.lost) for one in transitions):
+        moving = (known.transitions.holder_at(ring, token) for ring in known.placements.rings)
+        if any(one.gained or one.lost for one in moving if one is not None):
             self._cluster.fact(f"{what} came while its group changed")
         if group is not None and group.epoch > request.epoch:
             self._cluster.fact(f"{what} was planned for a former group")
@@ -378,9 +378,10 @@ class Emptied:
         self._fact = fact
         self._before: dict[tuple[int, Stage], Mapping[NodeId, int]] = {}
 
-    def entered(self, operation: Operation) -> None:
+    def entered(self, cluster: ClusterMetadata, operation: Operation) -> None:
         if self._deletes(operation) is not None:
-            nodes = {node: None for transition in operation.transitions for node in transition.union}
+            moving = cluster.transitions.of(operation.id)
+            nodes = {node: None for transition in moving for node in transition.union}
             self._before[operation.id, operation.stage] = {node: self._done(node) for node in nodes}
 
     def left(self, cluster: ClusterMetadata, operation: Operation) -> None:
@@ -395,7 +396,7 @@ class Emptied:
             if self._done(node) <= count or content is None:
                 continue
             content.refresh()
-            for group, ranges in ranges_of(operation, node):
+            for group, ranges in ranges_of(cluster.transitions.of(operation.id), node):
                 tables = [
                     table.id
                     for keyspace in cluster.schema.keyspaces

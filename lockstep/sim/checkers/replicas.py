@@ -194,7 +194,7 @@ def check_wiped(
     """A replica that becomes pending has nothing left of the ranges it gains: what was purged elsewhere
     could return from it."""
     content.refresh()
-    for transition in operation.transitions:
+    for transition in cluster.transitions.of(operation.id):
         if node in transition.gained:
             tables = [
                 table.id

@@ -6,7 +6,6 @@ which stage was entered, and never reads the value.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 
@@ -17,7 +16,6 @@ from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.log.registry import Registry, Transformation
 from lockstep.metadata.log.tip import Appended, Refused, Tip
-from lockstep.metadata.operations import Lock
 from lockstep.metadata.transformations import Founder, Initialize, Register
 from lockstep.schema.changes import CreateKeyspace
 from lockstep.schema.model import Replication
@@ -99,8 +97,6 @@ class Drill:
         self._number = 0
         self._cancelled: dict[int, bool] = {}
         self._begun = 0
-        #: By operation, its lock and the bounds of that, sorted.
-        self._bounds: dict[int, tuple[Lock | None, list[int], list[int]]] = {}
         #: The factors are to change as soon as nothing runs: they change beside no other operation.
         self._wants_factors = False
         self.model = model(dict(self.replication.factors))
@@ -226,7 +222,7 @@ class Drill:
         return True
 
     def _should_begin(self, body: PrepareOperation) -> bool:
-        """By nodes and factors alone; a lock may still refuse it."""
+        """By nodes and factors alone; what holds a range may still refuse it."""
         about = body.body.about
         if about.presumed_dead:
             dead = about.presumed_dead
@@ -316,9 +312,9 @@ class Drill:
 
     def _problems(self, before: ClusterMetadata) -> Iterator[str]:
         yield from self._node_problems()
-        locked = sorted(lock.operation_id for lock in self.now.locks)
-        if locked != sorted(self.model.running):
-            yield f"locks of operations {locked}, running are {sorted(self.model.running)}"
+        running_now, moving = sorted(self.now.operations_by_id), sorted(self.now.transitions.owned)
+        if running_now != sorted(self.model.running) or not set(moving) <= set(running_now):
+            yield f"{running_now} run, {moving} hold ranges, running are {sorted(self.model.running)}"
         keyspace = self.now.schema.by_name[_KEYSPACE]
         held = keyspace.replication
         if dict(held.factors) != {dc: f for dc, f in self.model.factors_read().items() if f or not dc}:
@@ -350,9 +346,11 @@ class Drill:
         touching, reordered = self.model.touching(point), self.model.reordered(point)
         if len(touching) > 1:
             yield f"token {point}: operations {touching} change it at once"
-        holders = [lock.operation_id for lock in self.now.locks if self._holds(lock, point)]
+        ring = self.now.placements.ring(self.now.schema.by_name[_KEYSPACE].group)
+        moving = self.now.transitions.holder_at(ring, point)
+        holders = [moving.operation_id] if moving is not None else []
         if not set(touching) <= set(holders) or not set(holders) <= {*touching, *reordered}:
-            yield f"token {point}: locked by {holders}, changed by {touching}"
+            yield f"token {point}: held by {holders}, changed by {touching}"
         wanted, writers = self.model.readers_writers(point)
         if reads != wanted or set(writes) != writers:
             yield f"token {point}: read {reads}, written {writes}; the model says {wanted}, {sorted(writers)}"
@@ -360,15 +358,6 @@ class Drill:
             local = [node for node in reads if dc in ("", self.model.places[node].dc)]
             if len(local) != min(factor, self.model.owning(dc, point)):
                 yield f"token {point}: {len(local)} readers {dc}, factor {factor}"
-
-    def _holds(self, lock: Lock, point: int) -> bool:
-        known, rights, lefts = self._bounds.get(lock.operation_id, (None, [], []))
-        if known is not lock:
-            held = sorted((range_.right, range_.left) for _, range_ in lock.ranges)
-            rights, lefts = [right for right, _ in held], [left for _, left in held]
-            self._bounds[lock.operation_id] = lock, rights, lefts
-        at = bisect_left(rights, point)
-        return at < len(rights) and lefts[at] < point
 
     def _node_problems(self) -> Iterator[str]:
         owned: dict[int, list[int]] = {}

@@ -201,7 +201,7 @@ def text_of(verdict: Verdict, elapsed_s: float) -> str:
     elif verdict.grown < verdict.runs:
         lines.append(f"{verdict.runs - verdict.grown} runs did not grow to the nodes they were to have")
     else:
-        lines.append("every placement, lock and node state is what the model says")
+        lines.append("every placement, held range and node state is what the model says")
     return "\n".join(lines)
 
 

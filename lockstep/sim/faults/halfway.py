@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from lockstep.metadata.operations import Operation, Stage, Transition
+from lockstep.metadata.operations import Operation, Stage
+from lockstep.metadata.transitions import Transition
 from lockstep.replica.ballots import command_for, state_in
 from lockstep.sim.checkers.registers import NOTHING, Place, State
 from lockstep.sim.checkers.replicas import AcknowledgedWrites, DurableContent
@@ -164,7 +165,8 @@ class LoneHolders:
         for content in contents.values():
             content.refresh()
         wanted = [one for places in newest.values() for one in places.items()]
-        if any(self._is_lone(transition, wanted, contents) for transition in operation.transitions):
+        moving = cluster.newest.transitions.of(operation.id)
+        if any(self._is_lone(transition, wanted, contents) for transition in moving):
             cluster.fact(LONE)
 
     def _is_lone(

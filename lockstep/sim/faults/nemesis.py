@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from lockstep.metadata.operations import Operation, Stage
+from lockstep.metadata.transitions import Transition
 from lockstep.node.processors.kinds import Gate, Held
 from lockstep.runtime.ports import Runtime
 from lockstep.sim.cluster import SimCluster
@@ -274,7 +275,7 @@ class Nemesis:
     def _cut_newcomer(self, operation: Operation) -> None:
         """The node that gains ranges does not hear who gives one up, long enough to take it for dead; the
         coordinator hears both."""
-        gaining = [node for transition in operation.transitions for node in transition.gained]
+        gaining = [node for transition in self._moving(operation) for node in transition.gained]
         names = (self.cluster.name_of(gaining[0]) if gaining else "", self._giver(operation))
         hosts = [self.cluster.processes[name].host for name in names if name]
         if len(set(hosts)) == 2:
@@ -293,7 +294,7 @@ class Nemesis:
 
     def _bystander(self, operation: Operation) -> str:
         """A running node that the operation does not touch, nor leads; "" when there is none."""
-        touched = {node for transition in operation.transitions for node in transition.union}
+        touched = {node for transition in self._moving(operation) for node in transition.union}
         names = [self.cluster.leader[1], *(self.cluster.name_of(node) for node in sorted(touched))]
         others = [name for name in self.cluster.live() if name not in names]
         return self._stages.choice(others) if others else ""
@@ -306,8 +307,11 @@ class Nemesis:
             down_s = self._stages.choice((0.1, 1.0, 3.0))
             self.crash_after(victim, 1 + self._stages.randrange(120), how, down_s)
 
+    def _moving(self, operation: Operation) -> tuple[Transition, ...]:
+        return self.cluster.newest.transitions.of(operation.id)
+
     def _giver(self, operation: Operation) -> str:
-        for transition in operation.transitions:
+        for transition in self._moving(operation):
             if transition.old:
                 return self.cluster.name_of(self._stages.choice(transition.lost or transition.old))
         return ""

@@ -159,11 +159,11 @@ class KindOperators:
     async def _made_way(self, runtime: Runtime) -> bool:
         """Whether an operation that may wait for the destroyed node was cancelled now: its removal, or what
         takes its place, can only begin afterwards."""
-        for operation in self._cluster.newest.operations:
-            waits = any(self._destroyed in transition.union for transition in operation.transitions)
+        newest = self._cluster.newest
+        for operation in newest.operations:
+            waits = any(self._destroyed in one.union for one in newest.transitions.of(operation.id))
             if waits and self._destroyed not in operation.about.nodes and can_go_back(operation):
-                requests = self._cluster.newest.requests.live
-                asked = [request for request in requests if request.operation_id == operation.id]
+                asked = [request for request in newest.requests.live if request.operation_id == operation.id]
                 cancel = CancelRequest(asked[0].id, "a node is lost")
                 await self._operators.submit(runtime, EntryKind.CANCEL_REQUEST, cancel)
                 return True

@@ -140,7 +140,7 @@ class Strike:
             for task in stream_plan(operation, cluster.newest, ()):
                 found.update(dict.fromkeys(task.sources))
         elif self.cell.victim is Victim.TARGET:
-            for transition in operation.transitions:
+            for transition in cluster.newest.transitions.of(operation.id):
                 found.update(dict.fromkeys(transition.gained))
         return [cluster.name_of(node) for node in found if node != operation.node]
 

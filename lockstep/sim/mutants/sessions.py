@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from lockstep.internode.services import ExcludedNodes
-from lockstep.metadata.operations import OPERATIONS, Stage
+from lockstep.metadata.operations import Stage
+from lockstep.metadata.transitions import TRANSITIONS
 from lockstep.node.work import worker as work_module
 from lockstep.node.work.moved import Amount, Moved
 from lockstep.node.work.topology_driver import TopologyDriver
@@ -196,14 +197,14 @@ DIRECTED = (
 
 
 def _cancel_forgets_lock() -> contextlib.AbstractContextManager[None]:
-    """What was taken back keeps its ranges locked."""
+    """What was taken back goes on holding its ranges."""
     original = ring._ended
 
     def ended(cluster: Any, operation: Any, epoch: int) -> Any:
         value = original(cluster, operation, epoch)
         if operation.stage is not Stage.ROLLBACK_TO_NORMAL:
             return value
-        return value.changed(OPERATIONS.set(msgspec.structs.replace(value.running, locks=cluster.locks)))
+        return value.changed(TRANSITIONS.set(cluster.transitions))
 
     return replaced((ring, "_ended", ended))
 

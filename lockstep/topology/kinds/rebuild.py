@@ -9,7 +9,8 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeInfo, NodeState
-from lockstep.metadata.operations import About, Operation, Stage, Transition
+from lockstep.metadata.operations import About, Operation, Stage
+from lockstep.metadata.transitions import Transition
 from lockstep.placement.quorums import DcOf
 from lockstep.topology.kind import Drill, Kind, Ring
 from lockstep.topology.kinds.ring import owned, ring_kind
@@ -65,7 +66,7 @@ def _tasks(
     return (StreamTask(asked.node, transition.group, transition.range, sources, needs_all=True),)
 
 
-#: Both sides are the same replicas: ranges are locked, and only their contents change.
+#: Both sides are the same replicas: ranges are held, and only their contents change.
 _STAGES = (
     StageRow(
         stage=Stage.REBUILDING,

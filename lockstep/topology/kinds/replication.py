@@ -2,7 +2,7 @@
 setting.
 
 Invariant: from the first step to the end the keyspace has a placement group of its own, and between two steps
-that is at rest with the replication of the step that ended, every range still locked; the walk ends at the
+that is at rest with the replication of the step that ended, every range still held; the walk ends at the
 target, or back at the original. Between two steps it may also give way: the operation ends and its request is
 queued again, with what it takes to go all the way back.
 """
@@ -18,16 +18,17 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.degraded import DEGRADED
 from lockstep.metadata.directory import REPLICATION_CHANGE
-from lockstep.metadata.operations import OPERATIONS, About, Body, Operation, Stage, Transition
+from lockstep.metadata.operations import OPERATIONS, About, Body, Operation, Stage
 from lockstep.metadata.requests import REQUESTS, Request, begun, finished, keyspace_busy, rested
 from lockstep.metadata.schema_change import moves_data
 from lockstep.metadata.schema_part import PLACEMENTS
+from lockstep.metadata.transitions import TRANSITIONS, Transition
 from lockstep.placement.deltas import merged
 from lockstep.schema.changes import SYSTEM_KEYSPACES, AlterKeyspace
 from lockstep.schema.model import Replication
 from lockstep.schema.replication_options import parse_replication
 from lockstep.topology.kind import Drill, GivesWay, Kind, stage_row
-from lockstep.topology.planning import lock_of, refuse_excluded_targets, session_id_of, split, with_session
+from lockstep.topology.planning import laid_out, refuse_excluded_targets, session_id_of
 from lockstep.topology.replication_change import (
     path_to,
     recounted,
@@ -166,18 +167,10 @@ def walk_begun(cluster: ClusterMetadata, request: Request, epoch: int) -> Cluste
         tokens=(),
         stage=_FIRST,
         stage_epoch=epoch,
-        transitions=(),
     )
     running = msgspec.structs.replace(request, operation_id=operation.id)
     alone = with_own_group(cluster, keyspace.name)
-    value = alone.changed(
-        REQUESTS.set(begun(cluster.requests, running, epoch)),
-        OPERATIONS.set(
-            msgspec.structs.replace(
-                alone.running, running=(*cluster.operations, operation), next_id=operation.id + 1
-            )
-        ),
-    )
+    value = alone.changed(REQUESTS.set(begun(cluster.requests, running, epoch)))
     return _step_begun(value, operation, epoch)
 
 
@@ -246,16 +239,8 @@ def _released(cluster: ClusterMetadata, operation: Operation) -> ClusterMetadata
     """The value without the operation, the keyspace with the replication that it has come to."""
     walk = walk_of(operation)
     value: ClusterMetadata = with_shared_group(_joined(cluster, walk), walk.keyspace).changed(
-        OPERATIONS.set(
-            msgspec.structs.replace(
-                cluster.running,
-                running=tuple(other for other in cluster.operations if other.id != operation.id),
-                locks=tuple(lock for lock in cluster.locks if lock.operation_id != operation.id),
-                sessions=tuple(
-                    session for session in cluster.sessions if session.operation_id != operation.id
-                ),
-            )
-        )
+        OPERATIONS.set(cluster.running.without(operation.id)),
+        TRANSITIONS.set(cluster.transitions.ended(operation.id)),
     )
     return value
 
@@ -299,21 +284,14 @@ def _step_begun(cluster: ClusterMetadata, operation: Operation, epoch: int) -> C
         stage=_FIRST,
         stage_epoch=epoch,
         step=operation.step + 1,
-        transitions=_next_transitions(cluster, operation),
         history=(*operation.history, (_FIRST, epoch)),
     )
     begun_step = msgspec.structs.replace(begun_step, session_id=session_id_of(begun_step))
-    locks = [lock for lock in cluster.locks if lock.operation_id != operation.id]
+    placements, transitions = laid_out(cluster, operation.id, _next_transitions(cluster, operation))
     return cluster.changed(
-        PLACEMENTS.set(split(cluster.placements, begun_step)),
-        OPERATIONS.set(
-            msgspec.structs.replace(
-                cluster.running,
-                running=tuple(begun_step if o.id == operation.id else o for o in cluster.operations),
-                locks=tuple(sorted((*locks, lock_of(begun_step)), key=lambda lock: lock.operation_id)),
-                sessions=with_session(cluster.sessions, begun_step),
-            )
-        ),
+        PLACEMENTS.set(placements),
+        TRANSITIONS.set(transitions),
+        OPERATIONS.set(cluster.running.with_changed(begun_step)),
     )
 
 
@@ -326,13 +304,13 @@ def _entered(cluster: ClusterMetadata, left: Operation, entered: Operation, epoc
     if stage_row(left).reads is row.reads:
         return cluster
     assert row.reads is Side.NEW, "reads go back by steps of their own"
-    to = entered.transitions[0].replication_after
+    to = cluster.transitions.of(entered.id)[0].replication_after
     return recounted(cluster, walk_of(entered).keyspace, to, epoch)
 
 
 def _also_filled(operation: Operation, cluster: ClusterMetadata) -> Iterator[NodeId]:
     """Where writes are lacking, whoever stays may be filled."""
-    for transition in operation.transitions:
+    for transition in cluster.transitions.of(operation.id):
         if any(line.group == transition.group for line in cluster.degraded):
             yield from transition.new
 
@@ -365,10 +343,11 @@ def _way_out(operation: Operation) -> str:
 
 
 def _running_problems(cluster: ClusterMetadata, operation: Operation) -> Iterator[str]:
-    """A keyspace in change has a placement group of its own, as its step has reached it, all locked."""
+    """A keyspace in change has a placement group of its own, as its step has reached it, all held."""
     walk = walk_of(operation)
     held = cluster.schema.by_name[walk.keyspace]
-    groups = {transition.group for transition in operation.transitions}
+    transitions = cluster.transitions.of(operation.id)
+    groups = {transition.group for transition in transitions}
     users = [k.name for k in cluster.schema.keyspaces if k.group in groups]
     if users != [walk.keyspace]:
         yield f"OP-1: the placement group of {operation.title()} belongs to {users}"
@@ -381,13 +360,13 @@ def _running_problems(cluster: ClusterMetadata, operation: Operation) -> Iterato
     if held.replication != reached:
         has = held.replication.text()
         yield f"OP-1: {operation.title()} has reached {reached.text()}, its keyspace has {has}"
-    locked = sorted(t.range for t in operation.transitions)
-    bounds = [range_.left for range_ in locked] + [TOKEN_MAX]
-    if bounds[0] != TOKEN_MIN or any(r.right != bounds[at + 1] for at, r in enumerate(locked)):
-        yield f"OP-1: {operation.title()} does not lock the whole ring of its keyspace"
+    ranges = sorted(t.range for t in transitions)
+    bounds = [range_.left for range_ in ranges] + [TOKEN_MAX]
+    if bounds[0] != TOKEN_MIN or any(r.right != bounds[at + 1] for at, r in enumerate(ranges)):
+        yield f"OP-1: {operation.title()} does not hold the whole ring of its keyspace"
 
 
-def _end_problems(after: ClusterMetadata, operation: Operation) -> Iterator[str]:
+def _end_problems(before: ClusterMetadata, after: ClusterMetadata, operation: Operation) -> Iterator[str]:
     """A change of replication ends at its target, or its original when taken back, or rests one step on."""
     walk = walk_of(operation)
     rolled_back = operation.stage is Stage.ROLLBACK_TO_NORMAL
@@ -406,7 +385,7 @@ def _end_problems(after: ClusterMetadata, operation: Operation) -> Iterator[str]
         return
     if stage_row(operation).next is not None:
         yield f"OP-1: {operation.title()} ended in stage {operation.stage}"
-    for transition in operation.transitions:
+    for transition in before.transitions.of(operation.id):
         replicas = transition.old if rolled_back else transition.new
         for placed in after.placements.ring(keyspace.group).overlapping(transition.range):
             if placed.group.reads != replicas or placed.group.writes != replicas:

@@ -20,17 +20,16 @@ from lockstep.metadata.operations import OPERATIONS, Body, Operation, Stage
 from lockstep.metadata.requests import REQUESTS, Request, begun, finished
 from lockstep.metadata.schema_part import PLACEMENTS
 from lockstep.metadata.transformations import refuse_bad_tokens
+from lockstep.metadata.transitions import TRANSITIONS
 from lockstep.placement.quorums import dc_factors
 from lockstep.topology.kind import Drill, GivesWay, Kind, Ring, kind_of, ring_of, row_can_go_back
 from lockstep.topology.planning import (
     full_change,
-    lock_of,
+    laid_out,
     merged_rings,
     plan,
     refuse_voter,
     session_id_of,
-    split,
-    with_session,
 )
 from lockstep.topology.stages import StageRow
 from lockstep.topology.streams import sources_of, still_degraded, tasks_of_givers
@@ -158,7 +157,7 @@ def owned(directory: Directory, body: Body) -> tuple[NodeId, Sequence[int]]:
 
 
 def begun_on_ring(cluster: ClusterMetadata, request: Request, epoch: int) -> ClusterMetadata:
-    """The value with the operation in its first stage: ranges split and locked, the node in its state."""
+    """The value with the operation in its first stage: ranges split and held, the node in its state."""
     body, kind, operation_id = request.body, kind_of(request), cluster.next_operation_id
     change = full_change(cluster, body)
     stage = kind.stages[0].stage
@@ -168,28 +167,21 @@ def begun_on_ring(cluster: ClusterMetadata, request: Request, epoch: int) -> Clu
         tokens=change.tokens,
         stage=stage,
         stage_epoch=epoch,
-        transitions=plan(cluster, change),
         history=((stage, epoch),),
     )
     assert epoch > cluster.epoch and operation_id not in cluster.operations_by_id, "operations have new ids"
     operation = msgspec.structs.replace(operation, session_id=session_id_of(operation))
+    placements, transitions = laid_out(cluster, operation_id, plan(cluster, change))
     asked = msgspec.structs.replace(request, operation_id=operation_id)
     node = cluster.directory.by_id[operation.node]
     directory = _with_state(cluster.directory, node.id, ring_of(body).becomes, node.tokens, epoch)
     return cluster.changed(
         DIRECTORY.set(directory),
-        PLACEMENTS.set(split(cluster.placements, operation)),
+        PLACEMENTS.set(placements),
+        TRANSITIONS.set(transitions),
         SERVICE.set(without_leaving(cluster.service, node.id)),
         REQUESTS.set(begun(cluster.requests, asked, epoch)),
-        OPERATIONS.set(
-            msgspec.structs.replace(
-                cluster.running,
-                running=(*cluster.operations, operation),
-                locks=(*cluster.locks, lock_of(operation)),
-                sessions=with_session(cluster.sessions, operation),
-                next_id=operation_id + 1,
-            )
-        ),
+        OPERATIONS.set(cluster.running.with_changed(operation)),
     )
 
 
@@ -201,13 +193,14 @@ def ended_on_ring(
 
 
 def _ended(cluster: ClusterMetadata, operation: Operation, epoch: int) -> ClusterMetadata:
-    """The value without the operation: ranges merged, lock and session gone, the node in its end state."""
-    others = tuple(other for other in cluster.operations if other.id != operation.id)
-    assert len(others) + 1 == len(cluster.operations), "an operation ends once"
+    """The value without the operation: ranges merged and let go, the session gone, the node in its end
+    state."""
+    assert operation.id in cluster.operations_by_id, "an operation ends once"
     assert epoch > operation.stage_epoch, "it ends after its last stage"
+    ended, others = cluster.transitions.of(operation.id), cluster.transitions.ended(operation.id)
     return cluster.changed(
         DIRECTORY.set(_end_directory(cluster.directory, operation, epoch)),
-        PLACEMENTS.set(merged_rings(cluster.placements, operation, others)),
+        PLACEMENTS.set(merged_rings(cluster.placements, ended, others)),
         EXCLUDED.set(_still_excluded(cluster.excluded, operation)),
         DEGRADED.set(still_degraded(cluster, operation)),
         SERVICE.set(without_leaving(cluster.service, operation.about.departing)),
@@ -220,16 +213,8 @@ def _ended(cluster: ClusterMetadata, operation: Operation, epoch: int) -> Cluste
                 epoch=epoch,
             )
         ),
-        OPERATIONS.set(
-            msgspec.structs.replace(
-                cluster.running,
-                running=others,
-                locks=tuple(lock for lock in cluster.locks if lock.operation_id != operation.id),
-                sessions=tuple(
-                    session for session in cluster.sessions if session.operation_id != operation.id
-                ),
-            )
-        ),
+        OPERATIONS.set(cluster.running.without(operation.id)),
+        TRANSITIONS.set(others),
     )
 
 
