@@ -23,7 +23,7 @@ from lockstep.values.ids import NodeId
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range
 
 #: Up to this many ranges a change that copies them all costs less than a millisecond.
-_LARGE: Final = 8192
+_LARGE: Final = 4096
 #: Equal parts of the token space: 327,680 tablets are 320 in each, which cost as much to hash as the digests
 #: of the parts.
 SECTORS: Final = 1024
