@@ -1,0 +1,135 @@
+"""What the planner knows of nodes and of what tablets weigh: values that somebody else has collected.
+
+Invariant: a statistic that is missing is never guessed for a node: a live node without statistics is neither
+source nor target. Between two rounds of collecting, the statistics follow the changes that were made: a move
+takes its bytes along, halves share them, a pair adds them up.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from lockstep.values.ids import NodeId
+
+GIB: Final = 1 << 30
+#: Bytes that a tablet is to have: a move of one takes seconds, and a node of terabytes has hundreds.
+TARGET_TABLET_BYTES: Final = 5 * GIB
+#: Tablets below this share of the target count as if they had it, so that empty tables spread, too.
+SMALLEST_SHARE: Final = 100
+
+
+class Drain(enum.IntEnum):
+    """What a node's tablets are to leave it for."""
+
+    NONE = 0
+    #: It goes by itself, and streams what it has.
+    LEAVE = 1
+    #: It is gone, and what it had is built anew from other replicas.
+    REMOVE = 2
+
+
+class Host(msgspec.Struct, frozen=True):
+    """A node that may hold tablets. `is_up` is an opinion; an excluded node is shut out by an operator."""
+
+    node: NodeId
+    dc: str
+    rack: str
+    shards: int = 1
+    drain: Drain = Drain.NONE
+    is_up: bool = True
+    is_excluded: bool = False
+
+
+class TabletLoad(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Of one replica of a tablet."""
+
+    bytes: int
+    reads_per_s: float = 0.0
+    writes_per_s: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        return self.reads_per_s + self.writes_per_s
+
+
+NO_LOAD: Final = TabletLoad(0)
+
+
+class NodeLoad(msgspec.Struct, frozen=True):
+    """What one node told of itself: bytes that it can hold, the share of its CPU in use, and by group and
+    last token what its replicas weigh."""
+
+    capacity_bytes: int
+    cpu: float = 0.0
+    tablets: Mapping[int, Mapping[int, TabletLoad]] = {}
+
+
+class LoadStatistics(msgspec.Struct, frozen=True):
+    """By node, of the round of collecting with this number."""
+
+    round: int = 0
+    nodes: Mapping[NodeId, NodeLoad] = {}
+
+    def of(self, node: NodeId, group: int, right: int) -> TabletLoad | None:
+        known = self.nodes.get(node)
+        return None if known is None else known.tablets.get(group, {}).get(right)
+
+    def tablet(self, group: int, right: int, nodes: Sequence[NodeId]) -> TabletLoad:
+        """What a replica weighs by what any of these nodes say: the largest, nothing where nobody knows."""
+        found = [load for node in nodes if (load := self.of(node, group, right)) is not None]
+        return max(found, key=lambda load: load.bytes, default=NO_LOAD)
+
+    def moved(self, group: int, right: int, source: NodeId, target: NodeId) -> LoadStatistics:
+        """After a replica has moved, or was built anew from another."""
+        load = self.of(source, group, right) or NO_LOAD
+        return self._with({source: {group: {right: None}}, target: {group: {right: load}}})
+
+    def split(self, group: int, right: int, middle: int, nodes: Sequence[NodeId]) -> LoadStatistics:
+        """After a tablet was cut behind `middle`."""
+        edits: dict[NodeId, dict[int, dict[int, TabletLoad | None]]] = {}
+        for node in nodes:
+            load = self.of(node, group, right)
+            if load is not None:
+                half = TabletLoad(load.bytes // 2, load.reads_per_s / 2, load.writes_per_s / 2)
+                edits[node] = {group: {middle: half, right: half}}
+        return self._with(edits)
+
+    def merged(self, group: int, left: int, right: int, nodes: Sequence[NodeId]) -> LoadStatistics:
+        """After the tablets that end at `left` and `right` became one."""
+        edits: dict[NodeId, dict[int, dict[int, TabletLoad | None]]] = {}
+        for node in nodes:
+            one = self.of(node, group, left) or NO_LOAD
+            two = self.of(node, group, right) or NO_LOAD
+            both = TabletLoad(
+                one.bytes + two.bytes, one.reads_per_s + two.reads_per_s, one.writes_per_s + two.writes_per_s
+            )
+            edits[node] = {group: {left: None, right: both}}
+        return self._with(edits)
+
+    def _with(self, edits: Mapping[NodeId, Mapping[int, Mapping[int, TabletLoad | None]]]) -> LoadStatistics:
+        nodes = dict(self.nodes)
+        for node, groups in edits.items():
+            known = nodes.get(node)
+            if known is None:
+                continue
+            tablets = dict(known.tablets)
+            for group, loads in groups.items():
+                of_group = {**tablets.get(group, {}), **loads}
+                tablets[group] = {right: load for right, load in of_group.items() if load is not None}
+            nodes[node] = NodeLoad(known.capacity_bytes, known.cpu, tablets)
+        return LoadStatistics(self.round, nodes)
+
+
+def is_measured(host: Host, statistics: LoadStatistics) -> bool:
+    """Whether the planner knows what a node can hold."""
+    known = statistics.nodes.get(host.node)
+    return known is not None and known.capacity_bytes > 0
+
+
+def can_receive(host: Host, statistics: LoadStatistics) -> bool:
+    """Whether tablets may be moved to a node."""
+    return host.is_up and not host.is_excluded and host.drain is Drain.NONE and is_measured(host, statistics)
