@@ -87,6 +87,8 @@ _MATTERS = {
     "gc_grace_seconds": "how long deletions are kept, with `tombstone_gc` in mode `timeout`",
     "read_repair": "with `BLOCKING` reads repair what replicas lack before they answer",
     "speculative_retry": "when a read asks one more replica",
+    "tablets": "a map of hints for tables that spread by tablets: `min_tablet_count`, `max_tablet_count`, "
+    "`expected_data_size_in_gb`, `min_per_shard_tablet_count`",
     "tombstone_gc": "`mode` is `timeout`, `repair`, `disabled` or `immediate`; "
     "`propagation_delay_in_seconds` is about `repair`",
 }

@@ -34,8 +34,9 @@ from lockstep.metadata.parts import REGISTERED
 from lockstep.metadata.repairs import REPAIRS, Repairs
 from lockstep.metadata.requests import REQUESTS, Requests
 from lockstep.metadata.schema_part import PLACEMENTS, SCHEMA
+from lockstep.metadata.tablets import TABLETS, Tablets
 from lockstep.metadata.transitions import TRANSITIONS, Transitions
-from lockstep.placement.placements import Placements, ReplicaGroup
+from lockstep.placement.placements import Placements, ReplicaGroup, RingPlacement
 from lockstep.schema.model import Schema, Table
 from lockstep.values.ids import NodeId
 
@@ -132,6 +133,17 @@ class ClusterMetadata(msgspec.Struct, frozen=True, dict=True):
     def access(self) -> Access:
         """Roles, and what they may do."""
         return self.parts[ACCESS]
+
+    @cached_property
+    def tablets(self) -> Tablets:
+        """The placement groups that are tablets of one table, and what their rings do not say."""
+        return self.parts[TABLETS]
+
+    @cached_property
+    def shared_rings(self) -> tuple[RingPlacement, ...]:
+        """The placement groups whose ranges follow from the token owners, by id: all but those of tablets."""
+        of_tables = self.tablets.by_group
+        return tuple(ring for ring in self.placements.rings if ring.id not in of_tables)
 
     @property
     def recent_ids(self) -> RecentIds:

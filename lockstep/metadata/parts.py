@@ -16,6 +16,7 @@ from lockstep.metadata.part import Part, Registered
 from lockstep.metadata.repairs import REPAIRS
 from lockstep.metadata.requests import REQUESTS
 from lockstep.metadata.schema_part import PLACEMENTS, SCHEMA
+from lockstep.metadata.tablets import TABLETS
 from lockstep.metadata.transitions import TRANSITIONS
 
 PARTS: Final[tuple[Part[Any], ...]] = (
@@ -35,6 +36,7 @@ PARTS: Final[tuple[Part[Any], ...]] = (
     ACCESS,
     RECENT_IDS,
     TRANSITIONS,
+    TABLETS,
 )
 #: What there is when no room above adds a part.
 REGISTERED: Final = Registered(PARTS)

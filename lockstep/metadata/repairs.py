@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from lockstep.metadata.part import Item, Part, collected, digest_of, digest_of_each
+from lockstep.schema.model import Keyspace
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import REPAIRED_RANGES_KEPT_MAX, REPAIRS_ENDED_KEPT_MAX
 from lockstep.values.tokens import Range
@@ -36,6 +37,16 @@ class RepairPart(msgspec.Struct, frozen=True, array_like=True):
     group: int
     tables: tuple[int, ...]
     ranges: tuple[Range, ...]
+
+
+def parts_by_group(keyspace: Keyspace, tables: Iterable[int], ranges: tuple[Range, ...]) -> list[RepairPart]:
+    """These tables of the keyspace in the ranges, a part for each placement group."""
+    wanted = frozenset(tables)
+    listed = (
+        (group, tuple(table.id for table in found if table.id in wanted))
+        for group, found in keyspace.groups.items()
+    )
+    return [RepairPart(keyspace.name, group, ids, ranges) for group, ids in listed if ids]
 
 
 class Repair(msgspec.Struct, frozen=True, array_like=True, dict=True):

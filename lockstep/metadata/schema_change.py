@@ -9,8 +9,6 @@ computed from the token owners when it comes into use, and afterwards only topol
 
 from __future__ import annotations
 
-from collections.abc import Container
-
 import msgspec
 
 from lockstep.metadata.access import role_changes
@@ -21,6 +19,8 @@ from lockstep.metadata.degraded import DEGRADED, Degraded, carried, of_groups
 from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.requests import keyspace_busy
 from lockstep.metadata.schema_part import PLACEMENTS, SCHEMA
+from lockstep.metadata.tablet_groups import with_tablet_groups
+from lockstep.metadata.tablets import TABLETS
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.placement.deltas import Passage, computed_ring, paired, plan_of, refilled
 from lockstep.placement.placements import Placements, RingPlacement
@@ -31,29 +31,33 @@ from lockstep.values.errors import Rejected
 
 
 def shared_group(
-    placements: Placements, replication: Replication, changing: Container[int]
+    cluster: ClusterMetadata, placements: Placements, replication: Replication
 ) -> RingPlacement | None:
-    """The group that keyspaces with this replication share, none of those that are `changing` theirs; None
-    when there is none yet."""
+    """The group that keyspaces with this replication share, none of a table alone nor of those whose
+    replication changes; None when there is none yet."""
     alike = (ring for ring in placements.rings if ring.replication == replication)
-    return next((ring for ring in alike if ring.id not in changing), None)
+    apart = (*cluster.recounting, *cluster.tablets.by_group)
+    return next((ring for ring in alike if ring.id not in apart), None)
 
 
 def placed(cluster: ClusterMetadata, schema: Schema, epoch: int) -> tuple[Schema, Placements]:
-    """The schema in which each keyspace has its group, and the placements with exactly those groups; they are
-    the same object when none comes or goes."""
+    """The schema in which each keyspace on a ring has its group, and the placements with exactly those groups
+    and those of tablets; they are the same object when none comes or goes."""
     placements = cluster.placements
     for before, keyspace in cluster.schema.keyspaces_changed_in(schema):
         if keyspace is None or (before is not None and before.replication == keyspace.replication):
             continue
-        ring = shared_group(placements, keyspace.replication, cluster.recounting)
+        if keyspace.tablets is not None:
+            continue
+        ring = shared_group(cluster, placements, keyspace.replication)
         if ring is None:
             ring = computed_ring(placements.next_id, keyspace.replication, cluster.directory.circle, epoch)
             placements = placements.with_rings((ring,))
         schema = schema.with_keyspace(msgspec.structs.replace(keyspace, group=ring.id))
-    used = {keyspace.group for keyspace in schema.keyspaces}
-    assert used <= placements.by_id.keys(), "each keyspace has its group"
-    return schema, placements.without(sorted(set(placements.by_id) - used))
+    used = {keyspace.group for keyspace in schema.keyspaces if keyspace.group}
+    assert used <= placements.by_id.keys(), "each keyspace on a ring has its group"
+    gone = set(placements.by_id) - used - set(cluster.tablets.by_group)
+    return schema, placements.without(sorted(gone))
 
 
 def refuse_while_locked(cluster: ClusterMetadata, what: str) -> None:
@@ -89,15 +93,19 @@ class ChangeSchema(msgspec.Struct, frozen=True, array_like=True):
         if schema is cluster.schema:
             return cluster
         if cluster.schema.replicates_as(schema):
-            return cluster.changed(SCHEMA.set(schema), ACCESS.set(self._access(cluster, schema)))
-        schema, placements = placed(cluster, schema, epoch)
-        if placements is not cluster.placements:
-            refuse_while_locked(cluster, _REPLICATION_STAYS)
-        _refuse_moved_data(cluster, schema)
-        degraded = of_groups(_carried(cluster, schema), placements.by_id)
+            placements, degraded = cluster.placements, cluster.degraded
+        else:
+            schema, placements = placed(cluster, schema, epoch)
+            if placements is not cluster.placements:
+                refuse_while_locked(cluster, _REPLICATION_STAYS)
+            _refuse_moved_data(cluster, schema)
+            degraded = _carried(cluster, schema)
+        schema, placements, tablets = with_tablet_groups(cluster, schema, placements, epoch)
+        degraded = of_groups(degraded, placements.by_id)
         return cluster.changed(
             SCHEMA.set(schema),
             PLACEMENTS.set(placements),
+            TABLETS.set(tablets),
             DEGRADED.set(degraded),
             ACCESS.set(self._access(cluster, schema)),
         )

@@ -110,11 +110,12 @@ def _validate(now: Parts, before: Parts | None) -> None:
         for ring in placements.rings:
             if known.get(ring.id) is not ring:
                 ring.validate()
-    used = {keyspace.group: keyspace.replication for keyspace in schema.keyspaces}
+    used = {group: keyspace for keyspace in schema.keyspaces for group in keyspace.groups}
     assert used.keys() == set(placements.by_id), "exactly the groups in use are there"
     for keyspace in schema.keyspaces:
-        counted = placements.ring(keyspace.group).replication
-        assert counted == keyspace.replication, f"the group of keyspace {keyspace.name} has its replication"
+        for group in keyspace.groups:
+            counted = placements.ring(group).replication
+            assert counted == keyspace.replication, f"the groups of {keyspace.name} have its replication"
 
 
 def _placement_compare(path: str, before: Placements, after: Placements) -> Iterator[Difference]:

@@ -231,6 +231,14 @@ class TopologySection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return None if self.barrier_minimum_level == "off" else self.barrier_relax_after_ms
 
 
+class TabletsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether tables spread by tablets. `mode_for_new_keyspaces`, for those that do not say it themselves and
+    are replicated per data centre: disabled, they lie on the ring; enabled, they have tablets; enforced, a
+    keyspace on the ring is refused. The settings of the node that a client asks count."""
+
+    mode_for_new_keyspaces: Literal["disabled", "enabled", "enforced"] = "disabled"
+
+
 class FunctionsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """User functions. Off by default: whoever may create one has the nodes run a program, which costs
     processor time and memory, and may hold a way out of its sandbox that nobody knows yet.
@@ -279,6 +287,7 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gossip: GossipSection = GossipSection()
     clock: ClockSection = ClockSection()
     topology: TopologySection = TopologySection()
+    tablets: TabletsSection = TabletsSection()
     functions: FunctionsSection = FunctionsSection()
     testing: TestingSection = TestingSection()
     log: LogSection = LogSection()

@@ -169,8 +169,12 @@ def keyspaces_alone(cluster: ClusterMetadata, node: int) -> tuple[str, ...]:
     return tuple(
         keyspace.name
         for keyspace in cluster.schema.keyspaces
-        if keyspace.tables
-        and any(placed.group.reads == (node,) for placed in cluster.placements.ring(keyspace.group).ranges)
+        if any(
+            placed.group.reads == (node,)
+            for group, tables in keyspace.groups.items()
+            if tables
+            for placed in cluster.placements.ring(group).ranges
+        )
     )
 
 

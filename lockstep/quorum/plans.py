@@ -268,7 +268,7 @@ class PlanBook:
         if table is None:
             return None
         keyspace = cluster.schema.by_name[table.keyspace]
-        ring = cluster.placements.ring(keyspace.group)
+        ring = cluster.placements.ring(keyspace.group_of(table))
         # Who applies a write without knowing of a view derives nothing for it, and tells nobody what is gone.
         views = (view.epoch for view in views_of(cluster.schema, table))
         changed_epoch = max(table.epoch, keyspace.epoch, *views)

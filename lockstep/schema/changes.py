@@ -26,7 +26,7 @@ from lockstep.schema.model import (
     Table,
     schema_of,
 )
-from lockstep.schema.replication_options import parse_replication
+from lockstep.schema.replication_options import SIMPLE, TOPOLOGY, parse_replication, refused
 from lockstep.schema.summaries import (
     CREATED,
     DROPPED,
@@ -37,7 +37,8 @@ from lockstep.schema.summaries import (
     declared_type,
     no_keyspace,
 )
-from lockstep.schema.table_options import OptionValue, checked_options, option
+from lockstep.schema.table_options import OptionValue, check_hints, checked_options, option
+from lockstep.schema.tablet_options import keyspace_tablets, refuse_other_spread
 from lockstep.schema.type_changes import (
     IndexChange,
     TypeChange,
@@ -93,13 +94,14 @@ class NewColumn(msgspec.Struct, frozen=True, array_like=True):
 
 class CreateKeyspace(msgspec.Struct, frozen=True, array_like=True, tag="create_keyspace"):
     """`replication`: the options as written, `class` among them. `by_server`: no client asked for it, so
-    it may be a system keyspace."""
+    it may be a system keyspace. `tablets`: its options as written; None: its tables lie on a ring."""
 
     keyspace: str
     replication: tuple[tuple[str, str], ...]
     durable_writes: bool = True
     if_not_exists: bool = False
     by_server: bool = False
+    tablets: tuple[tuple[str, str], ...] | None = None
 
 
 class AlterKeyspace(msgspec.Struct, frozen=True, array_like=True, tag="alter_keyspace"):
@@ -109,6 +111,7 @@ class AlterKeyspace(msgspec.Struct, frozen=True, array_like=True, tag="alter_key
     replication: tuple[tuple[str, str], ...] | None = None
     durable_writes: bool | None = None
     if_exists: bool = False
+    tablets: tuple[tuple[str, str], ...] | None = None
 
 
 class DropKeyspace(msgspec.Struct, frozen=True, array_like=True, tag="drop_keyspace"):
@@ -243,8 +246,23 @@ def create_keyspace(
             return schema, None
         raise Rejected(f'Cannot add existing keyspace "{name}"', cql_code=ALREADY_EXISTS, keyspace=name)
     replication = parse_replication(name, change.replication, data_centers)
-    made = Keyspace(name, replication, change.durable_writes, epoch=epoch)
+    tablets = keyspace_tablets(dict(change.tablets), name) if change.tablets is not None else None
+    if tablets is not None and replication.strategy == SIMPLE:
+        raise refused(f"tablets need {TOPOLOGY}, keyspace {name} is replicated by {SIMPLE}")
+    made = Keyspace(name, replication, change.durable_writes, epoch=epoch, tablets=tablets)
     return schema.with_keyspace(made), ChangeSummary(CREATED, "KEYSPACE", name)
+
+
+def spread(change: CreateKeyspace, mode: str) -> CreateKeyspace:
+    """The change with what the setting for new keyspaces (disabled, enabled, enforced) makes of it."""
+    is_simple = dict(change.replication).get("class", "").endswith(SIMPLE)
+    if mode == "enforced":
+        given = keyspace_tablets(dict(change.tablets or ()), change.keyspace)
+        if is_simple or given is None:
+            raise refused(f"every keyspace of this cluster has tablets, {change.keyspace} would have none")
+    elif mode == "disabled" or is_simple:
+        return change
+    return replace(change, tablets=change.tablets or ())
 
 
 def alter_keyspace(
@@ -259,9 +277,15 @@ def alter_keyspace(
     if change.replication is not None:
         replication = parse_replication(found.name, change.replication, data_centers, found.replication)
     durable = found.durable_writes if change.durable_writes is None else change.durable_writes
-    if (replication, durable) == (found.replication, found.durable_writes):
+    tablets = found.tablets
+    if change.tablets is not None:
+        tablets = keyspace_tablets(dict(change.tablets), found.name)
+    refuse_other_spread(found.tablets, tablets, found.name)
+    if tablets is not None and replication.strategy == SIMPLE:
+        raise refused(f"tablets need {TOPOLOGY}, keyspace {found.name} would be replicated by {SIMPLE}")
+    if (replication, durable, tablets) == (found.replication, found.durable_writes, found.tablets):
         return schema, None
-    made = replace(found, replication=replication, durable_writes=durable, epoch=epoch)
+    made = replace(found, replication=replication, durable_writes=durable, epoch=epoch, tablets=tablets)
     return schema.with_keyspace(made), ChangeSummary(UPDATED, "KEYSPACE", found.name)
 
 
@@ -296,6 +320,7 @@ def create_table(schema: Schema, change: CreateTable, epoch: int) -> Applied:
     if change.uuid in schema.table_ids:
         raise Rejected(f"ID {change.uuid} is already used by another table")
     _check_columns(change, keyspace)
+    check_hints(keyspace, change.options)
     columns = tuple(_numbered(keyspace, change.columns, 1))
     made = Table(
         schema.next_table_id,
@@ -377,6 +402,7 @@ def alter_table(schema: Schema, change: TableChange, epoch: int) -> Applied:
     elif isinstance(change, RenameColumns):
         altered = _rename_columns(table, change)
     else:
+        check_hints(schema.by_name[change.keyspace], change.options)
         options = checked_options(change.options, table.options)
         if table.is_counter and int(option(options, "default_time_to_live")):
             raise Rejected("Cannot set default_time_to_live on a table with counters")

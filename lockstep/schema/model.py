@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from rpds import HashTrieMap
 
 from lockstep.schema.objects import Aggregate, Function, Index, View
+from lockstep.schema.tablet_options import KeyspaceTablets
 from lockstep.values import codec
 from lockstep.values.hash_tree import EMPTY_TREE, HashTree, blake, changed, key_of_text, tree_of
 
@@ -55,7 +56,7 @@ class DroppedColumn(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Table(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """`id` is the storage prefix; `uuid` is what drivers see; `epoch` last changed it. A materialized view
     is a table with a `view`. `indexes` are sorted by name, and so are `views`, names of views
-    that are made from it."""
+    that are made from it. `group` is its placement group where it has one apart from its keyspace's."""
 
     id: int
     uuid: str
@@ -69,6 +70,7 @@ class Table(msgspec.Struct, frozen=True, array_like=True, dict=True):
     indexes: tuple[Index, ...] = ()
     view: View | None = None
     views: tuple[str, ...] = ()
+    group: int = 0
 
     @cached_property
     def by_name(self) -> dict[str, Column]:
@@ -151,7 +153,8 @@ class UserType(msgspec.Struct, frozen=True, array_like=True):
 
 class KeyspaceHead(msgspec.Struct, frozen=True, array_like=True):
     """What a keyspace is without its tables; `types` are sorted by name, functions and aggregates by
-    signature. `group` is the placement group of its tables, which the metadata gives it."""
+    signature. `group` is the placement group of its tables, which the metadata gives it; 0 where each table
+    has one of its own, for it spreads by `tablets`."""
 
     name: str
     replication: Replication
@@ -161,6 +164,7 @@ class KeyspaceHead(msgspec.Struct, frozen=True, array_like=True):
     functions: tuple[Function, ...] = ()
     aggregates: tuple[Aggregate, ...] = ()
     group: int = 0
+    tablets: KeyspaceTablets | None = None
 
 
 class Keyspace(msgspec.Struct, frozen=True, dict=True):
@@ -175,6 +179,7 @@ class Keyspace(msgspec.Struct, frozen=True, dict=True):
     functions: tuple[Function, ...] = ()
     aggregates: tuple[Aggregate, ...] = ()
     group: int = 0
+    tablets: KeyspaceTablets | None = None
 
     @property
     def head(self) -> KeyspaceHead:
@@ -187,6 +192,7 @@ class Keyspace(msgspec.Struct, frozen=True, dict=True):
             self.functions,
             self.aggregates,
             self.group,
+            self.tablets,
         )
 
     @cached_property
@@ -203,6 +209,18 @@ class Keyspace(msgspec.Struct, frozen=True, dict=True):
     def tables(self) -> tuple[Table, ...]:
         """All tables by name; costs as many as there are, so not for what every change does."""
         return tuple(sorted(self.by_name.values(), key=attrgetter("name")))
+
+    def group_of(self, table: Table) -> int:
+        """The placement group of one of its tables."""
+        return table.group or self.group
+
+    @cached_property
+    def groups(self) -> dict[int, tuple[Table, ...]]:
+        """Its placement groups, with their tables by name; costs as many as there are."""
+        found: dict[int, list[Table]] = {self.group: []} if self.group else {}
+        for table in self.tables:
+            found.setdefault(self.group_of(table), []).append(table)
+        return {group: tuple(tables) for group, tables in found.items()}
 
 
 class SchemaImage(msgspec.Struct, frozen=True, array_like=True):
@@ -238,6 +256,14 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
         """32 bytes, the same for equal schemas and only for those."""
         trees = self.keyspace_tree.digest + self.table_tree.digest
         return blake(codec.encode((self.next_table_id, trees)))
+
+    def group_of(self, table: Table) -> int:
+        """The placement group of a table of this schema."""
+        return table.group or self.by_name[table.keyspace].group
+
+    def tables_in(self, group: int) -> tuple[Table, ...]:
+        """The tables of a placement group, by keyspace and name; costs as many as there are."""
+        return tuple(table for keyspace in self.keyspaces for table in keyspace.groups.get(group, ()))
 
     def table(self, keyspace: str, name: str) -> Table | None:
         found = self.by_name.get(keyspace)
@@ -363,6 +389,7 @@ def _with_head(head: KeyspaceHead, by_name: HashTrieMap[str, Table]) -> Keyspace
         head.functions,
         head.aggregates,
         head.group,
+        head.tablets,
     )
 
 

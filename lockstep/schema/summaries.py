@@ -88,7 +88,7 @@ def _signed(
 
 
 def _settings(keyspace: Keyspace) -> tuple[Any, ...]:
-    return keyspace.replication, keyspace.durable_writes
+    return keyspace.replication, keyspace.durable_writes, keyspace.tablets
 
 
 def _named(

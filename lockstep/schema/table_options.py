@@ -14,6 +14,8 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+from lockstep.schema.model import Keyspace
+from lockstep.schema.tablet_options import tablet_hints
 from lockstep.values.errors import Rejected
 from lockstep.values.limits import TTL_S_MAX
 
@@ -301,11 +303,12 @@ DEFAULTS: dict[str, str] = {
     "min_index_interval": "128",
     "read_repair": "BLOCKING",
     "speculative_retry": "99p",
+    "tablets": "{}",
     "tombstone_gc": map_text((("mode", "timeout"), ("propagation_delay_in_seconds", "3600"))),
 }
-MAP_OPTIONS = frozenset(("caching", "compaction", "compression", "extensions", "tombstone_gc"))
+MAP_OPTIONS = frozenset(("caching", "compaction", "compression", "extensions", "tablets", "tombstone_gc"))
 #: Options that Cassandra lacks: its tools see them only where they were set.
-UNDESCRIBED_DEFAULTS = frozenset(("tombstone_gc",))
+UNDESCRIBED_DEFAULTS = frozenset(("tablets", "tombstone_gc"))
 #: When tombstones may go: after the grace time, once a repair is recorded, never, or at once.
 TOMBSTONE_GC_MODES = ("timeout", "repair", "disabled", "immediate")
 #: Accepted and dropped, as current Cassandra does.
@@ -344,6 +347,12 @@ def checked_options(
             f"max_index_interval must be greater than or equal to min_index_interval ({low}) (got {high})"
         )
     return found
+
+
+def check_hints(keyspace: Keyspace, given: Sequence[tuple[str, OptionValue]]) -> None:
+    """Rejected where a table on a ring is told how many tablets it should have."""
+    if keyspace.tablets is None and any(name == "tablets" and value for name, value in given):
+        raise refused(f"Tables of keyspace {keyspace.name} have no tablets: they lie on its ring")
 
 
 Check = Callable[[str, OptionValue], str]
@@ -466,6 +475,12 @@ def _tombstone_gc(name: str, value: OptionValue) -> str:
     return map_text(tuple(found.items()))
 
 
+def _tablets(name: str, value: OptionValue) -> str:
+    given = dict(value) if not isinstance(value, str) else {}
+    tablet_hints(given)
+    return map_text(tuple(given.items()))
+
+
 def _any_map(name: str, value: OptionValue) -> str:
     return map_text(value if not isinstance(value, str) else ())
 
@@ -490,5 +505,6 @@ _CHECKS: dict[str, Check] = {
     "min_index_interval": _whole(1),
     "read_repair": _read_repair,
     "speculative_retry": _policy,
+    "tablets": _tablets,
     "tombstone_gc": _tombstone_gc,
 }

@@ -26,7 +26,7 @@ from lockstep.schema.summaries import (
     declared_type,
     no_keyspace,
 )
-from lockstep.schema.table_options import OptionValue, checked_options, option
+from lockstep.schema.table_options import OptionValue, check_hints, checked_options, option
 from lockstep.schema.user_types import check_key_type
 from lockstep.values.errors import Rejected
 from lockstep.values.limits import TABLE_VIEWS_MAX
@@ -123,6 +123,7 @@ def create_view(schema: Schema, change: CreateView, epoch: int) -> Applied:
         raise Rejected(f"Cannot set default_time_to_live for a materialized view. {_TTL_FOLLOWS}")
     if len(base.views) >= TABLE_VIEWS_MAX:
         raise Rejected(f"Table '{base.name}' has {TABLE_VIEWS_MAX} materialized views, and cannot have more")
+    check_hints(space, change.options)
     columns = _columns(change, base, selected)
     made = Table(
         schema.next_table_id,
@@ -153,6 +154,7 @@ def alter_view(schema: Schema, change: AlterView, epoch: int) -> Applied:
         if change.if_exists:
             return schema, None
         raise _no_view(change.keyspace, change.name)
+    check_hints(schema.by_name[change.keyspace], change.options)
     options = checked_options(change.options, view.options)
     if int(option(options, "gc_grace_seconds")) == 0:
         raise Rejected(f"Cannot alter gc_grace_seconds of a materialized view to 0, {_GRACE_NEEDED}")

@@ -342,9 +342,10 @@ class Watch:
         for name in self.cluster.in_service():
             node, content = NodeId(self.cluster.node_id(name)), self._content(name)
             content.refresh()
-            for keyspace in metadata.schema.keyspaces:
-                tables = [table.id for table in keyspace.tables]
-                for placed in metadata.placements.ring(keyspace.group).ranges:
+            groups = (pair for keyspace in metadata.schema.keyspaces for pair in keyspace.groups.items())
+            for group, listed in groups:
+                tables = [table.id for table in listed]
+                for placed in metadata.placements.ring(group).ranges:
                     if node not in placed.group.writes and (held := content.held(tables, placed.range)):
                         found.append(f"node {node} stores {held} partitions of {placed.range}")
         return found

@@ -115,7 +115,7 @@ def changes_without(
     left = circle.changed({node: None})
     if left is circle:
         return ()
-    return tuple((ring, changes(ring.replication, circle, left)) for ring in cluster.placements.rings)
+    return tuple((ring, changes(ring.replication, circle, left)) for ring in cluster.shared_rings)
 
 
 def _degraded(
@@ -201,8 +201,8 @@ class RecordUndelivered(msgspec.Struct, frozen=True, array_like=True):
             if owed.range.left >= owed.range.right:
                 raise Rejected(f"({owed.range.left}, {owed.range.right}] is no range")
             if keyspace is not None and present:
-                group, range_ = keyspace.group, owed.range
-                degraded = with_missing(degraded, group, keyspace.name, range_, present, epoch)
+                for group in keyspace.groups:
+                    degraded = with_missing(degraded, group, keyspace.name, owed.range, present, epoch)
         if degraded == cluster.degraded:
             raise Rejected(f"what node {self.node} keeps is owed to nobody any more")
         return cluster.changed(DEGRADED.set(degraded))

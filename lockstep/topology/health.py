@@ -161,7 +161,7 @@ def _of_metadata(cluster: ClusterMetadata, view: View) -> Iterator[Condition]:
 def degraded_of(cluster: ClusterMetadata, keyspace: Keyspace) -> tuple[Degraded, ...]:
     """The degraded ranges of one keyspace."""
     return tuple(
-        line for line in cluster.degraded if line.group == keyspace.group and line.is_about(keyspace.name)
+        line for line in cluster.degraded if line.group in keyspace.groups and line.is_about(keyspace.name)
     )
 
 
@@ -169,7 +169,8 @@ def _of_quorums(cluster: ClusterMetadata, of_nodes: Sequence[Finding]) -> Iterat
     gone = frozenset(NodeId(one.node) for one in of_nodes if one.kind.withholds == "everything")
     full = gone | {NodeId(one.node) for one in of_nodes if one.kind.withholds == "writes"}
     for keyspace in cluster.schema.keyspaces if full else ():
-        reads = [placed.group.reads for placed in cluster.placements.ring(keyspace.group).ranges]
+        rings = (cluster.placements.ring(group) for group in keyspace.groups)
+        reads = [placed.group.reads for ring in rings for placed in ring.ranges]
         if any(_without_quorum(replicas, gone) for replicas in reads):
             yield _finding(0, Condition("NO_QUORUM", keyspace.name), 0)
         elif any(_without_quorum(replicas, full) for replicas in reads):

@@ -219,7 +219,7 @@ def _followed(before: ClusterMetadata, after: ClusterMetadata) -> list[tuple[int
     for now in after.schema.keyspaces:
         then = before.schema.by_name.get(now.name)
         changes = now.group in after.recounting or (then is not None and then.group in before.recounting)
-        if then is not None and (then.by_name or changes):
+        if then is not None and then.group and now.group and (then.by_name or changes):
             pairs[then.group, now.group] = None
     return list(pairs)
 
@@ -377,7 +377,8 @@ def check_stale_coordinators(
 def _groups_by_keyspace(cluster: ClusterMetadata) -> list[tuple[str, int]]:
     """Each group by itself (""), and that of every keyspace with tables, which goes from group to group."""
     groups = [("", ring.id) for ring in cluster.placements.rings]
-    followed = (k for k in cluster.schema.keyspaces if k.by_name or k.group in cluster.recounting)
+    placed = (keyspace for keyspace in cluster.schema.keyspaces if keyspace.group)
+    followed = (k for k in placed if k.by_name or k.group in cluster.recounting)
     return groups + [(keyspace.name, keyspace.group) for keyspace in followed]
 
 

@@ -111,7 +111,7 @@ def plan(cluster: ClusterMetadata, mine: Change) -> tuple[Transition, ...]:
     dead has the only copies of some.
     """
     transitions: list[Transition] = []
-    for ring in cluster.placements.rings:
+    for ring in cluster.shared_rings:
         deltas = _deltas(cluster.directory, ring.replication, [], mine)
         _refuse_held(cluster, ring, deltas)
         for done in _outcomes(_touching(cluster, ring.id, deltas, mine)):

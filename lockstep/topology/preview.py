@@ -191,8 +191,5 @@ def estimate(found: Preview, held: Held, rate_bytes_s: int, stream_s: float, bar
 def _tables(found: Preview, task: StreamTask) -> int:
     """How many tables a task copies: each is a stream of its own."""
     changing = found.operation.about.keyspace
-    return sum(
-        len(keyspace.by_name)
-        for keyspace in found.first.schema.keyspaces
-        if (keyspace.name == changing if changing else keyspace.group == task.group)
-    )
+    schema = found.first.schema
+    return len(schema.by_name[changing].by_name) if changing else len(schema.tables_in(task.group))

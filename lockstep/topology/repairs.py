@@ -29,7 +29,6 @@ from lockstep.metadata.repairs import (
 )
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.placement.placements import RingPlacement
-from lockstep.schema.model import Keyspace
 from lockstep.topology.force_remove import MarkRepaired
 from lockstep.topology.planning import holder_of
 from lockstep.values.errors import Rejected
@@ -153,7 +152,7 @@ def without_lost(cluster: ClusterMetadata, epoch: int) -> Repairs:
 
 def _refuse_part(cluster: ClusterMetadata, repairs: Repairs, part: RepairPart) -> None:
     keyspace = cluster.schema.by_name.get(part.keyspace)
-    if keyspace is None or keyspace.group != part.group:
+    if keyspace is None or part.group not in keyspace.groups:
         raise Rejected(f"keyspace {part.keyspace} is replicated otherwise by now")
     for operation in cluster.operations:
         if operation.about.keyspace == part.keyspace:
@@ -192,7 +191,7 @@ def _unchanged(
 ) -> tuple[Range, ...]:
     """What of the ranges has the replicas that it had when the repair began."""
     keyspace = cluster.schema.by_name.get(part.keyspace)
-    if keyspace is None or keyspace.group != part.group or keyspace.epoch > repair.began_epoch:
+    if keyspace is None or part.group not in keyspace.groups or keyspace.epoch > repair.began_epoch:
         return ()
     ring = cluster.placements.ring(part.group)
     kept = (
@@ -222,21 +221,14 @@ def mended(cluster: ClusterMetadata) -> Iterator[tuple[int, Range]]:
         for bound in (one.range.left, one.range.right)
     }
     for line in cluster.degraded:
-        tables = [table.id for keyspace in _about(cluster, line) for table in keyspace.tables]
+        here = cluster.schema.tables_in(line.group)
+        tables = [table.id for table in here if line.is_about(table.keyspace)]
         inside = sorted(cut for cut in cuts if line.range.left < cut < line.range.right)
         bounds = [line.range.left, *inside, line.range.right]
         whole = (Range(a, b) for a, b in itertools.pairwise(bounds))
         mended_ = joined_ranges(piece for piece in whole if _is_mended(cluster, line, tables, piece))
         for piece in mended_:
             yield line.group, piece
-
-
-def _about(cluster: ClusterMetadata, line: Degraded) -> list[Keyspace]:
-    return [
-        keyspace
-        for keyspace in cluster.schema.keyspaces
-        if keyspace.group == line.group and line.is_about(keyspace.name)
-    ]
 
 
 def _is_mended(cluster: ClusterMetadata, line: Degraded, tables: Sequence[int], piece: Range) -> bool:

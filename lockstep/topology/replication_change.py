@@ -226,7 +226,7 @@ def with_shared_group(cluster: ClusterMetadata, name: str) -> ClusterMetadata:
     """The value with the keyspace, whose replication changes no more, in the group of those that are
     replicated alike; where there are none, it keeps its own."""
     keyspace = cluster.schema.by_name[name]
-    shared = shared_group(cluster.placements, keyspace.replication, cluster.recounting)
+    shared = shared_group(cluster, cluster.placements, keyspace.replication)
     if shared is None or shared.id == keyspace.group:
         return cluster
     ring = cluster.placements.ring(keyspace.group)

@@ -162,6 +162,7 @@ def test_every_section_and_key_has_a_default() -> None:
         "clock",
         "streaming",
         "topology",
+        "tablets",
         "functions",
         "testing",
         "log",

@@ -43,12 +43,16 @@ def schema_change(prepared: Prepared, context: Context) -> SchemaChange:
     """
     statement = prepared.statement
     if isinstance(statement, tree.CreateKeyspaceStatement):
-        replication, durable = _keyspace_properties(statement.properties)
+        replication, durable, tablets = _keyspace_properties(statement.properties)
         if replication is None:
             raise ConfigurationInvalid("Missing mandatory replication strategy class")
-        return CreateKeyspace(statement.name, replication, durable is not False, statement.if_not_exists)
+        if_not_exists = statement.if_not_exists
+        return CreateKeyspace(
+            statement.name, replication, durable is not False, if_not_exists, tablets=tablets
+        )
     if isinstance(statement, tree.AlterKeyspaceStatement):
-        return AlterKeyspace(statement.name, *_keyspace_properties(statement.properties), statement.if_exists)
+        replication, durable, tablets = _keyspace_properties(statement.properties)
+        return AlterKeyspace(statement.name, replication, durable, statement.if_exists, tablets)
     if isinstance(statement, tree.DropKeyspaceStatement):
         return DropKeyspace(statement.name, statement.if_exists)
     if isinstance(statement, tree.CreateTableStatement):
@@ -75,16 +79,17 @@ def schema_change(prepared: Prepared, context: Context) -> SchemaChange:
     return _alter_table(statement, prepared.keyspace, context)
 
 
-def _keyspace_properties(
-    properties: tree.Properties,
-) -> tuple[tuple[tuple[str, str], ...] | None, bool | None]:
-    replication: tuple[tuple[str, str], ...] | None = None
+_Map = tuple[tuple[str, str], ...]
+
+
+def _keyspace_properties(properties: tree.Properties) -> tuple[_Map | None, bool | None, _Map | None]:
+    maps: dict[str, _Map] = {}
     durable: bool | None = None
     for name, value in properties.options:
-        if name == "replication":
+        if name in ("replication", "tablets"):
             if isinstance(value, str):
-                raise SyntaxError_("Invalid value for property 'replication'. It should be a map of options.")
-            replication = value
+                raise SyntaxError_(f"Invalid value for property '{name}'. It should be a map of options.")
+            maps[name] = value
         elif name == "durable_writes":
             if not isinstance(value, str) or value.lower() not in ("true", "false"):
                 raise SyntaxError_(f"Invalid boolean value {value} for 'durable_writes'")
@@ -93,7 +98,7 @@ def _keyspace_properties(
             raise SyntaxError_(f"Unknown property '{name}'")
     if properties.clustering_order or properties.compact_storage:
         raise SyntaxError_("A keyspace has no clustering order or storage kind")
-    return replication, durable
+    return maps.get("replication"), durable, maps.get("tablets")
 
 
 def _create_table(statement: tree.CreateTableStatement, keyspace: str, context: Context) -> CreateTable:

@@ -20,6 +20,7 @@ from lockstep.schema.changes import SYSTEM_KEYSPACES
 from lockstep.schema.model import Column, ColumnKind, Keyspace, Replication, Table, UserType
 from lockstep.schema.objects import Aggregate, Function
 from lockstep.schema.table_options import DEFAULTS, MAP_OPTIONS, UNDESCRIBED_DEFAULTS, option, shown_map
+from lockstep.schema.tablet_options import shown_tablets
 from lockstep.schema.types import NATIVE_NAMES, parse_type
 from lockstep.schema.user_types import in_order_of_use, without_user_types
 from lockstep.values.errors import InvalidRequest
@@ -264,9 +265,12 @@ def keyspace_statement(keyspace: Keyspace) -> str:
         return f"/*\n{_not_made('Keyspace', name)}\nVIRTUAL KEYSPACE {name};\n*/"
     pairs = [("class", keyspace.replication.strategy), *_factors(keyspace.replication)]
     durable = "true" if keyspace.durable_writes else "false"
+    tablets = ""
+    if keyspace.tablets is not None:
+        tablets = f" AND tablets = {_map(shown_tablets(keyspace.tablets).items())}"
     return (
         f"CREATE KEYSPACE {_q(keyspace.name)} WITH replication = {_map(pairs)}  "
-        f"AND durable_writes = {durable};"
+        f"AND durable_writes = {durable}{tablets};"
     )
 
 

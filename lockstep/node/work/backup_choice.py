@@ -161,7 +161,8 @@ def loads(cluster: ClusterMetadata, repair: Repair, wanted: Restored) -> Iterato
         for placed in cluster.placements.ring(part.group).ranges:
             for node in placed.group.writes:
                 owned.setdefault(node, []).append(placed.range)
-        for table in by_keyspace[part.keyspace]:
+        here = {table.id for table in cluster.schema.tables_in(part.group)}
+        for table in sorted(here.intersection(by_keyspace[part.keyspace])):
             for node, ranges in sorted(owned.items()):
                 yield (
                     node,

@@ -85,7 +85,7 @@ class BackupTaking:
         tables: list[BackedTable] = []
         ranges: dict[str, tuple[tuple[int, int], ...]] = {}
         for keyspace, table in _named(cluster, purpose.tables):
-            owned = self._owned(cluster, keyspace)
+            owned = self._owned(cluster, keyspace.group_of(table))
             ranges[keyspace.name] = tuple((one.left, one.right) for one in owned)
             files = await self._write_table(order.session_id, directory, table, owned)
             tables.append(manifests.backed_table(keyspace, table, files))
@@ -122,9 +122,9 @@ class BackupTaking:
                 hint="make it when no operation moves ranges: `lockstep topology requests`",
             )
 
-    def _owned(self, cluster: ClusterMetadata, keyspace: Keyspace) -> tuple[Range, ...]:
+    def _owned(self, cluster: ClusterMetadata, group: int) -> tuple[Range, ...]:
         own = self._own_id()
-        placed = cluster.placements.ring(keyspace.group).ranges
+        placed = cluster.placements.ring(group).ranges
         return joined_ranges(one.range for one in placed if own in one.group.writes)
 
     async def _write_metadata(self, cluster: ClusterMetadata, directory: str) -> BackedFile:

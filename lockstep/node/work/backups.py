@@ -14,7 +14,7 @@ from typing import Any
 
 from lockstep.internode import verbs
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.repairs import Repair, RepairPart, RepairState
+from lockstep.metadata.repairs import Repair, RepairPart, RepairState, parts_by_group
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.context import NodeContext
 from lockstep.node.log.metadata_state import MetadataState
@@ -195,8 +195,9 @@ class BackupDriver:
         Rejected, PreconditionError."""
         cluster = self._state.current
         parts = tuple(
-            RepairPart(name, cluster.schema.by_name[name].group, tuple(ids), (FULL_RING,))
+            part
             for name, ids in wanted.by_keyspace(cluster).items()
+            for part in parts_by_group(cluster.schema.by_name[name], ids, (FULL_RING,))
         )
         found = wanted.found
         repair = await self._begin(RESTORE, parts, found.name, found.first.backup_id)

@@ -70,13 +70,12 @@ def of_sole_replica(lack: Lack, cluster: ClusterMetadata, own: NodeId) -> Iterat
     """What of a lack only this node was to have, by table and range; nothing where that was given up."""
     if lack.given_up:
         return
-    for keyspace in cluster.schema.keyspaces:
+    groups = (group for keyspace in cluster.schema.keyspaces for group in keyspace.groups.items())
+    for group, tables in groups:
         ranges = [
-            placed.range
-            for placed in cluster.placements.ring(keyspace.group).ranges
-            if placed.group.reads == (own,)
+            placed.range for placed in cluster.placements.ring(group).ranges if placed.group.reads == (own,)
         ]
-        for stored_id in with_ballots(table.id for table in keyspace.tables):
+        for stored_id in with_ballots(table.id for table in tables):
             between = tokens_between(lack.first_key, lack.last_key, stored_id)
             for range_ in ranges if between is not None else ():
                 shared = range_.intersection(between) if between is not None else None
@@ -136,10 +135,7 @@ def inherited_ranges(
     return [
         (
             tuple(
-                table.id
-                for keyspace in cluster.schema.keyspaces
-                if keyspace.group == line.group and line.is_about(keyspace.name)
-                for table in keyspace.tables
+                table.id for table in cluster.schema.tables_in(line.group) if line.is_about(table.keyspace)
             ),
             line.range,
         )

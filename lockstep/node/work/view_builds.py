@@ -190,10 +190,10 @@ class ViewBuilds:
             return None
         base = cluster.schema.table(view.keyspace, view.view.base)
         assert base is not None, "a base table is dropped after its views"
-        own, space = self._own_id(), cluster.schema.by_name[view.keyspace]
+        own = self._own_id()
         owned = joined(
             (placed.range.left, placed.range.right)
-            for placed in cluster.placements.ring(space.group).ranges
+            for placed in cluster.placements.ring(cluster.schema.group_of(base)).ranges
             if own in placed.group.reads
         )
         left = missing(owned, build.covered)

@@ -392,10 +392,5 @@ def _joined(transitions: Iterable[Transition]) -> list[tuple[int, list[Range]]]:
 
 
 def table_ids(cluster: ClusterMetadata, group: int) -> tuple[int, ...]:
-    """Tables of every keyspace of the placement group."""
-    return tuple(
-        table.id
-        for keyspace in cluster.schema.keyspaces
-        if keyspace.group == group
-        for table in keyspace.tables
-    )
+    """Tables of the placement group."""
+    return tuple(table.id for table in cluster.schema.tables_in(group))

@@ -15,7 +15,7 @@ import msgspec
 from lockstep.cql.compile.prepared import cql_name
 from lockstep.cql.ddl.describe import ClusterFacts, describe
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.repairs import Repair, RepairPart
+from lockstep.metadata.repairs import Repair, RepairPart, parts_by_group
 from lockstep.node.services import NodeServices
 from lockstep.node.work.backup_choice import Found, Restored
 from lockstep.replica.backup_messages import KeptPart
@@ -388,8 +388,7 @@ def backed_parts(cluster: ClusterMetadata, wanted: Sequence[str]) -> tuple[Repai
         tables = [one for one in keyspace.tables if whole or f"{keyspace.name}.{one.name}" in names]
         used |= {f"{keyspace.name}.{one.name}" for one in tables} | ({keyspace.name} if whole else set())
         if tables:
-            ids = tuple(table.id for table in tables)
-            found.append(RepairPart(keyspace.name, keyspace.group, ids, (FULL_RING,)))
+            found += parts_by_group(keyspace, [table.id for table in tables], (FULL_RING,))
     unknown = [name for name in wanted if name not in used]
     if unknown:
         raise ConfigurationError(f"there is no keyspace or table {', '.join(unknown)}")

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.repairs import Repair, RepairPart
+from lockstep.metadata.repairs import Repair, RepairPart, parts_by_group
 from lockstep.node.services import NodeServices
 from lockstep.server.admin.operations import Operation, get, later, now, number_in
 from lockstep.server.reports.request_plans import changes
@@ -207,7 +207,7 @@ def parts_of(cluster: ClusterMetadata, wanted: Wanted) -> tuple[RepairPart, ...]
         if wanted.table and not tables:
             raise ConfigurationError(f"keyspace {keyspace.name} has no table {wanted.table}")
         if tables:
-            found.append(RepairPart(keyspace.name, keyspace.group, tables, ranges))
+            found += parts_by_group(keyspace, tables, ranges)
     if not found:
         raise ConfigurationError("there is no table to repair")
     return tuple(found)

@@ -29,7 +29,7 @@ from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.log.raft_driver import METADATA_GROUP
 from lockstep.node.services import NodeServices
 from lockstep.placement.quorums import dc_factors
-from lockstep.schema.changes import SYSTEM_KEYSPACES, AlterKeyspace, CreateKeyspace
+from lockstep.schema.changes import SYSTEM_KEYSPACES, AlterKeyspace, CreateKeyspace, spread
 from lockstep.schema.model import Replication
 from lockstep.schema.statements import meant
 from lockstep.schema.summaries import EMPTIED, UPDATED
@@ -157,6 +157,7 @@ class SchemaStatements:
                 body, warnings = await self._alter_keyspace(change)
                 return body, (*warnings, *self._too_high(change.keyspace))
             if isinstance(change, CreateKeyspace):
+                change = spread(change, self._node.context.configuration.tablets.mode_for_new_keyspaces)
                 body = await self._answer(await self._submitted(ChangeSchema(change, creator)))
                 return body, self._too_high(change.keyspace)
             return await self._answer(await self._submitted(ChangeSchema(change, creator))), ()

@@ -153,7 +153,7 @@ class SizeEstimates:
         clock = self._node.context.runtime.clock
         at_s = clock.monotonic_s()
         keyspace = schema.by_name.get(table.keyspace)
-        primary = owned.primary(keyspace.group) if keyspace is not None else ()
+        primary = owned.primary(keyspace.group_of(table)) if keyspace is not None else ()
         ranges = tuple(dict.fromkeys((*primary, *owned.local)))
         found = await sample(self._node.data.store, clock, table.id, ranges, pairs_max)
         partitions = dict(zip(ranges, found.partitions, strict=True))

@@ -131,7 +131,7 @@ def group_of(cluster: ClusterMetadata, table_id: int, key: bytes) -> tuple[NodeI
     """Who writes a partition."""
     table = cluster.table(table_id)
     assert table is not None, "the table is there"
-    return cluster.group_for(cluster.schema.by_name[table.keyspace].group, token_of(key)).writes
+    return cluster.group_for(cluster.schema.group_of(table), token_of(key)).writes
 
 
 def check_equal(

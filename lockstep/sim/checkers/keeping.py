@@ -36,7 +36,7 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.degraded import Degraded
 from lockstep.metadata.operations import Operation, Stage
 from lockstep.node.node import Node
-from lockstep.node.work.worker import gained_ranges, lost_ranges
+from lockstep.node.work.worker import gained_ranges, lost_ranges, table_ids
 from lockstep.placement.placements import ReplicaGroup
 from lockstep.replica.messages import WriteReply, WriteRequest
 from lockstep.sim.checkers.replicas import DurableContent
@@ -120,11 +120,11 @@ def _is_marked(stored: Stored, marks: Sequence[DroppedHints]) -> bool:
 
 
 def _may_have_lost_it(cluster: ClusterMetadata, target: NodeId, hint: Hint) -> bool:
-    for keyspace in cluster.schema.keyspaces:
-        if any(table.id == hint.mutation.table_id for table in keyspace.tables):
-            group = cluster.group_for(keyspace.group, hint.mutation.token)
-            return target not in group.writes or group.epoch > hint.epoch
-    return True
+    table = cluster.table(hint.mutation.table_id)
+    if table is None:
+        return True
+    group = cluster.group_for(cluster.schema.group_of(table), hint.mutation.token)
+    return target not in group.writes or group.epoch > hint.epoch
 
 
 def lacking_of(content: DurableContent, mutation: Mutation) -> Iterator[int]:
@@ -217,7 +217,7 @@ def _group(known: ClusterMetadata, mutation: Mutation) -> ReplicaGroup | None:
     table = known.table(mutation.table_id)
     if table is None:
         return None
-    return known.group_for(known.schema.by_name[table.keyspace].group, mutation.token)
+    return known.group_for(known.schema.group_of(table), mutation.token)
 
 
 class _Leaving:
@@ -304,7 +304,7 @@ class LeftHints:
         table = newest.table(mutation.table_id)
         if table is None or any(content.get(key) is not None for content in disks.values()):
             return
-        group = newest.group_for(newest.schema.by_name[table.keyspace].group, mutation.token)
+        group = newest.group_for(newest.schema.group_of(table), mutation.token)
         is_same = target in group.writes and group.epoch <= hint.epoch
         for node in (target,) if is_same else group.writes:
             self._cluster.fact("a leaver's hint was judged")
@@ -397,12 +397,7 @@ class Emptied:
                 continue
             content.refresh()
             for group, ranges in ranges_of(cluster.transitions.of(operation.id), node):
-                tables = [
-                    table.id
-                    for keyspace in cluster.schema.keyspaces
-                    if keyspace.group == group
-                    for table in keyspace.tables
-                ]
+                tables = table_ids(cluster, group)
                 for range_ in ranges:
                     if held := content.held(tables, range_):
                         raise Violation(

@@ -274,7 +274,8 @@ def _check_columns(was: Table, now: Table) -> None:
 
 
 def _check_rings(after: ClusterMetadata) -> None:
-    used = {(keyspace.group, keyspace.replication) for keyspace in after.schema.keyspaces}
+    keyspaces = after.schema.keyspaces
+    used = {(group, keyspace.replication) for keyspace in keyspaces for group in keyspace.groups}
     if used != {(ring.id, ring.replication) for ring in after.placements.rings}:
         raise Violation("SCH-1", "the rings are not those of the keyspaces")
 

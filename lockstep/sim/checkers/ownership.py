@@ -58,16 +58,13 @@ def check_marked(before: ClusterMetadata, after: ClusterMetadata, fact: Callable
             if _is_listed(line, piece, after):
                 continue
             fact("a range was marked repaired" if piece == line.range else "a part of a range was marked")
-            for keyspace in after.schema.keyspaces:
-                if keyspace.group != line.group or not line.is_about(keyspace.name):
-                    continue
-                for table in keyspace.tables:
-                    if not _is_covered(line, piece, table.id, after):
-                        raise Violation(
-                            "REP-4",
-                            f"({piece.left}, {piece.right}] is degraded since epoch {line.since_epoch} and "
-                            f"is marked as repaired at {after.epoch}; {table.name} was not repaired there",
-                        )
+            for table in after.schema.tables_in(line.group):
+                if line.is_about(table.keyspace) and not _is_covered(line, piece, table.id, after):
+                    raise Violation(
+                        "REP-4",
+                        f"({piece.left}, {piece.right}] is degraded since epoch {line.since_epoch} and "
+                        f"is marked as repaired at {after.epoch}; {table.name} was not repaired there",
+                    )
 
 
 def _pieces(line: Degraded, before: ClusterMetadata, after: ClusterMetadata) -> Iterator[Range]:

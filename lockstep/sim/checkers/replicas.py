@@ -196,12 +196,7 @@ def check_wiped(
     content.refresh()
     for transition in cluster.transitions.of(operation.id):
         if node in transition.gained:
-            tables = [
-                table.id
-                for keyspace in cluster.schema.keyspaces
-                if keyspace.group == transition.group
-                for table in keyspace.tables
-            ]
+            tables = [table.id for table in cluster.schema.tables_in(transition.group)]
             if held := content.held(tables, transition.range):
                 raise Violation(
                     "REP-3",
@@ -235,11 +230,10 @@ def check_held(
         table = cluster.schema.table(KEYSPACE, table_name)
         if table is None:
             continue
-        keyspace = cluster.schema.by_name[KEYSPACE]
-        token = token_of(key)
-        if only is not None and not any(r.contains(token) for r in only.get(keyspace.group, ())):
+        group, token = cluster.schema.group_of(table), token_of(key)
+        if only is not None and not any(r.contains(token) for r in only.get(group, ())):
             continue
-        readers = [node for node in cluster.group_for(keyspace.group, token).reads if node not in gone]
+        readers = [node for node in cluster.group_for(group, token).reads if node not in gone]
         row = clustering_bytes(clustering)
         states = {node: contents[node].state(table.id, key, row) for node in readers if node in contents}
         judged += 1
@@ -249,7 +243,7 @@ def check_held(
             if not hiding[1] and not any(state[1] and state < hiding for state in states.values()):
                 continue
         lacking = [node for node in readers if states.get(node, NOTHING) < wanted]
-        for dc, quorum in _quorums(keyspace.replication, scope, single):
+        for dc, quorum in _quorums(cluster.placements.ring(group).replication, scope, single):
             there = [n for n in lacking if not dc or cluster.directory.dc_by_id[n] == dc]
             if len(there) >= quorum:
                 raise Violation(

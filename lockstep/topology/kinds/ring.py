@@ -139,7 +139,7 @@ def check_leave(cluster: ClusterMetadata, node: NodeInfo) -> None:
             left = sum(1 for other in remaining if dc in ("", other.dc))
             if left < factor:
                 where = f" in data centre {dc}" if dc else ""
-                names = ", ".join(k.name for k in cluster.schema.keyspaces if k.group == placed.id)
+                names = ", ".join(k.name for k in cluster.schema.keyspaces if placed.id in k.groups)
                 raise Rejected(
                     f"{left} normal nodes would be left{where}, but {names} has replication factor {factor}",
                     hint="let another node join first (`lockstep cluster add`), or drop the keyspace",

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lockstep.placement.tablets.counts import CountedTable, CountSettings, counts, racks_of
 from lockstep.placement.tablets.load import GIB
-from lockstep.placement.tablets.options import TabletHints
+from lockstep.schema.tablet_options import TabletHints
 
 RACKS = {("dc1", "a"): 8, ("dc1", "b"): 8, ("dc1", "c"): 8}
 THREE = dict.fromkeys(RACKS, 1.0)

@@ -12,6 +12,8 @@ from typing import Final
 
 import msgspec
 
+from lockstep.values.errors import Rejected
+
 #: Tablets of one table: a map of as many takes some 90 MiB on every node, and the whole cluster is made for
 #: a few hundred thousand.
 TABLET_COUNT_MAX: Final = 1 << 18
@@ -29,7 +31,8 @@ MIN_PER_SHARD: Final = "min_per_shard_tablet_count"
 
 
 class KeyspaceTablets(msgspec.Struct, frozen=True, array_like=True):
-    """Whether tables of a keyspace are spread by tablets, and with how many of them a table begins."""
+    """Whether tables of a keyspace are spread by tablets, and with how many of them a table begins; 0: with
+    as many as hints and the size of the cluster ask for."""
 
     enabled: bool = False
     initial: int = 0
@@ -149,3 +152,42 @@ def _number(given: Mapping[str, str], name: str, most: int, reasons: list[str]) 
         reasons.append(f"{name} is at most {most}, not {text[:40]}")
         return 0.0
     return value
+
+
+# In statements
+
+
+CONFIGURATION: Final = 0x2300
+
+
+def keyspace_tablets(given: Mapping[str, str], keyspace: str) -> KeyspaceTablets | None:
+    """What a statement says of the tablets of a keyspace; None when its tables lie on the ring. Rejected for
+    unknown or impossible options."""
+    found, reasons = read_keyspace({ENABLED: "true", **given})
+    if reasons:
+        raise Rejected("; ".join(reasons), cql_code=CONFIGURATION, keyspace=keyspace)
+    return found if found.enabled else None
+
+
+def tablet_hints(given: Mapping[str, str]) -> TabletHints:
+    """Rejected for unknown, impossible and contradicting ones."""
+    found, reasons = read_hints(given)
+    if reasons:
+        raise Rejected("; ".join(reasons), cql_code=CONFIGURATION)
+    return found
+
+
+def shown_tablets(tablets: KeyspaceTablets) -> dict[str, str]:
+    """The options as clients are shown them."""
+    return {ENABLED: "true", **({INITIAL: str(tablets.initial)} if tablets.initial else {})}
+
+
+def refuse_other_spread(before: KeyspaceTablets | None, after: KeyspaceTablets | None, keyspace: str) -> None:
+    """Rejected when a statement would move a keyspace between its ring and tablets."""
+    if (before is None) != (after is None):
+        way = "to" if after is not None else "back from"
+        raise Rejected(
+            f"keyspace {keyspace} cannot be altered {way} tablets",
+            cql_code=CONFIGURATION,
+            keyspace=keyspace,
+        )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.placement.tablets.options import (
+from lockstep.schema.tablet_options import (
     TABLET_COUNT_MAX,
     KeyspaceTablets,
     TabletHints,

@@ -1,0 +1,125 @@
+"""Tablet groups come and go with their tables: how many tablets a new table has, and where they lie.
+
+Invariant: what is decided here follows from the metadata alone, so every node decides the same; no statistics
+are asked. A table in a keyspace with tablets has a group of its own, or that of the table it lies with.
+Nothing is stored under a new group, so it needs no operation; the group of a dropped table goes with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.directory import NodeState
+from lockstep.metadata.tablets import TabletGroup, TabletGroupHead, Tablets, lies_with
+from lockstep.placement.placements import Placements
+from lockstep.placement.tablets.allocate import NotPlaceable, allocate
+from lockstep.placement.tablets.counts import CountedTable, CountSettings, Rack, counts, racks_of
+from lockstep.placement.tablets.load import Host, LoadStatistics, NodeLoad
+from lockstep.placement.tablets.map import TabletMap, even_rights, map_of
+from lockstep.schema.model import Keyspace, Schema, Table
+from lockstep.schema.table_options import option, option_map
+from lockstep.schema.tablet_options import TabletHints, tablet_hints
+from lockstep.values.errors import Rejected
+from lockstep.values.hash_tree import changed
+from lockstep.values.ids import NodeId
+
+#: Capacities are equal where no statistics are asked.
+_ALIKE = NodeLoad(1)
+_CONFIGURATION = 0x2300
+
+
+def hosts_of(cluster: ClusterMetadata) -> list[Host]:
+    """The nodes that tablets of new tables are given to: normal ones with tokens that are not shut out."""
+    return [
+        Host(node.id, node.dc, node.rack)
+        for node in cluster.directory.in_state(NodeState.NORMAL)
+        if node.tokens and node.id not in cluster.not_served
+    ]
+
+
+def hints_of(table: Table) -> TabletHints:
+    return tablet_hints(option_map(option(table.options, "tablets")))
+
+
+def shards_by_rack(hosts: list[Host]) -> dict[Rack, int]:
+    found: dict[Rack, int] = {}
+    for host in hosts:
+        found[host.dc, host.rack] = found.get((host.dc, host.rack), 0) + host.shards
+    return found
+
+
+def replica_counts(placements: Placements, tablets: Tablets) -> dict[NodeId, dict[int, int]]:
+    """How many tablet replicas each shard of a node has; costs as many as there are tablets."""
+    found: dict[NodeId, dict[int, int]] = {}
+    for group in tablets.groups:
+        for tablet in group.map(placements).tablets():
+            for node, shard in tablet.replicas:
+                on = found.setdefault(node, {})
+                on[shard] = on.get(shard, 0) + 1
+    return found
+
+
+def with_tablet_groups(
+    cluster: ClusterMetadata, schema: Schema, placements: Placements, epoch: int
+) -> tuple[Schema, Placements, Tablets]:
+    """The schema in which each table of a keyspace with tablets has its group, and the placements and tablets
+    with exactly those groups. Rejected when there are too few nodes for a table."""
+    tablets = cluster.tablets
+    new: list[Table] = []
+    gone: dict[int, None] = {}
+    for _, before, now in changed(cluster.schema.table_tree, schema.table_tree):
+        if before is not None and before.group:
+            gone[before.group] = None
+        if now is not None and not now.group and schema.by_name[now.keyspace].tablets is not None:
+            new.append(now)
+    for table in sorted(new, key=lambda one: one.id):
+        base = lies_with(table, schema)
+        if base is not None:
+            assert base.group, f"{base.name} is placed before what lies with it"
+            schema = schema.with_table(msgspec.structs.replace(table, group=base.group))
+            continue
+        keyspace, group = schema.by_name[table.keyspace], placements.next_id
+        made = _new_map(cluster, keyspace, table, group, replica_counts(placements, tablets), epoch)
+        placements = placements.with_rings((made.ring,))
+        head = TabletGroupHead(group, keyspace.name, table.name)
+        tablets = tablets.with_groups((TabletGroup(head, made.shards),))
+        schema = schema.with_table(msgspec.structs.replace(table, group=group))
+    if gone:
+        spaces = [
+            schema.by_name[name]
+            for name in sorted({one.head.keyspace for one in tablets.groups} & set(schema.by_name))
+        ]
+        left = {group for space in spaces for group in space.groups}
+        dropped = sorted(group for group in gone if group not in left)
+        placements, tablets = placements.without(dropped), tablets.without(dropped)
+    return schema, placements, tablets
+
+
+def _new_map(
+    cluster: ClusterMetadata,
+    keyspace: Keyspace,
+    table: Table,
+    group: int,
+    replicas_on: Mapping[NodeId, Mapping[int, int]],
+    epoch: int,
+) -> TabletMap:
+    hosts = hosts_of(cluster)
+    racks = shards_by_rack(hosts)
+    factors = keyspace.replication.factors
+    assert keyspace.tablets is not None, "the keyspace has tablets"
+    counted = CountedTable(group, racks_of(factors, racks, {}), (hints_of(table),), keyspace.tablets.initial)
+    count = counts([counted], racks, CountSettings())[group].count
+    statistics = LoadStatistics(nodes={host.node: _ALIKE for host in hosts})
+    found = allocate(count, keyspace.replication, hosts, statistics, replicas_on, {})
+    if isinstance(found, NotPlaceable):
+        raise Rejected(
+            f"table {keyspace.name}.{table.name} cannot be spread: {found.reason}",
+            cql_code=_CONFIGURATION,
+            keyspace=keyspace.name,
+            hint="let more nodes join first (`lockstep cluster add`), or use a smaller replication factor",
+        )
+    pairs = list(zip(even_rights(count), found, strict=True))
+    return map_of(group, keyspace.replication, pairs, epoch)
