@@ -50,6 +50,11 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
         "Change a running cluster",
         "Change who owns what; plan, watch and cancel it.",
     ),
+    "tablets": (
+        "tablets:tablets",
+        "Change a running cluster",
+        "Tables that spread by tablets: list, draw and move them.",
+    ),
     "repair": (
         "repair:repair",
         "Change a running cluster",

@@ -52,6 +52,7 @@ from lockstep.server.reports import documents as reports
 from lockstep.server.reports import leader_views
 from lockstep.server.reports.leader_views import BARRIERS, REPAIRS, REQUESTS, TOPOLOGY_REQUESTS, VOTERS
 from lockstep.server.reports.stories import Stories
+from lockstep.server.reports.tablets import tablet_map, tablet_tables
 from lockstep.server.views.live_views import PATH as GOSSIP_PATH
 from lockstep.server.views.live_views import barrier_rows, found_by, gossip
 from lockstep.server.views.system_views import request_rows
@@ -302,6 +303,12 @@ class Admin:
             REPAIRS: lambda: {"rows": list(repair_rows(node))},
         }
 
+    async def _tablets(self, request: HttpRequest, _: dict[str, str]) -> Any:
+        keyspace, table = request.query.get("keyspace", ""), request.query.get("table", "")
+        if table:
+            return await tablet_map(self._node, keyspace, table)
+        return tablet_tables(self._node.log.cluster, keyspace)
+
     def _operations(self) -> list[Operation]:
         node = self._node
         return [
@@ -319,6 +326,13 @@ class Admin:
                 now(lambda request, _: reports.placements(node, required(request, "keyspace"))),
                 _KEYSPACE,
                 Parameter("table", "Ranges belong to keyspaces: only checked to exist"),
+            ),
+            get(
+                "/v1/tablets",
+                "The tables that spread by tablets, or the tablets of one",
+                later(self._tablets),
+                Parameter("keyspace", "Only tables of this keyspace"),
+                Parameter("table", "The tablets of this table of the keyspace, with their sizes"),
             ),
             get(
                 "/v1/describe",

@@ -1,0 +1,133 @@
+"""Owns `lockstep tablets`: which tables spread by tablets, where those lie, and the picture of it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Final
+
+import click
+
+from lockstep.cli.shared import client, render, tablet_picture
+from lockstep.documents import read
+from lockstep.documents.tablets import HeldTablets, Replica, Tablet, TabletMap, TabletTables
+from lockstep.values.errors import ConfigurationError
+
+#: As many rows as fit into a terminal's memory at once; JSON has all.
+_ROWS_MAX: Final = 4096
+
+
+@click.group()
+def tablets() -> None:
+    """Tables that spread by tablets: where these lie, move, split and merge."""
+
+
+@tablets.command("list")
+@click.argument("name", metavar="[KEYSPACE[.TABLE]]", required=False, default="")
+@render.of_call
+def listed(name: str, host: str, call_timeout_s: float, output: str) -> None:
+    """List the tables with tablets, or the tablets of one table."""
+    keyspace, _, table = name.partition(".")
+    admin = client.connect(host, call_timeout_s).admin
+    if not table:
+        answer = admin.get("/v1/tablets", keyspace=keyspace or None)
+        if output == "json":
+            render.json_out(answer, "tablets/1")
+            return
+        _show_tables(read(TabletTables, answer))
+        return
+    answer = admin.get("/v1/tablets", keyspace=keyspace, table=table)
+    if output == "json":
+        render.json_out(answer, "tablet-map/1")
+        return
+    told = read(TabletMap, answer)
+    click.echo(f"{name}, epoch {told.epoch}, {render.counted(len(told.tablets), 'tablet')}")
+    render.table(
+        ["tablet", "last token", "replicas", "size", "transition"],
+        [_row(tablet) for tablet in told.tablets[:_ROWS_MAX]],
+    )
+    if len(told.tablets) > _ROWS_MAX:
+        click.echo(f"... and {len(told.tablets) - _ROWS_MAX} more: `-o json` has all")
+
+
+def _row(tablet: Tablet) -> list[object]:
+    size = "?" if tablet.bytes is None else render.bytes_text(tablet.bytes)
+    moving = f"{tablet.kind} to {_places(tablet.next)}: {tablet.stage}" if tablet.stage else ""
+    return [tablet.number, tablet.end, _places(tablet.replicas), size, moving]
+
+
+def _places(replicas: tuple[Replica, ...]) -> str:
+    """Nodes, with shards that are not their first."""
+    return " ".join(f"{one.node}/{one.shard}" if one.shard else str(one.node) for one in replicas)
+
+
+def _show_tables(told: TabletTables) -> None:
+    if not told.tables:
+        click.echo("no table has tablets")
+        return
+    render.table(
+        ["table", "tablets", "moving", "with it", "balanced", "on nodes", "imbalance"],
+        [
+            [
+                f"{one.keyspace}.{one.table}",
+                one.tablets,
+                one.moving,
+                " ".join(one.with_it),
+                "yes" if one.is_balanced else "no",
+                sum(bool(node.tablets) for node in one.nodes),
+                f"{_imbalance(one.nodes):.1%}",
+            ]
+            for one in told.tables
+        ],
+    )
+
+
+def _imbalance(nodes: tuple[HeldTablets, ...]) -> float:
+    return tablet_picture.imbalance([node.tablets for node in nodes])
+
+
+@tablets.command()
+@render.of_call
+def status(host: str, call_timeout_s: float, output: str) -> None:
+    """Show how many tablets each node holds, and whether the balancer is on."""
+    answer = client.connect(host, call_timeout_s).admin.get("/v1/tablets")
+    if output == "json":
+        render.json_out(answer, "tablets/1")
+        return
+    told = read(TabletTables, answer)
+    moving = sum(one.moving for one in told.tables)
+    click.echo(
+        f"balancer {'on' if told.is_balanced else 'off'}, {render.counted(len(told.tables), 'table')} with "
+        f"{render.counted(sum(one.tablets for one in told.tables), 'tablet')}, {moving} moving"
+    )
+    render.table(
+        ["node", "dc", "rack", "tablets", "coming", "leaving"],
+        [[one.node, one.dc, one.rack, one.tablets, one.coming, one.leaving] for one in told.nodes],
+    )
+
+
+@tablets.command("map")
+@click.argument("name", metavar="KEYSPACE.TABLE")
+@click.option("-o", "--output", type=click.Choice(["svg", "png", "json"]), default="svg", show_default=True)
+@click.option("--to", "target", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file.")
+@render.host
+@render.token_file
+@render.user
+@render.ca_file
+@render.call_timeout
+def picture(name: str, output: str, target: Path | None, host: str, call_timeout_s: float) -> None:
+    """Draw the tablets of a table: tokens from left to right, a lane for each node, colour by size."""
+    keyspace, _, table = name.partition(".")
+    if not table:
+        raise ConfigurationError(f"{name} is no KEYSPACE.TABLE")
+    answer = client.connect(host, call_timeout_s).admin.get("/v1/tablets", keyspace=keyspace, table=table)
+    if output == "json":
+        render.json_out(answer, "tablet-map/1")
+        return
+    shapes = tablet_picture.picture(read(TabletMap, answer))
+    drawn = tablet_picture.png(shapes) if output == "png" else tablet_picture.svg(shapes).encode()
+    if target is None:
+        sys.stdout.buffer.write(drawn)
+        return
+    target.write_bytes(drawn)
+    click.echo(f"wrote {target}")

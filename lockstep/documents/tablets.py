@@ -1,0 +1,68 @@
+"""`tablets/1`, the tables that spread by tablets; `tablet-map/1`, where the tablets of one of them lie."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class HeldTablets(msgspec.Struct, frozen=True):
+    """How many tablet replicas a node holds, and how many it is to take in and to give up."""
+
+    node: int
+    dc: str = ""
+    rack: str = ""
+    tablets: int = 0
+    coming: int = 0
+    leaving: int = 0
+
+
+class TabletTable(msgspec.Struct, frozen=True):
+    """`with_it`: the tables that lie with it, tablet by tablet. `group`: its placement group."""
+
+    keyspace: str
+    table: str
+    group: int = 0
+    tablets: int = 0
+    moving: int = 0
+    is_balanced: bool = True
+    with_it: tuple[str, ...] = ()
+    nodes: tuple[HeldTablets, ...] = ()
+
+
+class TabletTables(msgspec.Struct, frozen=True):
+    """`nodes`: of all tables together."""
+
+    schema: str = "tablets/1"
+    epoch: int = 0
+    is_balanced: bool = True
+    tables: tuple[TabletTable, ...] = ()
+    nodes: tuple[HeldTablets, ...] = ()
+
+
+class Replica(msgspec.Struct, frozen=True):
+    node: int
+    shard: int = 0
+
+
+class Tablet(msgspec.Struct, frozen=True):
+    """Tokens above `start` up to `end`. `kind`, `stage`, `next`: of its transition, if it has one. `bytes`:
+    what its largest replica holds; null when no node said so."""
+
+    number: int
+    start: int
+    end: int
+    replicas: tuple[Replica, ...] = ()
+    epoch: int = 0
+    bytes: int | None = None
+    kind: str = ""
+    stage: str = ""
+    next: tuple[Replica, ...] = ()
+
+
+class TabletMap(msgspec.Struct, frozen=True):
+    schema: str = "tablet-map/1"
+    epoch: int = 0
+    keyspace: str = ""
+    table: str = ""
+    nodes: tuple[HeldTablets, ...] = ()
+    tablets: tuple[Tablet, ...] = ()
