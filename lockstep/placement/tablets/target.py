@@ -23,8 +23,10 @@ from lockstep.placement.tablets.load import (
     is_measured,
 )
 from lockstep.placement.tablets.map import TabletMap
+from lockstep.placement.tablets.merging import moves_together
 from lockstep.placement.tablets.moves import Move, MoveKind, Running, Why
 from lockstep.placement.tablets.packing import NODE_EXCHANGES, Packing, Piece, Spot
+from lockstep.placement.tablets.resize import NO_RESIZE, Resize, ResizeKind, tablet_loads
 from lockstep.placement.tablets.shards import Replica
 from lockstep.values.ids import NodeId
 
@@ -36,12 +38,22 @@ _RATE_UNITS: Final = 1000
 
 class BalancedTable(msgspec.Struct, frozen=True):
     """A placement group with tablets. `lists`: the racks of data centres that have such a list; `is_on`:
-    whether it is moved for balance; `target_bytes` of one tablet."""
+    whether it is moved for balance; `target_bytes` of one tablet; `resize`: what is decided about it."""
 
     map: TabletMap
     lists: Mapping[str, Sequence[str]] = {}
     is_on: bool = True
     target_bytes: int = TARGET_TABLET_BYTES
+    resize: Resize = NO_RESIZE
+
+    @property
+    def is_merging(self) -> bool:
+        return self.resize.kind is ResizeKind.MERGE
+
+    @property
+    def is_balanced(self) -> bool:
+        """Pairs that came together to be merged are not taken apart for balance."""
+        return self.is_on and not self.is_merging
 
 
 class Cluster(msgspec.Struct, frozen=True):
@@ -195,7 +207,7 @@ class DomainPlan:
 
     def solve(self) -> None:
         draining: dict[int, list[Piece]] = {}
-        is_on = [table.is_on for table in self._cluster.tables]
+        is_on = [table.is_balanced for table in self._cluster.tables]
         for spot in self._spots:
             for piece in spot.pieces:
                 if piece.bin < self._bins:
@@ -365,4 +377,18 @@ def goal_of(cluster: Cluster) -> Goal:
         failures += plan.failures
         waits += plan.waits
     moves.sort(key=lambda move: move.why)
+    if not moves and not waits and cluster.is_balancing:
+        moves = _together(cluster)
     return Goal(tuple(moves), tuple(failures), tuple(waits))
+
+
+def _together(cluster: Cluster) -> list[Move]:
+    """Moves of pairs that are to be merged, when there is nothing else to do."""
+    busy = [*[(one.move.group, one.move.right) for one in cluster.running], *cluster.held]
+    found: list[Move] = []
+    for table in cluster.tables:
+        if table.is_merging:
+            loads = tablet_loads(table.map, cluster.statistics)
+            bytes_of = {right: load.bytes for right, load in loads.items()}
+            found += moves_together(table.map, table.resize, cluster.hosts, busy, bytes_of)
+    return found

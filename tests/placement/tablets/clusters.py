@@ -6,6 +6,8 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from lockstep.placement.tablets.allocate import NotPlaceable, allocate
 from lockstep.placement.tablets.balancer import Plan, Target, plan
 from lockstep.placement.tablets.load import GIB, Host, LoadStatistics, NodeLoad, TabletLoad
@@ -141,7 +143,7 @@ class Carried:
         self._running = [(left, one) for left, one in self._running if left > 0]
         for group, one in after(self.maps, done, len(self.plans) + 1).items():
             known = self.tables[group]
-            self.tables[group] = BalancedTable(one, known.lists, known.is_on, known.target_bytes)
+            self.tables[group] = msgspec.structs.replace(known, map=one)
         for move in done:
             if move.source[0] != move.target[0]:
                 self.statistics = self.statistics.moved(

@@ -1,0 +1,281 @@
+"""Decisions to split and to merge: when they are made, kept, revoked and ready.
+
+Invariants. What is decided is kept until its opposite is nearer: a split is decided above twice the target
+and kept while the average is not below the target, a merge below half of it and kept while it is not above.
+So sizes that stay make one decision at most. Each decision of a table, also that there is none any more, has
+the next sequence number, and only what is ready for that number is ready. Without statistics nothing is
+decided by size.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from lockstep.placement.tablets.counts import CountedTable, CountSettings, Rack, counts
+from lockstep.placement.tablets.load import Drain, Host, LoadStatistics, TabletLoad
+from lockstep.placement.tablets.map import Tablet, TabletMap, midpoint
+from lockstep.placement.tablets.options import TABLET_COUNT_MAX
+from lockstep.values.ids import NodeId
+
+#: New decisions of one round; those for the largest tablets come first.
+DECISIONS_MAX: Final = 10
+#: Tablets of one table that are split, or pairs merged, alone by one decision.
+ALONE_MAX: Final = 8
+#: A tablet is split alone above so many targets, or so many times the requests of the average one.
+ALONE_HUGE: Final = 4
+ALONE_HOT: Final = 4
+#: Requests a second below which no tablet is called hot: a shard serves them without noticing.
+HOT_RATE_MIN: Final = 500.0
+#: A tablet split alone stays at least so wide, as a share of an even one: one hot key is not split further.
+_NARROWEST: Final = 1024
+
+
+class ResizeKind(enum.IntEnum):
+    NONE = 0
+    SPLIT = 1
+    MERGE = 2
+
+
+class Resize(msgspec.Struct, frozen=True, array_like=True):
+    """What was decided last for a table. `rights`: the last tokens of the tablets that are split alone, or of
+    the first ones of pairs that are merged alone; empty for the whole table. `isolated`: the last token of
+    the one that a merge of an odd number leaves alone."""
+
+    kind: ResizeKind = ResizeKind.NONE
+    sequence: int = 0
+    rights: tuple[int, ...] = ()
+    isolated: int | None = None
+
+
+NO_RESIZE: Final = Resize()
+
+
+class ResizedTable(msgspec.Struct, frozen=True):
+    """A placement group that may be resized: `counted` has its size and what was said of it."""
+
+    map: TabletMap
+    counted: CountedTable
+    resize: Resize = NO_RESIZE
+    loads: Mapping[int, TabletLoad] = {}
+
+
+class Decided(msgspec.Struct, frozen=True):
+    group: int
+    resize: Resize
+    reason: str
+
+
+def average_bytes(map_: TabletMap, statistics: LoadStatistics) -> float | None:
+    """Sum over all replicas through their number; None when one of them is not known."""
+    total = known = 0
+    for tablet in map_.tablets():
+        for node in tablet.nodes:
+            load = statistics.of(node, map_.id, tablet.right)
+            if load is None:
+                return None
+            total += load.bytes
+            known += 1
+    return total / known if known else None
+
+
+def tablet_loads(map_: TabletMap, statistics: LoadStatistics) -> dict[int, TabletLoad]:
+    """By last token, what a replica weighs, and the requests of all replicas together."""
+    found: dict[int, TabletLoad] = {}
+    for tablet in map_.tablets():
+        loads = [load for node in tablet.nodes if (load := statistics.of(node, map_.id, tablet.right))]
+        if loads:
+            found[tablet.right] = TabletLoad(
+                max([load.bytes for load in loads]),
+                sum([load.reads_per_s for load in loads]),
+                sum([load.writes_per_s for load in loads]),
+            )
+    return found
+
+
+def decide(
+    tables: Sequence[ResizedTable], racks: Mapping[Rack, int], settings: CountSettings
+) -> list[Decided]:
+    """Decisions that differ from those that stand, revocations first, then those for the largest tablets. As
+    many may stand as the cluster has shards."""
+    counted = [table.counted for table in tables]
+    wishes = counts(counted, racks, settings)
+    floors = counts([_without_size(one) for one in counted], racks, settings)
+    revoked: list[Decided] = []
+    made: list[tuple[float, Decided]] = []
+    standing = 0
+    for table in tables:
+        group, known = table.map.id, table.resize
+        wish, floor = wishes[group].count, floors[group].count
+        if known.kind is not ResizeKind.NONE:
+            reason = _against(table, wish, floor, settings)
+            if reason is None:
+                standing += 1
+            else:
+                revoked.append(Decided(group, Resize(ResizeKind.NONE, known.sequence + 1), reason))
+            continue
+        found = _whole(table, wish, wishes[group].rule) or _alone(table, settings)
+        if found is not None:
+            made.append((-(table.counted.average_bytes or 0.0), found))
+    made.sort(key=lambda one: (one[0], one[1].group))
+    room = min(DECISIONS_MAX, max(0, sum(racks.values()) - standing))
+    return [*revoked, *[decided for _, decided in made[:room]]]
+
+
+def _without_size(table: CountedTable) -> CountedTable:
+    return CountedTable(table.group, table.replicas, table.hints, table.initial)
+
+
+def _whole(table: ResizedTable, wish: int, rule: str) -> Decided | None:
+    """Split or merge of the whole table, when it wants more, or no more than half as many."""
+    current, sequence, group = table.map.count, table.resize.sequence + 1, table.map.id
+    if wish > current and 2 * current <= TABLET_COUNT_MAX:
+        return Decided(
+            group, Resize(ResizeKind.SPLIT, sequence), f"{rule}: {wish} tablets instead of {current}"
+        )
+    if current > 1 and (current + 1) // 2 >= wish:
+        resize = Resize(ResizeKind.MERGE, sequence, (), _isolated(table))
+        return Decided(group, resize, f"{rule}: {wish} tablets instead of {current}")
+    return None
+
+
+def _isolated(table: ResizedTable) -> int | None:
+    """With an odd number, the largest one that has an even number of others before it."""
+    if table.map.count % 2 == 0:
+        return None
+    rights = [placed.range.right for placed in table.map.ring.ranges][::2]
+    nothing = TabletLoad(0)
+    return max(rights, key=lambda right: (table.loads.get(right, nothing).bytes, -right))
+
+
+def _against(table: ResizedTable, wish: int, floor: int, settings: CountSettings) -> str | None:
+    """Why a decision that stands is revoked; None while it is kept."""
+    current, average = table.map.count, table.counted.average_bytes
+    target = settings.target_bytes / table.counted.members
+    if table.resize.rights:
+        return _against_alone(table, target)
+    if table.resize.kind is ResizeKind.SPLIT:
+        if wish < current:
+            return f"{wish} tablets are wanted instead of {current}"
+        if wish == current and average is not None and average < target:
+            return "the average tablet is below the target again"
+        return None
+    if (current + 1) // 2 < floor:
+        return f"{floor} tablets are asked for"
+    if average is not None and average > target:
+        return "the average tablet is above the target again"
+    return None
+
+
+# One tablet, one pair
+
+
+def _alone(table: ResizedTable, settings: CountSettings) -> Decided | None:
+    """Tablets that are huge or hot are split alone, else pairs that are small and cold are merged."""
+    if table.counted.average_bytes is None or not table.loads:
+        return None
+    target = settings.target_bytes / table.counted.members
+    group, sequence = table.map.id, table.resize.sequence + 1
+    caps = [hints.max_tablet_count for hints in table.counted.hints if hints.max_tablet_count]
+    room = min([TABLET_COUNT_MAX, *caps]) - table.map.count
+    mean = _mean_rate(table)
+    tablets = list(table.map.tablets())
+    large = [one for one in tablets if _is_large(one, table, target, mean, 1.0)]
+    if large and room > 0:
+        large.sort(key=lambda one: (-_weight(table.loads[one.right], target, mean), one.right))
+        rights = tuple(sorted([one.right for one in large[: min(ALONE_MAX, room)]]))
+        reason = f"{len(rights)} of {len(tablets)} tablets have {ALONE_HUGE} times the bytes or requests"
+        return Decided(group, Resize(ResizeKind.SPLIT, sequence, rights), reason)
+    pairs = _cold_pairs(table, tablets, target, mean)
+    if pairs and table.map.count - len(pairs) >= max([1, *[h.min_tablet_count for h in table.counted.hints]]):
+        reason = f"{len(pairs)} pairs of narrow tablets are small and cold"
+        return Decided(group, Resize(ResizeKind.MERGE, sequence, tuple(pairs)), reason)
+    return None
+
+
+def _mean_rate(table: ResizedTable) -> float:
+    return sum([load.rate for load in table.loads.values()]) / table.map.count
+
+
+def _weight(load: TabletLoad, target: float, mean: float) -> float:
+    return max(load.bytes / target, load.rate / mean if mean else 0.0)
+
+
+def _is_large(tablet: Tablet, table: ResizedTable, target: float, mean: float, share: float) -> bool:
+    """Whether a tablet has `share` of what it is split alone for, and can be."""
+    load = table.loads.get(tablet.right)
+    width = tablet.range.right - tablet.range.left
+    if load is None or midpoint(tablet.range) is None or width < (1 << 64) // table.map.count // _NARROWEST:
+        return False
+    is_hot = load.rate >= share * max(HOT_RATE_MIN, ALONE_HOT * mean) and table.map.count > 1
+    return load.bytes >= share * ALONE_HUGE * target or is_hot
+
+
+def _cold_pairs(table: ResizedTable, tablets: Sequence[Tablet], target: float, mean: float) -> list[int]:
+    """First ones of neighbours that together are small, cold and no wider than others are."""
+    widest = max([one.range.right - one.range.left for one in tablets])
+    found: list[int] = []
+    at = 0
+    while at + 1 < len(tablets) and len(found) < ALONE_MAX:
+        one, two = tablets[at], tablets[at + 1]
+        is_taken = _is_cold_pair(table, one, two, target / 2, mean / 2, widest)
+        if is_taken:
+            found.append(one.right)
+        at += 1 + is_taken
+    return found
+
+
+def _is_cold_pair(
+    table: ResizedTable, one: Tablet, two: Tablet, bytes_max: float, rate_max: float, widest: int
+) -> bool:
+    loads = (table.loads.get(one.right), table.loads.get(two.right))
+    if loads[0] is None or loads[1] is None or two.range.right - one.range.left > widest:
+        return False
+    return loads[0].bytes + loads[1].bytes < bytes_max and loads[0].rate + loads[1].rate <= rate_max
+
+
+def _against_alone(table: ResizedTable, target: float) -> str | None:
+    if table.counted.average_bytes is None:
+        return None
+    mean, rights = _mean_rate(table), table.resize.rights
+    tablets = {one.right: one for one in table.map.tablets()}
+    if any(right not in tablets for right in rights):
+        return "a tablet is there no more"
+    if table.resize.kind is ResizeKind.SPLIT:
+        if any(_is_large(tablets[right], table, target, mean, 0.5) for right in rights):
+            return None
+        return "none of the tablets is large or hot any more"
+    for right in rights:
+        pair = (tablets[right], table.map.at(right + 1))
+        if not _is_cold_pair(table, *pair, target, max(mean, HOT_RATE_MIN), 1 << 64):
+            return f"the pair that ends at {pair[1].right} is not small and cold any more"
+    return None
+
+
+# Readiness
+
+#: By node, group and last token: the sequence number of the decision that its replica is ready for.
+Ready = Mapping[NodeId, Mapping[int, Mapping[int, int]]]
+
+
+def resized_tablets(map_: TabletMap, resize: Resize) -> list[Tablet]:
+    """The tablets that a split is of."""
+    assert resize.kind is ResizeKind.SPLIT, "replicas get ready for a split"
+    chosen = dict.fromkeys(resize.rights)
+    return [one for one in map_.tablets() if not chosen or one.right in chosen]
+
+
+def unready(map_: TabletMap, resize: Resize, ready: Ready, hosts: Sequence[Host]) -> list[tuple[NodeId, int]]:
+    """(node, tablets) that are not ready for a split. A replica on a node that has left, is excluded, or
+    whose data is to be built anew elsewhere is not, whatever it said."""
+    sound = {host.node for host in hosts if not host.is_excluded and host.drain is not Drain.REMOVE}
+    missing: dict[NodeId, int] = {}
+    for tablet in resized_tablets(map_, resize):
+        for node in tablet.nodes:
+            said = ready.get(node, {}).get(map_.id, {}).get(tablet.right)
+            if node not in sound or said != resize.sequence:
+                missing[node] = missing.get(node, 0) + 1
+    return sorted(missing.items())
