@@ -19,7 +19,7 @@ import enum
 import msgspec
 
 from lockstep.consensus.paxos import Acceptor, Ballot, Proposal
-from lockstep.storage.sorted_file import FileSummary
+from lockstep.storage.store import FileSummary
 from lockstep.values.rows import Mutation, ReadCommand, ReadResult
 from lockstep.values.tokens import Range
 

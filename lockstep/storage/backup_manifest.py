@@ -33,8 +33,7 @@ from lockstep.runtime.ports import Disk
 from lockstep.schema.model import Column, ColumnKind, Keyspace, Table, UserType
 from lockstep.storage.rows import keys
 from lockstep.storage.rows.fragments import decode_row, encode_row
-from lockstep.storage.sorted_file import FileSummary
-from lockstep.storage.store import Pair
+from lockstep.storage.store import FileSummary, Pair
 from lockstep.values.codec import UNREADABLE, decoder, encode, frame_record, scan_records
 from lockstep.values.errors import CorruptFile, PreconditionError
 from lockstep.values.limits import BACKUP_RECORD_BYTES_MAX

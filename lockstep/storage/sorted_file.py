@@ -13,10 +13,8 @@ import bisect
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import msgspec
-
 from lockstep.storage.rows import keys
-from lockstep.storage.store import Pair
+from lockstep.storage.store import FileSummary, Pair
 from lockstep.values.limits import (
     STREAM_BLOCK_BYTES,
     STREAM_BLOCK_PAIRS,
@@ -26,18 +24,6 @@ from lockstep.values.limits import (
 
 #: Of the files' bytes: raised when stores of an earlier version could not take them in.
 FORMAT_VERSION = 3
-
-
-class FileSummary(msgspec.Struct, frozen=True, array_like=True):
-    """What a finished file holds, in store keys. `next_key`: from where on whoever has this file and all
-    before it still lacks something. `digest` is over the whole content."""
-
-    entries: int
-    size_bytes: int
-    first_key: bytes
-    last_key: bytes
-    next_key: bytes
-    digest: bytes
 
 
 class PairSink(Protocol):

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import Final, Literal, Protocol
 
+import msgspec
+
+from lockstep.storage.damage import DamagedFiles
 from lockstep.values import limits
-from lockstep.values.errors import StorageError
-
-if TYPE_CHECKING:
-    from lockstep.storage.damage import DamagedFiles
-    from lockstep.storage.sorted_file import FileSummary
-    from lockstep.values.errors import TableFileDamaged
+from lockstep.values.errors import StorageError, TableFileDamaged
 
 #: Where a node's store is, relative to the node's directory.
 STORE_DIRECTORY: Final = "store"
@@ -94,6 +92,18 @@ class Run(Protocol):
     async def finish(self) -> None:
         """Nothing is added any more: complete the file. Without pairs there is none."""
         ...
+
+
+class FileSummary(msgspec.Struct, frozen=True, array_like=True):
+    """What a finished file holds, in store keys. `next_key`: from where on whoever has this file and all
+    before it still lacks something. `digest` is over the whole content."""
+
+    entries: int
+    size_bytes: int
+    first_key: bytes
+    last_key: bytes
+    next_key: bytes
+    digest: bytes
 
 
 class FixedContent(Protocol):

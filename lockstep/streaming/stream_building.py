@@ -18,8 +18,8 @@ from msgspec.structs import replace
 
 from lockstep.runtime.ports import Helpers, Runtime
 from lockstep.storage.rows import keys
-from lockstep.storage.sorted_file import FileSummary, RangeFiles
-from lockstep.storage.store import Pair
+from lockstep.storage.sorted_file import RangeFiles
+from lockstep.storage.store import FileSummary, Pair
 from lockstep.streaming.stream_files import digest_of
 from lockstep.values.errors import DiskRefused, LockstepError, StorageError
 from lockstep.values.limits import (

@@ -36,7 +36,8 @@ from lockstep.replica.messages import (
 )
 from lockstep.replica.session_guards import SessionGuards
 from lockstep.runtime.ports import Clock, Runtime
-from lockstep.storage.sorted_file import FORMAT_VERSION, FileSummary
+from lockstep.storage.sorted_file import FORMAT_VERSION
+from lockstep.storage.store import FileSummary
 from lockstep.streaming.stream_files import ArrivingFile, Position, StreamFiles, StreamKey, digest_of
 from lockstep.streaming.stream_progress import StreamCounts, StreamProgress, StreamView, TakenIn
 from lockstep.values.errors import (

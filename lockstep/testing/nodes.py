@@ -15,21 +15,19 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from lockstep.cql.wire import client as wire
 from lockstep.cql.wire.frames import EnvelopeReader, encode_request
+from lockstep.local.clusters import LocalCluster
 from lockstep.local.layout import LocalNode
 from lockstep.local.processes import State
 from lockstep.testing.conversation import VERSION, CqlError, Values, conversation, credentials, startup
 from lockstep.values.errors import ConfigurationError, PeerTimeout, PeerUnreachable
 from lockstep.values.ids import Consistency
-
-if TYPE_CHECKING:
-    from lockstep.testing.clusters import Cluster
-
 
 _READ_BYTES = 1 << 16
 
@@ -125,10 +123,34 @@ class Session:
             raise PeerTimeout(f"{self.address} did not answer: {error}") from error
 
 
+class Surroundings(Protocol):
+    """The cluster of a node, as far as the node acts on it."""
+
+    local: LocalCluster
+
+    @property
+    def port(self) -> int: ...
+
+    @property
+    def nodes(self) -> list[Node]: ...
+
+    def disturbed(self, node: str, *, stopped: bool = False) -> None: ...
+
+    def restored(self, node: str) -> None: ...
+
+    def partition(self, one: Sequence[Node], other: Sequence[Node]) -> None: ...
+
+    def operate(self, kind: str, node: Node, timeout_s: float) -> None: ...
+
+    def wait_until_seen(self, node: Node, *, alive: bool, timeout_s: float) -> None: ...
+
+    def session(self, node: Node, **settings: Any) -> Session: ...
+
+
 class Node:
     """`name` is n1, n2, ...; `address` and `port` are what drivers see."""
 
-    def __init__(self, cluster: Cluster, node: LocalNode) -> None:
+    def __init__(self, cluster: Surroundings, node: LocalNode) -> None:
         self._cluster = cluster
         self._local = cluster.local
         self.name = node.name

@@ -18,7 +18,7 @@ CONSTRUCTOR_ARGUMENTS_MAX = 8
 #: Larger than the bound over its whole inheritance.
 LARGE = {"lockstep.sim.matrix.operator:CellOperator": 450}
 #: Groups of modules that know each other's types.
-TYPE_CYCLES_MAX = 11
+TYPE_CYCLES_MAX = 7
 #: Whose validate() is called by that of another one; a joining node asks its own state.
 PARTS_OF_OTHERS = {
     "lockstep.consensus": "Raft",

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.storage.rows import keys
-from lockstep.storage.sorted_file import FileSummary
+from lockstep.storage.store import FileSummary
 from lockstep.streaming.stream_building import HelpedBuilds, HelpedStretches, StreamBuild
 from lockstep.values.errors import DiskRefused
 from lockstep.values.tokens import Range

@@ -23,8 +23,7 @@ from lockstep.storage.backup_manifest import (
 )
 from lockstep.storage.rows import keys
 from lockstep.storage.rows.fragments import decode_row, encode_header, encode_row
-from lockstep.storage.sorted_file import FileSummary
-from lockstep.storage.store import Pair
+from lockstep.storage.store import FileSummary, Pair
 from lockstep.values.errors import CorruptFile, PreconditionError
 from lockstep.values.rows import Cell, ColumnDeletion, Deletion, Row
 from lockstep.values.tokens import FULL_RING

@@ -17,8 +17,8 @@ from lockstep.storage.engine import StorageEngine
 from lockstep.storage.model import ModelStore
 from lockstep.storage.rocks.rocks import RocksStore
 from lockstep.storage.rows import keys
-from lockstep.storage.sorted_file import FileSummary, RangeFiles
-from lockstep.storage.store import Pair, Store
+from lockstep.storage.sorted_file import RangeFiles
+from lockstep.storage.store import FileSummary, Pair, Store
 from lockstep.values.errors import CorruptFile, StorageError
 from lockstep.values.tokens import FULL_RING, TOKEN_MAX, Range
 from tests.storage.support import content_of, open_store, runtime_of

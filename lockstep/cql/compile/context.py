@@ -7,15 +7,12 @@ so that a re-plan with the same Context gives the same mutation.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
 
+from lockstep.cql.functions.user_calls import UserCalls
 from lockstep.values.rows import Cell
-
-if TYPE_CHECKING:
-    from lockstep.cql.functions.user_calls import UserCalls
 
 
 class Context(msgspec.Struct, frozen=True):
@@ -42,6 +39,10 @@ class Context(msgspec.Struct, frozen=True):
         """When a deletion of this request was made: never before one that this coordinator took earlier, as a
         repair that asked it meanwhile counts only those as arrived."""
         return max(self.now_s, self.stamp_us // 1_000_000)
+
+    def calling(self, calls: UserCalls) -> Context:
+        """The context for working the request out once more, with the randomness of the first time."""
+        return replace(self, calls=calls, uuid_source=calls.again(self.uuid_source))
 
     def decided_at(self, time_us: int) -> Context:
         """The context of a request that a ballot of this time decides.

@@ -7,19 +7,17 @@ field, null where it has none; what is not there has no facts.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from lockstep.cql.bind import evaluation
 from lockstep.cql.bind.evaluation import Evaluate, Moment, Record
 from lockstep.cql.compile.literals import shown
+from lockstep.cql.compile.prepared import TableShape
 from lockstep.cql.parse import tree
 from lockstep.schema.model import ColumnKind
 from lockstep.schema.types import CqlType, ListType, MapType, SetType, UserDefinedType, field_position
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.rows import Cell
-
-if TYPE_CHECKING:
-    from lockstep.cql.compile.expressions import Expressions, Typed
 
 NAMES = ("ttl", "writetime", "maxwritetime")
 _PARTS = tree.Element | tree.Span | tree.Field
@@ -28,7 +26,19 @@ _PARTS = tree.Element | tree.Span | tree.Field
 Choose = Callable[[Sequence[Cell], Record, Moment], Sequence[Cell | None]]
 
 
-def cell_fact(expressions: Expressions, call: tree.Call) -> Typed:
+class Compiler(Protocol):
+    """What compiles the expressions of one SELECT, as far as facts of cells need it."""
+
+    shape: TableShape
+
+    def cell_slot(self, column: int, *, whole: bool) -> int: ...
+
+    def compile(self, term: tree.Term) -> tuple[Evaluate, CqlType]: ...
+
+    def plain_term(self, term: tree.Term, kind: CqlType) -> tuple[Evaluate, CqlType]: ...
+
+
+def cell_fact(expressions: Compiler, call: tree.Call) -> tuple[Evaluate, CqlType]:
     term = call.arguments[0] if len(call.arguments) == 1 else None
     named, first = term, None
     while isinstance(named, _PARTS):
@@ -140,7 +150,7 @@ def _with_nulls(parts: Sequence[bytes | None]) -> bytes:
 # ---- which cells
 
 
-def _choice(expressions: Expressions, term: tree.Term | None, kind: CqlType) -> Choose:
+def _choice(expressions: Compiler, term: tree.Term | None, kind: CqlType) -> Choose:
     if isinstance(term, tree.Field):
         return _field(position_in(term, kind))
     if isinstance(term, tree.Element):

@@ -9,7 +9,6 @@ nothing; a result holds for all equal calls of one request.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from lockstep.cql.functions.user_batches import Arguments, Calls, Code, Fold
 from lockstep.values.errors import FunctionFailure, InvalidRequest
@@ -18,9 +17,6 @@ from lockstep.values.limits import (
     USER_CALLS_MAX,
     USER_FOLD_ROWS_AT_ONCE_MAX,
 )
-
-if TYPE_CHECKING:
-    from lockstep.cql.compile.context import Context
 
 
 class Folded(tuple[Code, bytes | None, tuple[Arguments, ...]]):
@@ -46,13 +42,8 @@ class UserCalls:
         """Whether anything is noted."""
         return bool(self._noted)
 
-    def context(self, context: Context) -> Context:
-        """The context for working the request out once more, with the randomness of the first time."""
-        from msgspec.structs import replace
-
-        return replace(context, calls=self, uuid_source=self._again(context.uuid_source))
-
-    def _again(self, source: Callable[[], bytes]) -> Callable[[], bytes]:
+    def again(self, source: Callable[[], bytes]) -> Callable[[], bytes]:
+        """Draws from `source` what was not drawn before, and before that what was."""
         drawn, at = self._drawn, 0
 
         def draw() -> bytes:

@@ -377,7 +377,7 @@ async def _with_results(
 
     await functions.settled_with(calls, context, work)
     calls.is_final = True
-    return calls.context(context)
+    return context.calling(calls)
 
 
 def _serial_level(parameters: QueryParameters) -> Consistency:

@@ -63,7 +63,7 @@ async def page_with_calls(functions: UserFunctions, context: Context, plan: Plan
     for _ in range(USER_CALL_ROUNDS_MAX):
         # The plan first: while it waits for results, what it would read is not known.
         await functions.settled_with(calls, context, plan)
-        builder = PageBuilder(plan(calls.context(context)))
+        builder = PageBuilder(plan(context.calling(calls)))
         try:
             at = 0
             while commands := builder.commands():

@@ -98,7 +98,7 @@ class UserFunctions:
         """As `settled`; `calls` knows the results afterwards."""
         for _ in range(USER_CALL_ROUNDS_MAX):
             try:
-                found = work(calls.context(context))
+                found = work(context.calling(calls))
             except LockstepError:
                 if not calls.waits:
                     raise

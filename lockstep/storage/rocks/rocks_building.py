@@ -17,7 +17,8 @@ from lockstep.runtime.ports import Helpers, Tasks
 from lockstep.storage.damage import DamagedFiles
 from lockstep.storage.rocks.rocks_errors import RocksErrors, file_error
 from lockstep.storage.rocks.rocks_runs import RocksCursor, TableFile
-from lockstep.storage.sorted_file import FileSummary, RangeFiles
+from lockstep.storage.sorted_file import RangeFiles
+from lockstep.storage.store import FileSummary
 from lockstep.values.codec import decoder, encode
 from lockstep.values.errors import CorruptFile, DiskRefused, StorageError, TableFileDamaged
 from lockstep.values.node_limits import SCRUB_FILE_TIMEOUT_MS
