@@ -29,11 +29,12 @@ from lockstep.node.configuration import (
 )
 from lockstep.node.log.raft_driver import GroupBounds
 from lockstep.node.node import Node
-from lockstep.runtime.ports import Runtime
+from lockstep.node.recovering import recover_store, survey
+from lockstep.runtime.ports import Disk, Runtime
+from lockstep.runtime.real.tasks import NoProbes
 from lockstep.server.cql.cql_server import serve
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.door import open_door
-from lockstep.sim.faults.lost_stores import LostStores
 from lockstep.sim.load.history import History
 from lockstep.sim.runtime.disk import DiskSettings
 from lockstep.sim.runtime.process import Main, Process
@@ -41,7 +42,9 @@ from lockstep.sim.runtime.streams import Stream
 from lockstep.sim.runtime.world import World
 from lockstep.storage.model import open_model_store
 from lockstep.storage.store import STORE_DIRECTORY, Store
-from lockstep.values.errors import LockstepError
+from lockstep.storage.store_position import PositionFile
+from lockstep.values import codec, limits
+from lockstep.values.errors import CorruptFile, LockstepError
 from lockstep.values.ids import NodeId
 
 #: A node that ended by itself is started again after this long, as a service manager would.
@@ -109,6 +112,80 @@ def draw_shape(
         management_entries=draw.choice((3, 8, 256)),
         dcs=dcs,
     )
+
+
+class LostStores:
+    """Which stores were lost, until their nodes are filled again."""
+
+    def __init__(self, cluster: SimCluster) -> None:
+        self._cluster = cluster
+        #: What is to happen to a node's files when it starts next; those that were refused; not yet filled.
+        self._harms: dict[str, str] = {}
+        self._refused: dict[str, None] = {}
+        #: By name, the node as it was before the loss.
+        self._lacking: dict[str, Node | None] = {}
+
+    @property
+    def unfilled(self) -> list[str]:
+        """Names of nodes that lost their store and have not everything again."""
+        for name in list(self._lacking):
+            node = self._cluster.nodes.get(name)
+            if name in self._cluster.parked:
+                del self._lacking[name]
+            elif node is None or node is self._lacking[name] or not self._cluster.ready(name):
+                continue
+            elif not node.data.lacking.current:
+                del self._lacking[name]
+                self._cluster.fact("store filled")
+        return list(self._lacking)
+
+    def unfilled_ids(self) -> tuple[NodeId, ...]:
+        return tuple(NodeId(self._cluster.node_id(name)) for name in self.unfilled)
+
+    def lose(self, name: str, harm: str) -> None:
+        """The node's store is lost while it is down; it must be crashed now."""
+        self._harms[name] = harm
+        self._lacking[name] = self._cluster.nodes.get(name)
+
+    async def before_start(self, name: str, runtime: Runtime) -> None:
+        """Do what was to happen to the files, and then, when a start was refused, what the refusal says."""
+        harm = self._harms.pop(name, "")
+        if harm:
+            await _harmed(runtime.disk, harm)
+            self._cluster.world.count("fault.lose_store")
+            self._cluster.fact("store lost")
+        elif name in self._refused:
+            del self._refused[name]
+            # The command's own process, of which monitors hear nothing.
+            found = survey(msgspec.structs.replace(runtime, probes=NoProbes()))
+            await recover_store(runtime, found, self._cluster.open_store, accept_data_loss=bool(found.alone))
+            self._cluster.fact("store recovered")
+
+    def start_refused(self, name: str, error: LockstepError) -> None:
+        if isinstance(error, CorruptFile) and "lockstep node recover" in error.hint:
+            self._cluster.fact("store refused")
+            self._refused[name] = None
+
+
+async def _harmed(disk: Disk, harm: str) -> None:
+    paths = [f"{STORE_DIRECTORY}/{name}" for name in disk.names(STORE_DIRECTORY)]
+    if harm == "flipped":
+        for path in paths:
+            content = disk.read(path)
+            records = list(
+                codec.scan_records(path, content, record_bytes_max=limits.MODEL_STORE_RECORD_BYTES_MAX)
+            )
+            if len(records) > 1:
+                middle = records[0][0] // 2
+                disk.truncate(path, 0)
+                disk.append(path, content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+                await disk.sync(path)
+                return
+    for path in paths:
+        disk.remove(path)
+    await disk.sync_names(STORE_DIRECTORY)
+    if harm == "forgotten":
+        await PositionFile(disk, STORE_DIRECTORY).remove()
 
 
 class SimCluster:

@@ -46,7 +46,7 @@ from lockstep.sim.load.kind_operators import (
     ReplicationOperators,
 )
 from lockstep.sim.load.metadata_operators import MetadataOperators, SchemaOperators
-from lockstep.sim.load.operators import Operators
+from lockstep.sim.load.operators import BusyOperators, Operators
 from lockstep.sim.load.overload_workload import OverloadWorkload
 from lockstep.sim.load.side_load import Side
 from lockstep.sim.load.side_workloads import BatchWorkload, CounterWorkload, TimestampWorkload
@@ -319,7 +319,7 @@ class Run:
 
     def _operators(self, tables: list[str]) -> Operators:
         scenario = self.scenario
-        return Operators(
+        return BusyOperators(
             self.cluster,
             busy_s=scenario.busy_s,
             cancel=scenario.cancel,

@@ -6,19 +6,15 @@ lost from its loss until its first request of a quorum of its own succeeds again
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from lockstep.metadata.operations import Operation, Stage
 from lockstep.placement.quorums import dc_factors
 from lockstep.sim.cluster import SimCluster
+from lockstep.sim.faults.means import Means
 from lockstep.sim.load.history import Change, Event, Outcome
 from lockstep.sim.runtime.process import KILL, POWER
 from lockstep.sim.runtime.streams import Stream
 from lockstep.topology.kinds.replication import Walk
 from lockstep.values.ids import Consistency
-
-if TYPE_CHECKING:
-    from lockstep.sim.faults.nemesis import Nemesis
 
 _LOCAL = Consistency.LOCAL_QUORUM
 #: What must be seen sometimes where there are several data centres.
@@ -51,25 +47,25 @@ def is_cut_off(cluster: SimCluster, dc: str) -> bool:
     )
 
 
-def cut_dc(nemesis: Nemesis, draw: Stream) -> None:
+def cut_dc(means: Means, draw: Stream) -> None:
     """A data centre hears nobody else; clients stay in theirs."""
-    inside, outside = _hosts(nemesis.cluster, draw.choice(nemesis.cluster.dcs()))
+    inside, outside = _hosts(means.cluster, draw.choice(means.cluster.dcs()))
     if inside and outside:
-        nemesis.cluster.world.count("fault.cut_dc")
-        nemesis.cut(inside, outside, symmetric=True, seconds=0.5 + draw.random() * 5)
+        means.cluster.world.count("fault.cut_dc")
+        means.cut(inside, outside, symmetric=True, seconds=0.5 + draw.random() * 5)
 
 
-def lose_dc(nemesis: Nemesis, draw: Stream) -> None:
+def lose_dc(means: Means, draw: Stream) -> None:
     """All nodes of a data centre lose their power, or are killed, at once, and come back."""
-    cluster = nemesis.cluster
+    cluster = means.cluster
     dc = draw.choice(cluster.dcs())
     how, down_s = (POWER if draw.random() < 0.5 else KILL), 1.0 + draw.random() * 4
     cluster.world.count("fault.lose_dc")
-    nemesis.tell(f"loses {dc}")
+    means.tell(f"loses {dc}")
     cluster.lost[dc] = cluster.world.now_ns
     for name in cluster.live():
         if cluster.dc_of(name) == dc:
-            nemesis.crash(name, how, down_s)
+            means.crash(name, how, down_s)
 
 
 class DataCentreWatch:

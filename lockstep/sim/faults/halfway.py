@@ -9,7 +9,7 @@ what it holds, so operations that fill new replicas meanwhile either find the on
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from lockstep.metadata.operations import Operation, Stage
 from lockstep.metadata.transitions import Transition
@@ -19,6 +19,7 @@ from lockstep.sim.checkers.replicas import AcknowledgedWrites, DurableContent
 from lockstep.sim.cluster import SimCluster
 from lockstep.sim.door import KEYSPACE, clustering_bytes
 from lockstep.sim.faults.lost_stores import HARMS, may_lose
+from lockstep.sim.faults.means import Means
 from lockstep.sim.runtime.probes import CrashRule, DelayRule
 from lockstep.sim.runtime.process import KILL, POWER
 from lockstep.sim.runtime.streams import Stream
@@ -26,18 +27,14 @@ from lockstep.values.errors import TableFileDamaged
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import token_of
 
-if TYPE_CHECKING:
-    from lockstep.sim.faults.nemesis import Nemesis
-
-
 _DECIDED = "conditional.decided"
 _COUNTER_READ = "counter.read"
 
 
-def strand_decision(nemesis: Nemesis, draw: Stream) -> None:
+def strand_decision(means: Means, draw: Stream) -> None:
     """Who has just had something decided is cut off, from all or from all but one: it knows what was decided,
     may tell its client, and most replicas have only accepted it."""
-    cluster = nemesis.cluster
+    cluster = means.cluster
 
     def strand(name: str) -> None:
         host = cluster.processes[name].host
@@ -46,15 +43,15 @@ def strand_decision(nemesis: Nemesis, draw: Stream) -> None:
         if len(others) > told:
             cluster.world.count("fault.strand_decision")
             seconds = draw.choice((0.3, 1.0, 3.0)) * (0.5 + draw.random())
-            nemesis.cut([host], draw.sample(others, len(others) - told), symmetric=True, seconds=seconds)
+            means.cut([host], draw.sample(others, len(others) - told), symmetric=True, seconds=seconds)
 
     rule = CrashRule(label=_DECIDED, kind="", probability=0.2, times=3, on_fired=strand)
-    nemesis.add_rule(rule, seconds=5.0)
+    means.add_rule(rule, seconds=5.0)
 
 
-def wipe_counting(nemesis: Nemesis, draw: Stream) -> None:
+def wipe_counting(means: Means, draw: Stream) -> None:
     """A replica loses its store, and ends, between the read of a counter and the write of its new sum."""
-    cluster = nemesis.cluster
+    cluster = means.cluster
     harm, how = draw.choice(HARMS), (POWER if draw.random() < 0.5 else KILL)
     down_s = 0.2 + draw.random()
 
@@ -63,18 +60,18 @@ def wipe_counting(nemesis: Nemesis, draw: Stream) -> None:
             cluster.world.count("fault.wipe_counting")
             cluster.fact("a store was lost between the read and the write of a counter")
             cluster.stores.lose(name, harm)
-            nemesis.crash(name, how, down_s)
+            means.crash(name, how, down_s)
 
     if may_lose(cluster):
         rule = CrashRule(label=_COUNTER_READ, kind="", probability=0.1, on_fired=lose)
-        nemesis.add_rule(rule, seconds=5.0)
+        means.add_rule(rule, seconds=5.0)
 
 
-def linger_counting(nemesis: Nemesis, draw: Stream) -> None:
+def linger_counting(means: Means, draw: Stream) -> None:
     """Whoever counts waits between the read and the write, while ranges move away and are wiped."""
     high_s = draw.choice((0.1, 0.5, 1.5))
-    nemesis.cluster.world.count("fault.linger_counting")
-    nemesis.add_rule(DelayRule(label=_COUNTER_READ, high_s=high_s, probability=0.3), seconds=4.0)
+    means.cluster.world.count("fault.linger_counting")
+    means.add_rule(DelayRule(label=_COUNTER_READ, high_s=high_s, probability=0.3), seconds=4.0)
 
 
 def lacks_decision(cluster: SimCluster, table_name: str, key: bytes, value: bytes) -> bool:
@@ -107,10 +104,10 @@ _BOTH_DEAD = 0.5
 _STREAMS = "stream.source.drained"
 
 
-def lone_holder(nemesis: Nemesis, draw: Stream) -> None:
+def lone_holder(means: Means, draw: Stream) -> None:
     """When all is well, one replica of a range is cut off and misses writes; once it is back another one is
     down for long and somebody joins; perhaps the third one, too, is lost as it begins to stream."""
-    cluster = nemesis.cluster
+    cluster = means.cluster
     newest = cluster.newest
     keyspace = newest.schema.by_name.get(KEYSPACE)
     names = cluster.in_service()
@@ -127,19 +124,19 @@ def lone_holder(nemesis: Nemesis, draw: Stream) -> None:
     both = draw.random() < _BOTH_DEAD
 
     def strike() -> None:
-        nemesis.crash(dead, kind, down_s)
+        means.crash(dead, kind, down_s)
         if both:
             rule = CrashRule(
                 label=_STREAMS, process=third, kind=kind, probability=1.0, restart_after_s=down_s / 2
             )
-            nemesis.add_rule(rule, seconds=down_s)
+            means.add_rule(rule, seconds=down_s)
         free = [name for name in cluster.parked if not cluster.node_id(name)]
         if free:
             cluster.start_node(free[0])
 
     cluster.world.count("fault.lone_holder")
-    nemesis.cut([host], others, symmetric=True, seconds=cut_s)
-    nemesis.later(cut_s, strike)
+    means.cut([host], others, symmetric=True, seconds=cut_s)
+    means.later(cut_s, strike)
 
 
 class LoneHolders:

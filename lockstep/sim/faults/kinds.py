@@ -1,13 +1,12 @@
 """The kinds of faults: what each does to a cluster, and which counters prove that it had an effect.
 
-Invariant: a fault draws from the stream it is given and undoes itself after its time; `Nemesis` undoes
+Invariant: a fault draws from the stream it is given and undoes itself after its time; `Means` undoes
 everything that is left. But for STORE_FAULTS, none destroys what a disk promised to keep.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,14 +14,12 @@ from lockstep.node.processors.kinds import Held
 from lockstep.sim.faults.data_centres import cut_dc, lose_dc
 from lockstep.sim.faults.halfway import linger_counting, lone_holder, strand_decision, wipe_counting
 from lockstep.sim.faults.lost_stores import lose_store
+from lockstep.sim.faults.means import Means
 from lockstep.sim.load.history import Event
 from lockstep.sim.runtime.probes import CrashRule, DelayRule
 from lockstep.sim.runtime.process import KILL, POWER
 from lockstep.sim.runtime.streams import Stream
 from lockstep.values.ids import Consistency
-
-if TYPE_CHECKING:
-    from lockstep.sim.faults.nemesis import Nemesis
 
 #: Where a node may be crashed by name.
 CRASH_PROBES = (
@@ -71,10 +68,10 @@ LINGER_PROBES = ("replica.drain", "stream.target.broken")
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """`strike(nemesis, draw)` does it once. One of `effects` must grow somewhere in a batch."""
+    """`strike(means, draw)` does it once. One of `effects` must grow somewhere in a batch."""
 
     name: str
-    strike: Callable[[Nemesis, Stream], None]
+    strike: Callable[[Means, Stream], None]
     effects: tuple[str, ...]
     weight: float = 1.0
 
@@ -90,67 +87,67 @@ def _kind(draw: Stream) -> str:
 # ---- processes
 
 
-def kill(nemesis: Nemesis, draw: Stream) -> None:
-    nemesis.crash(nemesis.some_live(draw), KILL, _down_s(draw))
+def kill(means: Means, draw: Stream) -> None:
+    means.crash(means.some_live(draw), KILL, _down_s(draw))
 
 
-def power(nemesis: Nemesis, draw: Stream) -> None:
-    nemesis.crash(nemesis.some_live(draw), POWER, _down_s(draw))
+def power(means: Means, draw: Stream) -> None:
+    means.crash(means.some_live(draw), POWER, _down_s(draw))
 
 
-def kill_then_power(nemesis: Nemesis, draw: Stream) -> None:
+def kill_then_power(means: Means, draw: Stream) -> None:
     """Killed in a sync, the process restarts on its predecessor's page cache; then the host loses it."""
     wait_s = 0.05 + draw.random() * draw.choice((0.3, 2.0))
 
     def cut(name: str) -> None:
-        nemesis.cluster.world.count("fault.kill_then_power")
-        nemesis.later(wait_s, lambda: nemesis.crash(name, POWER, 0.2))
+        means.cluster.world.count("fault.kill_then_power")
+        means.later(wait_s, lambda: means.crash(name, POWER, 0.2))
 
     rule = CrashRule(
         label="disk.sync.inflight", probability=0.05, times=2, restart_after_s=0.05, on_fired=cut
     )
-    nemesis.add_rule(rule, seconds=3.0)
+    means.add_rule(rule, seconds=3.0)
 
 
-def all_down(nemesis: Nemesis, draw: Stream) -> None:
-    for name in list(nemesis.cluster.live()):
-        nemesis.crash(name, _kind(draw), _down_s(draw))
+def all_down(means: Means, draw: Stream) -> None:
+    for name in list(means.cluster.live()):
+        means.crash(name, _kind(draw), _down_s(draw))
 
 
-def crash_at_callback(nemesis: Nemesis, draw: Stream) -> None:
-    name = nemesis.some_live(draw)
+def crash_at_callback(means: Means, draw: Stream) -> None:
+    name = means.some_live(draw)
     if name:
-        nemesis.crash_after(name, 1 + draw.randrange(400), _kind(draw), _down_s(draw))
+        means.crash_after(name, 1 + draw.randrange(400), _kind(draw), _down_s(draw))
 
 
-def crash_at_probe(nemesis: Nemesis, draw: Stream) -> None:
+def crash_at_probe(means: Means, draw: Stream) -> None:
     label = draw.choice(CRASH_PROBES)
     chance = 0.02 if label.startswith(_FREQUENT) else 0.5
-    nemesis.add_rule(
+    means.add_rule(
         CrashRule(label=label, kind=_kind(draw), probability=chance, restart_after_s=_down_s(draw)),
         seconds=5.0,
     )
 
 
-def crash_repairing(nemesis: Nemesis, draw: Stream) -> None:
+def crash_repairing(means: Means, draw: Stream) -> None:
     """Somebody who takes part in a repair is gone as it builds its tree, takes what it lacks, or is told that
     all are equal."""
     label = draw.choice(REPAIR_PROBES)
 
     def vanished(_: str) -> None:
-        nemesis.cluster.world.count("fault.crash_repairing")
+        means.cluster.world.count("fault.crash_repairing")
 
     rule = CrashRule(
         label=label, kind=_kind(draw), probability=0.3, restart_after_s=_down_s(draw), on_fired=vanished
     )
-    nemesis.add_rule(rule, seconds=5.0)
+    means.add_rule(rule, seconds=5.0)
 
 
-def crash_building(nemesis: Nemesis, draw: Stream) -> None:
+def crash_building(means: Means, draw: Stream) -> None:
     """Who builds a view or an index is gone between two pages of it."""
 
     def gone(_: str) -> None:
-        nemesis.cluster.world.count("fault.crash_building")
+        means.cluster.world.count("fault.crash_building")
 
     rule = CrashRule(
         label=draw.choice(BUILD_PROBES),
@@ -160,335 +157,335 @@ def crash_building(nemesis: Nemesis, draw: Stream) -> None:
         restart_after_s=_down_s(draw),
         on_fired=gone,
     )
-    nemesis.add_rule(rule, seconds=3.0)
+    means.add_rule(rule, seconds=3.0)
 
 
-def linger(nemesis: Nemesis, draw: Stream) -> None:
+def linger(means: Means, draw: Stream) -> None:
     rule = DelayRule(label=draw.choice(LINGER_PROBES), high_s=draw.choice((0.05, 1.0)), probability=0.7)
-    nemesis.add_rule(rule, seconds=5.0)
+    means.add_rule(rule, seconds=5.0)
 
 
-def pause(nemesis: Nemesis, draw: Stream) -> None:
-    name = nemesis.some_live(draw)
+def pause(means: Means, draw: Stream) -> None:
+    name = means.some_live(draw)
     if name:
-        nemesis.tell(f"pauses {name}")
-        nemesis.cluster.processes[name].pause_for(draw.choice((0.2, 1.0, 5.0)) * (0.5 + draw.random()))
+        means.tell(f"pauses {name}")
+        means.cluster.processes[name].pause_for(draw.choice((0.2, 1.0, 5.0)) * (0.5 + draw.random()))
 
 
-def slow_node(nemesis: Nemesis, draw: Stream) -> None:
-    name = nemesis.some_live(draw)
+def slow_node(means: Means, draw: Stream) -> None:
+    name = means.some_live(draw)
     if name:
-        process = nemesis.cluster.processes[name]
+        process = means.cluster.processes[name]
         process.slow_down(draw.choice((50, 200, 800)))
-        nemesis.tell(f"slows {name}")
-        nemesis.later(1.0 + draw.random() * 3, lambda: process.slow_down(0))
+        means.tell(f"slows {name}")
+        means.later(1.0 + draw.random() * 3, lambda: process.slow_down(0))
 
 
-def clock_drift(nemesis: Nemesis, draw: Stream) -> None:
-    name = nemesis.some_live(draw)
+def clock_drift(means: Means, draw: Stream) -> None:
+    name = means.some_live(draw)
     if name:
-        nemesis.cluster.processes[name].drift_clock(draw.choice((0.95, 0.99, 1.01, 1.05)))
+        means.cluster.processes[name].drift_clock(draw.choice((0.95, 0.99, 1.01, 1.05)))
 
 
-def wall_jump(nemesis: Nemesis, draw: Stream) -> None:
-    name = nemesis.some_live(draw)
+def wall_jump(means: Means, draw: Stream) -> None:
+    name = means.some_live(draw)
     if name:
-        _jump(nemesis, name, draw.choice((-3600.0, -5.0, 5.0, 3600.0)), "jumps")
+        _jump(means, name, draw.choice((-3600.0, -5.0, 5.0, 3600.0)), "jumps")
 
 
-def step_clock(nemesis: Nemesis, draw: Stream) -> None:
+def step_clock(means: Means, draw: Stream) -> None:
     """The clock of a node, be it up or down, steps and mostly is set right after a while; or it goes wrong
     slowly."""
-    name = draw.choice(nemesis.cluster.in_service())
+    name = draw.choice(means.cluster.in_service())
     if draw.random() < 0.2:
-        nemesis.cluster.processes[name].drift_clock(draw.choice((0.99, 0.9995, 1.0005, 1.01)))
+        means.cluster.processes[name].drift_clock(draw.choice((0.99, 0.9995, 1.0005, 1.01)))
         return
     step_s = draw.choice((-3600.0, -30.0, -5.0, -0.7, -0.1, 0.1, 0.7, 5.0, 30.0, 3600.0))
-    _jump(nemesis, name, step_s, "steps")
+    _jump(means, name, step_s, "steps")
     if draw.random() < 0.7:
-        nemesis.later(0.2 + draw.random() * 4, lambda: _jump(nemesis, name, -step_s, "steps back"))
+        means.later(0.2 + draw.random() * 4, lambda: _jump(means, name, -step_s, "steps back"))
 
 
-def _jump(nemesis: Nemesis, name: str, seconds: float, how: str) -> None:
-    nemesis.cluster.processes[name].jump_wall(seconds)
-    nemesis.tell(f"the clock of {name} {how} by {seconds:g} s")
+def _jump(means: Means, name: str, seconds: float, how: str) -> None:
+    means.cluster.processes[name].jump_wall(seconds)
+    means.tell(f"the clock of {name} {how} by {seconds:g} s")
 
 
-def stop_clocks(nemesis: Nemesis, draw: Stream) -> None:
+def stop_clocks(means: Means, draw: Stream) -> None:
     """All clocks are set right and show the same time until the next tick of a coarse one: nodes give their
     timestamps and ballots in the same microseconds."""
     tick_us = draw.choice((20_000, 500_000, 5_000_000))
-    nemesis.tell(f"has clocks tick every {tick_us // 1000} ms")
-    nemesis.cluster.world.count("clock.stopped")
-    for process in nemesis.cluster.processes.values():
+    means.tell(f"has clocks tick every {tick_us // 1000} ms")
+    means.cluster.world.count("clock.stopped")
+    for process in means.cluster.processes.values():
         process.set_wall_right()
         process.clock.wall_tick_us = tick_us
 
     def go_on() -> None:
-        for process in nemesis.cluster.processes.values():
+        for process in means.cluster.processes.values():
             process.clock.wall_tick_us = 1
 
-    nemesis.later(1.0 + draw.random() * 4, go_on)
+    means.later(1.0 + draw.random() * 4, go_on)
 
 
 # ---- disks
 
 
-def slow_disk(nemesis: Nemesis, draw: Stream) -> None:
-    name = nemesis.some_live(draw)
+def slow_disk(means: Means, draw: Stream) -> None:
+    name = means.some_live(draw)
     if name:
-        nemesis.set_disk(name, 1.0 + draw.random() * 4, sync_high_s=draw.choice((0.15, 0.5, 2.0, 6.0)))
+        means.set_disk(name, 1.0 + draw.random() * 4, sync_high_s=draw.choice((0.15, 0.5, 2.0, 6.0)))
 
 
-def disk_error(nemesis: Nemesis, draw: Stream) -> None:
-    name = nemesis.some_live(draw)
+def disk_error(means: Means, draw: Stream) -> None:
+    name = means.some_live(draw)
     if name:
-        nemesis.set_disk(name, 0.2 + draw.random(), sync_error=draw.choice((0.1, 0.5)))
+        means.set_disk(name, 0.2 + draw.random(), sync_error=draw.choice((0.1, 0.5)))
 
 
-def damage_block(nemesis: Nemesis, draw: Stream) -> None:
+def damage_block(means: Means, draw: Stream) -> None:
     """Some rows of a node cannot be read for a while, as when a block of a table file is damaged."""
-    name = nemesis.some_live(draw)
+    name = means.some_live(draw)
     share, pairs, seconds = draw.random(), 1 + draw.randrange(12), 0.5 + draw.random() * 4
-    if name and nemesis.damage_block(name, share, pairs, seconds):
-        nemesis.cluster.world.count("disk.block_damaged")
+    if name and means.damage_block(name, share, pairs, seconds):
+        means.cluster.world.count("disk.block_damaged")
 
 
-def torn_disks(nemesis: Nemesis, draw: Stream) -> None:
+def torn_disks(means: Means, draw: Stream) -> None:
     """Crash everything in the middle of a sync, so that files end in the middle of a record."""
-    nemesis.add_rule(
+    means.add_rule(
         CrashRule(label="disk.sync.inflight", kind=POWER, probability=0.05, times=3, restart_after_s=0.3),
         seconds=3.0,
     )
 
 
-def power_all_in_sync(nemesis: Nemesis, draw: Stream) -> None:
+def power_all_in_sync(means: Means, draw: Stream) -> None:
     """While a write is being synced everywhere, and perhaps read already, all nodes lose their power."""
     wait_s = draw.choice((0.004, 0.02, 0.05)) * draw.random()
 
     def cut_all(_: str) -> None:
-        nemesis.later(wait_s, cut)
+        means.later(wait_s, cut)
 
     def cut() -> None:
-        for name in list(nemesis.cluster.live()):
-            nemesis.crash(name, POWER, 0.3)
+        for name in list(means.cluster.live()):
+            means.crash(name, POWER, 0.3)
 
     rule = CrashRule(label="storage.sync.started", kind="", probability=0.05, on_fired=cut_all)
-    nemesis.add_rule(rule, seconds=5.0)
+    means.add_rule(rule, seconds=5.0)
 
 
-def power_after_read(nemesis: Nemesis, draw: Stream) -> None:
+def power_after_read(means: Means, draw: Stream) -> None:
     """Disks are slow; when somebody reads what its writer was not told of yet, all nodes lose their power."""
-    history = nemesis.cluster.history
-    for name in nemesis.cluster.live():
-        nemesis.set_disk(name, 4.0, sync_low_s=0.02, sync_high_s=draw.choice((0.05, 0.5)))
+    history = means.cluster.history
+    for name in means.cluster.live():
+        means.set_disk(name, 4.0, sync_low_s=0.02, sync_high_s=draw.choice((0.05, 0.5)))
 
     def cut() -> None:
-        nemesis.cluster.world.count("fault.power_after_read")
-        for name in nemesis.cluster.live():
-            nemesis.crash(name, POWER, 0.3)
+        means.cluster.world.count("fault.power_after_read")
+        for name in means.cluster.live():
+            means.crash(name, POWER, 0.3)
 
     def ended(event: Event) -> None:
         if event.rows and event.request.consistency is not Consistency.ONE and history.seen_early(event):
             forget()
-            nemesis.later(0.0, cut)
+            means.later(0.0, cut)
 
     def forget() -> None:
         if ended in history.listeners:
             history.listeners.remove(ended)
 
     history.listeners.append(ended)
-    nemesis.later(4.0, forget)
+    means.later(4.0, forget)
 
 
 # ---- the network
 
 
-def latency(nemesis: Nemesis, draw: Stream) -> None:
+def latency(means: Means, draw: Stream) -> None:
     high = draw.choice((10.0, 50.0, 200.0))
     shape = draw.choice(("uniform", "exponential", "heavy"))
-    nemesis.set_links(1.0 + draw.random() * 4, shape=shape, high_ms=high)
+    means.set_links(1.0 + draw.random() * 4, shape=shape, high_ms=high)
 
 
-def loss(nemesis: Nemesis, draw: Stream) -> None:
-    nemesis.set_links(1.0 + draw.random() * 4, loss=draw.choice((0.02, 0.1, 0.3)))
+def loss(means: Means, draw: Stream) -> None:
+    means.set_links(1.0 + draw.random() * 4, loss=draw.choice((0.02, 0.1, 0.3)))
 
 
-def corrupt(nemesis: Nemesis, draw: Stream) -> None:
-    nemesis.set_links(0.5 + draw.random() * 2, corrupt=draw.choice((0.001, 0.02)))
+def corrupt(means: Means, draw: Stream) -> None:
+    means.set_links(0.5 + draw.random() * 2, corrupt=draw.choice((0.001, 0.02)))
 
 
-def partition(nemesis: Nemesis, draw: Stream) -> None:
+def partition(means: Means, draw: Stream) -> None:
     """Two halves, in one or both directions, clients on all sides."""
-    hosts = nemesis.cluster.hosts()
+    hosts = means.cluster.hosts()
     if len(hosts) > 1:
         chosen = draw.sample(hosts, 1 + draw.randrange(len(hosts) - 1))
         others = [host for host in hosts if host not in chosen]
-        nemesis.cut(chosen, others, symmetric=draw.random() < 0.6, seconds=0.3 + draw.random() * 4)
+        means.cut(chosen, others, symmetric=draw.random() < 0.6, seconds=0.3 + draw.random() * 4)
 
 
-def partial_partition(nemesis: Nemesis, draw: Stream) -> None:
+def partial_partition(means: Means, draw: Stream) -> None:
     """Two nodes do not hear each other; both reach all others."""
-    hosts = nemesis.cluster.hosts()
+    hosts = means.cluster.hosts()
     if len(hosts) > 1:
         one, other = draw.sample(hosts, 2)
-        nemesis.cut([one], [other], symmetric=True, seconds=0.5 + draw.random() * 4)
+        means.cut([one], [other], symmetric=True, seconds=0.5 + draw.random() * 4)
 
 
-def isolate_leader(nemesis: Nemesis, draw: Stream) -> None:
-    leader = nemesis.cluster.leader[1]
+def isolate_leader(means: Means, draw: Stream) -> None:
+    leader = means.cluster.leader[1]
     if leader:
-        host = nemesis.cluster.processes[leader].host
-        others = [other for other in nemesis.cluster.hosts() if other != host]
-        nemesis.cut([host], others, symmetric=draw.random() < 0.5, seconds=1.0 + draw.random() * 3)
+        host = means.cluster.processes[leader].host
+        others = [other for other in means.cluster.hosts() if other != host]
+        means.cut([host], others, symmetric=draw.random() < 0.5, seconds=1.0 + draw.random() * 3)
 
 
-def isolate_winners(nemesis: Nemesis, draw: Stream) -> None:
+def isolate_winners(means: Means, draw: Stream) -> None:
     """Whoever wins an election is cut off at once, or at its first commit: logs end in entries of many
     terms, and what a leader took for committed is all that the next one knows."""
 
     def cut(name: str) -> None:
-        host = nemesis.cluster.processes[name].host
-        others = [other for other in nemesis.cluster.hosts() if other != host]
+        host = means.cluster.processes[name].host
+        others = [other for other in means.cluster.hosts() if other != host]
         seconds = draw.choice((0.3, 1.0, 2.0)) * (0.5 + draw.random())
-        nemesis.cut([host], others, symmetric=True, seconds=seconds)
+        means.cut([host], others, symmetric=True, seconds=seconds)
 
     def cut_now(name: str) -> None:
-        nemesis.later(0.0, lambda: cut(name))
+        means.later(0.0, lambda: cut(name))
 
     def won(name: str) -> None:
         if draw.random() < 0.5:
             cut_now(name)
         else:
             first = CrashRule(label=LAG_PROBE, process=name, kind="", probability=1.0, on_fired=cut_now)
-            nemesis.add_rule(first, seconds=2.0)
+            means.add_rule(first, seconds=2.0)
 
     rule = CrashRule(label="raft.became_leader", kind="", probability=0.9, times=20, on_fired=won)
-    nemesis.add_rule(rule, seconds=8.0)
-    if nemesis.cluster.leader[1]:
-        cut(nemesis.cluster.leader[1])
+    means.add_rule(rule, seconds=8.0)
+    if means.cluster.leader[1]:
+        cut(means.cluster.leader[1])
 
 
-def flapping(nemesis: Nemesis, draw: Stream) -> None:
-    hosts = nemesis.cluster.hosts()
+def flapping(means: Means, draw: Stream) -> None:
+    hosts = means.cluster.hosts()
     if len(hosts) > 1:
         one, other = draw.sample(hosts, 2)
-        nemesis.tell(f"flaps {one} {other}")
-        nemesis.network.flap(one, other, draw.choice((0.1, 0.4)), 6)
+        means.tell(f"flaps {one} {other}")
+        means.network.flap(one, other, draw.choice((0.1, 0.4)), 6)
 
 
-def reset(nemesis: Nemesis, draw: Stream) -> None:
-    nemesis.tell("resets connections")
-    nemesis.network.break_connections(draw.choice((0.2, 1.0)))
+def reset(means: Means, draw: Stream) -> None:
+    means.tell("resets connections")
+    means.network.break_connections(draw.choice((0.2, 1.0)))
 
 
-def blackhole(nemesis: Nemesis, draw: Stream) -> None:
-    nemesis.tell("makes connections silent")
-    nemesis.network.blackhole_connections(draw.choice((0.1, 0.5)), nemesis.cluster.hosts())
+def blackhole(means: Means, draw: Stream) -> None:
+    means.tell("makes connections silent")
+    means.network.blackhole_connections(draw.choice((0.1, 0.5)), means.cluster.hosts())
 
 
-def clog(nemesis: Nemesis, draw: Stream) -> None:
-    hosts = nemesis.cluster.hosts()
+def clog(means: Means, draw: Stream) -> None:
+    hosts = means.cluster.hosts()
     for source in hosts:
         for target in hosts:
             if source != target and draw.random() < 0.3:
-                nemesis.network.clog(source, target, draw.random() * 3)
-    nemesis.tell("clogs links")
+                means.network.clog(source, target, draw.random() * 3)
+    means.tell("clogs links")
 
 
-def syn_loss(nemesis: Nemesis, draw: Stream) -> None:
-    nemesis.set_links(2.0 + draw.random() * 3, syn_loss=0.4, dead_on_accept=draw.choice((0.0, 0.2)))
+def syn_loss(means: Means, draw: Stream) -> None:
+    means.set_links(2.0 + draw.random() * 3, syn_loss=0.4, dead_on_accept=draw.choice((0.0, 0.2)))
 
 
 # ---- the metadata service's test processor
 
 
-def _gated(nemesis: Nemesis, draw: Stream) -> str:
+def _gated(means: Means, draw: Stream) -> str:
     """Mostly the leader."""
-    leader = nemesis.cluster.leader[1]
-    live = nemesis.cluster.live()
-    return leader if leader in live and draw.random() < 0.8 else nemesis.some_live(draw)
+    leader = means.cluster.leader[1]
+    live = means.cluster.live()
+    return leader if leader in live and draw.random() < 0.8 else means.some_live(draw)
 
 
-def hold_commits(nemesis: Nemesis, draw: Stream) -> None:
+def hold_commits(means: Means, draw: Stream) -> None:
     """Some submissions wait before they are judged, and pass in another order."""
 
     def order(held: Sequence[Held]) -> Sequence[Held]:
-        nemesis.cluster.world.count("gate.held", len(held))
+        means.cluster.world.count("gate.held", len(held))
         return draw.sample(held, len(held))
 
     share = draw.choice((0.3, 1.0))
-    name = _gated(nemesis, draw)
-    if name in nemesis.cluster.nodes:
-        gate = nemesis.cluster.nodes[name].log.member.gate
+    name = _gated(means, draw)
+    if name in means.cluster.nodes:
+        gate = means.cluster.nodes[name].log.member.gate
         gate.hold_commits(lambda _: draw.random() < share)
-        nemesis.tell(f"holds commits at {name}")
-        nemesis.release_later(name, gate, draw.choice((0.05, 0.5, 2.0)) * (0.5 + draw.random()), order)
+        means.tell(f"holds commits at {name}")
+        means.release_later(name, gate, draw.choice((0.05, 0.5, 2.0)) * (0.5 + draw.random()), order)
 
 
-def lose_commits(nemesis: Nemesis, draw: Stream) -> None:
+def lose_commits(means: Means, draw: Stream) -> None:
     """Some submissions are lost, and outcomes of others."""
-    name = _gated(nemesis, draw)
-    if name in nemesis.cluster.nodes:
-        gate = nemesis.cluster.nodes[name].log.member.gate
+    name = _gated(means, draw)
+    if name in means.cluster.nodes:
+        gate = means.cluster.nodes[name].log.member.gate
         gate.drop_commits(draw.randrange(4), lambda _: draw.random() < 0.5)
         gate.drop_replies(2 + draw.randrange(6))
-        nemesis.tell(f"loses commits at {name}")
-        nemesis.release_later(name, gate, 0.5 + draw.random() * 2)
+        means.tell(f"loses commits at {name}")
+        means.release_later(name, gate, 0.5 + draw.random() * 2)
 
 
-def hide_epochs(nemesis: Nemesis, draw: Stream) -> None:
+def hide_epochs(means: Means, draw: Stream) -> None:
     """A node goes on, and shows no new epoch."""
-    name = nemesis.some_live(draw)
-    if name in nemesis.cluster.nodes:
-        node = nemesis.cluster.nodes[name]
+    name = means.some_live(draw)
+    if name in means.cluster.nodes:
+        node = means.cluster.nodes[name]
         node.log.member.gate.hold_visibility_at(node.log.state.epoch + draw.randrange(3))
-        nemesis.cluster.world.count("gate.hidden")
-        nemesis.tell(f"hides epochs at {name}")
-        nemesis.release_later(name, node.log.member.gate, 0.3 + draw.random() * 2)
+        means.cluster.world.count("gate.hidden")
+        means.tell(f"hides epochs at {name}")
+        means.release_later(name, node.log.member.gate, 0.3 + draw.random() * 2)
 
 
-def lose_managed(nemesis: Nemesis, draw: Stream) -> None:
+def lose_managed(means: Means, draw: Stream) -> None:
     """Who proposed a command to the management group crashes, or is cut off, when others may have it already:
     whoever submitted it is not answered and asks again."""
 
     def lose(name: str) -> None:
-        nemesis.cluster.world.count("fault.lose_managed")
+        means.cluster.world.count("fault.lose_managed")
         if draw.random() < 0.5:
-            nemesis.crash(name, KILL, _down_s(draw))
+            means.crash(name, KILL, _down_s(draw))
             return
-        host = nemesis.cluster.processes[name].host
-        others = [other for other in nemesis.cluster.hosts() if other != host]
-        nemesis.cut([host], others, symmetric=True, seconds=1.0 + draw.random() * 3)
+        host = means.cluster.processes[name].host
+        others = [other for other in means.cluster.hosts() if other != host]
+        means.cut([host], others, symmetric=True, seconds=1.0 + draw.random() * 3)
 
     def proposed(name: str) -> None:
         wait_s = draw.choice((0.002, 0.01, 0.03)) * draw.random()
-        nemesis.later(wait_s, lambda: lose(name))
+        means.later(wait_s, lambda: lose(name))
 
     rule = CrashRule(label="management.proposed", kind="", probability=0.5, times=2, on_fired=proposed)
-    nemesis.add_rule(rule, seconds=5.0)
+    means.add_rule(rule, seconds=5.0)
 
 
-def strand_appended(nemesis: Nemesis, draw: Stream) -> None:
+def strand_appended(means: Means, draw: Stream) -> None:
     """A leader is cut off as it appends, or a little later: what it judges from then on rests on entries that
     only it has, or the others commit what it cannot tell of."""
     wait_s = draw.choice((0.0, 0.003, 0.01)) * (0.5 + draw.random())
     cut_s = draw.choice((1.5, 6.0))
 
     def cut(name: str) -> None:
-        nemesis.cluster.world.count("fault.strand_appended")
-        host = nemesis.cluster.processes[name].host
-        others = [other for other in nemesis.cluster.hosts() if other != host]
-        nemesis.cut([host], others, symmetric=True, seconds=cut_s * (0.5 + draw.random()))
+        means.cluster.world.count("fault.strand_appended")
+        host = means.cluster.processes[name].host
+        others = [other for other in means.cluster.hosts() if other != host]
+        means.cut([host], others, symmetric=True, seconds=cut_s * (0.5 + draw.random()))
 
     rule = CrashRule(
         label="processor.appended",
         kind="",
         probability=draw.choice((0.05, 0.3)),
         times=3,
-        on_fired=lambda name: nemesis.later(wait_s, lambda: cut(name)),
+        on_fired=lambda name: means.later(wait_s, lambda: cut(name)),
     )
-    nemesis.add_rule(rule, seconds=5.0)
+    means.add_rule(rule, seconds=5.0)
 
 
 #: All kinds that strike by time; those that strike at stages of operations are the nemesis's own.

@@ -6,19 +6,17 @@ Invariant: only hand-overs are refused, as by disks without room; coordinators g
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockstep.handoff.hint_store import Hint
 from lockstep.metadata.operations import Operation, Stage
 from lockstep.node.node import Node
 from lockstep.sim.cluster import SimCluster
+from lockstep.sim.faults.means import Means
 from lockstep.sim.runtime.streams import Stream
 from lockstep.topology.kinds.decommission import Decommission
 from lockstep.values.errors import DiskRefused
 from lockstep.values.ids import NodeId
-
-if TYPE_CHECKING:
-    from lockstep.sim.faults.nemesis import Nemesis
 
 #: How long a leaver tries to hand over where this fault strikes: runs are short.
 FAREWELL_MS = 500
@@ -39,10 +37,10 @@ def attach_heir(cluster: SimCluster, node: Node) -> None:
     store.put = judged
 
 
-def strike(nemesis: Nemesis, operation: Operation, stage: Stage, draw: Stream) -> None:
+def strike(means: Means, operation: Operation, stage: Stage, draw: Stream) -> None:
     """At the start of a decommission, or later in it: for a while nobody takes hints of others, and its node
     does not reach another one."""
-    cluster = nemesis.cluster
+    cluster = means.cluster
     leaver = cluster.name_of(operation.node)
     if not isinstance(operation.body, Decommission) or stage is Stage.ROLLBACK_TO_NORMAL or not leaver:
         return
@@ -51,4 +49,4 @@ def strike(nemesis: Nemesis, operation: Operation, stage: Stage, draw: Stream) -
     others = [name for name in cluster.live() if name not in (leaver, cluster.leader[1])]
     if others:
         hosts = [cluster.processes[name].host for name in (leaver, draw.choice(others))]
-        nemesis.cut(hosts[:1], hosts[1:], symmetric=True, seconds=seconds)
+        means.cut(hosts[:1], hosts[1:], symmetric=True, seconds=seconds)

@@ -40,24 +40,12 @@ _PARK_AFTER_S = 0.5
 
 
 class Operators:
-    """`busy_s`: mean pause between two operations; `cancel`: probability that one is cancelled half-way;
-    `churn_ms`: mean pause between two small schema changes of one submitter, 0 for none."""
+    """One who makes the schema and submits; subclasses say what else in `_run`."""
 
-    def __init__(
-        self,
-        cluster: SimCluster,
-        *,
-        busy_s: float,
-        cancel: float,
-        tables: list[str],
-        churn_ms: float = 0.0,
-    ) -> None:
+    def __init__(self, cluster: SimCluster, tables: list[str]) -> None:
         self.cluster = cluster
         self.stopped = False
         self.ready = False
-        self._busy_s = busy_s
-        self._cancel = cancel
-        self._churn_ms = churn_ms
         self._tables = tables
         self._draw: Stream = cluster.world.stream("operators")
         self.submitting = Submitting(cluster, self._draw)
@@ -75,7 +63,9 @@ class Operators:
         """Whether nothing more will be submitted."""
         return not self.cluster.world.processes["operator"].alive
 
-    # ---- submitting
+    async def _run(self, runtime: Runtime) -> None:
+        await self._create_schema(runtime)
+        self.ready = True
 
     async def submit(
         self,
@@ -87,26 +77,6 @@ class Operators:
     ) -> Submitted:
         """See Submitting.submit."""
         return await self.submitting.submit(runtime, kind, transformation, patience_s=patience_s)
-
-    # ---- what to do
-
-    async def _run(self, runtime: Runtime) -> None:
-        await self._create_schema(runtime)
-        self.ready = True
-        for begin in self.when_ready:
-            begin(runtime)
-        if self._churn_ms:
-            for number in range(_CHURNERS):
-                runtime.tasks.spawn(self._churn(runtime, number), "churn")
-        while not self.stopped:
-            await asyncio.sleep(self._draw.expovariate(1 / self._busy_s))
-            if not self.stopped:
-                await self._operate(runtime)
-        # What the others wait for at the end may give ranges to a node that is shut out.
-        await self._include_all(runtime)
-        for end in self.at_end:
-            await end(runtime)
-        await self._end_wishes(runtime)
 
     async def _create_schema(self, runtime: Runtime) -> None:
         shape = self.cluster.shape
@@ -130,6 +100,53 @@ class Operators:
         if submitted.outcome == "ok":
             self.cluster.fact("table created")
         return self.cluster.newest.schema.table(KEYSPACE, name) is not None
+
+    def left(self, node_id: int) -> None:
+        """A decommission ended: its node is stopped and emptied, as an operator would."""
+        name = self.cluster.name_of(node_id)
+        self.cluster.world.after(_PARK_AFTER_S, self._park, name, NodeId(node_id), label=f"park {name}")
+
+    def _park(self, name: str, node_id: NodeId) -> None:
+        node = self.cluster.nodes.get(name)
+        if name and name not in self.cluster.parked and node is not None:
+            self.cluster.on_leave(name, node_id)
+            self.cluster.park(name, node_id)
+
+
+class BusyOperators(Operators):
+    """`busy_s`: mean pause between two operations; `cancel`: probability that one is cancelled half-way;
+    `churn_ms`: mean pause between two small schema changes of one submitter, 0 for none."""
+
+    def __init__(
+        self,
+        cluster: SimCluster,
+        *,
+        busy_s: float,
+        cancel: float,
+        tables: list[str],
+        churn_ms: float = 0.0,
+    ) -> None:
+        super().__init__(cluster, tables)
+        self._busy_s = busy_s
+        self._cancel = cancel
+        self._churn_ms = churn_ms
+
+    async def _run(self, runtime: Runtime) -> None:
+        await super()._run(runtime)
+        for begin in self.when_ready:
+            begin(runtime)
+        if self._churn_ms:
+            for number in range(_CHURNERS):
+                runtime.tasks.spawn(self._churn(runtime, number), "churn")
+        while not self.stopped:
+            await asyncio.sleep(self._draw.expovariate(1 / self._busy_s))
+            if not self.stopped:
+                await self._operate(runtime)
+        # What the others wait for at the end may give ranges to a node that is shut out.
+        await self._include_all(runtime)
+        for end in self.at_end:
+            await end(runtime)
+        await self._end_wishes(runtime)
 
     async def _churn(self, runtime: Runtime, number: int) -> None:
         """Change a table's comment again and again: many small entries."""
@@ -249,17 +266,6 @@ class Operators:
             chosen = self._draw.choice(requests)
             cancel = CancelRequest(chosen.id, "operator")
             await self.submit(runtime, EntryKind.CANCEL_REQUEST, cancel)
-
-    def left(self, node_id: int) -> None:
-        """A decommission ended: its node is stopped and emptied, as an operator would."""
-        name = self.cluster.name_of(node_id)
-        self.cluster.world.after(_PARK_AFTER_S, self._park, name, NodeId(node_id), label=f"park {name}")
-
-    def _park(self, name: str, node_id: NodeId) -> None:
-        node = self.cluster.nodes.get(name)
-        if name and name not in self.cluster.parked and node is not None:
-            self.cluster.on_leave(name, node_id)
-            self.cluster.park(name, node_id)
 
 
 _CONNECT_MS = 500

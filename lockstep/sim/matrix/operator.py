@@ -24,7 +24,7 @@ from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.cluster import SimCluster
 from lockstep.sim.door import KEYSPACE
 from lockstep.sim.faults.kinds import LAG_PROBE
-from lockstep.sim.faults.nemesis import Nemesis
+from lockstep.sim.faults.means import Means
 from lockstep.sim.load.operators import Operators
 from lockstep.sim.matrix.cells import KINDS, Cell, Fault, Point, Victim
 from lockstep.sim.runtime.probes import CrashRule, DelayRule
@@ -62,9 +62,7 @@ class Strike:
     """`struck` once the fault happened; `victim` is then the name of its node, and `lost` its id when it
     never comes back. `take_back` cancels the operation."""
 
-    def __init__(
-        self, cell: Cell, cluster: SimCluster, nemesis: Nemesis, take_back: Callable[[], None]
-    ) -> None:
+    def __init__(self, cell: Cell, cluster: SimCluster, means: Means, take_back: Callable[[], None]) -> None:
         self.cell = cell
         self.struck = False
         self.at_ns = 0
@@ -72,7 +70,7 @@ class Strike:
         self.lost = NodeId(0)
         self._subject = KINDS[cell.kind]
         self._cluster = cluster
-        self._nemesis = nemesis
+        self._means = means
         self._take_back = take_back
         self._draw = cluster.world.stream("strike")
         self._rule: CrashRule | None = None
@@ -172,7 +170,7 @@ class Strike:
         if self.cell.fault is Fault.PARTITION:
             others = [name for name in cluster.in_service() if name != victim]
             hosts = [cluster.processes[name].host for name in others]
-            self._nemesis.cut([process.host], hosts, symmetric=True, seconds=self._draw.choice(_CUT_S))
+            self._means.cut([process.host], hosts, symmetric=True, seconds=self._draw.choice(_CUT_S))
             return
         process.crash(KILL if self._draw.random() < 0.5 else POWER)
         if self.cell.fault is Fault.CRASH:
@@ -196,7 +194,7 @@ class CellOperator(Operators):
     """`strike` is None in the undisturbed run that tells the end."""
 
     def __init__(self, cluster: SimCluster, cell: Cell, tables: list[str]) -> None:
-        super().__init__(cluster, busy_s=1.0, cancel=0.0, tables=tables)
+        super().__init__(cluster, tables)
         self.strike: Strike | None = None
         self.completed = False
         #: How many operations were taken back, each found to leave everything as before.
@@ -263,8 +261,7 @@ class CellOperator(Operators):
     # ---- the script
 
     async def _run(self, runtime: Runtime) -> None:
-        await self._create_schema(runtime)
-        self.ready = True
+        await super()._run(runtime)
         await asyncio.sleep(_BEFORE_S)
         await self._begin(runtime)
         while not self._over():

@@ -86,7 +86,7 @@ class CellRun(Run):
         self.strike: Strike | None = None
         if disturbed:
             self.strike = self.operators.strike = Strike(
-                cell, self.cluster, self.nemesis, self.operators.take_back
+                cell, self.cluster, self.nemesis.means, self.operators.take_back
             )
             self.watch.listeners.append(self.strike.stage_entered)
         self.watch.appliers.append(self.operators.applied)
