@@ -306,7 +306,7 @@ class Rounds:
     def require_voters(self) -> None:
         """Unavailable when too few seem to be alive for anything to be decided."""
         try:
-            self.owner.context.require_alive(self.plan())
+            self.plan().require_alive(self.owner.context.opinions)
         except Unavailable as error:
             raise Unavailable(self.serial, error.required, error.alive) from error
 

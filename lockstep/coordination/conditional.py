@@ -172,7 +172,8 @@ class Conditionals:
         as far as this node knows, nothing was decided. ConditionalUnknown. WriteTimeout or WriteFailure of
         type SIMPLE: it was decided, and too few replicas have applied it yet.
         """
-        self.context.require_alive(self.plans.write_plan(place.table_id, place.token, consistency))
+        plan = self.plans.write_plan(place.table_id, place.token, consistency)
+        plan.require_alive(self.context.opinions)
         request = _Write(self, self.writes_ended, place, serial, patience)
 
         async def run() -> Any:

@@ -128,7 +128,7 @@ class CounterLeader:
         deadline_s = self._runtime.clock.monotonic_s() + request.timeout_ms / 1000
         mutation, consistency = request.mutation, Consistency(request.consistency)
         plan = self._context.plans.write_plan(mutation.table_id, mutation.token, consistency)
-        self._context.require_alive(plan)
+        plan.require_alive(self._context.opinions)
         place = (mutation.table_id, mutation.key)
         lock = self._enter(place)
         try:
@@ -228,7 +228,7 @@ class Counters:
         deadline_s = self._runtime.clock.monotonic_s() + timeout_ms / 1000
         while True:
             plan = self._context.plans.write_plan(mutation.table_id, mutation.token, consistency)
-            self._context.require_alive(plan)
+            plan.require_alive(self._context.opinions)
             if await self._counted(plan, mutation, deadline_s):
                 return
             if self._runtime.clock.monotonic_s() + REPLICA_RETRY_MS / 1000 >= deadline_s:

@@ -174,7 +174,7 @@ class Forwarding:
     # -- receivers --------------------------------------------------------------------------------
 
     def _receive(self, peer: PeerInfo, request: ForwardRequest, respond: Respond) -> None:
-        if request.number and self._internode.excluded.keeps(request.origin, verbs.FORWARD):
+        if request.number and self._internode.own.excluded.keeps(request.origin, verbs.FORWARD):
             # Who passed it on does not know yet. The coordinator asks itself, and is told.
             self._runtime.probes.reach("forward.origin_shut_out")
             return

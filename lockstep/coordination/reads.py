@@ -325,8 +325,8 @@ class Reads:
             if changes >= REQUEST_PLANS_MAX:
                 await self._pause(plan, deadline_s)
             if self.runtime.clock.monotonic_s() > plan.alive_until_s:
-                self.context.require_alive(plan)
-                self.context.note_alive(plan)
+                plan.require_alive(self.context.opinions)
+                plan.note_alive(self.context.opinions)
             command = piece
             if plan.range.right < piece.right or (plan.required > 1 and piece.partition_row_limit):
                 right = min(piece.right, plan.range.right)

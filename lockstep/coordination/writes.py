@@ -165,8 +165,8 @@ class Writes:
         now_s = self.runtime.clock.monotonic_s()
         if now_s > plan.alive_until_s:
             if consistency is not Consistency.ANY or self.hints is None or not self.hints.policy.enabled:
-                self.context.require_alive(plan)
-            self.context.note_alive(plan)
+                plan.require_alive(self.context.opinions)
+            plan.note_alive(self.context.opinions)
         deadline_s = now_s + timeout_ms / 1000
         base_writes = self.base_writes
         if base_writes is not None and plan.has_views:

@@ -18,12 +18,14 @@ within its error as long as no clock stepped since the newest answer. Pure: time
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import erfc, inf, log10, sqrt
 from typing import Final
 
 import msgspec
 
+from lockstep.metadata.cluster import Newest
+from lockstep.values.ids import NodeId
 from lockstep.values.node_limits import CLOCK_SAMPLE_AGE_S_MAX, CLOCK_SAMPLES_MAX
 
 #: The rhythm of a node of which nothing else is said.
@@ -233,6 +235,56 @@ class FailureDetector:
             assert rhythm.slow_after_s <= rhythm.silent_after_s, f"rhythm of node {node}"
             since_s = rhythm.heard_s + rhythm.excused_s
             assert rhythm.silent_after_s == since_s + allowed_s, f"rhythm of node {node}"
+
+
+class Opinions:
+    """Of one node about the others, by the metadata of now and a clock of seconds that it is handed."""
+
+    def __init__(
+        self,
+        detector: FailureDetector,
+        newest: Newest,
+        own_id: Callable[[], int],
+        now_s: Callable[[], float],
+    ) -> None:
+        self.detector = detector
+        self.own_id = own_id
+        self._newest = newest
+        self._now_s = now_s
+        #: Nodes that say of themselves that they do not serve yet: others are preferred.
+        self.avoided: frozenset[int] = frozenset()
+
+    def alive(self, node: int) -> bool:
+        """This node always seems alive to itself; nobody does whose address another node has taken, or who is
+        shut out."""
+        if node in self._newest.cluster.not_served:
+            return node == self.own_id()
+        return self.detector.alive(node, self._now_s()) or node == self.own_id()
+
+    def alive_until_s(self, node: int) -> float:
+        """It is alive until then by the metadata of now, and longer if more is heard of it."""
+        if node == self.own_id():
+            return inf
+        return -inf if node in self._newest.cluster.not_served else self.detector.alive_until_s(node)
+
+    def prefers(self, node: int) -> bool:
+        """Whether requests should go there before they go to a node that is alive but slow or not ready."""
+        if NodeId(node) in self._newest.cluster.directory.shadowed:
+            return False
+        prompt = self.detector.prompt(node, self._now_s()) and node not in self.avoided
+        return prompt or node == self.own_id()
+
+    def phi(self, node: int) -> float:
+        """How strongly the node is suspected; 0 for this one."""
+        return 0.0 if node == self.own_id() else self.detector.phi(node, self._now_s())
+
+    def silent_s(self, node: int) -> float | None:
+        """Seconds since a sign of life; None when there never was one."""
+        return 0.0 if node == self.own_id() else self.detector.silent_s(node, self._now_s())
+
+    def suspected_in_s(self, node: int) -> float:
+        """Seconds of further silence until it does not seem alive any more."""
+        return self.detector.suspected_in_s(node, self._now_s())
 
 
 class Offset(msgspec.Struct, frozen=True):

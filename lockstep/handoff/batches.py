@@ -64,7 +64,7 @@ class Batches:
         if consistency is not Consistency.ANY:
             for mutation in mutations:
                 plan = self._writes.plans.write_plan(mutation.table_id, mutation.token, consistency)
-                self._context.require_alive(plan)
+                plan.require_alive(self._context.opinions)
         self._writes.admit()
         self._count += 1
         now_us = self._runtime.clock.wall_us()

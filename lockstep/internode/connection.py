@@ -1,5 +1,5 @@
-"""One internode byte stream: coalesced writes, checked reads, the handshake's state, and how two nodes prove
-to each other that both know the cluster's join secret, which neither says.
+"""One internode byte stream: coalesced writes, checked reads, the handshake's state, and raw bytes behind a
+reply's frame: content of files, which no message wraps and no loop copies.
 
 How long a message waited on its way, from the sender's own clock.
 
@@ -7,25 +7,18 @@ The clocks of two nodes differ by something unknown, so the difference between s
 nothing. How much larger it is than the smallest one seen lately says how much longer than the fastest message
 this one took.
 
-The dialer greets with a nonce; the acceptor greets back with its own and a proof; the dialer answers with its
-proof, and only then is served. A proof is an HMAC over both nonces, who the two are, and which side it is of,
-so that it is worth nothing in any other handshake and cannot be sent back to whom it came from.
-
 Invariant: no frame but HELLO is handed to the owner before the handshake succeeded; after a corrupt frame
 nothing more is read; what one loop tick sends goes out in one write. Apart from the drift of clocks within
-DELAY_WINDOW_S a delay is never told too long. With a secret, nothing but greetings passes before both proofs
-were checked. It keeps strangers out; against who alters what passes between nodes only TLS helps.
+DELAY_WINDOW_S a delay is never told too long. While raw bytes go out on a connection nothing else does, and
+while they come in nothing behind them is read; one on which they end too early is closed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, Protocol
-
-import msgspec
+from typing import Any, Final, Protocol
 
 from lockstep.internode import verbs
 from lockstep.internode.frames import (
@@ -39,19 +32,13 @@ from lockstep.internode.frames import (
     encode_raw_frame,
     raw_body,
 )
-from lockstep.internode.handshake import Hello, PeerInfo
-from lockstep.internode.raw_bytes import FileReply, RawReceiver, RawSender
-from lockstep.internode.verbs import HELLO
+from lockstep.internode.handshake import HasEpoch, Hello, PeerInfo
 from lockstep.internode.waiters import RawWaiter
-from lockstep.runtime.ports import Runtime
+from lockstep.runtime.ports import FileReader, Runtime
 from lockstep.values.codec import encode
-from lockstep.values.errors import FrameCorrupt
+from lockstep.values.errors import FrameCorrupt, LockstepError, PeerTimeout
 from lockstep.values.limits import PEER_QUEUED_BYTES_MAX, RAW_SILENT_MS
 from lockstep.values.node_limits import EXPIRED_SLACK_MS
-
-if TYPE_CHECKING:
-    from lockstep.internode.internode import Internode
-
 
 #: The smallest difference is of the last one or two such times: clocks drift by some ms a minute at worst.
 DELAY_WINDOW_S: Final = 30.0
@@ -90,9 +77,9 @@ DRAIN_MS: Final = 1
 
 
 class Owner(Protocol):
-    """What a connection tells and asks; both directions implement it."""
+    """What a connection tells; both directions implement it."""
 
-    def epoch(self) -> int: ...
+    newest: HasEpoch
 
     def hello_received(self, connection: Connection, envelope: Envelope) -> None: ...
 
@@ -103,6 +90,117 @@ class Owner(Protocol):
         ...
 
     def connection_closed(self, connection: Connection, reason: str) -> None: ...
+
+
+class FileReply:
+    """A reply whose raw bytes are a part of a file; closes the file."""
+
+    __slots__ = ("file", "offset", "reply", "size")
+
+    def __init__(self, reply: Any, file: FileReader, offset: int, size: int) -> None:
+        self.reply = reply
+        self.file = file
+        self.offset = offset
+        self.size = size
+
+
+class RawSender:
+    """What goes out on one connection, one part after the other."""
+
+    def __init__(self, connection: Connection, runtime: Runtime) -> None:
+        self._connection = connection
+        self._runtime = runtime
+        self._waiting: deque[tuple[bytes, FileReply]] = deque()
+        self._task: asyncio.Task[None] | None = None
+        #: The connection may not write.
+        self.busy = False
+
+    def send(self, frame: bytes, content: FileReply) -> None:
+        self._waiting.append((frame, content))
+        if self._task is None:
+            self._task = self._runtime.tasks.spawn(self._send_all(), "internode-raw-out")
+
+    async def _send_all(self) -> None:
+        connection = self._connection
+        try:
+            while self._waiting and not connection.closed:
+                frame, content = self._waiting.popleft()
+                try:
+                    await self._send_one(frame, content)
+                finally:
+                    self.busy = False
+                    content.file.close()
+                connection.flush()
+        except (OSError, LockstepError) as error:
+            connection.close(f"raw bytes were not sent: {error}", abort=True)
+        finally:
+            self._task = None
+            self._drop()
+
+    async def _send_one(self, frame: bytes, content: FileReply) -> None:
+        connection = self._connection
+        connection.flush()
+        self.busy = True
+        transport = await connection.drained()
+        await self._runtime.network.send_file(transport, frame, content.file, content.offset, content.size)
+
+    def stop(self) -> None:
+        """The connection is closed."""
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+        self._drop()
+
+    def _drop(self) -> None:
+        while self._waiting:
+            self._waiting.popleft()[1].file.close()
+
+
+class RawReceiver:
+    """What comes in on one connection, with reading paused."""
+
+    def __init__(self, connection: Connection, runtime: Runtime) -> None:
+        self._connection = connection
+        self._runtime = runtime
+        self._task: asyncio.Task[None] | None = None
+
+    def receive(
+        self, transport: asyncio.Transport, first: memoryview, size: int, waiter: RawWaiter | None
+    ) -> None:
+        """`first` is what was read already, perhaps with frames behind. Without a waiter they are dropped."""
+        self._task = self._runtime.tasks.spawn(
+            self._receive(transport, first, size, waiter), "internode-raw-in"
+        )
+
+    async def _receive(
+        self, transport: asyncio.Transport, first: memoryview, size: int, waiter: RawWaiter | None
+    ) -> None:
+        connection = self._connection
+        behind = b""
+        error: Exception | None = PeerTimeout("the connection broke within raw bytes")
+        take = waiter.take if waiter is not None else _drop
+        try:
+            behind = await self._runtime.network.receive(transport, first, size, take)
+            error = None
+        except OSError as reason:
+            connection.close(f"raw bytes did not arrive: {reason}", abort=True)
+        except LockstepError as reason:
+            error = reason
+            connection.close(f"raw bytes were not taken: {reason.message}", abort=True)
+        finally:
+            self._task = None
+            if waiter is not None:
+                waiter.ended(error)
+        if error is None:
+            connection.read_on(behind)
+
+    def stop(self) -> None:
+        """The connection is closed."""
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+
+
+def _drop(data: memoryview) -> None:
+    return
 
 
 class Connection(asyncio.Protocol):
@@ -242,7 +340,8 @@ class Connection(asyncio.Protocol):
 
     def reply_raw(self, verb: int, stream: int, body: bytes, content: FileReply) -> None:
         """Queue a reply and the part of a file behind it."""
-        self._raw_out.send(encode_raw_frame(verb, stream, self._owner.epoch(), body, content.size), content)
+        frame = encode_raw_frame(verb, stream, self._owner.newest.epoch, body, content.size)
+        self._raw_out.send(frame, content)
 
     async def drained(self) -> asyncio.Transport:
         """The transport, once it has written everything. OSError when it is gone."""
@@ -259,7 +358,7 @@ class Connection(asyncio.Protocol):
     def reply(self, verb: int, stream: int, body: bytes) -> None:
         """Queue a reply; equal ones of one tick share a frame, for acknowledgements come in crowds."""
         if len(body) > SHARED_BODY_BYTES_MAX:
-            self.send(encode_frame(verb, stream, self._owner.epoch(), REPLY, body))
+            self.send(encode_frame(verb, stream, self._owner.newest.epoch, REPLY, body))
             return
         self.reply_all(verb, (stream,), body)
 
@@ -281,7 +380,7 @@ class Connection(asyncio.Protocol):
 
     def _frame_replies(self) -> None:
         replies, self._replies = self._replies, {}
-        epoch = self._owner.epoch()
+        epoch = self._owner.newest.epoch
         for (verb, body), streams in replies.items():
             if len(streams) == 1:
                 frame = encode_frame(verb, streams[0], epoch, REPLY, body)
@@ -345,109 +444,3 @@ class Connection(asyncio.Protocol):
         self._replies = {}
         self._raw_out.stop()
         self._raw_in.stop()
-
-
-NONCE_BYTES: Final = 32
-_DIALER: Final = "dialer"
-_ACCEPTOR: Final = "acceptor"
-_NOT_SHOWN: Final = (
-    "it does not prove that it knows the join secret: give all nodes of the cluster the same "
-    "cluster.join_secret_file"
-)
-_ANOTHER: Final = "its proof is of another join secret than this node's"
-
-
-def secrets_in(text: str) -> tuple[bytes, ...]:
-    """The words of a text: the first is what a node proves to who dials, any of them is what it accepts."""
-    return tuple(word.encode() for word in text.split())
-
-
-class Proofs:
-    """Of one node; without `secrets` it neither proves nor asks for anything."""
-
-    def __init__(self, secrets: tuple[bytes, ...], random_bytes: Callable[[int], bytes]) -> None:
-        self._secrets = secrets
-        self._random_bytes = random_bytes
-
-    @property
-    def required(self) -> bool:
-        return bool(self._secrets)
-
-    def dial(self, own: Hello) -> Hello:
-        """The greeting of the side that connects."""
-        return msgspec.structs.replace(own, nonce=self._nonce()) if self._secrets else own
-
-    def accept(self, dialer: Hello, own: Hello) -> Hello:
-        """The greeting of the other side, to a dialer for whom `lacking` found nothing."""
-        assert self._secrets and dialer.nonce, "there is something to prove"
-        greeting = msgspec.structs.replace(own, nonce=self._nonce())
-        proof = _proof(self._secrets[0], _ACCEPTOR, dialer, greeting)
-        return msgspec.structs.replace(greeting, proof=proof)
-
-    def answer(self, dialer: Hello, acceptor: Hello) -> Hello:
-        """The dialer's second greeting, to an acceptor that has proved itself: by its secret."""
-        secret = self._matching(_ACCEPTOR, dialer, acceptor, acceptor.proof)
-        assert secret is not None, "the acceptor has proved itself"
-        proof = _proof(secret, _DIALER, dialer, acceptor)
-        return msgspec.structs.replace(dialer, proof=proof)
-
-    def lacking(self, dialer: Hello) -> str | None:
-        """Why a first greeting can lead to no proof."""
-        return _NOT_SHOWN if self._secrets and len(dialer.nonce) != NONCE_BYTES else None
-
-    def refuse_acceptor(self, dialer: Hello, acceptor: Hello) -> str | None:
-        """Why the greeting of an acceptor proves nothing."""
-        if self._secrets and len(acceptor.nonce) != NONCE_BYTES:
-            return _NOT_SHOWN
-        return self._judge(_ACCEPTOR, dialer, acceptor, acceptor.proof)
-
-    def refuse_dialer(self, dialer: Hello, acceptor: Hello, proof: bytes) -> str | None:
-        """Why the second greeting of a dialer, with this proof, proves nothing."""
-        return self._judge(_DIALER, dialer, acceptor, proof)
-
-    def _judge(self, side: str, dialer: Hello, acceptor: Hello, proof: bytes) -> str | None:
-        if not self._secrets:
-            return None
-        if not proof:
-            return _NOT_SHOWN
-        return _ANOTHER if self._matching(side, dialer, acceptor, proof) is None else None
-
-    def _matching(self, side: str, dialer: Hello, acceptor: Hello, proof: bytes) -> bytes | None:
-        """The secret that a proof is of; None when it is of none known here."""
-        for secret in self._secrets:
-            if hmac.compare_digest(proof, _proof(secret, side, dialer, acceptor)):
-                return secret
-        return None
-
-    def _nonce(self) -> bytes:
-        return self._random_bytes(NONCE_BYTES)
-
-
-def _proof(secret: bytes, side: str, dialer: Hello, acceptor: Hello) -> bytes:
-    """Over named members, so that versions which append to a greeting still agree."""
-    said = ("lockstep internode 1", side, _bound(dialer), _bound(acceptor))
-    return hmac.new(secret, encode(said), hashlib.sha256).digest()
-
-
-def _bound(greeting: Hello) -> tuple[bytes, str, str, str, str, int]:
-    who = (greeting.cluster_name, greeting.cluster_id, greeting.host_id, greeting.address, greeting.port)
-    return (greeting.nonce, *who)
-
-
-def challenged(node: Internode, connection: Connection, theirs: Hello) -> bool:
-    """Answer the first greeting of a dialer with one that asks for its proof; False when it is not the first,
-    or can lead to none."""
-    if connection.greetings is not None or node.proofs.lacking(theirs) is not None:
-        return False
-    own = node.proofs.accept(theirs, node.hello())
-    connection.greetings = (theirs, own)
-    if theirs.endpoint not in node.faults.blocked_to:
-        connection.send(encode_frame(HELLO, 0, node.epoch(), REPLY, encode(own)))
-    return True
-
-
-def unproved(node: Internode, connection: Connection, theirs: Hello) -> str | None:
-    """Why a dialer is not let in; None once it has proved that it knows the secret."""
-    if connection.greetings is None:
-        return node.proofs.lacking(theirs)
-    return node.proofs.refuse_dialer(*connection.greetings, theirs.proof)

@@ -1,17 +1,14 @@
-"""The sending side towards one address: connection with back-off, requests in flight, their ends; and a
-node's second connections, for raw bytes: no other message waits behind those.
+"""The sending side towards one address: connection with back-off, requests in flight, their ends.
 
 Invariant: every request ends exactly once, with a reply, the peer's error, PeerUnreachable (it never left
-this node) or PeerTimeout (it may have arrived); one sweep timer serves all deadlines. Only requests whose
-replies raw bytes may follow go out on a lane.
+this node) or PeerTimeout (it may have arrived); one sweep timer serves all deadlines.
 """
 
 from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -29,11 +26,11 @@ from lockstep.internode.frames import (
     encode_request,
 )
 from lockstep.internode.handshake import Address, Hello, PeerInfo, peer_of
-from lockstep.internode.raw_bytes import FileReply
+from lockstep.internode.own_side import OwnSide
 from lockstep.internode.shared_requests import SharedOut
 from lockstep.internode.verbs import decode_error
 from lockstep.internode.waiters import RawWaiter, Sweeps, Waiter
-from lockstep.values.codec import UNREADABLE, decoder, encode
+from lockstep.values.codec import UNREADABLE, encode
 from lockstep.values.errors import FrameCorrupt, HandshakeRefused, LockstepError, PeerTimeout, PeerUnreachable
 from lockstep.values.limits import (
     PEER_BACKOFF_MS_MAX,
@@ -44,12 +41,6 @@ from lockstep.values.limits import (
     PEER_REQUESTS_IN_FLIGHT_MAX,
     PEER_SILENT_MS,
 )
-
-if TYPE_CHECKING:
-    from lockstep.internode.internode import Internode
-
-
-HELLO_DECODER = decoder(Hello)
 
 
 class Pending(msgspec.Struct, eq=False):
@@ -82,7 +73,7 @@ class Link(enum.Enum):
 
 
 class Peer:
-    def __init__(self, node: Internode, address: Address) -> None:
+    def __init__(self, node: OwnSide, address: Address) -> None:
         self._node = node
         self.address = address
         self._loop = asyncio.get_running_loop()
@@ -102,7 +93,8 @@ class Peer:
         self._sweep_at_s = 0.0
         self._sweeps = Sweeps()
         self._replays: list[bytes] = []
-        self._shared = SharedOut(node.epoch, self._clock, self._post_shared)
+        self.newest = node.newest
+        self._shared = SharedOut(node.newest, self._clock, self._post_shared)
 
     @property
     def info(self) -> PeerInfo | None:
@@ -138,7 +130,7 @@ class Peer:
                 self._post(stream, frame)
             elif connection is None or self.link is not Link.OPEN or not connection.takes_shared:
                 now_s = self._clock.monotonic_s()
-                self._post(stream, encode_request(verb, stream, node.epoch(), body, now_s, deadline_s))
+                self._post(stream, encode_request(verb, stream, node.newest.epoch, body, now_s, deadline_s))
             elif self._shared.add(verb, stream, body, deadline_s):
                 connection.before_flush(self._shared.post)
         self._pending[stream] = Pending(waiter, context, deadline_s, reply_decoder)
@@ -158,12 +150,12 @@ class Peer:
             return
         if self.link is Link.IDLE and self._clock.monotonic_s() < self._retry_at_s:
             return
-        stream = node.next_stream()
+        stream = next(node.streams)
         if self.link is not Link.OPEN:
             if self._queued_one_way >= PEER_ONE_WAY_QUEUED_MAX:
                 return
             self._queued_one_way += 1
-        self._post(stream, encode_frame(verb, stream, node.epoch(), ONE_WAY, body))
+        self._post(stream, encode_frame(verb, stream, node.newest.epoch, ONE_WAY, body))
 
     def introduce(self) -> None:
         """Tell an open peer this node's present identity again (it changed since the handshake)."""
@@ -263,7 +255,7 @@ class Peer:
         _prove(node, connection, self._greeting, hello)
         peer = _introduced(connection, hello, envelope.epoch)
         self._opened(connection)
-        node.told_epoch(peer, envelope.epoch)
+        node.tell(peer, envelope.epoch)
 
     def _opened(self, connection: Connection) -> None:
         assert self._greeted is not None, "a link opens out of its handshake"
@@ -278,9 +270,6 @@ class Peer:
         self._node.log("internode.connected", peer=self._name())
 
     # -- receiving --------------------------------------------------------------------------------
-
-    def epoch(self) -> int:
-        return self._node.epoch()
 
     def frame_received(self, connection: Connection, envelope: Envelope) -> None:
         node = self._node
@@ -385,7 +374,7 @@ class Peer:
         return f"{self.address[0]}:{self.address[1]}"
 
 
-def _prove(node: Internode, connection: Connection, own: Hello, theirs: Hello) -> None:
+def _prove(node: OwnSide, connection: Connection, own: Hello, theirs: Hello) -> None:
     """Show what the acceptor asks for before it serves anything, where there is a secret."""
     if node.proofs.required:
         connection.send(_hello_frame(node, node.proofs.answer(own, theirs)))
@@ -398,8 +387,8 @@ def _introduced(connection: Connection, hello: Hello, epoch: int) -> PeerInfo:
     return peer
 
 
-def _hello_frame(node: Internode, hello: Hello) -> bytes:
-    return encode_frame(verbs.HELLO, 0, node.epoch(), REQUEST, encode(hello))
+def _hello_frame(node: OwnSide, hello: Hello) -> bytes:
+    return encode_frame(verbs.HELLO, 0, node.newest.epoch, REQUEST, encode(hello))
 
 
 def _announced(pending: Pending | None, body: bytes, name: str) -> RawWaiter | None:
@@ -416,41 +405,3 @@ def _announced(pending: Pending | None, body: bytes, name: str) -> RawWaiter | N
         waiter.failed(pending.context, PeerTimeout(f"{name} sent a garbled reply"))
         raise FrameCorrupt(f"a garbled reply: {error}") from error
     return waiter
-
-
-class Lanes:
-    def __init__(self, node: Internode) -> None:
-        self._node = node
-        self.peers: dict[Address, Peer] = {}
-
-    def begin(
-        self,
-        address: Address,
-        verb: int,
-        request: Any,
-        timeout_ms: float,
-        take: Callable[[memoryview], None],
-    ) -> asyncio.Future[Any]:
-        """As the node's `begin`. The reply is told when `take`, in a thread, got all raw bytes behind it; the
-        timeout ends where they begin."""
-        node = self._node
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        deadline_s = node.runtime.clock.monotonic_s() + timeout_ms / 1000
-        waiter = RawWaiter(future, take)
-        node.submit_by(self.peers, ((address, None),), verb, encode(request), deadline_s, waiter)
-        return future
-
-    def close(self, address: Address) -> None:
-        """End the connection, if there is one."""
-        lane = self.peers.pop(address, None)
-        if lane is not None:
-            lane.stop()
-
-
-def answer_raw(node: Internode, connection: Connection, verb: int, stream: int, content: FileReply) -> None:
-    """Send a reply and the part of a file behind it, unless the peer is gone or blocked."""
-    peer = connection.peer
-    if stream == 0 or connection.closed or peer is None or peer.endpoint in node.faults.blocked_to:
-        content.file.close()
-    else:
-        connection.reply_raw(verb, stream, encode(content.reply), content)

@@ -1,35 +1,30 @@
-"""How what one connection brought is served, by a task of its own or several requests in one, and answered,
-one by one or to many at once.
+"""Verbs of one node, how their messages decode and who answers them here; how what one connection brought is
+served, by a task of its own or several requests in one, and answered, one by one or to many at once.
 
-Invariant: each request is answered; a defect in a handler is reported and answered, and ends nothing else. A
-request is answered at most once, and counts as being answered until then.
+Invariant: a verb is declared once, with one type of request and one of reply, and before it is sent. Each
+request is answered; a defect in a handler is reported and answered, and ends nothing else. A request is
+answered at most once, and counts as being answered until then.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
 from lockstep.internode import verbs
-from lockstep.internode.connection import Connection
+from lockstep.internode.connection import Connection, FileReply
 from lockstep.internode.frames import ERROR, REPLY, SHARED, Envelope
 from lockstep.internode.handshake import Address, PeerInfo
-from lockstep.internode.peer import answer_raw
-from lockstep.internode.raw_bytes import FileReply
-from lockstep.internode.services import Service, muted
-from lockstep.internode.shared_requests import SHARED_STREAMS
+from lockstep.internode.own_side import OwnSide, muted
+from lockstep.internode.shared_requests import SHARED_STREAMS, SharedRequests
 from lockstep.internode.verbs import encode_error
 from lockstep.internode.waiters import Waiter
-from lockstep.values.codec import UNREADABLE, encode
+from lockstep.values.codec import UNREADABLE, decoder, encode
 from lockstep.values.errors import LockstepError, Overloaded, PeerTimeout, ServerFault
 from lockstep.values.limits import PEER_REQUESTS_SERVED_MAX
-
-if TYPE_CHECKING:
-    from lockstep.internode.internode import Internode
-
 
 #: In place of a stream: whoever answers now is not heard.
 _RELEASED: Final = -1
@@ -38,7 +33,7 @@ _RELEASED: Final = -1
 class Respond(msgspec.Struct, eq=False):
     """Answers one request, once; a call after the peer is gone is dropped."""
 
-    _node: Internode
+    _node: OwnSide
     _connection: Connection
     _verb: int
     _stream: int
@@ -81,7 +76,7 @@ class Respond(msgspec.Struct, eq=False):
         """As each of them called with this one `reply`, which is no error."""
         body = encode(reply)
         #: (connection, verb) -> the streams; a connection is of one node.
-        crowds: dict[tuple[Connection, int], tuple[Internode, list[int]]] = {}
+        crowds: dict[tuple[Connection, int], tuple[OwnSide, list[int]]] = {}
         for answer in answers:
             assert answer.is_open, "a request is answered once"
             answer.is_open = False
@@ -103,6 +98,89 @@ class Respond(msgspec.Struct, eq=False):
                 node.answer(connection, verb, stream, REPLY, body)
 
 
+def answer_raw(node: OwnSide, connection: Connection, verb: int, stream: int, content: FileReply) -> None:
+    """Send a reply and the part of a file behind it, unless the peer is gone or blocked."""
+    peer = connection.peer
+    if stream == 0 or connection.closed or peer is None or peer.endpoint in node.faults.blocked_to:
+        content.file.close()
+    else:
+        connection.reply_raw(verb, stream, encode(content.reply), content)
+
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+AsyncHandler = Callable[[PeerInfo, Any], Awaitable[Any]]
+FastHandler = Callable[[PeerInfo, Any, Respond], None]
+
+
+class Service(Generic[Q, A]):
+    """One verb: how its messages decode and who answers them here."""
+
+    __slots__ = (
+        "fast",
+        "handler",
+        "reply_decoder",
+        "request_decoder",
+        "shared_decoder",
+        "verb",
+    )
+
+    def __init__(self, verb: int, request_type: type[Q], reply_type: type[A]) -> None:
+        self.verb = verb
+        self.request_decoder = decoder(request_type)
+        self.reply_decoder = decoder(reply_type)
+        self.handler: AsyncHandler | None = None
+        self.fast: FastHandler | None = None
+        #: Of frames that hold several requests, where the verb has such.
+        self.shared_decoder: msgspec.msgpack.Decoder[SharedRequests[Q]] | None = None
+
+
+class Services:
+    """What a node understands; Internode adds the connections."""
+
+    def __init__(self) -> None:
+        self._services: dict[int, Service[Any, Any]] = {}
+
+    def declare(self, verb: int, request_type: type[Q], reply_type: type[A]) -> None:
+        """Make `verb` known for sending only."""
+        assert verb != verbs.HELLO and verb not in self._services, f"verb {verb} is declared once"
+        self._services[verb] = Service(verb, request_type, reply_type)
+
+    def register(
+        self,
+        verb: int,
+        request_type: type[Q],
+        reply_type: type[A],
+        handler: Callable[[PeerInfo, Q], Awaitable[A]],
+    ) -> None:
+        """Answer `verb` with an async handler, one task a request; its LockstepErrors travel back."""
+        if verb not in self._services:
+            self.declare(verb, request_type, reply_type)
+        self._services[verb].handler = handler
+
+    def register_fast(
+        self,
+        verb: int,
+        request_type: type[Q],
+        reply_type: type[A],
+        handler: Callable[[PeerInfo, Q, Respond], None],
+        *,
+        shares: bool = False,
+    ) -> None:
+        """Answer `verb` without a task: the handler calls `respond` once, now or later, with a reply or
+        a LockstepError. One-way messages of the verb get a `respond` whose answer is dropped.
+
+        With `shares`, small requests to one peer leave several in a frame; the handler gets them one by one.
+        """
+        if verb not in self._services:
+            self.declare(verb, request_type, reply_type)
+        service = self._services[verb]
+        service.fast = handler
+        if shares:
+            service.shared_decoder = decoder(SharedRequests[request_type])  # type: ignore[valid-type]
+
+
 #: Requests that are not sent, and are dropped unread, once their senders wait no more. What a dropped write
 #: leaves out its coordinator's hint brings, as for any replica that does not answer.
 EXPIRING: Final = (verbs.WRITE, verbs.READ)
@@ -116,7 +194,7 @@ def ask_no_more(targets: Iterable[tuple[Address, Any]], waiter: Waiter) -> None:
 
 
 def drop_expired(
-    node: Internode, connection: Connection, service: Service[Any, Any] | None, envelope: Envelope
+    node: OwnSide, connection: Connection, service: Service[Any, Any] | None, envelope: Envelope
 ) -> None:
     """Refuse requests that waited here, or on their way, until nobody waits for their answers."""
     streams = [envelope.stream]
@@ -152,7 +230,7 @@ async def serve_later(service: Service[Any, Any], peer: PeerInfo, request: Any, 
 
 
 def serve_fast(
-    node: Internode, service: Service[Any, Any], peer: PeerInfo, request: Any, respond: Respond
+    node: OwnSide, service: Service[Any, Any], peer: PeerInfo, request: Any, respond: Respond
 ) -> None:
     """In this step, as far as the handler goes."""
     assert service.fast is not None, "a fast verb has a handler"
@@ -168,7 +246,7 @@ def serve_fast(
             respond(ServerFault(f"{name} failed: {type(error).__name__}"))
 
 
-def unserved(node: Internode, connection: Connection, peer: PeerInfo, verb: int) -> LockstepError | None:
+def unserved(node: OwnSide, connection: Connection, peer: PeerInfo, verb: int) -> LockstepError | None:
     """Why nothing of this peer is served now."""
     if node.excluded.hosts and node.excluded.mutes(peer, verb):
         return muted(peer)
@@ -178,7 +256,7 @@ def unserved(node: Internode, connection: Connection, peer: PeerInfo, verb: int)
 
 
 def serve_shared(
-    node: Internode,
+    node: OwnSide,
     connection: Connection,
     peer: PeerInfo,
     service: Service[Any, Any] | None,

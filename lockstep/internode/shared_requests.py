@@ -13,6 +13,7 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 from lockstep.internode.frames import REQUEST, SHARED, encode_request
+from lockstep.internode.handshake import HasEpoch
 from lockstep.runtime.ports import Clock
 from lockstep.values.codec import decoder, encode
 
@@ -41,10 +42,10 @@ SHARED_STREAMS: Final = decoder(tuple[list[int], msgspec.Raw])
 class SharedOut:
     """What waits for one peer. `post` takes the frame of the request of a stream."""
 
-    __slots__ = ("_clock", "_epoch", "_from_s", "_post", "_until_s", "_waiting")
+    __slots__ = ("_clock", "_from_s", "_newest", "_post", "_until_s", "_waiting")
 
-    def __init__(self, epoch: Callable[[], int], clock: Clock, post: Callable[[int, bytes], None]) -> None:
-        self._epoch = epoch
+    def __init__(self, newest: HasEpoch, clock: Clock, post: Callable[[int, bytes], None]) -> None:
+        self._newest = newest
         self._clock = clock
         #: The earliest and the latest deadline of all that waits.
         self._from_s = self._until_s = 0.0
@@ -88,7 +89,7 @@ class SharedOut:
             if len(streams) > 1:
                 stream, flags = 0, REQUEST | SHARED
                 body = encode((streams, [msgspec.Raw(body) for body in bodies]))
-            frame = encode_request(verb, stream, self._epoch(), body, now_s, until_s, flags)
+            frame = encode_request(verb, stream, self._newest.epoch, body, now_s, until_s, flags)
             self._post(streams[0], frame)
 
     def forget(self) -> None:

@@ -207,6 +207,40 @@ class ClusterMetadata(msgspec.Struct, frozen=True, dict=True):
         assert self.recent_ids.last_epoch == self.epoch, "recent ids end at the epoch"
 
 
+class Newest:
+    """The newest value that is applied at this node: whoever applies entries shows it here, to rooms that do
+    not know how the log is kept."""
+
+    __slots__ = ("cluster", "epoch", "host_id")
+
+    def __init__(self, cluster: ClusterMetadata) -> None:
+        #: Of this node; empty before its identity was read.
+        self.host_id = ""
+        self.show(cluster)
+
+    def show(self, cluster: ClusterMetadata) -> None:
+        self.cluster = cluster
+        self.epoch = cluster.epoch
+
+
+class OwnId:
+    """The id of this node, by the metadata of now; 0 until that gave it one."""
+
+    def __init__(self, newest: Newest) -> None:
+        self._newest = newest
+        #: The metadata value that was looked at last: requests ask often.
+        self._known_in: ClusterMetadata | None = None
+        self._known = 0
+
+    def __call__(self) -> int:
+        cluster = self._newest.cluster
+        if cluster is not self._known_in:
+            info = cluster.directory.by_host_id.get(self._newest.host_id)
+            self._known = info.id if info is not None else 0
+            self._known_in = cluster
+        return self._known
+
+
 def empty_cluster(registered: Registered = REGISTERED) -> ClusterMetadata:
     """The value of epoch 0: nothing applied."""
     return ClusterMetadata(0, GENESIS_HASH, registered.empty)

@@ -11,7 +11,7 @@ from functools import partial
 import msgspec
 
 from lockstep.coordination.conditional import Conditionals
-from lockstep.coordination.context import CoordinationContext, Opinions
+from lockstep.coordination.context import CoordinationContext
 from lockstep.coordination.coordinator import Coordinator
 from lockstep.coordination.counters import CounterLeader, Counters
 from lockstep.coordination.forwarding import Forwarding, dc_of_own
@@ -33,7 +33,7 @@ from lockstep.node.stamps import MutationIds
 from lockstep.node.work.backup_service import BackupRestoring
 from lockstep.node.work.backup_taking import BackupTaking
 from lockstep.node.work.condition_watches import watch_disk
-from lockstep.node.work.lacking import InheritedRanges, Lacking
+from lockstep.node.work.lacking import InheritedRanges
 from lockstep.node.work.table_damage import Scrub, TableDamage
 from lockstep.node.work.view_builds import IndexUpkeep, ViewBuilds
 from lockstep.quorum.plans import PlanBook
@@ -45,6 +45,7 @@ from lockstep.replica.session_guards import SessionGuards
 from lockstep.runtime.ports import Runtime
 from lockstep.storage.engine import Derived, StorageEngine
 from lockstep.storage.store import Store
+from lockstep.storage.store_position import Lacking
 from lockstep.streaming.stream_source import StreamLimits, StreamService
 from lockstep.streaming.stream_target import StreamClient
 from lockstep.values.errors import LockstepError
@@ -242,7 +243,7 @@ def _participant(
 def _asking(
     log: NodeLog, replica: ReplicaService, new_mutation_id: Callable[[], bytes]
 ) -> CoordinationContext:
-    context, liveness = log.context, log.liveness
+    context = log.context
     return CoordinationContext(
         context.runtime,
         context.internode,
@@ -251,7 +252,7 @@ def _asking(
         context.catch_up.reach,
         context.own_id,
         new_mutation_id,
-        Opinions(context.alive, liveness.prefers, liveness.alive_until_s),
+        log.liveness.opinions,
     )
 
 

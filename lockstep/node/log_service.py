@@ -12,15 +12,15 @@ from typing import Any
 
 import msgspec
 
-from lockstep.gossip.failure_detector import FailureDetector
-from lockstep.internode.connection import secrets_in
-from lockstep.internode.handshake import PROTOCOL_VERSION, Address, Hello, PeerInfo
-from lockstep.internode.internode import Internode, LinkSecurity
-from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.gossip.failure_detector import FailureDetector, Opinions
+from lockstep.internode.handshake import PROTOCOL_VERSION, Address, Hello, secrets_in
+from lockstep.internode.internode import Internode
+from lockstep.internode.own_side import LinkSecurity
+from lockstep.metadata.cluster import ClusterMetadata, Newest, OwnId
 from lockstep.metadata.log.entries import LogEntry
 from lockstep.metadata.log.registry import Registry
 from lockstep.node.configuration import Configuration
-from lockstep.node.context import Listeners, NodeContext
+from lockstep.node.context import NodeContext
 from lockstep.node.kinds import kinds_of
 from lockstep.node.log.announcing import Announcer
 from lockstep.node.log.catch_up import CatchUp
@@ -35,7 +35,7 @@ from lockstep.node.membership.liveness import Clocks, Liveness
 from lockstep.node.membership.voters import FoundersFile, Member, Voters
 from lockstep.node.processors.base import Processor
 from lockstep.node.processors.kinds import Factory
-from lockstep.node.stamps import OwnId, Stamps
+from lockstep.node.stamps import Stamps
 from lockstep.node.work.conditions import Conditions
 from lockstep.runtime.ports import Runtime
 from lockstep.values.errors import LockstepError
@@ -88,8 +88,7 @@ class Introduction:
 
 
 class NodeLog(msgspec.Struct, frozen=True, eq=False):
-    """`peers` hears (peer, epoch) of each newer epoch that a message brings; `liveness` is kept here because
-    the group's members look at it, and the connections that carry the log."""
+    """`liveness` is kept here because the group's members look at it."""
 
     context: NodeContext
     state: MetadataState
@@ -104,11 +103,10 @@ class NodeLog(msgspec.Struct, frozen=True, eq=False):
     stamps: Stamps
     clocks: Clocks
     liveness: Liveness
-    peers: Listeners[[PeerInfo, int]]
 
     @property
     def cluster(self) -> ClusterMetadata:
-        return self.state.current
+        return self.state.newest.cluster
 
     @property
     def registry(self) -> Registry:
@@ -167,30 +165,28 @@ def wire_log(
     def known_value(entry: LogEntry, before: ClusterMetadata) -> ClusterMetadata | None:
         return made.member.known_value(entry, before)
 
-    def alive(node: int) -> bool:
-        return liveness.alive(node)
-
     kept = Retention(configuration.metadata.retain_entries, configuration.metadata.retain_snapshots)
     conditions = Conditions(runtime.clock, log)
     identity = IdentityFile(runtime)
     stamps = Stamps(runtime, log)
     clocks = Clocks(runtime, stamps, conditions, configuration.clock)
     state = MetadataState(runtime, kinds_of(configuration.testing), fail, log, kept, known_value)
-    cluster = partial(getattr, state, "current")
-    own_id = OwnId(cluster, lambda: identity.value.host_id)
+    newest = state.newest
+    cluster = partial(getattr, newest, "cluster")
+    own_id = OwnId(newest)
+    detector = FailureDetector(configuration.gossip.phi_threshold)
+    opinions = Opinions(detector, newest, own_id, runtime.clock.monotonic_s)
     founders_file = FoundersFile(runtime.disk)
     voters = Voters(state, founders_file)
-    introduction = Introduction(configuration, identity, cluster, own_id, alive)
-    peers = Listeners[[PeerInfo, int]]()
-    internode = _connections(runtime, configuration, log, introduction, state, peers)
+    introduction = Introduction(configuration, identity, cluster, own_id, opinions.alive)
+    internode = _connections(runtime, configuration, log, introduction, newest)
     histories = _histories(runtime, state, internode, voters, identity, log)
     catch_up = CatchUp(runtime, state, internode, histories, introduction.address, log)
     liveness = Liveness(
         runtime,
         state,
         internode,
-        FailureDetector(configuration.gossip.phi_threshold),
-        own_id,
+        opinions,
         lambda: made.member.leads,
         identity,
         clocks,
@@ -205,7 +201,7 @@ def wire_log(
         catch_up,
         cluster,
         own_id,
-        liveness.alive,
+        opinions.alive,
     )
     made = _assembled(
         context,
@@ -219,10 +215,9 @@ def wire_log(
         stamps,
         clocks,
         liveness,
-        peers,
     )
-    peers.add(lambda peer, _epoch: voters.seen(peer.host_id, peer.endpoint))
-    peers.add(lambda peer, _epoch: liveness.heard(peer))
+    internode.own.listen(lambda peer, _epoch: voters.seen(peer.host_id, peer.endpoint))
+    internode.own.listen(lambda peer, _epoch: liveness.heard(peer))
     return made
 
 
@@ -245,14 +240,12 @@ def _connections(
     configuration: Configuration,
     log: Callable[..., None],
     introduction: Introduction,
-    state: MetadataState,
-    peers: Listeners[[PeerInfo, int]],
+    newest: Newest,
 ) -> Internode:
     return Internode(
         runtime,
         introduction.hello,
-        lambda: state.current.epoch,
-        peers.tell,
+        newest,
         introduction.refusal,
         log,
         LinkSecurity(configuration.tls.internode_files, secrets_in(configuration.cluster.join_secret)),
@@ -271,7 +264,6 @@ def _assembled(
     stamps: Stamps,
     clocks: Clocks,
     liveness: Liveness,
-    peers: Listeners[[PeerInfo, int]],
 ) -> NodeLog:
     transport = RaftTransport(context.internode)
     member = MetadataMember(context, state, voters, transport, factory, bounds, fail)
@@ -290,5 +282,4 @@ def _assembled(
         stamps=stamps,
         clocks=clocks,
         liveness=liveness,
-        peers=peers,
     )

@@ -65,7 +65,7 @@ def wire_membership(
         if state.epoch or membership.may_follow(peer):
             context.catch_up.heard(peer.endpoint, epoch)
 
-    log.peers.add(follow)
+    context.internode.own.listen(follow)
     conditions, clock = context.conditions, context.runtime.clock
     conditions.watch(watch_metadata(conditions, state, lambda: log.leader_id, clock))
     return NodeMembership(

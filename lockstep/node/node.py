@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 import xxhash
 
-from lockstep.internode.services import ExcludedNodes
+from lockstep.internode.own_side import ExcludedNodes
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.features import refuse_lacking
 from lockstep.metadata.log.entries import LogEntry
@@ -221,7 +221,7 @@ class Standing:
         others = [info for info in excluded if info.host_id != self._context.host_id()]
         # Who has taken over the address of a dead node is not that node.
         there = [info for info in others if info.id not in cluster.directory.shadowed]
-        self._context.internode.excluded = ExcludedNodes(
+        self._context.internode.own.excluded = ExcludedNodes(
             frozenset(info.host_id for info in others),
             frozenset((info.address, info.internode_port) for info in there),
         )
@@ -352,6 +352,7 @@ class Node:
         await settle(disk, JOURNALS)
         await log.state.store.settle()
         identity = await self.context.identity.boot()
+        log.state.newest.host_id = identity.host_id
         await log.stamps.load()
         log.founders_file.load()
         self.membership.members.load()

@@ -15,7 +15,6 @@ from typing import Final
 
 import msgspec
 
-from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.runtime.ports import Runtime
 from lockstep.values.codec import UNREADABLE, decoder, encode, frame_record, scan_records
 from lockstep.values.errors import CorruptFile, DiskRefused, LockstepError
@@ -143,25 +142,6 @@ class Stamps:
         disk.rename(_NEW_PATH, STAMPS_PATH)
         self._runtime.probes.reach("stamps.renamed")
         await disk.sync_names("")
-
-
-class OwnId:
-    """The id of the node with this host id, by the metadata of now; 0 until that gave it one."""
-
-    def __init__(self, cluster: Callable[[], ClusterMetadata], host_id: Callable[[], str]) -> None:
-        self._cluster = cluster
-        self._host_id = host_id
-        #: The metadata value that was looked at last: requests ask often.
-        self._known_in: ClusterMetadata | None = None
-        self._known = 0
-
-    def __call__(self) -> int:
-        cluster = self._cluster()
-        if cluster is not self._known_in:
-            info = cluster.directory.by_host_id.get(self._host_id())
-            self._known = info.id if info is not None else 0
-            self._known_in = cluster
-        return self._known
 
 
 class MutationIds:

@@ -67,7 +67,7 @@ def wire_work(log: NodeLog, membership: NodeMembership, data: NodeData) -> NodeW
         stragglers=guards.stragglers,
     )
     service = ServiceDriver(context, state, log.registry, lambda: log.member.group, management.unsettled)
-    log.peers.add(topology.heard)
+    context.internode.own.listen(topology.heard)
     log.member.roles.add(topology.wake)
     log.member.roles.add(service.wake)
     conditions.watch(watch_groups(conditions, management, topology, service, context.runtime.clock))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -35,6 +35,17 @@ from lockstep.values.errors import InvalidRequest, Unavailable
 from lockstep.values.ids import Consistency, NodeId
 from lockstep.values.limits import PLANS_CACHED_MAX
 from lockstep.values.tokens import Range
+
+
+class Opinions(Protocol):
+    """Of other nodes. `alive` orders replicas and refuses hopeless requests; by `prefers` reads go to some of
+    those alive before others; a node seems alive for certain until `alive_until_s`."""
+
+    def alive(self, node: int) -> bool: ...
+
+    def prefers(self, node: int) -> bool: ...
+
+    def alive_until_s(self, node: int) -> float: ...
 
 
 class Asker(msgspec.Struct, frozen=True, gc=False):
@@ -142,6 +153,19 @@ class Plan:
                 return False
         return True
 
+    def require_alive(self, opinions: Opinions) -> None:
+        """Unavailable when the replicas that seem alive could not satisfy the plan."""
+        alive = opinions.alive
+        seeming = [target.node for target in self.targets if alive(target.node)]
+        if self.attainable and (len(seeming) == len(self.targets) or self.satisfied_by(seeming)):
+            return
+        raise self.shortage(seeming)
+
+    def note_alive(self, opinions: Opinions) -> None:
+        """Ask no more who seems alive while all targets certainly do."""
+        alive_until_s = opinions.alive_until_s
+        self.alive_until_s = min((alive_until_s(target.node) for target in self.targets), default=-inf)
+
     def counted(self, nodes: Iterable[NodeId]) -> int:
         """How many of these nodes count towards `required`, for error messages."""
         held = tuple(nodes)
@@ -242,6 +266,8 @@ class PlanBook:
         self._metadata = metadata
         self._own_id = own_id
         self._cluster: ClusterMetadata | None = None
+        #: This node's id, by the metadata value that plans are made against.
+        self.own = NodeId(0)
         self._tables: dict[int, TablePlacement] = {}
         self._kept = 0
 
@@ -258,6 +284,7 @@ class PlanBook:
         cluster = self._metadata()
         if cluster is not self._cluster or self._kept > PLANS_CACHED_MAX:
             self._cluster = cluster
+            self.own = NodeId(self._own_id())
             self._tables = {}
             self._kept = 0
         found = self._tables.get(table_id)
@@ -339,7 +366,7 @@ class PlanBook:
             "one node answers for one replica: each has an address of its own"
         )
         needs_epoch = max(group.epoch, placement.changed_epoch)
-        asker = Asker(NodeId(self._own_id()), local_dc)
+        asker = Asker(self.own, local_dc)
         plan = Plan(cluster.epoch, needs_epoch, placed.range, group, targets, needs, consistency, asker)
         plan.has_views = placement.has_views
         return plan
@@ -355,7 +382,7 @@ class PlanBook:
         assert plans == self._kept <= PLANS_CACHED_MAX + 1, "plans are miscounted"
 
     def _local_dc(self, cluster: ClusterMetadata) -> str:
-        own = cluster.node(NodeId(self._own_id()))
+        own = cluster.node(self.own)
         return own.dc if own is not None else ""
 
     def read_order(

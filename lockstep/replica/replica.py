@@ -83,7 +83,6 @@ class ReplicaService:
         self._engine = engine
         self._metadata = metadata
         self._catch_up = catch_up
-        self._own_id = own_id
         self._plans = PlanBook(metadata, own_id)
         self.refusals = Refusals(runtime.probes)
         self._unsynced: list[_Unsynced] = []
@@ -146,9 +145,9 @@ class ReplicaService:
         group = placement.group_for(mutation.token)
         if group.epoch > epoch or placement.changed_epoch > epoch:
             raise self._stale(placement, mutation.table_id, epoch, WRITE)
-        if self._own_id() not in group.writes:
+        if self._plans.own not in group.writes:
             self.refusals.refused(WRITE, NOT_REPLICA)
-            raise NotReplica(f"node {self._own_id()} receives no writes for token {mutation.token}")
+            raise NotReplica(f"node {self._plans.own} receives no writes for token {mutation.token}")
         if placement.has_views:
             # What follows for a view is worked out from the row that was there.
             self.require_held(mutation.table_id, Range(mutation.token - 1, mutation.token))
@@ -255,7 +254,7 @@ class ReplicaService:
         placement = self._plans.placement(command.table_id)
         if placement is None:
             raise self._unknown_table(command.table_id, request.epoch, READ)
-        own = self._own_id()
+        own = self._plans.own
         if placement.changed_epoch > request.epoch:
             raise self._stale(placement, command.table_id, request.epoch, READ)
         if command.left + 1 == command.right:

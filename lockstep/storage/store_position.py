@@ -12,8 +12,8 @@ of their keys.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol
 
 import msgspec
 
@@ -22,15 +22,21 @@ from lockstep.storage.rows import keys
 from lockstep.storage.rows.keys import with_ballots
 from lockstep.storage.store import Family, Put
 from lockstep.values.codec import UNREADABLE, decoder, encode, frame_record, scan_records
-from lockstep.values.errors import CorruptFile
+from lockstep.values.errors import CorruptFile, RangeLacking
 from lockstep.values.limits import STORE_POSITION_FILE_BYTES_MAX
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range
 
-if TYPE_CHECKING:
-    from lockstep.storage.engine import StorageEngine
-
-
 _RECORD_BYTES_MAX: Final = 1024 * 1024
+
+
+class LocalFacts(Protocol):
+    """What a store keeps of its own node: by key, and durable once `synced` with what keeping it returned."""
+
+    def local_fact(self, key: bytes) -> bytes | None: ...
+
+    def keep_local_fact(self, key: bytes, value: bytes) -> int: ...
+
+    async def synced(self, sequence: int) -> None: ...
 
 
 class StorePosition(msgspec.Struct, frozen=True, array_like=True):
@@ -122,8 +128,8 @@ _NUMBER: Final = struct.Struct(">Q")
 GENERATION_KEY: Final = Family.LOCAL.key(_FACT)
 
 
-def generation_of(engine: StorageEngine) -> int:
-    kept = engine.local_fact(_FACT)
+def generation_of(facts: LocalFacts) -> int:
+    kept = facts.local_fact(_FACT)
     return int(_NUMBER.unpack(kept)[0]) if kept is not None else 1
 
 
@@ -132,9 +138,9 @@ def generation_record(generation: int) -> Put:
     return "put", GENERATION_KEY, _NUMBER.pack(generation)
 
 
-def begin_generation(engine: StorageEngine) -> int:
+def begin_generation(facts: LocalFacts) -> int:
     """From now on this node counts in new shards; the sequence to await."""
-    return engine.keep_local_fact(_FACT, _NUMBER.pack(generation_of(engine) + 1))
+    return facts.keep_local_fact(_FACT, _NUMBER.pack(generation_of(facts) + 1))
 
 
 class Lack(msgspec.Struct, frozen=True, array_like=True):
@@ -195,3 +201,37 @@ def lacked(lacks: Sequence[Lack], table_id: int, tokens: Range) -> Range | None:
             if found is not None:
                 return found
     return None
+
+
+class Lacking:
+    def __init__(self, facts: LocalFacts) -> None:
+        """CorruptFile when the store cannot say what it lacks."""
+        self._facts = facts
+        self.current: tuple[Lack, ...] = lacks_in(facts.local_fact(FACT))
+
+    @property
+    def fillable(self) -> tuple[Lack, ...]:
+        """What other replicas may have."""
+        return tuple(lack for lack in self.current if not lack.sole)
+
+    async def filled(self, lacks: Sequence[Lack], sole: Iterable[Lack]) -> None:
+        """They were filled from all other replicas that there are; `sole` is of them what only this node was
+        to have. Durable on return."""
+        left = tuple(lack for lack in self.current if lack not in lacks)
+        await self._keep((*left, *sole))
+
+    async def _keep(self, lacks: tuple[Lack, ...]) -> None:
+        if lacks != self.current:
+            self.current = lacks
+            await self._facts.synced(self._facts.keep_local_fact(FACT, lacking_record(lacks)[2]))
+
+    def require(self, table_id: int, tokens: Range) -> None:
+        """RangeLacking when something of a table's range, or of its ballots, may be lacking here."""
+        if not self.current:
+            return
+        found = lacked(self.current, keys.table_of(table_id), tokens)
+        if found is not None:
+            raise RangeLacking(
+                f"this node lost what it stored of ({found.left}, {found.right}] of table {table_id}",
+                hint="it is filled from other replicas: `lockstep topology requests`",
+            )

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import msgspec
 
 from lockstep.internode import verbs
+from lockstep.internode.connection import FileReply
 from lockstep.internode.handshake import Address, PeerInfo
 from lockstep.internode.internode import Internode
-from lockstep.internode.raw_bytes import FileReply
 from lockstep.internode.throttle import LoopBudget, Throttle
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.replica.messages import (

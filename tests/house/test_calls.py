@@ -14,7 +14,7 @@ import pytest
 
 from lockstep.sim.runtime.world import World
 
-from .figures.calls import Calls, all_calls
+from .figures.calls import Calls, all_calls, all_handed
 from .figures.causes import Caused
 from .figures.contract import Contract
 from .figures.validates import Validate, watched
@@ -42,6 +42,12 @@ class Machine:
 
     def tell(self, told):
         told()
+
+    def tell_object(self, told):
+        told.ended()
+
+    def listen(self, listener):
+        self.facts = listener
 
     def each(self, numbers):
         return [self._one(number) for number in numbers]
@@ -80,6 +86,14 @@ class Ended:
     def __call__(self):
         return None
 
+    def ended(self):
+        return None
+
+
+class Answering:
+    def ended(self):
+        return 1
+
 
 def asks():
     return Machine(fact).ask()
@@ -103,6 +117,20 @@ def is_told_by_partial():
 
 def is_told_by_object():
     Machine(fact).tell(Ended())
+
+
+def is_told_by_method():
+    Machine(fact).tell_object(Ended())
+
+
+def is_asked_by_method():
+    Machine(fact).tell_object(Answering())
+
+
+def listening():
+    machine = Machine(fact)
+    machine.listen(nothing)
+    return machine
 
 
 def is_asked_by_argument():
@@ -158,7 +186,9 @@ def counter() -> Calls:
         ("is_told", 2, 4, 3, 0, 1),
         ("is_told_by_partial", 2, 4, 3, 0, 1),
         ("is_told_by_object", 2, 4, 3, 0, 1),
+        ("is_told_by_method", 2, 4, 3, 0, 1),
         ("is_asked_by_argument", 2, 4, 3, 1, 0),
+        ("is_asked_by_method", 2, 4, 3, 1, 0),
         ("calls_inside", 1, 2, 0, 0, 0),
         ("lists", 2, 4, 2, 0, 0),
         # A coroutine that goes on is not called again.
@@ -181,6 +211,24 @@ def test_calls(
         "told up": told,
     }
     assert calls.ways_up() == ({"madeup.low.below -> madeup.high.above": up} if up else {})
+
+
+@pytest.mark.parametrize("wired", [True, False])
+def test_who_listens_since_before_the_walk_is_told(above: ModuleType, wired: bool) -> None:
+    wiring = counter()
+    with all_handed(wiring):
+        machine = above.listening()
+    calls = Calls(
+        Contract(CONTRACT),
+        "madeup",
+        through=("madeup.values",),
+        stage=("madeup.stage",),
+        wiring=wiring if wired else None,
+    )
+    with all_calls(calls):
+        machine.ask()
+    assert (calls.figures()["calls up"], calls.figures()["told up"]) == (int(not wired), int(wired))
+    assert not wiring.modules
 
 
 @pytest.mark.parametrize(("way", "cross"), [("values", 3), ("stage", 2)])

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from lockstep.gossip.failure_detector import FailureDetector
+from lockstep.gossip.failure_detector import FailureDetector, Opinions
 from lockstep.gossip.pulling import FAN_OUT, PINGED_AT_ONCE
 from lockstep.internode import verbs
 from lockstep.internode.handshake import Address
@@ -153,7 +153,7 @@ class Pings:
     """Takes pings; `clock` is the runtime's."""
 
     def __init__(self, cluster: ClusterMetadata) -> None:
-        self.current = cluster
+        self.current = self.cluster = cluster
         self.asked: list[int] = []
         self.clock = self
         self.value = Identity("host-3", "", 1)
@@ -179,7 +179,8 @@ class Pings:
 def test_a_node_asks_few_in_each_round_and_everyone_in_the_end() -> None:
     pings: Any = Pings(cluster_of(1000, 5, left=(17,)))
     detector = FailureDetector()
-    part = Liveness(pings, pings, pings, detector, lambda: 3, lambda: False, pings, pings)
+    opinions = Opinions(detector, pings, lambda: 3, lambda: 0.0)
+    part = Liveness(pings, pings, pings, opinions, lambda: False, pings, pings)
     asked: Counter[int] = Counter()
     for _ in range(35):
         chosen = part._chosen()

@@ -137,11 +137,11 @@ def test_what_only_a_node_that_lost_its_store_had_is_lost_and_stays_so_over_a_re
         everything = Lack(FIRST_KEY, LAST_KEY, "store")
         cluster, own = town.node(2).log.cluster, NodeId(2)
         tables = {keyspace.name: {one.id for one in keyspace.tables} for keyspace in cluster.schema.keyspaces}
-        sole = tuple(of_sole_replica(everything, cluster, own))
+        sole = tuple(of_sole_replica((everything,), cluster, own))
         assert sole and all(lack.sole for lack in sole), "what has other replicas is not among them"
         given_up = Lack(FIRST_KEY, LAST_KEY, "store", given_up=True)
-        assert not tuple(of_sole_replica(given_up, cluster, own))
-        filling = town.begin(2, lambda node: node.data.lacking.filled((everything,), node.log.cluster, own))
+        assert not tuple(of_sole_replica((given_up,), cluster, own))
+        filling = town.begin(2, lambda node: node.data.lacking.filled((everything,), sole))
         assert town.finish(filling).error is None
         for _ in range(2):
             town.wait(3)

@@ -32,15 +32,17 @@ def test_an_epoch_is_durable_before_any_message_carries_it() -> None:
     shown: list[int] = []
 
     def watch(town: Town, name: str, node: Node) -> None:
-        disk, told = town.world.processes[name].disk, node.context.internode.epoch
+        disk, told = town.world.processes[name].disk, node.log.state.newest
 
-        def epoch() -> int:
-            now = told()
-            assert now <= durable_epoch(disk), f"{name} shows epoch {now} too early"
-            shown.append(now)
-            return now
+        class Watched:
+            @property
+            def epoch(self) -> int:
+                now = told.epoch
+                assert now <= durable_epoch(disk), f"{name} shows epoch {now} too early"
+                shown.append(now)
+                return now
 
-        node.context.internode.epoch = epoch
+        node.context.internode.newest = node.context.internode.own.newest = Watched()
 
     with Town() as town:
         town.prepare = lambda name, node: watch(town, name, node)

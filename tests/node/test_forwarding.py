@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lockstep.coordination.forwarding import Forwarding
-from lockstep.internode.services import ExcludedNodes
+from lockstep.internode.own_side import ExcludedNodes
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
 from lockstep.schema.changes import CreateKeyspace, CreateTable, NewColumn
@@ -109,7 +109,7 @@ def shut(town: Town, number: int, *others: int) -> None:
         known = ExcludedNodes(
             frozenset((node.context.identity.value.host_id,)), frozenset((node.context.address,))
         )
-        town.node(other).context.internode.excluded = known
+        town.node(other).context.internode.own.excluded = known
 
 
 def test_a_replica_takes_nothing_of_an_excluded_node_by_way_of_one_that_does_not_know() -> None:

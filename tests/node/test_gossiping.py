@@ -35,7 +35,9 @@ def test_every_node_learns_what_every_other_says_of_itself() -> None:
                 assert told.epoch == town.newest.epoch
                 assert told.schema_version == town.newest.schema.digest[:16]
         assert all(
-            town.node(holder).membership.liveness.prefers(node) for holder in (1, 4) for node in (1, 2, 3, 4)
+            town.node(holder).membership.liveness.opinions.prefers(node)
+            for holder in (1, 4)
+            for node in (1, 2, 3, 4)
         )
 
 
@@ -60,10 +62,12 @@ def test_a_node_that_does_not_serve_is_alive_and_asked_last() -> None:
         town.found()
         town.wait(3)
         town.node(2).ready = False
-        town.until(lambda: not town.node(1).membership.liveness.prefers(2), limit_s=6)
-        assert town.node(1).membership.liveness.alive(2) and town.node(2).membership.liveness.prefers(2)
+        town.until(lambda: not town.node(1).membership.liveness.opinions.prefers(2), limit_s=6)
+        assert town.node(1).membership.liveness.alive(2) and town.node(
+            2
+        ).membership.liveness.opinions.prefers(2)
         town.node(2).ready = True
-        town.until(lambda: town.node(1).membership.liveness.prefers(2), limit_s=6)
+        town.until(lambda: town.node(1).membership.liveness.opinions.prefers(2), limit_s=6)
 
 
 def test_a_silent_node_is_slow_first_and_then_suspected() -> None:
@@ -72,10 +76,10 @@ def test_a_silent_node_is_slow_first_and_then_suspected() -> None:
         town.wait(10)
         town.process(3).crash()
         liveness = town.node(1).membership.liveness
-        town.until(lambda: not liveness.prefers(3), limit_s=4)
+        town.until(lambda: not liveness.opinions.prefers(3), limit_s=4)
         assert liveness.alive(3)
         town.until(lambda: not liveness.alive(3), limit_s=4)
-        assert liveness.phi(3) > 7.5 and (liveness.silent_s(3) or 0) > 1
+        assert liveness.opinions.phi(3) > 7.5 and (liveness.silent_s(3) or 0) > 1
 
 
 @pytest.mark.parametrize("count", [3, 8])

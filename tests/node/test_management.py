@@ -329,7 +329,7 @@ def test_no_member_begins_while_the_one_before_may_still_write() -> None:
             group.stop = wait  # type: ignore[method-assign]
             now = management._metadata.current
             service = msgspec.structs.replace(now.service, voters=(NodeId(1), NodeId(2)))
-            management._metadata.current = now.changed(SERVICE.set(service))
+            management._metadata.newest.show(now.changed(SERVICE.set(service)))
             management._own_member = lambda: 3  # type: ignore[method-assign]
             management._looks = LOOKS_PER_QUESTION - 1
             await management._give_up_part()
@@ -354,7 +354,7 @@ def test_a_node_that_no_longer_votes_ends_its_member() -> None:
         rest = tuple(number for number in (1, 2, 3) if number != out)
         counted = msgspec.structs.replace(state, voters=tuple(NodeId(number) for number in rest))
         node = town.node(out)
-        node.log.state.current = node.log.state.current.changed(SERVICE.set(counted))
+        node.log.state.newest.show(node.log.state.current.changed(SERVICE.set(counted)))
         node.membership.management._own_member = lambda: None  # type: ignore[method-assign]
         done = town.begin(
             1, lambda one: one.membership.management.submitter.submit(RecordVoters(rest, 99, 99), 5000)

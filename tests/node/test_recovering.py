@@ -15,13 +15,12 @@ from lockstep.node.recovering import (
     recover_store,
     refuse_half_recovered,
 )
-from lockstep.node.work.lacking import Lacking
 from lockstep.runtime.ports import Runtime
 from lockstep.runtime.real.family import RealClock
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.model import open_model_store
 from lockstep.storage.store import STORE_DIRECTORY, Store
-from lockstep.storage.store_position import generation_of
+from lockstep.storage.store_position import Lacking, generation_of
 from lockstep.values.errors import CorruptFile, PreconditionError, RangeLacking
 from lockstep.values.tokens import Range
 from tests.storage.support import runtime_of as storage_runtime

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from lockstep.coordination.context import CoordinationContext, Opinions
+from lockstep.coordination.context import CoordinationContext
 from lockstep.coordination.coordinator import Coordinator
 from lockstep.coordination.writes import Writes
 from lockstep.internode.handshake import Address, PeerInfo
@@ -280,6 +281,16 @@ class ScriptedInternode:
         return self.__dict__.setdefault("_tasks", [])
 
 
+class Seeming:
+    """Opinions that follow one function."""
+
+    def __init__(self, alive: Callable[[int], bool]) -> None:
+        self.alive = self.prefers = alive
+
+    def alive_until_s(self, node: int) -> float:
+        return -math.inf
+
+
 class ScriptedNode:
     """A coordinator and a replica on one node, with metadata the test sets."""
 
@@ -311,7 +322,7 @@ class ScriptedNode:
             self.catch_up,
             lambda: node,
             self.new_id,
-            Opinions(self.seems_alive, self.seems_alive),
+            Seeming(self.seems_alive),
         )
         self.coordinator = Coordinator(context, Writes(context))
 

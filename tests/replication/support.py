@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 from lockstep.internode.handshake import Hello, PeerInfo
-from lockstep.internode.internode import Internode, LinkSecurity
+from lockstep.internode.internode import Internode
+from lockstep.internode.own_side import LinkSecurity
 from lockstep.runtime.ports import Runtime
 from lockstep.runtime.real.network import RealNetwork
 
@@ -108,7 +109,7 @@ class TestNode:
         self.host = f"127.0.1.{index}"
         self.port = free_port(self.host)
         self.address = (self.host, self.port)
-        self.current_epoch = 1
+        self.epoch = 1
         self.epochs_seen: list[tuple[int, int]] = []
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.refuse: str | None = None
@@ -127,15 +128,16 @@ class TestNode:
 
     def build(self, **security: Any) -> Internode:
         """`security`: as LinkSecurity has it."""
-        return Internode(
+        made = Internode(
             self.runtime,
             lambda: self.greeting,
-            lambda: self.current_epoch,
-            self._told,
+            self,
             lambda hello: self.refuse,
             self._log,
             LinkSecurity(**security),
         )
+        made.own.listen(self._told)
+        return made
 
     def _told(self, peer: PeerInfo, epoch: int) -> None:
         self.epochs_seen.append((peer.node_id, epoch))

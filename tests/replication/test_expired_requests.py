@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -62,7 +63,7 @@ def test_an_expired_frame_is_counted_and_refused(shared: bool) -> None:
                 frame = encode_frame(verbs.WRITE, 901, 1, REQUEST, bodies[0], sent_ms, left_ms)
             peer._post(901, frame)
             assert await one.internode.begin(two.address, verbs.WRITE, Ping("last"), 5000) == Pong("last")
-            assert two.internode.expired == (2 if shared else 1)
+            assert two.internode.own.expired == (2 if shared else 1)
             assert served == ["first", "last"]
 
     served.clear()
@@ -93,7 +94,7 @@ def test_a_delay_is_never_told_too_long_and_exactly_after_a_fast_message(
 def test_what_waits_to_share_a_frame_is_not_sent_once_all_of_it_is_too_late() -> None:
     """As on a node that stood still between the turn in which a write began and the next."""
     clock, posted = Still(), []
-    out = SharedOut(lambda: 7, clock, lambda stream, frame: posted.append((stream, frame)))
+    out = SharedOut(SimpleNamespace(epoch=7), clock, lambda stream, frame: posted.append((stream, frame)))
     for number, (deadlines_s, now_s, sent) in enumerate(
         (
             ((1.0,), 0.5, True),
@@ -131,7 +132,7 @@ def test_requests_that_are_given_up_far_apart_share_no_frame(
 ) -> None:
     """Else a replica would work on an old write for as long as somebody waits for a new one."""
     posted: list[bytes] = []
-    out = SharedOut(lambda: 7, Still(), lambda stream, frame: posted.append(frame))
+    out = SharedOut(SimpleNamespace(epoch=7), Still(), lambda stream, frame: posted.append(frame))
     for stream, deadline_s in enumerate(deadlines_s, 1):
         out.add(verbs.WRITE, stream, encode(stream), deadline_s)
     out.post()

@@ -54,14 +54,14 @@ def pair(handler: Any = None, fast: Any = None) -> tuple[TestNode, TestNode]:
 def test_requests_are_answered_both_ways_and_carry_epochs() -> None:
     async def test() -> None:
         one, two = pair()
-        two.current_epoch = 5
+        two.epoch = 5
         async with running(one, two):
             assert await one.internode.request(two.address, verbs.PING, Ping("a"), 1000) == Pong("a")
             assert await two.internode.request(one.address, verbs.PING, Ping("b"), 1000) == Pong("b")
             assert one.internode.connected(two.address)
             assert one.internode.peer(two.address).node_id == 2  # type: ignore[union-attr]
             assert (2, 5) in one.epochs_seen
-            two.current_epoch = 6
+            two.epoch = 6
             await one.internode.request(two.address, verbs.PING, Ping("c"), 1000)
             assert one.epochs_seen[-1] == (2, 6)
 
@@ -461,7 +461,7 @@ def test_one_way_messages_arrive_in_order() -> None:
 def test_call_tells_reply_and_sender_epoch_once() -> None:
     async def test() -> None:
         one, two = pair()
-        two.current_epoch = 12
+        two.epoch = 12
         ended: list[Any] = []
         async with running(one, two):
             deadline_s = one.runtime.clock.monotonic_s() + 1
@@ -502,12 +502,12 @@ def test_a_corrupt_frame_closes_the_connection_and_applies_nothing() -> None:
 def test_a_peers_epoch_is_told_when_it_rises_and_always_while_we_are_behind() -> None:
     async def test() -> None:
         one, two = pair()
-        one.current_epoch = two.current_epoch = 5
+        one.epoch = two.epoch = 5
         async with running(one, two):
             for _ in range(3):
                 await one.internode.request(two.address, verbs.PING, Ping("a"), 1000)
             assert one.epochs_seen == [(2, 5)]
-            two.current_epoch = 7
+            two.epoch = 7
             for _ in range(3):
                 await one.internode.request(two.address, verbs.PING, Ping("a"), 1000)
             assert one.epochs_seen == [(2, 5), (2, 7), (2, 7), (2, 7)]

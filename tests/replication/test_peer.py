@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,14 +74,8 @@ class Node:
         self.faults = LinkFaults()
         self.logged: list[str] = []
         self.seen: list[int] = []
-        self._streams = 0
-
-    def epoch(self) -> int:
-        return 5
-
-    def next_stream(self) -> int:
-        self._streams += 1
-        return self._streams
+        self.streams = itertools.count(1)
+        self.newest = SimpleNamespace(epoch=5)
 
     def log(self, event: str, **facts: Any) -> None:
         self.logged.append(event)

@@ -9,11 +9,10 @@ import msgspec
 import pytest
 
 from lockstep.internode import verbs
-from lockstep.internode.connection import Proofs, _proof, secrets_in
 from lockstep.internode.frames import ERROR, REPLY, REQUEST, Envelope, FrameReader, encode_frame
-from lockstep.internode.handshake import Hello
+from lockstep.internode.handshake import Hello, Proofs, _proof, secrets_in
 from lockstep.internode.internode import Internode
-from lockstep.internode.peer import HELLO_DECODER
+from lockstep.internode.own_side import HELLO_DECODER
 from lockstep.internode.verbs import decode_error
 from lockstep.values.codec import encode
 from lockstep.values.errors import HandshakeRefused

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from lockstep.internode import verbs
+from lockstep.internode.connection import FileReply
 from lockstep.internode.frames import FrameReader, encode_frame, encode_raw_frame, raw_body
-from lockstep.internode.raw_bytes import FileReply
 from lockstep.replica.messages import StreamAskPart, StreamPart
 from lockstep.runtime.real import real_runtime
 from lockstep.values.errors import DiskRefused, FrameCorrupt, PeerError, PeerTimeout
@@ -69,9 +69,9 @@ def test_several_parts_arrive_one_after_the_other_beside_other_requests(tmp_path
             assert await plain == StreamPart(0)
             assert [(await one).size for one in coming] == [size for _, size in parts]
             assert got == CONTENT
-            connections = len(source.internode._incoming)
+            connections = len(source.internode.own.incoming)
             target.internode.lanes.close(source.address)
-            await until(lambda: len(source.internode._incoming) < connections)
+            await until(lambda: len(source.internode.own.incoming) < connections)
             assert connections == 2
 
     run(test)

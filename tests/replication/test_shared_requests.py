@@ -15,7 +15,7 @@ from lockstep.internode.connection import Connection
 from lockstep.internode.frames import REQUEST, SHARED, Envelope, encode_frame
 from lockstep.internode.handshake import PeerInfo
 from lockstep.internode.internode import Internode
-from lockstep.internode.services import ExcludedNodes
+from lockstep.internode.own_side import ExcludedNodes
 from lockstep.internode.serving import Respond
 from lockstep.internode.shared_requests import SHARED_REQUEST_BYTES_MAX, SHARED_REQUESTS_MAX
 from lockstep.values.codec import encode
@@ -92,7 +92,7 @@ def test_requests_of_one_turn_share_frames_and_find_their_own_replies() -> None:
             texts = [str(number) for number in range(2 * SHARED_REQUESTS_MAX + 1)]
             assert [reply.text for reply in await ask(one, two, *texts)] == texts
         assert [frame.flags for frame in frames] == [REQUEST | SHARED, REQUEST | SHARED, REQUEST]
-        assert [connection.serving for connection in two.internode._incoming] == [0]
+        assert [connection.serving for connection in two.internode.own.incoming] == [0]
 
     with_pair(test)
 
@@ -145,9 +145,9 @@ def test_a_peer_that_is_not_served_hears_it_for_each_request(
             monkeypatch.setattr(serving, "PEER_REQUESTS_SERVED_MAX", 1)
         else:
             monkeypatch.setattr(verbs, "CATCH_UP", frozenset())  # A ping is of it.
-            two.internode.excluded = ExcludedNodes(frozenset({one.greeting.host_id}), frozenset())
+            two.internode.own.excluded = ExcludedNodes(frozenset({one.greeting.host_id}), frozenset())
         assert [type(answer) for answer in await ask(one, two, "a", "b")] == [error] * 2
-        assert [connection.serving for connection in two.internode._incoming] == [0]
+        assert [connection.serving for connection in two.internode.own.incoming] == [0]
 
     with_pair(test)
 
@@ -166,7 +166,7 @@ def test_answers_that_wait_for_each_other_are_given_together() -> None:
         assert not any(respond.is_open for respond in waiting)
         with pytest.raises(AssertionError):
             Respond.all(waiting[:1], Pong("twice"))
-        await until(lambda: all(connection.serving == 0 for connection in two.internode._incoming))
+        await until(lambda: all(connection.serving == 0 for connection in two.internode.own.incoming))
         await two.internode.stop()
         assert [type(answer) for answer in await asking] == [Pong, PeerTimeout, Pong]
 

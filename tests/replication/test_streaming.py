@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from lockstep.internode import verbs
-from lockstep.internode.raw_bytes import FileReply
+from lockstep.internode.connection import FileReply
 from lockstep.internode.throttle import Throttle
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.operations import OPERATIONS

@@ -360,11 +360,11 @@ def test_verify_names_the_node_and_the_part_that_differ(cluster: Nodes) -> None:
     state = cluster.members[2].node.log.state
     held = state.current
     host = f"{cluster.members[0].address}:{ADMIN_PORT}"
-    state.current = held.changed(EXTENSIONS.set(held.extensions.insert("x", b"y")))
+    state.newest.show(held.changed(EXTENSIONS.set(held.extensions.insert("x", b"y"))))
     try:
         result = CliRunner().invoke(root, ["metadata", "verify", "--host", host, "-o", "json"])
     finally:
-        state.current = held
+        state.newest.show(held)
     assert result.exit_code == 1, result.output
     found = json.loads(result.stdout)
     assert found["first_divergence"] == {

@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
-from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
+from lockstep.metadata.cluster import ClusterMetadata, Newest, empty_cluster
 from lockstep.metadata.log.apply import apply_entry
 from lockstep.metadata.log.entries import LogEntry
 from lockstep.metadata.log.registry import EntryKind, Registry
@@ -187,15 +187,19 @@ class MetadataState:
         self._saver = SnapshotSaver(self.store, self._retain, log)
         #: Applied entries from `first_epoch` on, those that are retained.
         self.entries: list[LogEntry] = []
-        self.current = empty_cluster(registry.parts)
+        self.newest = Newest(empty_cluster(registry.parts))
         self.broken: LockstepError | None = None
         #: Nothing above this epoch is applied, for a test; None for no such limit.
         self._held_at: int | None = None
         self._known_value = known_value
 
     @property
+    def current(self) -> ClusterMetadata:
+        return self.newest.cluster
+
+    @property
     def epoch(self) -> int:
-        return self.current.epoch
+        return self.newest.epoch
 
     @property
     def first_epoch(self) -> int:
@@ -226,7 +230,8 @@ class MetadataState:
             if entry.kind == EntryKind.SNAPSHOT:
                 self._saver.due(value, entry)
             value = apply_entry(value, entry, self._registry)
-        self.entries, self.current = loaded.entries, value
+        self.entries = loaded.entries
+        self.newest.show(value)
         self._observe(installed=False)
 
     def start(self) -> None:
@@ -432,7 +437,8 @@ class MetadataState:
                 install.done.set_result(None)
 
     def _show(self, after: ClusterMetadata, entry: LogEntry, *, installed: bool = False) -> None:
-        before, self.current = self.current, after
+        before = self.current
+        self.newest.show(after)
         if entry.kind == EntryKind.SNAPSHOT and not installed:
             self._saver.due(before, entry)
         elif entry.kind == EntryKind.TRUNCATE_LOG:

@@ -132,11 +132,11 @@ class Gossip:
 
     def _learned(self, states: SoftStates) -> None:
         """Who serves, by what is known now."""
-        before = self._liveness.avoided
+        before = self._liveness.opinions.avoided
         avoided = frozenset(
             node for node, known in states.items() if not known.state.ready and node != states.own
         )
-        self._liveness.avoided = avoided
+        self._liveness.opinions.avoided = avoided
         if avoided == before:
             return
         for node in sorted(avoided ^ before):

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from math import inf
 
-from lockstep.gossip.failure_detector import ClockOffsets, FailureDetector, Offset, measured, own_skew
+from lockstep.gossip.failure_detector import ClockOffsets, Offset, Opinions, measured, own_skew
 from lockstep.gossip.pulling import PINGED_AT_ONCE, ping_rounds, pinged
 from lockstep.internode import verbs
 from lockstep.internode.handshake import PeerInfo
@@ -149,8 +148,7 @@ class Liveness:
         runtime: Runtime,
         state: MetadataState,
         internode: Internode,
-        detector: FailureDetector,
-        own_id: Callable[[], int],
+        opinions: Opinions,
         leads: Callable[[], bool],
         identity: IdentityFile,
         clocks: Clocks,
@@ -158,17 +156,17 @@ class Liveness:
         self._runtime = runtime
         self._state = state
         self._internode = internode
-        self._detector = detector
-        self._own_id = own_id
+        self._detector = opinions.detector
+        self._own_id = opinions.own_id
+        self.opinions = opinions
+        self.alive, self.silent_s = opinions.alive, opinions.silent_s
         self._leads = leads
         #: The node that last said it leads the metadata group.
         self._leading: int | None = None
         self._identity = identity
         self._clocks = clocks
         self._monotonic_s = runtime.clock.monotonic_s
-        #: Nodes that say of themselves that they do not serve yet: others are preferred.
-        self.avoided: frozenset[int] = frozenset()
-        self._opinions: dict[int, bool] = {}
+        self._told: dict[int, bool] = {}
         self._round = 0
         self._listeners: list[LivenessListener] = []
         internode.register_fast(verbs.PING, Ping, Ping, self._receive)
@@ -204,42 +202,10 @@ class Liveness:
             if node not in present and node != self._own_id():
                 self._detector.forget(node)
                 self._clocks.forget(node)
-                self._opinions.pop(node, None)
+                self._told.pop(node, None)
 
     def listen(self, listener: LivenessListener) -> None:
         self._listeners.append(listener)
-
-    def alive(self, node: int) -> bool:
-        """This node always seems alive to itself; nobody does whose address another node has taken, or who is
-        shut out."""
-        if node in self._state.current.not_served:
-            return node == self._own_id()
-        return self._detector.alive(node, self._monotonic_s()) or node == self._own_id()
-
-    def alive_until_s(self, node: int) -> float:
-        """It is alive until then by the metadata of now, and longer if more is heard of it."""
-        if node == self._own_id():
-            return inf
-        return -inf if node in self._state.current.not_served else self._detector.alive_until_s(node)
-
-    def prefers(self, node: int) -> bool:
-        """Whether requests should go there before they go to a node that is alive but slow or not ready."""
-        if NodeId(node) in self._state.current.directory.shadowed:
-            return False
-        prompt = self._detector.prompt(node, self._monotonic_s()) and node not in self.avoided
-        return prompt or node == self._own_id()
-
-    def phi(self, node: int) -> float:
-        """How strongly the node is suspected; 0 for this one."""
-        return 0.0 if node == self._own_id() else self._detector.phi(node, self._monotonic_s())
-
-    def silent_s(self, node: int) -> float | None:
-        """Seconds since a sign of life; None when there never was one."""
-        return 0.0 if node == self._own_id() else self._detector.silent_s(node, self._monotonic_s())
-
-    def suspected_in_s(self, node: int) -> float:
-        """Seconds of further silence until it does not seem alive any more."""
-        return self._detector.suspected_in_s(node, self._monotonic_s())
 
     def heard_since(self, node: int, wall_us: int) -> bool:
         """Whether a live node gave a sign of life after this time of the wall clock, with room for one that
@@ -296,7 +262,7 @@ class Liveness:
         if info is not None and info.state is NodeState.LEFT:
             return  # It is forgotten, whatever it still says.
         self._detector.heard(node, self._monotonic_s())
-        if not self._opinions.get(node, False):
+        if not self._told.get(node, False):
             self._tell(node, True)
 
     @property
@@ -336,7 +302,7 @@ class Liveness:
                 await self._rest(PING_INTERVAL_MS / 1000 / groups)
             for node in self._state.current.directory.nodes:
                 alive = self.alive(node.id)
-                if self._opinions.get(node.id, alive) != alive:
+                if self._told.get(node.id, alive) != alive:
                     self._tell(node.id, alive)
 
     async def _rest(self, seconds: float) -> None:
@@ -364,6 +330,6 @@ class Liveness:
             self._internode.submit(address, verbs.PING, ping, deadline_s, self, node.id)
 
     def _tell(self, node: int, alive: bool) -> None:
-        self._opinions[node] = alive
+        self._told[node] = alive
         for listener in self._listeners:
             listener(NodeId(node), alive)

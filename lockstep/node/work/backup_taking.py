@@ -15,7 +15,6 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.log.snapshot_file import dump_file
 from lockstep.metadata.repairs import joined_ranges
 from lockstep.node.context import NodeContext
-from lockstep.node.work.lacking import Lacking
 from lockstep.replica.backup_messages import BackupOrder, BackupStatus, KeptPart, Purpose
 from lockstep.replica.session_guards import SessionGuards
 from lockstep.schema.model import Keyspace, Table
@@ -24,6 +23,7 @@ from lockstep.storage.backup_manifest import BackedFile, BackedTable, BackupWrit
 from lockstep.storage.cooperative_yield import CooperativeYield
 from lockstep.storage.engine import RangeFragments, StorageEngine
 from lockstep.storage.sorted_file import RangeFiles
+from lockstep.storage.store_position import Lacking
 from lockstep.topology.repairs import is_unchanged
 from lockstep.values.errors import CorruptFile, LockstepError, PreconditionError, SessionClosed
 from lockstep.values.limits import BACKUP_FILE_BYTES, BACKUP_PARTS_MAX, STREAM_IDLE_MS

@@ -13,7 +13,7 @@ runs, waits in the queue, or is asked for again soon.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from msgspec.structs import replace
@@ -24,52 +24,23 @@ from lockstep.node.log.metadata_state import MetadataState
 from lockstep.node.log.submission import Submitter
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.rows import keys
-from lockstep.storage.rows.keys import table_of, with_ballots
-from lockstep.storage.store_position import FACT, Lack, lacked, lacking_record, lacks_in, tokens_between
+from lockstep.storage.rows.keys import with_ballots
+from lockstep.storage.store_position import Lack, Lacking, tokens_between
 from lockstep.topology.kinds.rebuild import Rebuild
 from lockstep.topology.requests import EnqueueRequest
-from lockstep.values.errors import DiskRefused, LockstepError, RangeLacking
+from lockstep.values.errors import DiskRefused, LockstepError
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
 
 
-class Lacking:
-    def __init__(self, engine: StorageEngine) -> None:
-        """CorruptFile when the store cannot say what it lacks."""
-        self._engine = engine
-        self.current: tuple[Lack, ...] = lacks_in(engine.local_fact(FACT))
-
-    @property
-    def fillable(self) -> tuple[Lack, ...]:
-        """What other replicas may have."""
-        return tuple(lack for lack in self.current if not lack.sole)
-
-    async def filled(self, lacks: Sequence[Lack], cluster: ClusterMetadata, own: NodeId) -> None:
-        """They were filled from all other replicas that there are; durable on return."""
-        left = tuple(lack for lack in self.current if lack not in lacks)
-        await self._keep((*left, *(sole for lack in lacks for sole in of_sole_replica(lack, cluster, own))))
-
-    async def _keep(self, lacks: tuple[Lack, ...]) -> None:
-        if lacks != self.current:
-            self.current = lacks
-            await self._engine.synced(self._engine.keep_local_fact(FACT, lacking_record(lacks)[2]))
-
-    def require(self, table_id: int, tokens: Range) -> None:
-        """RangeLacking when something of a table's range, or of its ballots, may be lacking here."""
-        if not self.current:
-            return
-        found = lacked(self.current, table_of(table_id), tokens)
-        if found is not None:
-            raise RangeLacking(
-                f"this node lost what it stored of ({found.left}, {found.right}] of table {table_id}",
-                hint="it is filled from other replicas: `lockstep topology requests`",
-            )
+def of_sole_replica(lacks: Iterable[Lack], cluster: ClusterMetadata, own: NodeId) -> Iterator[Lack]:
+    """What of them only this node was to have, by table and range; nothing where that was given up."""
+    for lack in lacks:
+        if not lack.given_up:
+            yield from _sole_in(lack, cluster, own)
 
 
-def of_sole_replica(lack: Lack, cluster: ClusterMetadata, own: NodeId) -> Iterator[Lack]:
-    """What of a lack only this node was to have, by table and range; nothing where that was given up."""
-    if lack.given_up:
-        return
+def _sole_in(lack: Lack, cluster: ClusterMetadata, own: NodeId) -> Iterator[Lack]:
     groups = (group for keyspace in cluster.schema.keyspaces for group in keyspace.groups.items())
     for group, tables in groups:
         ranges = [

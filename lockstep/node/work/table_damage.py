@@ -15,11 +15,10 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.node.context import NodeContext
-from lockstep.node.work.lacking import Lacking
 from lockstep.storage.damage import DamagedFiles
 from lockstep.storage.rows.keys import table_of, with_ballots
 from lockstep.storage.store import Store
-from lockstep.storage.store_position import tokens_between
+from lockstep.storage.store_position import Lacking, tokens_between
 from lockstep.values.conditions import Condition
 from lockstep.values.errors import StorageError, TableFileDamaged
 from lockstep.values.node_limits import DAMAGED_FILES_MAX

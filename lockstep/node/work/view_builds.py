@@ -24,11 +24,11 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import OWNING_STATES
 from lockstep.node.context import NodeContext
 from lockstep.node.log.metadata_state import MetadataState
-from lockstep.node.work.lacking import Lacking
 from lockstep.schema.model import Schema, Table
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.index.index_entries import IndexDefinition, definition_of
 from lockstep.storage.store import Family
+from lockstep.storage.store_position import Lacking
 from lockstep.values import codec
 from lockstep.values.errors import DiskRefused, LockstepError
 from lockstep.values.hash_tree import changed

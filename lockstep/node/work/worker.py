@@ -20,7 +20,7 @@ from lockstep.node.context import NodeContext
 from lockstep.node.data_service import NodeData
 from lockstep.node.log.messages import RunWork, WorkStatus
 from lockstep.node.log.metadata_state import MetadataState
-from lockstep.node.work.lacking import refill_actor
+from lockstep.node.work.lacking import of_sole_replica, refill_actor
 from lockstep.storage.rows.keys import ballots_of
 from lockstep.streaming.stream_progress import StreamProgress
 from lockstep.topology.kind import stage_row
@@ -209,7 +209,8 @@ class WorkService:
                 await self._stream(operation, running.progress)
                 if operation.body == Rebuild(operation.node):
                     # From replicas that hold every acknowledged write, each table of each range.
-                    await self._lacking.filled(lacks, self._state.current, operation.node)
+                    sole = of_sole_replica(lacks, self._state.current, operation.node)
+                    await self._lacking.filled(lacks, sole)
                 self._note_rate(running.progress, self._runtime.clock.monotonic_s() - began_s)
             self._runtime.probes.reach("work.done")
         except LockstepError as error:

@@ -289,7 +289,7 @@ class Requests:
                 hint=f"`lockstep topology decommission {node}` lets it hand over its data; --presume-dead "
                 "removes one that answers and yet must go",
             )
-        seen_s, left_s = liveness.silent_s(node), liveness.suspected_in_s(node)
+        seen_s, left_s = liveness.silent_s(node), liveness.opinions.suspected_in_s(node)
         if seen_s is None or not liveness.alive(node):
             return ""
         return (

@@ -172,7 +172,12 @@ class Events:
         self._due.pop(node, None)
         info = self._node.log.cluster.directory.by_id.get(NodeId(node))
         liveness = self._node.membership.liveness
-        if info is None or not info.owns_tokens or not liveness.alive(node) or node in liveness.avoided:
+        if (
+            info is None
+            or not info.owns_tokens
+            or not liveness.alive(node)
+            or node in liveness.opinions.avoided
+        ):
             return
         if node not in self._up:
             self._topology("NEW_NODE", info)

@@ -219,7 +219,7 @@ def _requests_and_epochs(node: NodeServices) -> Iterator[Sample]:
     for reason, count in refusals.counts.items():
         yield Sample("lockstep_replication_refusals_total", count, (("reason", reason),))
     yield Sample("lockstep_replication_catch_up_waits_total", refusals.waits)
-    yield Sample("lockstep_replication_requests_expired_total", node.context.internode.expired)
+    yield Sample("lockstep_replication_requests_expired_total", node.context.internode.own.expired)
     yield from _extra_requests(node)
     for kind, replans, catch_ups in zip(
         ("write", "read"), node.data.coordinator.replans(), node.data.coordinator.catch_ups(), strict=True

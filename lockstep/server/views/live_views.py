@@ -360,8 +360,8 @@ def _document(node: NodeServices, info: NodeInfo) -> Document:
         "tokens": len(info.tokens),
         "alive": liveness.alive(info.id),
         "excluded": info.id in node.log.cluster.excluded_by_node,
-        "preferred": liveness.prefers(info.id),
-        "phi": round(liveness.phi(info.id), _PHI_DIGITS),
+        "preferred": liveness.opinions.prefers(info.id),
+        "phi": round(liveness.opinions.phi(info.id), _PHI_DIGITS),
         "silent_s": round(silent_s, 3) if silent_s is not None else None,
         "heard": known is not None,
     }
@@ -429,5 +429,5 @@ def gossip_samples(node: NodeServices) -> Iterator[Sample]:
     yield Sample("lockstep_gossip_failures_total", node.membership.gossip.failures)
     for info in _present(node):
         labels = (("node", str(info.id)), ("address", info.address))
-        phi = round(node.membership.liveness.phi(info.id), _PHI_DIGITS)
+        phi = round(node.membership.liveness.opinions.phi(info.id), _PHI_DIGITS)
         yield Sample("lockstep_gossip_phi", phi, labels)

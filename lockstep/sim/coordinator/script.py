@@ -397,7 +397,7 @@ class _Player:
 
     def _knows(self, match: re.Match[str]) -> None:
         for peer in self._peers(match):
-            peer.knows = int(match["epoch"])
+            peer.epoch = int(match["epoch"])
 
     def _log(self, match: re.Match[str]) -> None:
         for peer in self._peers(match):
@@ -480,7 +480,7 @@ class _Player:
             return
         if not peer.named:
             raise StepFailed(f"n{peer.number} has nothing to answer")
-        peer.answer(self._wording.answer(match["text"], peer.named[0][0], peer.knows))
+        peer.answer(self._wording.answer(match["text"], peer.named[0][0], peer.epoch))
         self.stage.wait(lambda: False, 2)
 
     def _sends(self, match: re.Match[str]) -> None:

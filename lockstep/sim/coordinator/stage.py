@@ -91,7 +91,7 @@ class ScriptedPeer:
         self.number = number
         self.process = process
         #: The epoch it says it is at.
-        self.knows = history.base_epoch
+        self.epoch = history.base_epoch
         self.serves_log = False
         self.fetches = 0
         #: (verb, request, respond) not yet named by a step.
@@ -107,9 +107,7 @@ class ScriptedPeer:
 
     async def main(self, runtime: Runtime) -> None:
         """Serve until the process ends."""
-        internode = self._internode = Internode(
-            runtime, self._hello, lambda: self.knows, _nothing, lambda hello: None, _nothing
-        )
+        internode = self._internode = Internode(runtime, self._hello, self, lambda hello: None, _nothing)
         internode.register_fast(verbs.WRITE, WriteRequest, WriteReply, self._taker(verbs.WRITE))
         internode.register_fast(verbs.READ_REPAIR, WriteRequest, WriteReply, self._taker(verbs.READ_REPAIR))
         internode.register_fast(verbs.READ, ReadRequest, ReadReply, self._taker(verbs.READ))
@@ -159,7 +157,7 @@ class ScriptedPeer:
 
     def _announce(self, address: Address) -> None:
         assert self._internode is not None, "peers are started first"
-        value = self._history.values[self.knows]
+        value = self._history.values[self.epoch]
         self._internode.send(address, verbs.ANNOUNCE, Announce(value.epoch, value.hash))
 
     def _submit(self, address: Address, verb: int, request: Any) -> None:
@@ -192,25 +190,25 @@ class ScriptedPeer:
             self._held.append((request, respond))
 
     def _entries(self, request: FetchLog) -> LogEntries:
-        return LogEntries(self.knows, tuple(self._history.entries[request.after : self.knows]))
+        return LogEntries(self.epoch, tuple(self._history.entries[request.after : self.epoch]))
 
     def _hash(self, _peer: PeerInfo, question: HashAt, respond: Respond) -> None:
-        known = question.epoch <= self.knows
-        value = self._history.values[self.knows]
+        known = question.epoch <= self.epoch
+        value = self._history.values[self.epoch]
         respond(
             HashReply(self._history.values[question.epoch].hash if known else b"", 1, value.epoch, value.hash)
         )
 
     def _query(self, _peer: PeerInfo, _query: EpochQuery, respond: Respond) -> None:
-        respond(EpochReply(self.knows, self.number))
+        respond(EpochReply(self.epoch, self.number))
 
     def _members(self, _peer: PeerInfo, _question: AskMembers, respond: Respond) -> None:
-        nodes = self._history.values[self.knows].directory.nodes
+        nodes = self._history.values[self.epoch].directory.nodes
         members = tuple(
             KnownMember(node.id, node.host_id, node.address, node.internode_port, node.id == VOTER)
             for node in nodes
         )
-        respond(MemberList(CLUSTER_ID, self.knows, members))
+        respond(MemberList(CLUSTER_ID, self.epoch, members))
 
 
 def _nothing(*_facts: Any, **_more: Any) -> None:
@@ -274,7 +272,7 @@ class Stage:
         self.process.start(self._prepare)
         self._until(lambda: not self.process.alive, "the data directory is prepared")
         for peer in self.peers.values():
-            peer.knows = self._epoch
+            peer.epoch = self._epoch
             peer.process.start(peer.main)
         self.process.start(self._serve)
         self.client.start(self._client)

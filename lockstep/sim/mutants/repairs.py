@@ -14,7 +14,6 @@ from lockstep.metadata.repairs import oldest
 from lockstep.node import node as node_module
 from lockstep.node import recovering as recovering_module
 from lockstep.node.work import repairs as work_repairs
-from lockstep.node.work.lacking import Lacking
 from lockstep.node.work.purging import TombstonePurge
 from lockstep.node.work.repairs import Comparison, RepairDriver
 from lockstep.replica.repair_participant import RepairParticipant
@@ -23,7 +22,7 @@ from lockstep.sim.plant import Planted, replaced
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.model import ModelStore
 from lockstep.storage.purging import Purge
-from lockstep.storage.store_position import lacking_record
+from lockstep.storage.store_position import Lacking, lacking_record
 from lockstep.topology import force_remove, repairs
 from lockstep.values.errors import TableFileDamaged
 from lockstep.values.rows import ReadCommand, ReadResult

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from lockstep.internode.services import ExcludedNodes
+from lockstep.internode.own_side import ExcludedNodes
 from lockstep.metadata.operations import Stage
 from lockstep.metadata.transitions import TRANSITIONS
 from lockstep.node.work import worker as work_module

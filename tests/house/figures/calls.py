@@ -25,9 +25,19 @@ _RESUME = dis.opmap["RESUME"]
 
 class Calls:
     """What was counted so far. `up` are calls from a room into a higher one that ask; `told` are those that
-    only tell: the callee was handed down as an argument while counting, and answered nothing."""
+    only tell: the callee, or the object whose method it is, was handed down as an argument (of anything but a
+    constructor), and answered nothing. What was handed down before a walk begins is seen with
+    `all_handed`, and is in `wiring`."""
 
-    def __init__(self, contract: Contract, package: str, *, through: tuple[str, ...], stage: tuple[str, ...]):
+    def __init__(
+        self,
+        contract: Contract,
+        package: str,
+        *,
+        through: tuple[str, ...],
+        stage: tuple[str, ...],
+        wiring: Calls | None = None,
+    ) -> None:
         self._contract = contract
         self._package = package
         self._through = through
@@ -38,7 +48,9 @@ class Calls:
         self.up: Counter[tuple[str, str]] = Counter()
         self.told: Counter[tuple[str, str]] = Counter()
         #: Code of callables that were passed as arguments, and to which modules.
-        self._handed: dict[CodeType, dict[str, None]] = {}
+        self._handed: dict[CodeType, dict[str, None]] = (
+            {} if wiring is None else {code: dict(to) for code, to in wiring._handed.items()}
+        )
         #: Calls up that have not returned, of callables that were handed down.
         self._open: dict[FrameType, tuple[str, str]] = {}
 
@@ -66,6 +78,12 @@ class Calls:
         pair = self._open.pop(frame, None)
         if pair is not None:
             (self.told if answer is None else self.up)[pair[0], pair[1]] += 1
+
+    def began(self, frame: FrameType) -> None:
+        """As `called`, where nothing counts yet: only what is handed down is noted."""
+        module = self.counted(frame)
+        if module and frame.f_lasti <= _beginning(frame.f_code):
+            self._take_arguments(frame, module)
 
     # ---- results
 
@@ -117,9 +135,9 @@ class Calls:
             return
         local = frame.f_locals
         for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
-            handed = _code_of(local.get(name))
-            if handed is not None and handed is not code:
-                self._handed.setdefault(handed, {})[module] = None
+            for handed in _codes_of(local.get(name), self._package) if name != "self" else ():
+                if handed is not code:
+                    self._handed.setdefault(handed, {})[module] = None
 
 
 class Counting:
@@ -147,6 +165,16 @@ def all_calls(calls: Calls) -> Counting:
     return Counting(listen)
 
 
+def all_handed(calls: Calls) -> Counting:
+    """Note what is handed down while the context is open; nothing is counted."""
+
+    def listen(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call":
+            calls.began(frame)
+
+    return Counting(listen)
+
+
 def _in(module: str, packages: tuple[str, ...]) -> bool:
     return any(module == package or module.startswith(f"{package}.") for package in packages)
 
@@ -160,12 +188,19 @@ def _beginning(code: CodeType) -> int:
     return 0
 
 
-def _code_of(value: Any) -> CodeType | None:
-    """The code that runs when the value is called; None for what is no callable of Python code."""
+def _codes_of(value: Any, package: str) -> tuple[CodeType, ...]:
+    """The code that runs when the value is called, or a method of it where it is an object of the package."""
     while isinstance(value, functools.partial):
         value = value.func
     if isinstance(value, MethodType):
         value = value.__func__
-    if not isinstance(value, FunctionType) and not isinstance(value, type):
-        value = vars(type(value)).get("__call__")
-    return value.__code__ if isinstance(value, FunctionType) else None
+    if isinstance(value, FunctionType):
+        return (value.__code__,)
+    return () if isinstance(value, type) else _methods_of(type(value), package)
+
+
+@functools.cache
+def _methods_of(kind: type, package: str) -> tuple[CodeType, ...]:
+    if not _in(kind.__module__, (package,)):
+        return ()
+    return tuple(found.__code__ for found in vars(kind).values() if isinstance(found, FunctionType))

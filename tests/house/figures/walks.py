@@ -7,11 +7,12 @@ that happens on all nodes until the newcomer serves.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from .calls import Calls, all_calls
+from .calls import Calls, all_calls, all_handed
 from .causes import Caused
 from .contract import Contract
 
@@ -47,36 +48,46 @@ _STATEMENTS: dict[str, tuple[Statement, str]] = {
 def walks(root: Path) -> dict[str, dict[str, Any]]:
     """{walk: figures, and its ways up}. `lockstep` must be the package of the checkout at `root`."""
     contract = Contract((root / ".importlinter").read_text())
-    found = {**_requests(contract), "a 4th node joins": _join(contract)}
+    return _told({**_requests(contract), "a 4th node joins": _join(contract)})
+
+
+def requests(root: Path) -> dict[str, dict[str, Any]]:
+    """As `walks`, without the join."""
+    return _told(_requests(Contract((root / ".importlinter").read_text())))
+
+
+def _told(found: dict[str, Calls]) -> dict[str, dict[str, Any]]:
     return {
         name: {**calls.figures(), "ways up": calls.ways_up(), "through": sorted(calls.modules)}
         for name, calls in found.items()
     }
 
 
-def _calls(contract: Contract) -> Calls:
-    return Calls(contract, PACKAGE, through=THROUGH, stage=STAGE)
+def _calls(contract: Contract, wiring: Calls | None = None) -> Calls:
+    return Calls(contract, PACKAGE, through=THROUGH, stage=STAGE, wiring=wiring)
 
 
 def _requests(contract: Contract) -> dict[str, Calls]:
     from lockstep.testing.simulated import SimulatedCluster
 
-    with SimulatedCluster(3, seed=SEED) as cluster:
+    wiring = _calls(contract)
+    with contextlib.ExitStack() as stack:
+        with all_handed(wiring):
+            cluster = stack.enter_context(SimulatedCluster(3, seed=SEED))
         cluster.execute(_KEYSPACE)
         cluster.execute(_TABLE.format("t"))
         for key in range(_ROWS):
             cluster.execute(_INSERT, (key, key, "text"))
         return {
-            name: _request(contract, cluster, statement, level)
+            name: _request(_calls(contract, wiring), cluster, statement, level)
             for name, (statement, level) in _STATEMENTS.items()
         }
 
 
-def _request(contract: Contract, cluster: Any, statement: Statement, level: str) -> Calls:
+def _request(calls: Calls, cluster: Any, statement: Statement, level: str) -> Calls:
     """The second run of a kind of statement is counted."""
     cluster.execute(*statement(1), consistency=level)
     cluster.advance(TAIL_S)
-    calls = _calls(contract)
     with Caused(calls, STAGE[0], CLIENT).counting():
         cluster.execute(*statement(2), consistency=level)
         cluster.advance(TAIL_S)
@@ -89,9 +100,10 @@ def _join(contract: Contract) -> Calls:
     """From the start of the process until it serves and all have seen each other."""
     from lockstep.testing.simulated import SimulatedCluster
 
-    with SimulatedCluster(4, seed=SEED):
+    wiring = _calls(contract)
+    with all_handed(wiring), SimulatedCluster(4, seed=SEED):
         pass  # Everything lazy has run once.
-    calls = _calls(contract)
+    calls = _calls(contract, wiring)
     counting = all_calls(calls)
     cluster = SimulatedCluster(4, seed=SEED)
     start_node = cluster._sim.start_node
