@@ -155,7 +155,7 @@ tick_ms = 20
     async def _stop(self, member: Member) -> None:
         if member.server is not None:
             member.server.stop()
-            member.server.abort()
+            member.server.clients.abort()
         if member.node is None:
             return
         await member.node.stop()

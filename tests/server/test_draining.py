@@ -152,17 +152,17 @@ def test_a_client_that_is_logging_in_is_answered_and_hears_nothing_behind_the_en
             cluster.loop.call_soon_threadsafe(held.set)
             found = answers_until_the_end(client)
             assert isinstance(found[7], wire.AuthSuccess)
-            connection = next(iter(member.server.connections))
+            connection = next(iter(member.server.clients.connections))
             connection.events = frozenset(["SCHEMA_CHANGE"])
 
             async def tell() -> None:
-                member.server._broadcast("SCHEMA_CHANGE", b"late")
+                member.server.clients.broadcast("SCHEMA_CHANGE", b"late")
                 for _ in range(3):
                     await asyncio.sleep(0)  # What is sent leaves at the end of a turn.
 
             cluster.call(tell())
         drained.result(20)
-        assert (draining.state, draining.cut, member.server.faults) == ("drained", 0, 0)
+        assert (draining.state, draining.cut, member.server.clients.faults) == ("drained", 0, 0)
         assert not cluster.escaped
 
 

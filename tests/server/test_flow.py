@@ -121,7 +121,7 @@ def test_a_client_that_wants_errors_is_read_on_and_refused() -> None:
 @pytest.fixture
 def full(single: Nodes) -> Iterator[Nodes]:
     """A node that counts as full with its first request."""
-    load = single.members[0].server.load
+    load = single.members[0].server.clients.load
     kept = load.bytes_max
     load.bytes_max = 1
     yield single

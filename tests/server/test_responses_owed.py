@@ -109,7 +109,7 @@ def test_a_client_that_does_not_read_makes_a_node_hold_no_more_than_its_bound(wi
         held = [0]
 
         def is_still() -> bool:
-            owed = sum(one.responses.owed for one in list(server.connections))
+            owed = sum(one.responses.owed for one in list(server.clients.connections))
             held.append(max(held[-1], owed))
             return len(held) > 20 and held[-20] == held[-1] and owed > 0
 
@@ -124,12 +124,12 @@ def test_a_client_that_does_not_read_makes_a_node_hold_no_more_than_its_bound(wi
     finally:
         for client in clients:
             client.socket.close()
-    assert eventually(lambda: server.responses.owed == server.responses.expected == 0)
+    assert eventually(lambda: server.clients.responses.owed == server.clients.responses.expected == 0)
 
 
 def test_a_client_that_never_reads_loses_its_connection(wide: Nodes) -> None:
     member = wide.members[0]
-    owed, closed = member.server.responses, member.server.responses.closed_stalled
+    owed, closed = member.server.clients.responses, member.server.clients.responses.closed_stalled
     kept, owed.stalled_ms_max = owed.stalled_ms_max, 500
     try:
         with connect(wide) as client:

@@ -51,7 +51,7 @@ class TwoLives:
     async def stop(self) -> None:
         if self.server is not None:
             self.server.stop()
-            self.server.abort()
+            self.server.clients.abort()
             self.server = None
         await self.node.stop()
 

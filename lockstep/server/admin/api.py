@@ -264,7 +264,7 @@ class Admin:
             answer = json_response(error_document(error), http_status(error))
             return structs.replace(answer, headers=CHALLENGE) if answer.status == 401 else answer
         except Exception as error:
-            fault = self._cql.fault(error)
+            fault = self._cql.clients.fault(error)
             return json_response(error_document(fault), 500)
 
     async def _dispatch(

@@ -23,14 +23,23 @@ import asyncio
 import hashlib
 import ipaddress
 import re
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
+from lockstep.cql.wire.messages import AuthResponse, Request
 from lockstep.metadata.access.role_changes import ChangeRole, CreateRole
 from lockstep.node.services import NodeServices
-from lockstep.runtime.ports import Runtime
-from lockstep.values.errors import BadCredentials, InvalidRequest, LockstepError, Overloaded, Rejected
+from lockstep.runtime.ports import Runtime, Tasks
+from lockstep.values.errors import (
+    BadCredentials,
+    InvalidRequest,
+    LockstepError,
+    Overloaded,
+    ProtocolViolation,
+    Rejected,
+)
 from lockstep.values.limits import (
     PASSWORD_CHECKS_AT_ONCE_MAX,
     PASSWORD_CHECKS_QUEUED_MAX,
@@ -326,3 +335,43 @@ def _plain(token: bytes | None) -> tuple[str, str]:
     if not parts[2]:
         raise BadCredentials("Password must not be null")
     return parts[1], parts[2]
+
+
+class Login:
+    """Of a client at `address`. `done` hears once of the end: the stream to answer on, the role that logged
+    in, or that was to, and why it did not. A refused client has to connect again, so that each guess costs it
+    a connection and a turn."""
+
+    def __init__(
+        self,
+        authentication: Authentication,
+        address: str,
+        tasks: Tasks,
+        done: Callable[[int, str, Exception | None], None],
+    ) -> None:
+        self._authentication = authentication
+        self._address = address
+        self._tasks = tasks
+        self._done = done
+        self._tries = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether credentials are being looked at."""
+        return self._tries
+
+    def take(self, stream: int, request: Request) -> None:
+        """A request of a client that is not logged in. ProtocolViolation unless it is its credentials."""
+        if not isinstance(request, AuthResponse) or self._tries:
+            name = type(request).__name__.upper()
+            raise ProtocolViolation(f"Unexpected message {name}, needs authentication through AUTH_RESPONSE")
+        self._tries = True
+        self._tasks.spawn(self._try(stream, request.token), "cql.login")
+
+    async def _try(self, stream: int, token: bytes | None) -> None:
+        try:
+            role = await self._authentication.login(token, self._address)
+        except Exception as error:
+            self._done(stream, claimed_role(token), error)
+        else:
+            self._done(stream, role, None)

@@ -1,22 +1,20 @@
 """One CQL connection: who the client is, bytes to requests, answers to bytes, and the hot path of prepared
 writes of one partition, which need neither a task nor a future.
 
-How a CQL client begins: who it is, and what it asks for in its first message.
-
 Invariant: answers of one loop turn leave in one write; reading stops while too much is in flight or the
 client does not read; a damaged stream closes this connection and no other; whatever a handler raises is
 answered on its stream, and the connection stays usable. Each write that was taken is answered once. Writes
 that one read brought are all bound before the first of them begins, and all sent before the first is applied
 here: an interpreter that does the same for many in a row is several times as fast as one that takes each
-through everything. Until `admitted` nothing but the login is answered, and a refused client has to connect
-again, so that each guess costs it a connection and a turn.
+through everything. Until a client is logged in nothing else is answered.
 """
 
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 import msgspec
 
@@ -56,62 +54,25 @@ from lockstep.cql.wire.messages import (
     decode_request,
 )
 from lockstep.quorum.request_trace import REQUEST_TRACE
-from lockstep.runtime.ports import Tasks
-from lockstep.server.auth.authentication import AUTHENTICATOR, Authentication, claimed_role
+from lockstep.runtime.ports import Runtime
+from lockstep.server.auth.authentication import AUTHENTICATOR, Authentication, Login
 from lockstep.server.auth.permits import Session
-from lockstep.server.cql.backpressure import Backpressure, Responses
+from lockstep.server.cql.backpressure import Backpressure, NodeLoad, NodeResponses, Responses
 from lockstep.server.cql.buffers import ReadBuffer, WriteBuffer
-from lockstep.server.cql.loop_budget import work_of_texts
+from lockstep.server.cql.loop_budget import LoopBudget, work_of_texts
+from lockstep.server.log import Audit
 from lockstep.server.metrics.latencies import WRITE, Latencies, Latency
-from lockstep.server.statements.execution import Answer
+from lockstep.server.statements.execution import Answer, Executor
 from lockstep.server.statements.tracing import PayloadNotes, Trace, answered_payload, notes_for
 from lockstep.server.statements.user_functions import is_long
-from lockstep.values.errors import ColumnsGone, InvalidRequest, LockstepError, ProtocolViolation
-from lockstep.values.limits import CQL_BYTES_A_STATEMENT, CQL_FRAME_BYTES_MAX, CQL_GOODBYE_MS
-from lockstep.values.node_limits import HANDSHAKE_FRAME_BYTES_MAX
-
-if TYPE_CHECKING:
-    from lockstep.server.cql.cql_server import CqlServer
-    from lockstep.server.statements.execution import Executor
-
-
-class Login:
-    """Of a client at `address`. `done` hears once of the end: the stream to answer on, the role that logged
-    in, or that was to, and why it did not."""
-
-    def __init__(
-        self,
-        authentication: Authentication,
-        address: str,
-        tasks: Tasks,
-        done: Callable[[int, str, Exception | None], None],
-    ) -> None:
-        self._authentication = authentication
-        self._address = address
-        self._tasks = tasks
-        self._done = done
-        self._tries = False
-
-    @property
-    def busy(self) -> bool:
-        """Whether credentials are being looked at."""
-        return self._tries
-
-    def take(self, stream: int, request: Request) -> None:
-        """A request of a client that is not logged in. ProtocolViolation unless it is its credentials."""
-        if not isinstance(request, AuthResponse) or self._tries:
-            name = type(request).__name__.upper()
-            raise ProtocolViolation(f"Unexpected message {name}, needs authentication through AUTH_RESPONSE")
-        self._tries = True
-        self._tasks.spawn(self._try(stream, request.token), "cql.login")
-
-    async def _try(self, stream: int, token: bytes | None) -> None:
-        try:
-            role = await self._authentication.login(token, self._address)
-        except Exception as error:
-            self._done(stream, claimed_role(token), error)
-        else:
-            self._done(stream, role, None)
+from lockstep.values.errors import ColumnsGone, InvalidRequest, LockstepError, ProtocolViolation, ServerFault
+from lockstep.values.limits import (
+    CQL_BYTES_A_STATEMENT,
+    CQL_CONNECTIONS_MAX,
+    CQL_FRAME_BYTES_MAX,
+    CQL_GOODBYE_MS,
+)
+from lockstep.values.node_limits import HANDSHAKE_FRAME_BYTES_MAX, LOGIN_MS_MAX
 
 
 class DirectWrites:
@@ -240,7 +201,7 @@ class CqlConnection(asyncio.Protocol):
     """A connection of the server's CQL port. `session` is None until STARTUP was answered and the client has
     logged in where it must; `_login` is there while it must."""
 
-    def __init__(self, server: CqlServer) -> None:
+    def __init__(self, server: Connections) -> None:
         self._server = server
         self._reader = EnvelopeReader(bytes_max=HANDSHAKE_FRAME_BYTES_MAX)
         self._segments: SegmentReader | None = None
@@ -533,3 +494,106 @@ class CqlConnection(asyncio.Protocol):
         self._ended = True
         if self._transport is not None:
             self._transport.close()
+
+
+class Connections:
+    """All connections of one server, and what they share."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        log: Callable[..., None],
+        executor: Executor,
+        authentication: Authentication | None,
+        audit: Audit,
+        mirrors_payloads: bool,
+    ) -> None:
+        self.runtime = runtime
+        self._log = log
+        self.executor = executor
+        self.authentication = authentication
+        self.audit = audit
+        self.mirrors_payloads = mirrors_payloads
+        self.connections: dict[CqlConnection, None] = {}
+        #: When a connection must have logged in.
+        self._login_due: dict[CqlConnection, asyncio.TimerHandle] = {}
+        self.load = NodeLoad()
+        self.responses = NodeResponses(runtime.clock)
+        self.turns = LoopBudget(self.load, runtime.clock)
+        self.latencies = Latencies(runtime.clock.monotonic_s)
+        #: No other connection is taken.
+        self.full = False
+        self.connections_refused = 0
+        self.faults = 0
+        self.requests_served = 0
+        self._finishing: dict[CqlConnection, None] = {}
+        #: Set when all have ended that `finish` has told to.
+        self.finished = asyncio.Event()
+
+    def opened(self, connection: CqlConnection) -> bool:
+        """False when there is no room for another connection."""
+        if self.full or len(self.connections) >= CQL_CONNECTIONS_MAX:
+            self.connections_refused += 1
+            return False
+        self.connections[connection] = None
+        if self.authentication is not None:
+            loop = asyncio.get_running_loop()
+            due = loop.call_later(LOGIN_MS_MAX / 1000, self._end_unless_logged_in, connection)
+            self._login_due[connection] = due
+        return True
+
+    def _end_unless_logged_in(self, connection: CqlConnection) -> None:
+        del self._login_due[connection]
+        if connection.session is None:
+            connection.abort()
+
+    def closed(self, connection: CqlConnection) -> None:
+        due = self._login_due.pop(connection, None)
+        if due is not None:
+            due.cancel()
+        if connection in self.connections:
+            del self.connections[connection]
+            self.requests_served += connection.requests_served
+        self._finishing.pop(connection, None)
+        if not self._finishing:
+            self.finished.set()
+
+    def close_unread(self, connection: CqlConnection, why: str) -> None:
+        """The client does not take its responses."""
+        peer, owed = f"{connection.peer[0]}:{connection.peer[1]}", connection.responses.owed
+        self._log("cql.client_closed", peer=peer, why=why, owed=owed)
+        connection.abort()
+
+    def fault(self, error: BaseException) -> ServerFault:
+        """Log a defect and name it for the client, who cannot know what it did."""
+        self.faults += 1
+        trace = "".join(traceback.format_exception(error)) if error.__traceback__ is not None else ""
+        self._log("cql.fault", error=f"{type(error).__name__}: {error}", trace=trace)
+        return ServerFault(f"Unexpected error in the server: {type(error).__name__}: {error}")
+
+    def broadcast(self, kind: str, body: bytes) -> None:
+        for connection in list(self.connections):
+            if kind in connection.events:
+                connection.send_event(body)
+
+    def refuse(self) -> None:
+        """Begin nothing more on any connection."""
+        for connection in list(self.connections):
+            connection.drain()
+
+    def finish(self, *, also_listeners: bool) -> None:
+        """Let each connection end when what is in flight on it is answered, or those that listen for no
+        events."""
+        chosen = [one for one in self.connections if also_listeners or not one.events]
+        self._finishing = dict.fromkeys(chosen)
+        if chosen:
+            self.finished.clear()
+        else:
+            self.finished.set()
+        for connection in chosen:
+            connection.finish()
+
+    def abort(self) -> None:
+        """Close what has not finished."""
+        for connection in list(self.connections):
+            connection.abort()

@@ -23,7 +23,6 @@ Says that a node refuses requests of clients because it has too many, while it d
 from __future__ import annotations
 
 import asyncio
-import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,12 +39,10 @@ from lockstep.schema.summaries import ChangeSummary
 from lockstep.server.auth.authentication import Authentication, Passwords
 from lockstep.server.auth.permits import Permits
 from lockstep.server.auth.role_statements import RoleStatements
-from lockstep.server.cql.backpressure import NodeLoad, NodeResponses
-from lockstep.server.cql.connection import CqlConnection
+from lockstep.server.cql.connection import Connections, CqlConnection
 from lockstep.server.cql.loop_budget import LoopBudget
 from lockstep.server.cql.schema_watch import SchemaWatch
 from lockstep.server.log import Audit
-from lockstep.server.metrics.latencies import Latencies
 from lockstep.server.statements.execution import Executor
 from lockstep.server.statements.schema_statements import SchemaStatements
 from lockstep.server.views.system_local import SystemTables
@@ -53,10 +50,9 @@ from lockstep.server.views.system_schema import SchemaTables
 from lockstep.server.views.system_views import ViewTables
 from lockstep.server.views.tool_keyspaces import AuthTables, distributed_tables, trace_tables
 from lockstep.server.views.virtual import VirtualTables
-from lockstep.values.errors import ConfigurationError, ServerFault
+from lockstep.values.errors import ConfigurationError
 from lockstep.values.ids import NodeId
-from lockstep.values.limits import CQL_CONNECTIONS_MAX, DRAIN_BY_COMMAND_MS, NODE_UP_EVENT_DELAY_MS
-from lockstep.values.node_limits import LOGIN_MS_MAX
+from lockstep.values.limits import DRAIN_BY_COMMAND_MS, NODE_UP_EVENT_DELAY_MS
 
 if TYPE_CHECKING:
     from lockstep.server.admin.http import HttpRequest
@@ -212,17 +208,17 @@ class Draining:
         try:
             async with asyncio.timeout(limit_ms / 1000):
                 await self._look_at_sockets()
-                server.refuse()
+                server.clients.refuse()
                 self._refusing.set()
                 await self._look_at_sockets()
-                server.finish(also_listeners=False)
-                await server.finished.wait()
+                server.clients.finish(also_listeners=False)
+                await server.clients.finished.wait()
                 server.events.tell_own_end()
-                server.finish(also_listeners=True)
-                await server.finished.wait()
+                server.clients.finish(also_listeners=True)
+                await server.clients.finished.wait()
         except TimeoutError:
-            self.cut += server.load.requests
-            server.abort()
+            self.cut += server.clients.load.requests
+            server.clients.abort()
         self._node.membership.gossip.withdraw()
         self.state = "drained"
 
@@ -248,8 +244,8 @@ class Draining:
             "schema": "drain/1",
             "node": self._node.context.own_id(),
             "state": self.state,
-            "connections": len(self._server.connections),
-            "requests": self._server.load.requests,
+            "connections": len(self._server.clients.connections),
+            "requests": self._server.clients.load.requests,
             "cut": self.cut,
             "limit_ms": DRAIN_BY_COMMAND_MS,
         }
@@ -265,29 +261,13 @@ class CqlServer:
         #: What clients and operators tried and changed.
         self.audit = Audit(runtime.clock, node.context.log, audited)
         self.runtime = runtime
-        self.mirrors_payloads = node.context.configuration.testing.mirror_payloads
-        self.connections: dict[CqlConnection, None] = {}
-        #: When a connection must have logged in.
-        self._login_due: dict[CqlConnection, asyncio.TimerHandle] = {}
-        self.load = NodeLoad()
-        self.responses = NodeResponses(runtime.clock)
-        self.turns = LoopBudget(self.load, runtime.clock)
-        node.context.conditions.watch(watch_overload(node.context.conditions, self.turns, runtime.clock))
-        self.latencies = Latencies(runtime.clock.monotonic_s)
-        self.connections_refused = 0
-        self.faults = 0
-        self.requests_served = 0
         self._server: Server | None = None
-        self._stopping = False
-        self._finishing: dict[CqlConnection, None] = {}
-        #: Set when all have ended that `finish` has told to.
-        self.finished = asyncio.Event()
         watch = SchemaWatch(node)
         self.virtual = VirtualTables(
             [
                 *SystemTables(node, watch).tables(),
                 *SchemaTables(lambda: node.log.cluster.schema, self._virtual_schema).tables(),
-                *ViewTables(node, lambda: list(self.connections)).tables(),
+                *ViewTables(node, lambda: list(self.clients.connections)).tables(),
                 *AuthTables(lambda: node.log.cluster.access).tables(),
                 *distributed_tables(node),
                 *trace_tables(),
@@ -304,7 +284,12 @@ class CqlServer:
         statements = SchemaStatements(node, watch)
         roles = RoleStatements(node, self.permits, passwords, statements, self.virtual.schema)
         self.executor = Executor(node, self.virtual, statements, roles, self.permits)
-        self.events = Events(node, watch, self._broadcast)
+        mirrors, conditions = node.context.configuration.testing.mirror_payloads, node.context.conditions
+        self.clients = Connections(
+            runtime, node.context.log, self.executor, self.authentication, self.audit, mirrors
+        )
+        conditions.watch(watch_overload(conditions, self.clients.turns, runtime.clock))
+        self.events = Events(node, watch, self.clients.broadcast)
         self.draining = Draining(node, self)
 
     def _virtual_schema(self) -> Schema:
@@ -316,88 +301,16 @@ class CqlServer:
             await self.authentication.make_first_role()
         network, tls = self.node.context.configuration.network, self.node.context.configuration.tls
         self._server = await self.runtime.network.listen(
-            network.address, network.cql_port, lambda: CqlConnection(self), tls.files
+            network.address, network.cql_port, lambda: CqlConnection(self.clients), tls.files
         )
-
-    # -- connections ------------------------------------------------------------------------------
-
-    def opened(self, connection: CqlConnection) -> bool:
-        """False when there is no room for another connection."""
-        if self._stopping or len(self.connections) >= CQL_CONNECTIONS_MAX:
-            self.connections_refused += 1
-            return False
-        self.connections[connection] = None
-        if self.authentication is not None:
-            loop = asyncio.get_running_loop()
-            due = loop.call_later(LOGIN_MS_MAX / 1000, self._end_unless_logged_in, connection)
-            self._login_due[connection] = due
-        return True
-
-    def _end_unless_logged_in(self, connection: CqlConnection) -> None:
-        del self._login_due[connection]
-        if connection.session is None:
-            connection.abort()
-
-    def closed(self, connection: CqlConnection) -> None:
-        due = self._login_due.pop(connection, None)
-        if due is not None:
-            due.cancel()
-        if connection in self.connections:
-            del self.connections[connection]
-            self.requests_served += connection.requests_served
-        self._finishing.pop(connection, None)
-        if not self._finishing:
-            self.finished.set()
-
-    def close_unread(self, connection: CqlConnection, why: str) -> None:
-        """The client does not take its responses."""
-        peer, owed = f"{connection.peer[0]}:{connection.peer[1]}", connection.responses.owed
-        self.node.context.log("cql.client_closed", peer=peer, why=why, owed=owed)
-        connection.abort()
-
-    def fault(self, error: BaseException) -> ServerFault:
-        """Log a defect and name it for the client, who cannot know what it did."""
-        self.faults += 1
-        trace = "".join(traceback.format_exception(error)) if error.__traceback__ is not None else ""
-        self.node.context.log("cql.fault", error=f"{type(error).__name__}: {error}", trace=trace)
-        return ServerFault(f"Unexpected error in the server: {type(error).__name__}: {error}")
-
-    def _broadcast(self, kind: str, body: bytes) -> None:
-        for connection in list(self.connections):
-            if kind in connection.events:
-                connection.send_event(body)
-
-    # -- the end ----------------------------------------------------------------------------------
 
     def stop(self) -> None:
         """Stop listening; the connections there are go on."""
-        self._stopping = True
+        self.clients.full = True
         self.events.stop()
         if self._server is not None:
             self._server.close()
             self._server = None
-
-    def refuse(self) -> None:
-        """Begin nothing more on any connection."""
-        for connection in list(self.connections):
-            connection.drain()
-
-    def finish(self, *, also_listeners: bool) -> None:
-        """Let each connection end when what is in flight on it is answered, or those that listen for no
-        events."""
-        chosen = [one for one in self.connections if also_listeners or not one.events]
-        self._finishing = dict.fromkeys(chosen)
-        if chosen:
-            self.finished.clear()
-        else:
-            self.finished.set()
-        for connection in chosen:
-            connection.finish()
-
-    def abort(self) -> None:
-        """Close what has not finished."""
-        for connection in list(self.connections):
-            connection.abort()
 
 
 async def serve(node: NodeServices, runtime: Runtime) -> CqlServer:
