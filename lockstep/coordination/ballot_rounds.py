@@ -17,20 +17,23 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from lockstep.consensus import paxos
 from lockstep.consensus.paxos import NO_BALLOT, STEPS, Ballot, Happened, Phase, Promises, Proposal
+from lockstep.coordination.context import CoordinationContext
 from lockstep.coordination.driving import carry_out
+from lockstep.coordination.writes import Writes
 from lockstep.internode import verbs
+from lockstep.internode.waiters import Deadlines
 from lockstep.metadata.purging import purge_before_s
 from lockstep.quorum.failure_codes import causes_of, late, note_refusal, reasons_of
 from lockstep.quorum.plans import Plan
 from lockstep.quorum.request_trace import REQUEST_TRACE
 from lockstep.quorum.round import BALLOT, Ask, Count, End, Round, Target
-from lockstep.replica.ballots import MUTATION
+from lockstep.replica.ballots import MUTATION, BallotService
 from lockstep.replica.merging import lacking, merge_answers
 from lockstep.replica.messages import CommitRequest, Place, PrepareReply, PrepareRequest, ProposeRequest
 from lockstep.storage.rows.difference import repair_mutation
@@ -58,8 +61,33 @@ from lockstep.values.limits import (
 from lockstep.values.rows import ReadCommand, ReadResult
 from lockstep.values.tokens import Range
 
-if TYPE_CHECKING:
-    from lockstep.coordination.conditional import Conditionals
+
+class ConditionalsShared:
+    """What all conditional requests of one node share."""
+
+    def __init__(
+        self,
+        context: CoordinationContext,
+        ballots: BallotService,
+        writes: Writes,
+        next_stamp_us: Callable[[], int],
+    ) -> None:
+        self.context = context
+        self.runtime = context.runtime
+        self.plans = context.plans
+        self.ballots = ballots
+        self.writes = writes
+        self.reach = context.runtime.probes.reach
+        self.in_flight = Deadlines(context.runtime.clock)
+        self._next_stamp_us = next_stamp_us
+        #: Rounds planned anew.
+        self.replans = 0
+
+    def next_ballot(self, floor_us: int) -> Ballot:
+        """By this node's timestamps, if those are later than `floor_us`. A floor that is ahead of them moves
+        no other partition's ballots: one clock that is wrong would take all others along."""
+        time_us = max(self._next_stamp_us(), floor_us + 1)
+        return Ballot(time_us, self.runtime.random.below(1 << 62))
 
 
 async def ended(rounds: Rounds, plan: Plan, left: Proposal, now_s: int) -> Proposal | None:
@@ -163,7 +191,7 @@ class PaxosRound:
 
     def __init__(
         self,
-        owner: Conditionals,
+        owner: ConditionalsShared,
         round_: Round[Any],
         verb: int,
         request: Any,
@@ -259,7 +287,7 @@ class Rounds:
 
     def __init__(
         self,
-        owner: Conditionals,
+        owner: ConditionalsShared,
         counts: ConditionalCounts,
         place: Place,
         serial: Consistency,

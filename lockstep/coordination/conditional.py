@@ -27,6 +27,7 @@ from lockstep.coordination.ballot_rounds import (
     DONE,
     NOT_MET,
     ConditionalCounts,
+    ConditionalsShared,
     Patience,
     PaxosRound,
     Rounds,
@@ -34,15 +35,12 @@ from lockstep.coordination.ballot_rounds import (
     promises,
     too_many_failed,
 )
-from lockstep.coordination.context import CoordinationContext
 from lockstep.coordination.page import Page
-from lockstep.coordination.writes import Writes
 from lockstep.internode import verbs
-from lockstep.internode.waiters import Deadlines
 from lockstep.quorum.failure_codes import late
 from lockstep.quorum.plans import Plan
 from lockstep.quorum.round import BALLOT, End, Round
-from lockstep.replica.ballots import MUTATION, BallotService
+from lockstep.replica.ballots import MUTATION
 from lockstep.replica.merging import merge_answers
 from lockstep.replica.messages import CommitRequest, Place, PrepareRequest
 from lockstep.storage.rows.fragments import require_fitting
@@ -121,38 +119,15 @@ Decide = Callable[[ReadResult, int], Decision]
 
 
 class Conditionals:
-    """What all conditional requests of one node share."""
-
-    def __init__(
-        self,
-        context: CoordinationContext,
-        ballots: BallotService,
-        writes: Writes,
-        next_stamp_us: Callable[[], int],
-    ) -> None:
-        self.context = context
-        self.runtime = context.runtime
-        self.plans = context.plans
-        self.ballots = ballots
-        self.writes = writes
-        self.reach = context.runtime.probes.reach
-        self.in_flight = Deadlines(context.runtime.clock)
+    def __init__(self, shared: ConditionalsShared) -> None:
+        self.shared = shared
         self._gates = Gates()
         self._requests = 0
-        self._next_stamp_us = next_stamp_us
         self.writes_ended = ConditionalCounts()
         self.reads_ended = ConditionalCounts()
-        #: Rounds planned anew.
-        self.replans = 0
 
     def stop(self) -> None:
-        self.in_flight.stop()
-
-    def next_ballot(self, floor_us: int) -> Ballot:
-        """By this node's timestamps, if those are later than `floor_us`. A floor that is ahead of them moves
-        no other partition's ballots: one clock that is wrong would take all others along."""
-        time_us = max(self._next_stamp_us(), floor_us + 1)
-        return Ballot(time_us, self.runtime.random.below(1 << 62))
+        self.shared.in_flight.stop()
 
     async def write(
         self,
@@ -172,9 +147,9 @@ class Conditionals:
         as far as this node knows, nothing was decided. ConditionalUnknown. WriteTimeout or WriteFailure of
         type SIMPLE: it was decided, and too few replicas have applied it yet.
         """
-        plan = self.plans.write_plan(place.table_id, place.token, consistency)
-        plan.require_alive(self.context.opinions)
-        request = _Write(self, self.writes_ended, place, serial, patience)
+        plan = self.shared.plans.write_plan(place.table_id, place.token, consistency)
+        plan.require_alive(self.shared.context.opinions)
+        request = _Write(self.shared, self.writes_ended, place, serial, patience)
 
         async def run() -> Any:
             decision = await self._passing(request, lambda: request.decided(command, decide, is_long=is_long))
@@ -189,7 +164,7 @@ class Conditionals:
         errors of reads."""
         assert command.key is not None, "ballots are of one partition"
         place = Place(command.table_id, command.right, command.key)
-        request = _Read(self, self.reads_ended, place, serial, patience)
+        request = _Read(self.shared, self.reads_ended, place, serial, patience)
         try:
             found: ReadResult = await self._counted(
                 request, lambda: self._passing(request, lambda: request.page(command))
@@ -199,7 +174,7 @@ class Conditionals:
         return found
 
     async def _counted(self, request: Rounds, run: Callable[[], Awaitable[Any]]) -> Any:
-        clock, outcome = self.runtime.clock, ABANDONED
+        clock, outcome = self.shared.runtime.clock, ABANDONED
         began_s = clock.monotonic_s()
         try:
             answer = await run()

@@ -64,7 +64,7 @@ class Coordinator:
 
     def in_flight(self) -> tuple[int, int]:
         """(writes, read questions) that have not ended."""
-        return len(self._writes.in_flight), len(self._reads.in_flight)
+        return len(self._writes.in_flight), len(self._reads.shared.in_flight)
 
     def replans(self) -> tuple[int, int]:
         """(writes, reads) that were planned again because something that matters had changed."""
@@ -76,11 +76,11 @@ class Coordinator:
 
     def extra_requests(self) -> ExtraRequests:
         """What came of asking more replicas than a read's level needs."""
-        return self._reads.counters
+        return self._reads.shared.counters
 
     def ask_digests_over(self, size_bytes: int) -> None:
         """From now on answers larger than this are told by digest; other nodes may have other bounds."""
-        self._reads.digest_over_bytes = size_bytes
+        self._reads.shared.digest_over_bytes = size_bytes
 
     def stop(self) -> None:
         """End everything in flight as timed out."""

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from lockstep.coordination.context import CoordinationContext
 from lockstep.coordination.driving import again_after, carry_out
 from lockstep.coordination.write_terms import REPAIR
 from lockstep.coordination.writes import Write, Writes, settle
 from lockstep.internode import verbs
+from lockstep.internode.waiters import Deadlines
 from lockstep.metadata.purging import purge_before_s
 from lockstep.quorum.failure_codes import causes_of, late, note_refusal, reasons_of
 from lockstep.quorum.plans import Plan
@@ -33,13 +34,9 @@ from lockstep.storage.rows.visible import partition_left
 from lockstep.values.codec import encode
 from lockstep.values.errors import LockstepError, ReadFailure, ReadTimeout, WriteFailure, WriteTimeout
 from lockstep.values.ids import Consistency, NodeId
-from lockstep.values.limits import READ_EXTRA_AFTER_MS, REPAIRS_AT_ONCE_MAX
+from lockstep.values.limits import DIGEST_OVER_BYTES, READ_EXTRA_AFTER_MS, REPAIRS_AT_ONCE_MAX
 from lockstep.values.rows import Mutation, Partition, ReadResult
 from lockstep.values.tokens import Range
-
-if TYPE_CHECKING:
-    from lockstep.coordination.reads import Reads
-
 
 Answer = tuple[Target, ReadReply]
 
@@ -52,6 +49,24 @@ class _Slow:
     def __init__(self, question: ReadRound, deadline_s: float) -> None:
         self.deadline_s = deadline_s
         self.expired = question.waited_long
+
+
+class ReadsShared:
+    """What all rounds of one node share."""
+
+    def __init__(self, context: CoordinationContext) -> None:
+        self.runtime = context.runtime
+        self.internode = context.internode
+        self.replica = context.replica
+        self.reach = context.runtime.probes.reach
+        #: How large an answer is whose digest is asked for where only agreement is.
+        self.digest_over_bytes = DIGEST_OVER_BYTES
+        self.in_flight = Deadlines(context.runtime.clock)
+        #: Rounds that ask another replica when those asked are slow.
+        self.slow = Deadlines(context.runtime.clock)
+        #: How long questions about a partition took.
+        self.latencies = Latencies()
+        self.counters = ExtraRequests()
 
 
 class ReadRound:
@@ -76,7 +91,7 @@ class ReadRound:
 
     def __init__(
         self,
-        owner: Reads,
+        owner: ReadsShared,
         plan: Plan,
         ordered: Sequence[Target],
         request: ReadRequest,

@@ -25,14 +25,13 @@ from msgspec.structs import replace
 
 from lockstep.coordination.context import CoordinationContext
 from lockstep.coordination.page import Page
-from lockstep.coordination.read_round import Additional, Answer, ReadRound, repair
+from lockstep.coordination.read_round import Additional, Answer, ReadRound, ReadsShared, repair
 from lockstep.coordination.writes import Writes
 from lockstep.internode.handshake import Address
-from lockstep.internode.waiters import Deadlines
 from lockstep.quorum.plans import Plan
 from lockstep.quorum.request_trace import REQUEST_TRACE
 from lockstep.quorum.round import Target
-from lockstep.quorum.speculation import NEVER, ExtraRequests, Latencies
+from lockstep.quorum.speculation import NEVER, Latencies
 from lockstep.replica.merging import earlier, merge_answers
 from lockstep.replica.messages import ReadRequest
 from lockstep.replica.scanned import Scanned, Thresholds
@@ -48,7 +47,6 @@ from lockstep.values.errors import (
 )
 from lockstep.values.ids import Consistency
 from lockstep.values.limits import (
-    DIGEST_OVER_BYTES,
     INDEX_RANGES_AT_ONCE_MAX,
     PAGE_ROWS_MAX,
     READS_IN_FLIGHT_MAX,
@@ -180,36 +178,29 @@ class Reads:
     def __init__(self, context: CoordinationContext, writes: Writes, thresholds: Thresholds) -> None:
         self.context = context
         self.runtime = context.runtime
-        self.internode = context.internode
+        self.shared = ReadsShared(context)
         self.plans = context.plans
         self.replica = context.replica
         self._writes = writes
         self._thresholds = thresholds
         self.reach = context.runtime.probes.reach
-        #: How large an answer is whose digest is asked for where only agreement is.
-        self.digest_over_bytes = DIGEST_OVER_BYTES
         #: Questions asked anew because something that matters had changed when the answers were in.
         self.replans = 0
         #: Refusals that made this node learn a newer epoch first.
         self.catch_ups = 0
-        self.in_flight = Deadlines(context.runtime.clock)
-        #: Rounds that ask another replica when those asked are slow.
-        self.slow = Deadlines(context.runtime.clock)
-        #: How long questions about a partition took, and repairs of what replicas lacked.
-        self.latencies = Latencies()
+        #: How long repairs took of what replicas lacked.
         self.repair_latencies = Latencies()
-        self.counters = ExtraRequests()
 
     def stop(self) -> None:
-        self.in_flight.stop()
-        self.slow.stop()
+        self.shared.in_flight.stop()
+        self.shared.slow.stop()
 
     async def read(self, command: ReadCommand, consistency: Consistency, timeout_ms: float) -> ReadResult:
         """Live content only, at most `row_limit` rows; `end` is where to go on when there is `more`.
 
         Unavailable, ReadTimeout, ReadFailure, Overloaded or InvalidRequest.
         """
-        if len(self.in_flight) >= READS_IN_FLIGHT_MAX:
+        if len(self.shared.in_flight) >= READS_IN_FLIGHT_MAX:
             raise Overloaded("too many reads in flight on this node")
         deadline_s = self.runtime.clock.monotonic_s() + timeout_ms / 1000
         if command.index is None or command.key is not None:
@@ -286,7 +277,7 @@ class Reads:
                 answers,
                 plan.consistency,
                 deadline_s,
-                Additional(placement.additional_write, self.repair_latencies, self.counters),
+                Additional(placement.additional_write, self.repair_latencies, self.shared.counters),
             )
         if notes is not None:
             responders = [(target.node, reply.accepted_epoch) for target, reply in answers]
@@ -368,7 +359,7 @@ class Reads:
                 return [answer]
         placement = self.plans.placement(request.command.table_id)
         policy = placement.speculation if placement is not None else NEVER
-        round_ = ReadRound(self, plan, ordered, request, deadline_s, policy)
+        round_ = ReadRound(self.shared, plan, ordered, request, deadline_s, policy)
         round_.start()
         answers = await round_.future
         if answers is None:

@@ -10,6 +10,7 @@ from functools import partial
 
 import msgspec
 
+from lockstep.coordination.ballot_rounds import ConditionalsShared
 from lockstep.coordination.conditional import Conditionals
 from lockstep.coordination.context import CoordinationContext
 from lockstep.coordination.coordinator import Coordinator
@@ -196,7 +197,7 @@ def wire_data(log: NodeLog, store: Store, engine: StorageEngine) -> NodeData:
         replica=replica,
         new_mutation_id=new_mutation_id,
         coordinator=coordinator,
-        conditionals=Conditionals(asking, ballots, writes, log.stamps.next_us),
+        conditionals=Conditionals(ConditionalsShared(asking, ballots, writes, log.stamps.next_us)),
         counters=Counters(asking, CounterLeader(asking, engine, writes)),
         hints=hints,
         hint_delivery=delivery,

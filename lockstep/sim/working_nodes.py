@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, cast
 
-from lockstep.coordination import conditional, counters, reads, writes
+from lockstep.coordination import conditional, counters, read_round, reads, writes
 from lockstep.coordination.writes import Told
 from lockstep.gossip import pulling, soft_state
 from lockstep.handoff import batch_store, hint_store, view_log
@@ -242,7 +242,7 @@ _TIGHT: Final[tuple[tuple[Any, str, tuple[int, ...]], ...]] = (
     (hint_store, "HINTS_PAGE", (1, 3)),
     (merging, "REPAIR_ROWS_MAX", (1, 2)),
     (reads, "READS_IN_FLIGHT_MAX", (0, 3)),
-    (reads, "DIGEST_OVER_BYTES", (0, 10)),
+    (read_round, "DIGEST_OVER_BYTES", (0, 10)),
     (speculation, "LATENCY_SAMPLES_MAX", (60, 200)),
     (speculation, "LATENCY_TABLES_MAX", (1,)),
     (view_log, "VIEWS_CACHED_MAX", (1,)),

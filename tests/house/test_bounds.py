@@ -22,7 +22,7 @@ WALKS_MAX = {
     "SELECT of a token range": {"calls up": 0},
 }
 #: Groups of modules that know each other's types.
-TYPE_CYCLES_MAX = 3
+TYPE_CYCLES_MAX = 1
 #: Whose validate() is called by that of another one; a joining node asks its own state.
 PARTS_OF_OTHERS = {
     "lockstep.consensus": "Raft",

@@ -124,12 +124,14 @@ def accept(town: Town, *numbers: int, committed: int = 0) -> int:
 
     async def work(node: Node) -> None:
         epoch = node.log.cluster.epoch
-        reply = await node.data.conditionals.ballots.answer(ProposeRequest(epoch, epoch, place, proposal))
+        reply = await node.data.conditionals.shared.ballots.answer(
+            ProposeRequest(epoch, epoch, place, proposal)
+        )
         assert reply.accepted
 
     async def commit(node: Node) -> None:
         epoch = node.log.cluster.epoch
-        await node.data.conditionals.ballots.answer(CommitRequest(epoch, epoch, place, proposal))
+        await node.data.conditionals.shared.ballots.answer(CommitRequest(epoch, epoch, place, proposal))
 
     for number in numbers:
         done(town, town.begin(number, work))
@@ -224,7 +226,7 @@ def test_who_knows_of_no_repair_brings_nothing_that_may_be_purged_by_it() -> Non
 
         async def commit(node: Node, epochs_behind: int) -> None:
             epoch = node.log.cluster.epoch - epochs_behind
-            await node.data.conditionals.ballots.answer(CommitRequest(epoch, epoch, place, proposal))
+            await node.data.conditionals.shared.ballots.answer(CommitRequest(epoch, epoch, place, proposal))
 
         behind = town.finish(town.begin(1, lambda node: commit(node, 1)))
         assert isinstance(behind.error, StaleEpoch)

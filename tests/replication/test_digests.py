@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.coordination import reads
+from lockstep.coordination import read_round
 from lockstep.internode import verbs
 from lockstep.replica import merging
 from lockstep.replica.messages import ReadReply, ReadRequest
@@ -146,11 +146,11 @@ def test_pages_by_digest_join_to_the_obvious_answer(seed: int, limit: int, rever
                 break
         assert got == wanted
 
-    before, reads.DIGEST_OVER_BYTES = reads.DIGEST_OVER_BYTES, 1
+    before, read_round.DIGEST_OVER_BYTES = read_round.DIGEST_OVER_BYTES, 1
     try:
         run(test)
     finally:
-        reads.DIGEST_OVER_BYTES = before
+        read_round.DIGEST_OVER_BYTES = before
 
 
 def random_state(rng: random.Random) -> Partition:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.coordination import page, reads
+from lockstep.coordination import page, read_round
 from lockstep.replica import merging
 from lockstep.storage.rows.reconcile import merge_partitions
 from lockstep.storage.rows.visible import live_view
@@ -115,7 +115,7 @@ commands = st.builds(
 @pytest.fixture(autouse=True, params=[False, True], ids=["whole", "by-digest"])
 def by_digest(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param:
-        monkeypatch.setattr(reads, "DIGEST_OVER_BYTES", 1)
+        monkeypatch.setattr(read_round, "DIGEST_OVER_BYTES", 1)
 
 
 def check_limits(seed: int, command: ReadCommand) -> None:

@@ -49,7 +49,7 @@ async def _accept(member: Member, key: bytes) -> None:
     mutation = Mutation(table.id, token_of(key), key, b"\x01" * 14, at.time_us, rows=rows)
     place = Place(table.id, mutation.token, key)
     proposal = Proposal(at, at, encode(mutation))
-    reply = await member.node.data.conditionals.ballots.answer(
+    reply = await member.node.data.conditionals.shared.ballots.answer(
         ProposeRequest(cluster.epoch, cluster.epoch, place, proposal)
     )
     assert reply.accepted
@@ -66,7 +66,7 @@ async def _read(member: Member, key: bytes) -> bytes | None:
 
 
 def _group(member: Member, key: bytes) -> set[int]:
-    plans = member.node.data.conditionals.plans
+    plans = member.node.data.conditionals.shared.plans
     table = member.node.log.cluster.schema.table("b", "t")
     assert table is not None
     plan = plans.write_plan(table.id, token_of(key), Consistency.QUORUM)

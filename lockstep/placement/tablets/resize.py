@@ -18,7 +18,7 @@ import msgspec
 from lockstep.placement.tablets.counts import CountedTable, CountSettings, Rack, counts
 from lockstep.placement.tablets.load import Drain, Host, LoadStatistics, TabletLoad
 from lockstep.placement.tablets.map import Tablet, TabletMap, midpoint
-from lockstep.placement.tablets.options import TABLET_COUNT_MAX
+from lockstep.schema.tablet_options import TABLET_COUNT_MAX
 from lockstep.values.ids import NodeId
 
 #: New decisions of one round; those for the largest tablets come first.

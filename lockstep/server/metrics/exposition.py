@@ -135,7 +135,7 @@ def conditional_samples(node: NodeServices) -> Iterator[Sample]:
     conditionals = node.data.conditionals
     for kind, counts in (("write", conditionals.writes_ended), ("read", conditionals.reads_ended)):
         yield from _samples(kind, counts)
-    yield Sample("lockstep_conditional_replans_total", conditionals.replans)
+    yield Sample("lockstep_conditional_replans_total", conditionals.shared.replans)
 
 
 def _samples(kind: str, counts: ConditionalCounts) -> Iterator[Sample]:

@@ -18,7 +18,7 @@ from lockstep.coordination import counters as counters_module
 from lockstep.coordination import page as page_module
 from lockstep.coordination import read_round as read_round_module
 from lockstep.coordination import reads
-from lockstep.coordination.conditional import Conditionals, _Read
+from lockstep.coordination.conditional import _Read
 from lockstep.coordination.counters import CounterLeader, CounterReply
 from lockstep.cql.bind.keys import routing_key
 from lockstep.cql.compile.context import Context
@@ -420,12 +420,12 @@ def _read_looks_only() -> contextlib.AbstractContextManager[None]:
 
 def _ballots_not_drawn() -> contextlib.AbstractContextManager[None]:
     """Two requests that choose one microsecond have one ballot."""
-    original = Conditionals.next_ballot
+    original = rounds_module.ConditionalsShared.next_ballot
 
     def next_ballot(self: Any, floor_us: int) -> Ballot:
         return Ballot(original(self, floor_us).time_us, 1)
 
-    return replaced((Conditionals, "next_ballot", next_ballot))
+    return replaced((rounds_module.ConditionalsShared, "next_ballot", next_ballot))
 
 
 def _lists_by_clock() -> contextlib.AbstractContextManager[None]:

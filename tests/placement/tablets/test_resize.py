@@ -13,7 +13,6 @@ from lockstep.placement.tablets.load import GIB, Drain, Host, LoadStatistics, No
 from lockstep.placement.tablets.map import TabletMap, even_rights, map_of
 from lockstep.placement.tablets.merging import apart, moves_together, resized
 from lockstep.placement.tablets.moves import MoveKind, Why
-from lockstep.placement.tablets.options import TabletHints
 from lockstep.placement.tablets.resize import (
     DECISIONS_MAX,
     NO_RESIZE,
@@ -27,6 +26,7 @@ from lockstep.placement.tablets.resize import (
     unready,
 )
 from lockstep.placement.tablets.target import BalancedTable
+from lockstep.schema.tablet_options import TabletHints
 from lockstep.values.ids import NodeId
 
 from .clusters import Carried, hosts_of, measured, scattered, setting
