@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from types import ModuleType
 
 import click
 
+from lockstep.cli.shared.ledger import Ledger
 from lockstep.values.errors import ConfigurationError
 
 
@@ -147,7 +149,12 @@ def matrix(only: str, seed: int, pairs: bool, trace: bool, last: int) -> int:
 @click.option("--trace", is_flag=True, help="Print who did what when; for one cut, named whole.")
 @click.option("--last", default=1_000_000, help="Only the last lines of the trace.")
 @click.option("--sample", default=0, show_default=True, help="Only so many, drawn by the seed; 0: all.")
-def cuts(only: str, seed: int, trace: bool, last: int, sample: int) -> int:
+@click.option(
+    "--resume",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Note what is survived in this file, and leave out what stands there.",
+)
+def cuts(only: str, seed: int, trace: bool, last: int, sample: int, resume: Path | None) -> int:
     """Cut a node's power after each durable step, before the one that follows it.
 
     Each step is struck in the first scenario that reaches it; a sample is drawn from all that do.
@@ -159,10 +166,16 @@ def cuts(only: str, seed: int, trace: bool, last: int, sample: int) -> int:
         click.echo(story)
         click.echo(tool.failure_text(result) if result.violation else f"{result.cut.name} is survived")
         return 1 if result.violation else 0
-    results = list(tool.run_cuts(only, seed, sample, click.echo))
+    ledger = Ledger(resume, seed) if resume else None
+    results = []
+    for one in tool.run_cuts(only, seed, sample, click.echo, ledger.names if ledger else ()):
+        results.append(one)
+        if ledger and not one.violation:
+            ledger.note(one.cut.name)
     failed = sum(bool(result.violation) for result in results)
     labels = len({result.cut.label for result in results})
-    click.echo(f"cuts: {len(results)} at {labels} places, {failed} not survived")
+    before = f", {len(ledger.names)} survived before" if ledger else ""
+    click.echo(f"cuts: {len(results)} at {labels} places, {failed} not survived{before}")
     return 1 if failed else 0
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
+from lockstep.cli.shared.ledger import Ledger
 from lockstep.sim.matrix import cuts
-from lockstep.sim.matrix.cuts import Cut, run_cut
+from lockstep.sim.matrix.cuts import Cut, CutResult, run_cut
 from lockstep.values.errors import ConfigurationError
 
 #: A choice of places, all of one scenario; `lockstep sim cuts` strikes all.
@@ -55,3 +59,30 @@ def test_a_place_that_is_never_reached_fails() -> None:
 def test_a_name_without_a_cut_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="names no cut"):
         cuts.told_story("metadata", 1, 1)
+
+
+def test_what_was_survived_is_noted_for_the_run_that_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "survived"
+    ledger = Ledger(path, 3)
+    assert not ledger.names
+    ledger.note("lwt:a b:1")
+    assert Ledger(path, 3).names == {"lwt:a b:1"}
+    with pytest.raises(ConfigurationError, match="is not of seed 4"):
+        Ledger(path, 4)
+
+
+def test_only_cuts_that_were_not_survived_are_struck_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    struck: list[str] = []
+
+    def spread(work: object, parts: list[object]) -> Iterator[object]:
+        for part in parts:
+            if isinstance(part, Cut):
+                struck.append(part.name)
+                yield CutResult(cut=part, seed=1)
+            else:
+                yield part, REACHED.get(str(part), {})
+
+    monkeypatch.setattr(cuts, "spread", spread)
+    results = list(cuts.run_cuts("", 1, 0, print, {"lwt:c:1", "metadata:b:1"}))
+    assert struck == [one.cut.name for one in results]
+    assert struck == ["lwt:a:5", "lwt:c:2", "lwt:c:5", "metadata:a:1", "metadata:a:2"]

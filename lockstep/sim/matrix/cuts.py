@@ -8,7 +8,7 @@ is struck by itself; the run up to the cut is the undisturbed one, so a cut that
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from functools import partial
 
 import msgspec
@@ -125,9 +125,11 @@ def run_cut(cut: Cut, seed: int) -> CutResult:
     return CutResult(cut=cut, seed=seed, invariant=invariant, violation=violation)
 
 
-def run_cuts(only: str, seed: int, sample: int, told: Callable[[str], None]) -> Iterator[CutResult]:
+def run_cuts(
+    only: str, seed: int, sample: int, told: Callable[[str], None], survived: Container[str] = frozenset()
+) -> Iterator[CutResult]:
     """Those whose name matches `only`, all without it, or a `sample` of so many drawn by the seed; 0: no
-    draw. `told` each failure at once."""
+    draw. `told` each failure at once. Those that `survived` an earlier run are not struck again."""
     scenario = only.partition(":")[0] or "*"
     names = [name for name in SCENARIOS_CUT if fnmatch.fnmatchcase(name, scenario)]
     found = dict(spread(partial(_named_places, seed=seed), names)) if names else {}
@@ -136,7 +138,7 @@ def run_cuts(only: str, seed: int, sample: int, told: Callable[[str], None]) -> 
     cuts = [cut for cut in wanted if not only or fnmatch.fnmatchcase(cut.name, only)]
     if not cuts:
         raise ConfigurationError(f"{only!r} names no cut", hint="SCENARIO:PLACE:HIT, with * for any part")
-    for result in spread(partial(run_cut, seed=seed), cuts):
+    for result in spread(partial(run_cut, seed=seed), [cut for cut in cuts if cut.name not in survived]):
         if result.violation:
             told(failure_text(result))
         yield result
