@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib
 import json
 import math
 import operator
 import os
 import sys
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 from mutation.candidates import GROUPS, Mutant, MutatedFile, of_room, sample
-from mutation.tests_of_lines import ALSO, chosen, measure
-from mutation.trial import MutatedFinder, Outcome, Verdict, in_child, simulated, unit_tests
+from mutation.chosen_tests import PRELOADED, Chosen, all_pass
+from mutation.tests_of_lines import ALSO, ModuleTests, chosen, limit_s_of, measure
+from mutation.trial import MutatedFinder, Outcome, Verdict, in_child, simulated
 
 ROOT = Path(__file__).resolve().parents[1]
 EQUIVALENT = Path(__file__).with_name("equivalent.json")
@@ -67,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sim", type=int, default=0, help="simulated seeds for each mutant")
     parser.add_argument("--sim-seed", type=int, default=1, help="the first of them")
     parser.add_argument("--only", default="", help="only mutants whose name contains this")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="trials at a time")
     parser.add_argument("--no-unit", action="store_true", help="simulation alone")
     given = parser.parse_args(arguments)
     os.chdir(ROOT)
@@ -85,23 +90,55 @@ def _all_tried(given: argparse.Namespace, files: Sequence[MutatedFile], work: Pa
     total = sum(len(file.mutants) for file in files)
     pairs = sample(files, given.sample, given.seed)
     print(f"{given.room}: {len(pairs)} of {total} mutants in {len(files)} files", flush=True)
-    modules = [] if given.no_unit else measure(ROOT, given.room, work)
+    for name in PRELOADED:
+        importlib.import_module(name)
+    modules = None if given.no_unit else measure(ROOT, given.room, work, given.jobs, _say)
+    if modules is not None:
+        _expect_sound(modules, pairs, work)
     tried = []
-    for number, (file, mutant) in enumerate(pairs, 1):
-        unit = None
-        if not given.no_unit:
-            paths, limit_s = chosen(modules, mutant)
-            unit = (
-                _attempt(file, mutant, work, limit_s, functools.partial(unit_tests, paths)) if paths else None
-            )
-        simulation = None
-        if given.sim:
-            seeds = range(given.sim_seed, given.sim_seed + given.sim)
-            limit_s = SEED_CPU_S_MAX * given.sim
-            simulation = _attempt(file, mutant, work, limit_s, functools.partial(simulated, seeds))
-        tried.append(Tried(mutant, _verdict(unit, not given.no_unit), _verdict(simulation, bool(given.sim))))
-        print(f"{number:5} {_line(tried[-1])}", flush=True)
+    with ThreadPoolExecutor(given.jobs) as pool:
+        began = [pool.submit(_tried, given, file, mutant, modules, work) for file, mutant in pairs]
+        for number, one in enumerate(began, 1):
+            tried.append(one.result())
+            _say(f"{number:5} {_line(tried[-1])}")
     return tried
+
+
+def _expect_sound(
+    modules: Sequence[ModuleTests], pairs: Sequence[tuple[MutatedFile, Mutant]], work: Path
+) -> None:
+    """RuntimeError when the first tests of these mutants fail by themselves, without the others."""
+    first = [turns[0] for _, mutant in pairs if (turns := chosen(modules, mutant))]
+    names = frozenset[str]().union(*(turn.tests for turn in first))
+    paths = tuple(dict.fromkeys(path for turn in first for path in turn.modules))
+    turns = [Chosen(paths, names)]
+    outcome = in_child(lambda: all_pass(turns), work / "sound.log", limit_s_of(modules, turns))
+    if outcome.verdict is not Verdict.SURVIVED:
+        raise RuntimeError(f"the chosen tests fail on the sound code:\n{outcome.tail}")
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _tried(
+    given: argparse.Namespace,
+    file: MutatedFile,
+    mutant: Mutant,
+    modules: Sequence[ModuleTests] | None,
+    work: Path,
+) -> Tried:
+    unit = None
+    if modules is not None:
+        turns = chosen(modules, mutant)
+        limit_s = limit_s_of(modules, turns)
+        unit = _attempt(file, mutant, work, limit_s, functools.partial(all_pass, turns)) if turns else None
+    simulation = None
+    if given.sim:
+        seeds = range(given.sim_seed, given.sim_seed + given.sim)
+        limit_s = SEED_CPU_S_MAX * given.sim
+        simulation = _attempt(file, mutant, work, limit_s, functools.partial(simulated, seeds))
+    return Tried(mutant, _verdict(unit, modules is not None), _verdict(simulation, bool(given.sim)))
 
 
 def _attempt(
@@ -113,7 +150,7 @@ def _attempt(
         sys.meta_path.insert(0, MutatedFinder(mutant.module, ROOT / mutant.path, text))
         return run()
 
-    return in_child(mutated, work / "trial.log", limit_s)
+    return in_child(mutated, work / f"trial.{threading.get_ident()}.log", limit_s)
 
 
 def _verdict(outcome: Outcome | None, taken: bool) -> Verdict | None:

@@ -1,18 +1,23 @@
-"""Knows which test modules run which lines of a room, and how long each takes.
+"""Knows which tests run which lines of the rooms, and how long each takes.
 
-Measured by a run of each test module under coverage.py in a process of its own; a mutant is then tried by
-the modules that reach its lines alone, the quickest first.
+Measured by one run of each test module under coverage.py, each test a context of its own, and kept in
+`build/mutation`: a measure holds as long as no file of the product or of the tests that took part in it has
+changed. A mutant is then tried by the tests that reach its lines alone, the quickest first.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 from mutation.candidates import Mutant
-from mutation.trial import CPU_FACTOR, CPU_S_MIN, Verdict, in_child, unit_tests
+from mutation.chosen_tests import Chosen, Watched, run_tests
+from mutation.trial import CPU_FACTOR, CPU_S_MIN, Verdict, in_child
 
 #: Tests of nodes that serve requests, most of them simulated: what replicas say to each other is tried there.
 _OF_REQUESTS = (
@@ -36,19 +41,46 @@ ALSO: Mapping[str, tuple[str, ...]] = {
     ),
     "storage": ("replication",),
 }
-#: A test module that takes longer is not run for each mutant.
-MODULE_CPU_S_MAX = 120.0
+#: Rooms whose lines are remembered by test: one measure of a module serves all of them.
+ROOMS: Final = (*ALSO, "gossip")
+#: Of one module, as measured; far more than any needs without its slow tests.
+MODULE_CPU_S_MAX = 300.0
+#: The tests of one mutant take at most so much as measured, which coverage makes two to three times as long:
+#: what 45 survivors cost is bounded, and a mutant that only later tests would kill counts as a survivor.
+TESTS_CPU_S_MAX = 60.0
+#: Tests are run in turns, the first of which take no longer, as most mutants fall at once.
+TURNS_CPU_S = (3.0, 15.0, TESTS_CPU_S_MAX)
 
 
-class TestModule(NamedTuple):
-    """`lines` by path of the source file."""
+class OneTest(NamedTuple):
+    """`name` is pytest's, with the module's path; `lines` of the rooms by path of the source file."""
+
+    name: str
+    cpu_s: float
+    lines: Mapping[str, frozenset[int]]
+
+    @property
+    def module(self) -> str:
+        return self.name.partition("::")[0]
+
+
+class ModuleTests(NamedTuple):
+    """`shared` holds what runs for more than one test: imports, and fixtures of wider scope; `arcs` the steps
+    from line to line of all of them."""
 
     path: str
-    cpu_s: float
-    lines: dict[str, frozenset[int]]
+    tests: tuple[OneTest, ...]
+    shared: Mapping[str, frozenset[int]]
+    arcs: Mapping[str, Sequence[Sequence[int]]] = {}
 
-    def reaches(self, mutant: Mutant) -> bool:
-        return not self.lines.get(mutant.path, frozenset()).isdisjoint(mutant.lines)
+    def reaching(self, mutant: Mutant) -> list[OneTest]:
+        """Tests that reach its lines themselves. If only what they share does, those that run anything else
+        of that file, or all tests when none does."""
+        lines = frozenset(mutant.lines)
+        own = [test for test in self.tests if not lines.isdisjoint(test.lines.get(mutant.path, ()))]
+        if own or lines.isdisjoint(self.shared.get(mutant.path, ())):
+            return own
+        return [test for test in self.tests if mutant.path in test.lines]
 
 
 def folders_of(root: Path, room: str) -> tuple[str, ...]:
@@ -57,48 +89,164 @@ def folders_of(root: Path, room: str) -> tuple[str, ...]:
     return (*own, *ALSO.get(room, ()))
 
 
-def measure(root: Path, room: str, work: Path) -> list[TestModule]:
-    """Every test module for a room, the quickest first. RuntimeError when one fails on the sound code."""
-    found = []
-    for folder in folders_of(root, room):
-        for path in modules_of(root, folder):
-            module = _measured(root, room, path.relative_to(root).as_posix(), work)
-            if module.cpu_s <= MODULE_CPU_S_MAX:
-                found.append(module)
-    return sorted(found, key=lambda one: (one.cpu_s, one.path))
-
-
 def modules_of(root: Path, name: str) -> list[Path]:
     """Those of a folder of tests, or the one that is named, ascending."""
     place = root / "tests" / name
     return [place] if place.suffix else sorted(place.rglob("test_*.py"))
 
 
-def _measured(root: Path, room: str, path: str, work: Path) -> TestModule:
-    report = work / "coverage.json"
-    report.unlink(missing_ok=True)
+def measure(root: Path, room: str, work: Path, jobs: int, told: Callable[[str], None]) -> list[ModuleTests]:
+    """Every test module for a room. RuntimeError when one fails on the sound code."""
+    return measured(root, names_of(root, folders_of(root, room)), work, jobs, told)
+
+
+def names_of(root: Path, folders: Iterable[str]) -> list[str]:
+    """Of the test modules in these folders."""
+    paths = [path for folder in folders for path in modules_of(root, folder)]
+    return list(dict.fromkeys(path.relative_to(root).as_posix() for path in paths))
+
+
+def measured(
+    root: Path, names: Sequence[str], work: Path, jobs: int, told: Callable[[str], None]
+) -> list[ModuleTests]:
+    """These test modules, by kept measures where they hold."""
+    digest = functools.lru_cache(maxsize=None)(functools.partial(_digest, root))
+    kept = {name: _kept(root, name, digest) for name in names}
+    missing = [name for name in names if kept[name] is None]
+    if missing:
+        told(f"{len(missing)} of {len(names)} test modules are measured anew")
+    with ThreadPoolExecutor(jobs) as pool:
+        found = pool.map(lambda name: _measured(root, name, work, digest, told), missing)
+        kept.update(zip(missing, found, strict=True))
+    return [module for module in kept.values() if module is not None]
+
+
+def _place_of(root: Path, name: str) -> Path:
+    return root / "build" / "mutation" / f"{name.replace('/', '.')}.json"
+
+
+def _digest(root: Path, path: str) -> str:
+    """Of a file's bytes; "" of a file that is gone."""
+    place = root / path
+    return hashlib.blake2b(place.read_bytes(), digest_size=12).hexdigest() if place.is_file() else ""
+
+
+def _kept(root: Path, name: str, digest: Callable[[str], str]) -> ModuleTests | None:
+    """The earlier measure, if every file that took part is as it was."""
+    place = _place_of(root, name)
+    if not place.is_file():
+        return None
+    kept = json.loads(place.read_text())
+    if "arcs" not in kept or any(digest(path) != had for path, had in kept["files"].items()):
+        return None
+    return _module_of(name, kept)
+
+
+def _module_of(name: str, kept: Mapping[str, Any]) -> ModuleTests:
+    def lines_of(packed: Mapping[str, str]) -> dict[str, frozenset[int]]:
+        return {path: frozenset(_unpacked(text)) for path, text in packed.items()}
+
+    tests = tuple(
+        OneTest(test, kept["cpu_s"].get(test, 0.0), lines_of(packed))
+        for test, packed in kept["tests"].items()
+    )
+    return ModuleTests(name, tests, lines_of(kept["shared"]), kept["arcs"])
+
+
+def _packed(lines: Iterable[int]) -> str:
+    """One bit a line, in base 16."""
+    return f"{sum(1 << line for line in set(lines)):x}"
+
+
+def _unpacked(text: str) -> list[int]:
+    bits = int(text, 16)
+    return [line for line in range(bits.bit_length()) if bits >> line & 1]
+
+
+def _measured(
+    root: Path, name: str, work: Path, digest: Callable[[str], str], told: Callable[[str], None]
+) -> ModuleTests:
+    flat = name.replace("/", ".")
+    report = work / f"{flat}.json"
 
     def run() -> bool:
         import coverage
 
-        measuring = coverage.Coverage(data_file=None, source=[str(root / "lockstep" / room)])
-        measuring.start()
-        passed = unit_tests([path])
-        measuring.stop()
-        data = measuring.get_data()
-        lines = {Path(file).relative_to(root).as_posix(): data.lines(file) for file in data.measured_files()}
-        report.write_text(json.dumps(lines))
+        meter = coverage.Coverage(
+            branch=True, data_file=None, include=[str(root / "lockstep" / "*"), str(root / "tests" / "*")]
+        )
+        meter.start()
+        watched = Watched(meter.switch_context)
+        passed = run_tests([name], watched)
+        meter.stop()
+        report.write_text(json.dumps(_by_test(meter.get_data(), root, watched)))
         return passed
 
-    outcome = in_child(run, work / "measured.log", MODULE_CPU_S_MAX * CPU_FACTOR)
+    outcome = in_child(run, work / f"{flat}.log", MODULE_CPU_S_MAX * CPU_FACTOR)
     if outcome.verdict is not Verdict.SURVIVED:
-        raise RuntimeError(f"{path} fails on the sound code:\n{outcome.tail}")
-    lines = {file: frozenset(numbers) for file, numbers in json.loads(report.read_text()).items()}
-    return TestModule(path, outcome.cpu_s, lines)
+        raise RuntimeError(f"{name} fails on the sound code:\n{outcome.tail}")
+    measured = json.loads(report.read_text())
+    measured["files"] = {path: digest(path) for path in sorted({name, *measured["files"]})}
+    place = _place_of(root, name)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(json.dumps(measured))
+    told(f"  {outcome.cpu_s:6.1f} s {name}: {len(measured['tests'])} tests")
+    return _module_of(name, measured)
 
 
-def chosen(modules: Iterable[TestModule], mutant: Mutant) -> tuple[list[str], float]:
-    """The modules that reach a mutant, and the limit of CPU time for them together."""
-    reaching: Sequence[TestModule] = [module for module in modules if module.reaches(mutant)]
-    limit_s = max(CPU_S_MIN, CPU_FACTOR * sum(module.cpu_s for module in reaching))
-    return [module.path for module in reaching], limit_s
+def _by_test(data: Any, root: Path, watched: Watched) -> dict[str, Any]:
+    tests: dict[str, dict[str, str]] = {test: {} for test in watched.cpu_s}
+    shared: dict[str, str] = {}
+    arcs: dict[str, list[tuple[int, int]]] = {}
+    files = {Path(file).relative_to(root).as_posix(): file for file in data.measured_files()}
+    for path, file in sorted(files.items()):
+        if not path.startswith(tuple(f"lockstep/{room}/" for room in ROOMS)):
+            continue
+        arcs[path] = sorted(data.arcs(file) or ())
+        lines: dict[str, list[int]] = {}
+        for line, contexts in data.contexts_by_lineno(file).items():
+            for context in contexts:
+                lines.setdefault(context, []).append(line)
+        for context, found in lines.items():
+            if context in tests:
+                tests[context][path] = _packed(found)
+        if "" in lines:
+            shared[path] = _packed(lines[""])
+    return {
+        "tests": tests,
+        "cpu_s": watched.cpu_s,
+        "shared": shared,
+        "arcs": arcs,
+        "files": sorted(files),
+    }
+
+
+def chosen(modules: Iterable[ModuleTests], mutant: Mutant) -> list[Chosen]:
+    """The tests that reach a mutant, in turns."""
+    reaching = [test for module in modules for test in module.reaching(mutant)]
+    return in_turns(sorted(reaching, key=lambda test: (test.cpu_s, test.name)))
+
+
+def in_turns(tests: Sequence[OneTest]) -> list[Chosen]:
+    """At least one test, then as many as the time for all of them allows."""
+    turns: list[list[OneTest]] = [[] for _ in TURNS_CPU_S]
+    at, spent_s = 0, 0.0
+    for test in tests:
+        spent_s += test.cpu_s
+        while at < len(TURNS_CPU_S) and spent_s > TURNS_CPU_S[at] and test is not tests[0]:
+            at += 1
+        if at == len(TURNS_CPU_S):
+            break
+        turns[at].append(test)
+    return [
+        Chosen(tuple(dict.fromkeys(test.module for test in turn)), frozenset(test.name for test in turn))
+        for turn in turns
+        if turn
+    ]
+
+
+def limit_s_of(modules: Iterable[ModuleTests], turns: Sequence[Chosen]) -> float:
+    """The limit of CPU time for these tests."""
+    wanted = frozenset[str]().union(*(turn.tests for turn in turns))
+    taken_s = sum(test.cpu_s for module in modules for test in module.tests if test.name in wanted)
+    return max(CPU_S_MIN, CPU_FACTOR * taken_s)

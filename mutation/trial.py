@@ -14,6 +14,7 @@ import resource
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
@@ -108,8 +109,12 @@ def _be_child(work: Callable[[], bool], log: Path, cpu_limit_s: float) -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))
         resource.setrlimit(resource.RLIMIT_DATA, (DATA_BYTES_MAX, DATA_BYTES_MAX))
         code = 0 if work() else 1
-        sys.stdout.flush()
+    except BaseException:
+        traceback.print_exc()
+        raise
     finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(code)
 
 
@@ -118,17 +123,10 @@ def _tail(log: Path) -> str:
     return "\n".join(lines[-15:])
 
 
-def unit_tests(paths: Sequence[str]) -> bool:
-    """Whether all tests of these files pass; the first failure ends it."""
-    import pytest
-
-    arguments = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-profile=ci", *paths]
-    return pytest.main(arguments) == 0
-
-
 def simulated(seeds: Sequence[int]) -> bool:
     """Whether no checker finds anything in one run of each seed, the scenarios taking turns."""
-    from lockstep.sim.runner import SCENARIOS, work
+    from lockstep.sim.runner import work
+    from lockstep.sim.scenarios import SCENARIOS
 
     names = [scenario.name for scenario in SCENARIOS.values() if scenario.by_default]
     for at, seed in enumerate(seeds):

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from mutation.candidates import GROUPS, MutatedFile, of_room, sample
-from mutation.tests_of_lines import ALSO, folders_of, modules_of
+from mutation.candidates import GROUPS, Mutant, MutatedFile, of_room, sample
+from mutation.tests_of_lines import (
+    ALSO,
+    TESTS_CPU_S_MAX,
+    ModuleTests,
+    OneTest,
+    chosen,
+    folders_of,
+    in_turns,
+    modules_of,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = """
@@ -116,3 +126,88 @@ def test_each_room_is_tried_by_tests_that_exist() -> None:
             found = modules_of(ROOT, name)
             assert found and all(path.is_file() for path in found), name
             assert all(path.name.startswith("test_") and path.suffix == ".py" for path in found)
+
+
+def _module(path: str, *tests: tuple[str, float, set[int]], shared: frozenset[int]) -> ModuleTests:
+    made = (OneTest(f"{path}::{name}", cpu_s, {"a.py": frozenset(lines)}) for name, cpu_s, lines in tests)
+    return ModuleTests(path, tuple(made), {"a.py": shared})
+
+
+def _mutant(*lines: int) -> Mutant:
+    return Mutant("a.py", lines[0], "f", "1", "2", 1, "logic", lines)
+
+
+MODULES = [
+    _module("one.py", ("slow", 9.0, {5, 6}), ("quick", 0.1, {5}), ("other", 0.1, {7}), shared=frozenset({1})),
+    _module("two.py", ("quick", 0.2, {5, 8}), shared=frozenset({1, 9})),
+]
+
+
+def test_a_mutant_is_tried_by_the_tests_that_reach_its_lines_the_quick_ones_first() -> None:
+    turns = chosen(MODULES, _mutant(5))
+    assert [turn.tests for turn in turns] == [{"one.py::quick", "two.py::quick"}, {"one.py::slow"}]
+    assert turns[0].modules == ("one.py", "two.py")
+    assert chosen(MODULES, _mutant(6, 7))[0].tests == {"one.py::other"}
+    assert chosen(MODULES, _mutant(4)) == []
+
+
+def test_what_only_imports_reach_is_tried_by_all_tests_that_run_the_file() -> None:
+    names = set().union(*(turn.tests for turn in chosen(MODULES, _mutant(9))))
+    assert names == {"two.py::quick"}
+    names = set().union(*(turn.tests for turn in chosen(MODULES, _mutant(1))))
+    assert names == {"one.py::slow", "one.py::quick", "one.py::other", "two.py::quick"}
+
+
+def test_tests_of_a_mutant_take_no_longer_than_allowed_but_one_is_always_tried() -> None:
+    many = [OneTest(f"m.py::{number}", TESTS_CPU_S_MAX / 4, {}) for number in range(9)]
+    assert sum(len(turn.tests) for turn in in_turns(many)) == 4
+    (turn,) = in_turns([OneTest("m.py::long", 2 * TESTS_CPU_S_MAX, {})])
+    assert turn.tests == {"m.py::long"}
+
+
+MEASURED = """
+import sys
+from pathlib import Path
+from mutation.tests_of_lines import ALSO, measure
+
+root, told = Path(sys.argv[1]), []
+found = measure(root, "storage", root, 1, told.append)
+print("told", len(told))
+for module in found:
+    for test in module.tests:
+        print(test.name, sorted(test.lines.get("lockstep/storage/small.py", ())))
+    print("shared", sorted(module.shared["lockstep/storage/small.py"]))
+"""
+
+
+def test_a_measure_is_kept_until_a_file_that_took_part_changes(tmp_path: Path) -> None:
+    product, tests = tmp_path / "lockstep" / "storage", tmp_path / "tests" / "storage"
+    for place in (product, tests, tmp_path / "tests" / "replication"):
+        place.mkdir(parents=True)
+    for package in (product.parent, product):
+        (package / "__init__.py").touch()
+    (product / "small.py").write_text("def one():\n    return 1\n\n\ndef two():\n    return 2\n")
+    (tests / "test_small.py").write_text(
+        "import pytest\nfrom lockstep.storage.small import one, two\n\n"
+        "@pytest.fixture(scope='module')\ndef wide():\n    return two()\n\n"
+        "def test_one():\n    assert one() == 1\n\ndef test_two(wide):\n    assert wide == 2\n"
+    )
+
+    def measured() -> list[str]:
+        command = [sys.executable, "-c", MEASURED, str(tmp_path)]
+        # The test kit is of the product whose place the small one takes.
+        environment = {
+            **os.environ,
+            "PYTHONPATH": f"{tmp_path}:{ROOT}",
+            "PYTEST_ADDOPTS": "-p no:lockstep",
+        }
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=True
+        ).stdout.splitlines()
+
+    name = "tests/storage/test_small.py"
+    lines = [f"{name}::test_one [2]", f"{name}::test_two []", "shared [1, 5, 6]"]
+    assert measured() == ["told 2", *lines]
+    assert measured() == ["told 0", *lines], "it was kept"
+    (product / "small.py").write_text("def one():\n    a = 1\n    return a\n\n\ndef two():\n    return 2\n")
+    assert measured()[:2] == ["told 2", f"{name}::test_one [2, 3]"]
