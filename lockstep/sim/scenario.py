@@ -26,6 +26,7 @@ from lockstep.sim.checkers.log import check_refusals, check_submissions, unsettl
 from lockstep.sim.checkers.machines import self_checking
 from lockstep.sim.checkers.progress import watch_progress
 from lockstep.sim.checkers.registers import check_registers
+from lockstep.sim.checkers.telling import Telling
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.cluster import Shape, SimCluster, draw_shape
 from lockstep.sim.door import KEYSPACE, DoorClient
@@ -282,6 +283,8 @@ class Run:
         self.cluster.append_bytes_max = self.world.stream("appends").choice(scenario.append_bytes)
         self.watch = Watch(self.cluster, load.rows)
         watch_progress(self.cluster, self.watch.appliers)
+        self.telling = Telling(self.cluster)
+        self.watch.appliers.append(self.telling.applied)
         tables = ["t1", "t2"]
         self.workload = Workload(self.cluster, load, tables)
         self.operators = self._operators(tables)
@@ -538,6 +541,7 @@ class Run:
         for side in self.sides:
             self.judged += side.judge()
         self.watch.inspect("REP-1", self.cluster.newest)
+        self.telling.ended()
         if self.scenario.repair_s:
             self.watch.check_unchanged(self.cluster.newest)
         if self.schema_operators is not None:

@@ -304,7 +304,7 @@ def _compare(path: str, before: Access, after: Access) -> Iterator[Difference]:
     roles = [(old, new) for _, old, new in changed(before.roles, after.roles)]
     roles.sort(key=lambda pair: next(role.name for role in pair if role is not None))
     yield from compare_things(f"{path}.roles", *sides(roles))
-    grants = [(old, new) for _, old, new in changed(before.grants, after.grants)]
+    grants = [(old, new) for _, old, new in changed(before.grants, after.grants) if old != new]
     named = [(next((g.role, g.resource) for g in pair if g is not None), pair) for pair in grants]
     for (role, resource), pair in sorted(named):
         texts = (ABSENT if grant is None else text_of(grant.permissions) for grant in pair)

@@ -1,0 +1,93 @@
+"""TOLD-1 and TOLD-2: what people are told of a change, and of the cluster's health, is so.
+
+Invariant: TOLD-1, of every new epoch: a part whose digest changed has a line in the difference, no line says
+that a thing became what it was, and the difference the other way round is the same with its sides turned.
+TOLD-2, of every node that answers: the worst comes first, the sentence begins with the level, and nobody says
+of itself that it is down. Once all is healed and settled, nobody says that a node which serves is down,
+or that quorums are lacking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.log.apply import diff, part_digests
+from lockstep.metadata.log.comparison import Difference
+from lockstep.node.services import NodeServices
+from lockstep.server.views.live_views import found_by
+from lockstep.sim.checkers.violation import Violation
+from lockstep.sim.cluster import SimCluster
+from lockstep.topology.health import Finding, level_of, verdict
+
+#: What only says that nodes or quorums are missing.
+_MISSING = frozenset(("NODE_DOWN", "NO_QUORUM", "NO_WRITE_QUORUM", "NO_LOCAL_QUORUM", "METADATA_NO_MAJORITY"))
+#: The ids of entries: each epoch has its own, which says nothing.
+_SILENT = frozenset(("recent_ids",))
+
+Differ = Callable[[ClusterMetadata, ClusterMetadata], Sequence[Difference]]
+
+
+def check_difference(before: ClusterMetadata, after: ClusterMetadata, differ: Differ = diff) -> int:
+    """How many lines there are."""
+    lines = differ(before, after)
+    told = {line.path.partition(".")[0].partition("[")[0] for line in lines}
+    old = dict(part_digests(before))
+    changed = {name for name, digest in part_digests(after) if old.get(name, digest) != digest}
+    if silent := changed - told - _SILENT:
+        raise Violation("TOLD-1", f"nothing is told of {', '.join(sorted(silent))} at epoch {after.epoch}")
+    for line in lines:
+        if line.before == line.after:
+            raise Violation(
+                "TOLD-1", f"{line.path} became {line.after}, which it was, at epoch {after.epoch}"
+            )
+    turned = {(line.path, line.after, line.before) for line in differ(after, before)}
+    if turned != {(line.path, line.before, line.after) for line in lines}:
+        raise Violation("TOLD-1", f"epochs {before.epoch} and {after.epoch} differ otherwise turned round")
+    return len(lines)
+
+
+def check_health(own: int, found: Sequence[Finding]) -> None:
+    levels = [one.level for one in found]
+    said = verdict(found, own, running=False)
+    if levels != sorted(levels, reverse=True):
+        raise Violation("TOLD-2", f"node {own} does not begin with the worst: {said}")
+    if not said.startswith(f"{level_of(found).word}: "):
+        raise Violation("TOLD-2", f"node {own} says {said!r} of level {level_of(found).word}")
+    if any(one.node == own and one.condition.code == "NODE_DOWN" for one in found):
+        raise Violation("TOLD-2", f"node {own} says that it is down itself")
+
+
+def check_healed(own: int, found: Sequence[Finding], serving: Iterable[int]) -> None:
+    """Findings of a cluster in which all is well, but that some nodes are gone for good."""
+    here = frozenset((0, *serving))
+    wrong = [one for one in found if one.node in here and one.condition.code in _MISSING]
+    if wrong:
+        raise Violation("TOLD-2", f"all is well, and node {own} says: {verdict(wrong, own, running=False)}")
+
+
+class Telling:
+    """The two checks in a run: at each new epoch, and at its end."""
+
+    def __init__(self, cluster: SimCluster) -> None:
+        self._cluster = cluster
+
+    def applied(self, before: ClusterMetadata, after: ClusterMetadata) -> None:
+        if not before.epoch:
+            return
+        check_difference(before, after)
+        for services in self._answering():
+            found = found_by(services)
+            check_health(services.context.own_id(), found)
+            for one in found:
+                self._cluster.fact(f"told {one.condition.code}")
+
+    def ended(self) -> None:
+        serving = [self._cluster.node_id(name) for name in self._cluster.in_service()]
+        for services in self._answering():
+            check_healed(services.context.own_id(), found_by(services), serving)
+
+    def _answering(self) -> list[NodeServices]:
+        cluster = self._cluster
+        running = [name for name in cluster.live() if name in cluster.nodes and cluster.ready(name)]
+        return [cluster.nodes[name].services for name in sorted(running)]
