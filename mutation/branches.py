@@ -34,10 +34,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folders = dict.fromkeys(folder for room in ROOMS for folder in folders_of(ROOT, room))
     with tempfile.TemporaryDirectory(prefix="branches-") as work:
         names = names_of(ROOT, folders)
-        modules = measured(ROOT, names, Path(work), given.jobs, lambda text: print(text, flush=True))
+        modules = measured(ROOT, names, is_of_rooms, Path(work), given.jobs, _say)
     write(ROOT, modules, given.written)
     print(f"{len(modules)} test modules of {len(ALSO)} rooms: {given.written}")
     return 0
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def is_of_rooms(path: str) -> bool:
+    return path.startswith(tuple(f"lockstep/{room}/" for room in ROOMS))
 
 
 def write(root: Path, modules: Sequence[ModuleTests], path: Path) -> None:

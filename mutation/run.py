@@ -92,7 +92,8 @@ def _all_tried(given: argparse.Namespace, files: Sequence[MutatedFile], work: Pa
     print(f"{given.room}: {len(pairs)} of {total} mutants in {len(files)} files", flush=True)
     for name in PRELOADED:
         importlib.import_module(name)
-    modules = None if given.no_unit else measure(ROOT, given.room, work, given.jobs, _say)
+    drawn = frozenset(mutant.path for _, mutant in pairs)
+    modules = None if given.no_unit else measure(ROOT, given.room, drawn.__contains__, work, given.jobs, _say)
     if modules is not None:
         _expect_sound(modules, pairs, work)
     tried = []

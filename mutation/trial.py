@@ -24,8 +24,10 @@ from typing import NamedTuple
 #: Of a sound run's CPU time; mutants that loop are ended by this.
 CPU_FACTOR = 6
 CPU_S_MIN = 20
-#: Longest wall time, for what waits and burns nothing.
+#: Longest wall time of what burns little.
 WALL_FACTOR = 20
+#: Who burns nothing for so long waits for what never comes, also on a machine that others use.
+IDLE_S_MAX = 45.0
 DATA_BYTES_MAX = 6 << 30
 
 
@@ -79,16 +81,27 @@ def in_child(work: Callable[[], bool], log: Path, cpu_limit_s: float) -> Outcome
     child = os.fork()
     if child == 0:
         _be_child(work, log, cpu_limit_s)
+    burnt, burnt_at = "", began
     while True:
         ended, status, used = os.wait4(child, os.WNOHANG)
         if ended:
             break
-        if time.monotonic() - began > cpu_limit_s * WALL_FACTOR:
+        now = time.monotonic()
+        if not (said := _burnt(child)) or said != burnt:
+            burnt, burnt_at = said, now
+        if now - began > cpu_limit_s * WALL_FACTOR or now - burnt_at > IDLE_S_MAX:
             os.killpg(child, signal.SIGKILL)
             _, status, used = os.wait4(child, 0)
             break
-        time.sleep(0.01)
+        time.sleep(0.02)
     return Outcome(_judge(status), used.ru_utime + used.ru_stime, _tail(log))
+
+
+def _burnt(child: int) -> str:
+    """The ticks of CPU time of a process and those it waited for; "" where nothing tells them."""
+    stat = Path(f"/proc/{child}/stat")
+    fields = stat.read_text().rpartition(")")[2].split() if stat.exists() else []
+    return " ".join(fields[11:15])
 
 
 def _judge(status: int) -> Verdict:

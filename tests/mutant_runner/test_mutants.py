@@ -37,8 +37,10 @@ def clipped(value: int | None, most: int = 3) -> int:
 
 RUN = """
 import sys
+import time
 from pathlib import Path
 from mutation.candidates import MutatedFile
+from mutation import trial
 from mutation.trial import MutatedFinder, in_child
 
 root = Path(sys.argv[1])
@@ -58,6 +60,8 @@ file = MutatedFile(root, "small.py")
 print("sound", in_child(tested, root / "log", 1.0).verdict.value)
 for mutant in file.mutants:
     print(mutant.after, "|", tried(file.source_of(mutant)))
+trial.IDLE_S_MAX = 0.5
+print("waits |", in_child(lambda: time.sleep(60), root / "log", 30.0).verdict.value)
 """
 
 
@@ -117,6 +121,7 @@ def test_killed_endless_and_surviving_mutants_are_told_apart(tmp_path: Path) -> 
     assert verdicts["10"] == "survived", "nothing uses it"
     assert verdicts["a + b"] == "killed"
     assert verdicts["over += 1"] == "endless"
+    assert verdicts["waits"] == "endless", "it burns nothing"
 
 
 def test_each_room_is_tried_by_tests_that_exist() -> None:
@@ -171,7 +176,8 @@ from pathlib import Path
 from mutation.tests_of_lines import ALSO, measure
 
 root, told = Path(sys.argv[1]), []
-found = measure(root, "storage", root, 1, told.append)
+wanted = set(sys.argv[2:])
+found = measure(root, "storage", wanted.__contains__, root, 1, told.append)
 print("told", len(told))
 for module in found:
     for test in module.tests:
@@ -193,8 +199,8 @@ def test_a_measure_is_kept_until_a_file_that_took_part_changes(tmp_path: Path) -
         "def test_one():\n    assert one() == 1\n\ndef test_two(wide):\n    assert wide == 2\n"
     )
 
-    def measured() -> list[str]:
-        command = [sys.executable, "-c", MEASURED, str(tmp_path)]
+    def measured(wanted: str = "lockstep/storage/small.py") -> list[str]:
+        command = [sys.executable, "-c", MEASURED, str(tmp_path), wanted]
         # The test kit is of the product whose place the small one takes.
         environment = {
             **os.environ,
@@ -210,4 +216,5 @@ def test_a_measure_is_kept_until_a_file_that_took_part_changes(tmp_path: Path) -
     assert measured() == ["told 2", *lines]
     assert measured() == ["told 0", *lines], "it was kept"
     (product / "small.py").write_text("def one():\n    a = 1\n    return a\n\n\ndef two():\n    return 2\n")
+    assert measured("lockstep/storage/other.py") == ["told 0", *lines], "that file is as it was"
     assert measured()[:2] == ["told 2", f"{name}::test_one [2, 3]"]
