@@ -127,8 +127,7 @@ def serve() -> None:
 
 async def opened(directory: str) -> dict[str, Any]:
     from lockstep.node.configuration import parse
-    from lockstep.node.log.journal import RaftJournal
-    from lockstep.node.log.raft_driver import MANAGEMENT_GROUP, METADATA_GROUP
+    from lockstep.node.log.journal import MANAGEMENT_GROUP, METADATA_GROUP, RaftJournal
     from lockstep.node.node import Node
     from lockstep.node.processors.raft import logged_entries
     from lockstep.runtime.real import CHECK_HANDLER, CHECK_PACKAGES, HelperProcesses, real_runtime

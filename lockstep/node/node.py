@@ -28,8 +28,8 @@ from lockstep.node.configuration import Configuration
 from lockstep.node.context import NodeContext
 from lockstep.node.data_service import NodeData, StoreOpener, open_engine, wire_data
 from lockstep.node.log.announcing import greet
-from lockstep.node.log.journal import journal_path, settle
-from lockstep.node.log.raft_driver import MANAGEMENT_GROUP, METADATA_GROUP, USUAL, GroupBounds
+from lockstep.node.log.journal import MANAGEMENT_GROUP, METADATA_GROUP, journal_path, settle
+from lockstep.node.log.raft_driver import USUAL, GroupBounds
 from lockstep.node.log_service import NodeLog, wire_log
 from lockstep.node.membership.decommission_handoff import DecommissionHandoff
 from lockstep.node.membership.gossiping import OwnLoad
@@ -409,6 +409,7 @@ class Node:
         if self._standing is not None:
             self.data.refuse_requests()
         await self.context.internode.stop()
+        await self._settle_log()
         await self.runtime.tasks.cancel_all()
         await self.log.stamps.release()
         engine, self._engine = self._engine, None
@@ -422,6 +423,15 @@ class Node:
         for disk in self.log.state.disks:
             disk.close()
         self._ended = True
+
+    async def _settle_log(self) -> None:
+        """Have the metadata in its own files; else a start takes the last of it from the group's journal."""
+        if not self._sealable or (self.broken is not None and self.broken.done()):
+            return
+        try:
+            await self.log.state.store.flush()
+        except DiskRefused as error:
+            self._say("node.log_not_settled", error=error.message)
 
     def _withdraw(self) -> None:
         self.ready = False

@@ -30,7 +30,7 @@ from lockstep.node.configuration import (
     RaftSection,
     TimeoutsSection,
 )
-from lockstep.node.log.raft_driver import METADATA_GROUP
+from lockstep.node.log.journal import METADATA_GROUP
 from lockstep.node.node import Node
 from lockstep.runtime.ports import Runtime
 from lockstep.sim.checkers.consensus import CommittedMonitor, ManagementMonitor

@@ -185,3 +185,12 @@ HELPER_NICENESS: Final = 10
 DAMAGED_FILES_MAX: Final = 64
 #: One table file of a few hundred megabytes, read by a helper process that goes behind everything else.
 SCRUB_FILE_TIMEOUT_MS: Final = 600_000
+#: Applied metadata entries that are in the consensus journal and not in the metadata's own files yet: one
+#: write of those files for so many, and what a start takes from the journal.
+LOG_DEFERRED_ENTRIES_MAX: Final = 256
+#: Bytes of their bodies.
+LOG_DEFERRED_BYTES_MAX: Final = 1024 * 1024
+#: They are written after so long even when they are few: not with each commit, and soon in two files.
+LOG_DEFERRED_MS: Final = 1000
+#: The last commit of a row waits so long for another write of the consensus journal to go with.
+COMMIT_MARK_WAIT_MS: Final = 5

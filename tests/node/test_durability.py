@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from lockstep.metadata.log.entries import LogEntry
-from lockstep.node.log.journal import Journal, RaftJournal
+from lockstep.node.log import journal
+from lockstep.node.log.journal import METADATA_GROUP, Journal, RaftJournal, journal_path
 from lockstep.node.node import Node
+from lockstep.node.processors.raft import logged_entries
 from lockstep.runtime.ports import Runtime
 from lockstep.sim.runtime.disk import SimDisk
 from lockstep.sim.runtime.world import World
@@ -19,13 +21,25 @@ from lockstep.values.node_limits import STAMPS_RESERVED_US
 from tests.node.support import Town, keyspace
 
 _ENTRIES = decoder(list[LogEntry])
+_RECORD = decoder(journal._Record)
 
 
 def durable_epoch(disk: SimDisk) -> int:
-    """What a power cut now would leave of the metadata log."""
-    data = disk.durable().get("metadata/log-000000000001", b"")
+    """The epoch at which a node would start after a power cut now: by the metadata's own file, or by what the
+    journal of its group says to be committed."""
+    files = disk.durable()
+    data = files.get("metadata/log-000000000001", b"")
     records = scan_records("metadata/log-000000000001", data, record_bytes_max=1 << 28)
-    return sum(len(_ENTRIES.decode(body)) for _, body in records)
+    own = sum(len(_ENTRIES.decode(body)) for _, body in records)
+    entries: dict[int, Any] = {}
+    commit_index = 0
+    records = scan_records("raft", files.get(journal_path(METADATA_GROUP), b""), record_bytes_max=1 << 28)
+    for _, body in records:
+        record = _RECORD.decode(body)
+        commit_index = max(commit_index, record.commit_index)
+        entries.update((entry.index, entry) for entry in record.entries)
+    committed = tuple(entry for index, entry in entries.items() if index <= commit_index)
+    return max([own, *(entry.epoch for entry in logged_entries(committed))])
 
 
 def test_an_epoch_is_durable_before_any_message_carries_it() -> None:
@@ -76,6 +90,7 @@ def test_a_node_whose_journal_cannot_be_synced_stops_serving_and_voting(path: st
         disk.finish_sync = failing  # type: ignore[method-assign]
         other = 1 + leader % 3
         assert town.finish(town.submit(other, keyspace("k"))).error is None
+        town.until(lambda: name in town.ended)
         assert isinstance(town.ended[name], DiskRefused)
         assert not node.log.is_leader and not node.ready
         before = disk.files[path].sequence

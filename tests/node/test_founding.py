@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.node.log.journal import journal_path
-from lockstep.node.log.raft_driver import MANAGEMENT_GROUP, METADATA_GROUP
+from lockstep.node.log.journal import MANAGEMENT_GROUP, METADATA_GROUP, journal_path
 from lockstep.sim.runtime.probes import CrashRule
 from lockstep.values.errors import ConfigurationError, CorruptFile
+from lockstep.values.node_limits import LOG_DEFERRED_MS
 from tests.node.support import Town, keyspace
 
 PLACES = (
@@ -181,6 +181,7 @@ def test_a_founder_that_lost_its_votes_does_not_found_the_group_again() -> None:
         town.found()
         assert town.finish(town.submit(1, keyspace("k"))).error is None
         town.agreed(1, 2, 3)
+        town.wait(LOG_DEFERRED_MS / 1000 + 0.1)
         process = town.process(1)
         process.crash()
         del process.disk.files[journal_path(METADATA_GROUP)]

@@ -21,8 +21,9 @@ from lockstep.metadata.groups.management import (
     encode_command,
 )
 from lockstep.metadata.groups.service import SERVICE, GlobalState, GroupPart, LocalState
+from lockstep.node.log.journal import MANAGEMENT_GROUP, METADATA_GROUP
 from lockstep.node.log.messages import GroupReport
-from lockstep.node.log.raft_driver import MANAGEMENT_GROUP, METADATA_GROUP, GroupBounds, RaftDriver
+from lockstep.node.log.raft_driver import GroupBounds, RaftDriver
 from lockstep.node.membership.management import ADMISSION_TIMEOUT_MS, LOOKS_PER_QUESTION
 from lockstep.node.membership.management_group import ManagementGroup
 from lockstep.node.node import Node

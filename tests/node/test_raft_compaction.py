@@ -71,6 +71,26 @@ def test_entries_that_do_not_continue_the_log_are_corruption(first: int) -> None
     on_a_disk(work)
 
 
+def test_a_journal_knows_what_is_committed_and_refuses_to_have_less() -> None:
+    async def work(runtime: Runtime) -> None:
+        journal = RaftJournal(runtime.disk, 1)
+        await journal.append(HardState(1, 1), (entry(1), entry(2)))
+        await journal.append(None, (entry(3),), 2)
+        assert RaftJournal(runtime.disk, 1).load().committed == (entry(1), entry(2))
+        await journal.append(None, (), 3)
+        await journal.append(HardState(2, 1), ())
+        loaded = RaftJournal(runtime.disk, 1).load()
+        assert loaded.commit_index == 3 and loaded.committed == (entry(1), entry(2), entry(3))
+        await journal.replace(HardState(2, 1), SNAPSHOT, (entry(6), entry(7)), 6)
+        loaded = RaftJournal(runtime.disk, 1).load()
+        assert loaded.commit_index == 6 and loaded.committed == (entry(6),)
+        await journal.append(None, (), 8)
+        with pytest.raises(CorruptFile, match="8 were committed"):
+            RaftJournal(runtime.disk, 1).load()
+
+    on_a_disk(work)
+
+
 def commit(town: Town, number: int, count: int) -> None:
     for at in range(count):
         outcome = town.finish(town.submit(number, SetExtension(f"key{at}", b"v" * 100)))

@@ -5,13 +5,14 @@ Invariant: one append and one sync at a time, one record each, so that a crash c
 only; loading cuts a torn tail off and refuses anything else that is damaged. Replaying the records in order
 gives exactly the state whose persistence was acknowledged, plus possibly one last record whose sync had not
 finished. The file is bounded by what the log keeps: a compaction writes what is left into a new file, which
-takes the old one's name once it is whole and synced.
+takes the old one's name once it is whole and synced. Each record of Raft also says up to which index entries
+are known to be committed, so that the next write makes the last commit durable, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -88,22 +89,34 @@ async def settle(disk: Disk, paths: Sequence[str]) -> None:
 
 
 PARTIAL = ".part"
+#: The group whose log is the metadata log.
+METADATA_GROUP: Final = 1
+#: The group that holds what the cluster is: its name, its lineage, whom it admits.
+MANAGEMENT_GROUP: Final = 2
 
 
 class _Record(msgspec.Struct, frozen=True, array_like=True):
-    """A snapshot replaces the whole log; then `entries` replace everything from their first index on."""
+    """A snapshot replaces the whole log; then `entries` replace everything from their first index on. Entries
+    up to `commit_index`, which are here or in an older record, were committed when it was written."""
 
     hard_state: HardState | None
     entries: tuple[Entry, ...]
     snapshot: Snapshot | None = None
+    commit_index: int = 0
 
 
 class Journaled(msgspec.Struct, frozen=True):
-    """`entries` are consecutive and reach back to the snapshot at least, to index 1 without one."""
+    """`entries` are consecutive and reach back to the snapshot at least, to index 1 without one; those up to
+    `commit_index` are committed."""
 
     hard_state: HardState
     snapshot: Snapshot | None
     entries: tuple[Entry, ...]
+    commit_index: int = 0
+
+    @property
+    def committed(self) -> tuple[Entry, ...]:
+        return tuple(entry for entry in self.entries if entry.index <= self.commit_index)
 
 
 _DECODER = decoder(_Record)
@@ -117,16 +130,20 @@ class RaftJournal:
 
     def load(self) -> Journaled:
         """CorruptFile when the records do not make one log."""
-        hard_state, snapshot, entries = HardState(), None, list[Entry]()
+        hard_state, snapshot, entries, commit_index = HardState(), None, list[Entry](), 0
         for record in self._journal.load_as(_DECODER):
             hard_state = record.hard_state or hard_state
+            commit_index = max(commit_index, record.commit_index)
             if record.snapshot is not None:
                 snapshot, entries = record.snapshot, []
             if record.entries:
                 self._extend(entries, record.entries, snapshot)
         if snapshot is not None and entries and entries[-1].index < snapshot.index:
             raise CorruptFile(self._path, 0, f"entries end at {entries[-1].index}, before the snapshot")
-        return Journaled(hard_state, snapshot, tuple(entries))
+        last = entries[-1].index if entries else snapshot.index if snapshot is not None else 0
+        if commit_index > last:
+            raise CorruptFile(self._path, 0, f"entries end at {last}, and {commit_index} were committed")
+        return Journaled(hard_state, snapshot, tuple(entries), commit_index)
 
     def _extend(self, entries: list[Entry], more: tuple[Entry, ...], snapshot: Snapshot | None) -> None:
         first = more[0].index
@@ -138,11 +155,17 @@ class RaftJournal:
             raise CorruptFile(self._path, 0, f"entry {first} follows entry {following - 1}")
         entries.extend(more)
 
-    async def append(self, hard_state: HardState | None, entries: tuple[Entry, ...]) -> None:
-        await self._journal.append(encode(_Record(hard_state, entries)))
+    async def append(
+        self, hard_state: HardState | None, entries: tuple[Entry, ...], commit_index: int = 0
+    ) -> None:
+        await self._journal.append(encode(_Record(hard_state, entries, None, commit_index)))
 
     async def replace(
-        self, hard_state: HardState, snapshot: Snapshot | None, entries: tuple[Entry, ...]
+        self,
+        hard_state: HardState,
+        snapshot: Snapshot | None,
+        entries: tuple[Entry, ...],
+        commit_index: int = 0,
     ) -> None:
         """Return when a file that holds just this is durable in the place of the one before.
 
@@ -151,7 +174,8 @@ class RaftJournal:
         partial = self._path + PARTIAL
         if self._disk.exists(partial):
             self._disk.remove(partial)
-        self._disk.append(partial, frame_record(encode(_Record(hard_state, (), snapshot))))
+        head = _Record(hard_state, (), snapshot, commit_index)
+        self._disk.append(partial, frame_record(encode(head)))
         for part in _parts(entries):
             self._disk.append(partial, frame_record(encode(_Record(None, part))))
         await self._disk.sync(partial)

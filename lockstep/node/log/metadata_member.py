@@ -25,10 +25,9 @@ from lockstep.metadata.log.entries import LogEntry
 from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.log.snapshot_file import SnapshotInfo
 from lockstep.node.context import Listeners, NodeContext
-from lockstep.node.log.journal import RaftJournal, has_journal, journal_path
+from lockstep.node.log.journal import METADATA_GROUP, RaftJournal, has_journal, journal_path
 from lockstep.node.log.metadata_state import MetadataState
 from lockstep.node.log.raft_driver import (
-    METADATA_GROUP,
     GroupBounds,
     GroupEvents,
     GroupPace,
@@ -67,12 +66,41 @@ class MetadataSnapshots:
         self.driver: RaftDriver | None = None
         #: Raft index of the latest snapshot entries, by epoch.
         self._index_of: dict[int, int] = {}
+        #: Epoch and Raft index of the newest entry that the group has handed out.
+        self._handed_out = (0, 0)
         state.listen_snapshots(self._saved)
+        state.journal = self
 
     def begin(self, driver: RaftDriver | None) -> None:
         """This node's member began (its driver), or ended (None)."""
         self.driver = driver
         self._index_of = {}
+        self._handed_out = (0, 0)
+
+    def handed_out(self, index: int, epoch: int) -> None:
+        """The group committed the entry of `epoch` at `index`, and it is handed out to be applied."""
+        self._handed_out = (epoch, index)
+
+    def covers(self, epoch: int) -> bool:
+        """Whether the journal of this node's member holds what is to be applied, up to this epoch.
+
+        Not before the metadata's own files say that this node votes: by that a voter whose journal is gone
+        finds out.
+        """
+        driver = self.driver
+        if driver is None or epoch > self._handed_out[0]:
+            return False
+        return driver.raft.identity in self._state.current.voters
+
+    async def mark(self, epoch: int) -> bool:
+        """Return once the journal durably says that the covered epoch is committed; False: it never will."""
+        newest, index = self._handed_out
+        # Between two entries of the metadata the group may have others, so this may be a little too far.
+        return self.driver is not None and await self.driver.mark(index - (newest - epoch))
+
+    async def settle(self) -> None:
+        """The journal is to be written anew: what only it has of the metadata goes to the metadata files."""
+        await self._state.store.flush()
 
     def committed(self, index: int, entry: LogEntry) -> None:
         """The group committed `entry` at `index`, and it is handed out to be applied."""
@@ -243,6 +271,7 @@ class MetadataMember:
         self._runtime.probes.observe("raft.committed", entries=entries)
         logged = self._raft_processor.committed(entries)
         if logged:
+            self._snapshots.handed_out(entries[-1].index, logged[-1].epoch)
             self._state.offer(logged)
             self._raft_processor.settle_committed(logged)
 

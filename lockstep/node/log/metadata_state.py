@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -32,10 +33,17 @@ from lockstep.metadata.log.entries import LogEntry
 from lockstep.metadata.log.registry import EntryKind, Registry
 from lockstep.metadata.log.snapshot_file import SnapshotInfo
 from lockstep.node.log import metadata_store
-from lockstep.node.log.metadata_store import DEFAULT_RETENTION, MetadataStore, Retention
+from lockstep.node.log.metadata_store import (
+    DEFAULT_RETENTION,
+    MetadataStore,
+    Retention,
+    committed_after,
+    up_to_snapshot,
+)
 from lockstep.runtime.ports import Disk, Runtime
-from lockstep.values.errors import CannotApply, LockstepError, LogTruncated
+from lockstep.values.errors import CannotApply, CorruptFile, LockstepError, LogTruncated
 from lockstep.values.limits import LOG_FETCH_BYTES_MAX, LOG_FETCH_ENTRIES_MAX
+from lockstep.values.node_limits import LOG_DEFERRED_MS
 
 #: Told of each snapshot that is durable here.
 SnapshotListener = Callable[[SnapshotInfo], None]
@@ -156,6 +164,18 @@ def _same_parts(before: ClusterMetadata, after: ClusterMetadata) -> bool:
 KnownValue = Callable[[LogEntry, ClusterMetadata], ClusterMetadata | None]
 
 
+class GroupJournal(Protocol):
+    """The journal of the group whose log the metadata is, as far as this node's member writes one."""
+
+    def covers(self, epoch: int) -> bool:
+        """Whether it holds what is to be applied up to this epoch durably, as entries of the group."""
+        ...
+
+    async def mark(self, epoch: int) -> bool:
+        """Return once it also says durably that they are committed; False when it never will."""
+        ...
+
+
 class _Install(msgspec.Struct):
     value: ClusterMetadata
     entry: LogEntry
@@ -192,6 +212,9 @@ class MetadataState:
         #: Nothing above this epoch is applied, for a test; None for no such limit.
         self._held_at: int | None = None
         self._known_value = known_value
+        #: Of this node's member of the group, whether or not it has one now.
+        self.journal: GroupJournal | None = None
+        self._flush_wanted = asyncio.Event()
 
     @property
     def current(self) -> ClusterMetadata:
@@ -232,10 +255,28 @@ class MetadataState:
             value = apply_entry(value, entry, self._registry)
         self.entries = loaded.entries
         self.newest.show(value)
+        self._take_from_journal()
         self._observe(installed=False)
+
+    def _take_from_journal(self) -> None:
+        """Apply what the journal of the group knows to be committed and the metadata's own files lack."""
+        value = self.current
+        missing = committed_after(self._runtime.disk, value.epoch)
+        if missing and missing[0].epoch > value.epoch + 1:
+            lost = f"entries {value.epoch + 1} to {missing[0].epoch - 1} were applied here and are missing"
+            raise CorruptFile(metadata_store.DIRECTORY, 0, lost)
+        for entry in missing:
+            if entry.kind == EntryKind.SNAPSHOT:
+                self._saver.due(value, entry)
+            value = apply_entry(value, entry, self._registry)
+        self.store.keep(missing)
+        self._flush_wanted.set()
+        self.entries.extend(missing)
+        self.newest.show(value)
 
     def start(self) -> None:
         self._runtime.tasks.spawn(self._apply_loop(), "metadata.apply")
+        self._runtime.tasks.spawn(self._flush_loop(), "metadata.flush")
         self._runtime.tasks.spawn(self._saver.run(), "metadata.snapshots")
         self._saver.wake()
 
@@ -391,7 +432,7 @@ class MetadataState:
         if self._install is not None:
             entry = self._install.entry
             return [entry] if limit is None or entry.epoch <= limit else []
-        batch = _up_to_snapshot(_batch(self._pending))
+        batch = list(up_to_snapshot(_batch(self._pending)))
         return batch if limit is None else [entry for entry in batch if entry.epoch <= limit]
 
     async def _apply_batch(self, batch: list[LogEntry]) -> None:
@@ -408,13 +449,34 @@ class MetadataState:
             values.append(value)
         batch = batch[: len(values)]
         await self._runtime.probes.linger("metadata.apply.before_sync")
-        await self.store.append(batch)
+        await self._make_durable(batch)
         self._runtime.probes.reach("metadata.apply.after_sync")
         self.entries.extend(batch)
         del self._pending[: len(batch)]
         for entry, after in zip(batch, values, strict=True):
             self._show(after, entry)
         self._waiters.reached(self.epoch)
+
+    async def _make_durable(self, batch: list[LogEntry]) -> None:
+        """Return when a start would come to the end of the batch, from this node's own files."""
+        journal, last = self.journal, batch[-1].epoch
+        if journal is not None and journal.covers(last) and await journal.mark(last):
+            self._runtime.probes.reach("metadata.deferred")
+            await self.store.defer(batch)
+            self._flush_wanted.set()
+        else:
+            await self.store.append(batch)
+
+    async def _flush_loop(self) -> None:
+        """Bring what only the group's journal holds to the metadata's own files, some time later."""
+        try:
+            while self.broken is None:
+                await self._flush_wanted.wait()
+                self._flush_wanted.clear()
+                await asyncio.sleep(LOG_DEFERRED_MS / 1000)
+                await self.store.flush()
+        except LockstepError as error:
+            self._break(error)
 
     async def _apply_install(self, install: _Install) -> None:
         """Make the snapshot durable, then show its value. Entries that wait stay when they follow it."""
@@ -423,6 +485,7 @@ class MetadataState:
             if entry.epoch > self.epoch:
                 after = apply_entry(install.value, entry, self._registry)
                 async with self.store.changing:
+                    await self.store.flush()
                     info = await self.store.write_snapshot(install.value, entry)
                     await self.store.pass_over(entry.epoch, self.entries)
                 self._pending = [one for one in self._pending if one.epoch > entry.epoch]
@@ -473,14 +536,6 @@ class MetadataState:
             self._waiters.fail(error)
             if self._install is not None and not self._install.done.done():
                 self._install.done.set_result(None)
-
-
-def _up_to_snapshot(batch: list[LogEntry]) -> list[LogEntry]:
-    """The batch up to its first snapshot entry: with it ends a segment."""
-    for at, entry in enumerate(batch):
-        if entry.kind == EntryKind.SNAPSHOT:
-            return batch[: at + 1]
-    return batch
 
 
 def _batch(entries: Sequence[LogEntry]) -> list[LogEntry]:

@@ -22,8 +22,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
+from lockstep.consensus.messages import EntryKind as RaftEntryKind
 from lockstep.metadata.cluster import GENESIS_HASH, ClusterMetadata
-from lockstep.metadata.log.entries import LogEntry, verify_chain
+from lockstep.metadata.log.entries import ENTRY_DECODER, LogEntry, verify_chain
 from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.log.snapshot_file import (
     Dump,
@@ -37,11 +38,15 @@ from lockstep.metadata.log.snapshot_file import (
 )
 from lockstep.metadata.part import Registered
 from lockstep.node.kinds import every_kind
-from lockstep.node.log.journal import Journal, settle
+from lockstep.node.log.journal import METADATA_GROUP, Journal, RaftJournal, settle
 from lockstep.runtime.ports import Disk, Runtime
 from lockstep.values.codec import decoder, encode
 from lockstep.values.errors import ConfigurationError, CorruptFile, LockstepError
-from lockstep.values.limits import LOG_CHECKPOINT_EPOCHS, SNAPSHOT_PIECE_BYTES_MAX
+from lockstep.values.limits import (
+    LOG_CHECKPOINT_EPOCHS,
+    SNAPSHOT_PIECE_BYTES_MAX,
+)
+from lockstep.values.node_limits import LOG_DEFERRED_BYTES_MAX, LOG_DEFERRED_ENTRIES_MAX
 
 DIRECTORY = "metadata"
 CHECKPOINTS = f"{DIRECTORY}/checkpoints"
@@ -49,6 +54,8 @@ CHECKPOINTS = f"{DIRECTORY}/checkpoints"
 PARTIAL = ".part"
 _SEGMENT = "log-"
 _SNAPSHOT = "snapshot-"
+#: What an entry has beside its body: two hashes, its id, who made it and when.
+_ENVELOPE_BYTES = 128
 
 _ENTRIES: msgspec.msgpack.Decoder[list[LogEntry]] = decoder(list[LogEntry])
 
@@ -97,6 +104,32 @@ def read_segment(disk: Disk, first_epoch: int) -> list[LogEntry]:
         if entry.epoch != first_epoch + at:
             raise CorruptFile(path, 0, f"entry {entry.epoch} is where entry {first_epoch + at} belongs")
     return entries
+
+
+def committed_after(disk: Disk, epoch: int) -> list[LogEntry]:
+    """Metadata entries after `epoch` that the journal of this node's member of the group knows to be
+    committed."""
+    found: list[LogEntry] = []
+    for logged in reversed(RaftJournal(disk, METADATA_GROUP).load().committed):
+        if logged.kind is RaftEntryKind.NORMAL:
+            entry = ENTRY_DECODER.decode(logged.data)
+            if entry.epoch <= epoch:
+                break
+            found.append(entry)
+    return found[::-1]
+
+
+def _size_of(batch: Sequence[LogEntry]) -> int:
+    """About what they take in a file."""
+    return sum([len(entry.body) for entry in batch]) + _ENVELOPE_BYTES * len(batch)
+
+
+def up_to_snapshot(batch: Sequence[LogEntry]) -> Sequence[LogEntry]:
+    """The batch up to its first snapshot entry: with it ends a segment."""
+    for at, entry in enumerate(batch):
+        if entry.kind == EntryKind.SNAPSHOT:
+            return batch[: at + 1]
+    return batch
 
 
 def file_parts(disk: Disk, path: str) -> Iterator[bytes]:
@@ -175,6 +208,10 @@ class MetadataStore:
         #: The segment that takes the next entry; None: it begins with that entry.
         self._active: Journal | None = None
         self._last_epoch = 0
+        #: Entries that the segments lack: another file holds them durably.
+        self._deferred: list[LogEntry] = []
+        self._deferred_bytes = 0
+        self._appending = asyncio.Lock()
         self._checkpoint_file = Journal(self._disk, CHECKPOINTS)
         self.checkpoints: dict[int, bytes] = {}
         self.infos: dict[int, SnapshotInfo] = {}
@@ -299,16 +336,49 @@ class MetadataStore:
     # -- writing ------------------------------------------------------------------------------------
 
     async def append(self, batch: Sequence[LogEntry]) -> None:
-        """Return when the entries are durable. A snapshot entry is the last of its batch."""
+        """Return when the entries are durable, and those before them."""
+        self.keep(batch)
+        await self.flush()
+
+    async def defer(self, batch: Sequence[LogEntry]) -> None:
+        """Take entries that are durable in the journal of their group, which keeps them until the next flush.
+
+        They are written when they are many, and when a snapshot entry ends their segment.
+        """
+        self.keep(batch)
+        if (
+            batch[-1].kind == EntryKind.SNAPSHOT
+            or len(self._deferred) >= LOG_DEFERRED_ENTRIES_MAX
+            or self._deferred_bytes >= LOG_DEFERRED_BYTES_MAX
+        ):
+            await self.flush()
+
+    def keep(self, batch: Sequence[LogEntry]) -> None:
+        """Take entries that are durable elsewhere; the next flush writes them."""
+        self._deferred.extend(batch)
+        size = _size_of(batch)
+        self._deferred_bytes += size
+        self.log_bytes += size
+
+    async def flush(self) -> None:
+        """Return when every entry that was taken is durable in its segment."""
+        async with self._appending:
+            while self._deferred:
+                await self._write_entries(up_to_snapshot(next(entry_batches(self._deferred))))
+
+    async def _write_entries(self, batch: Sequence[LogEntry]) -> None:
         if self._active is None:
             first = batch[0].epoch
             self._active = Journal(self._disk, segment_path(first))
             self._segments.append(first)
-            self.log_bytes = 0
+            self.log_bytes = self._deferred_bytes
         body = encode(batch)
         await self._active.append(body)
+        del self._deferred[: len(batch)]
         self._last_epoch = batch[-1].epoch
-        self.log_bytes += len(body)
+        size = _size_of(batch)
+        self._deferred_bytes -= size
+        self.log_bytes += len(body) - size
         if batch[-1].kind == EntryKind.SNAPSHOT:
             self._active = None
 

@@ -4,7 +4,8 @@ keeps and sends.
 
 Invariant: the contract of `consensus.effects` is kept: what promises something about this node's disk is sent
 only after the write behind it is durable; one write is in flight at a time and covers everything that was
-handed out while the previous one ran (group commit). A message counts only when it comes from the very host
+handed out while the previous one ran (group commit). Each write also says what is committed by then; whoever
+needs a commit to be durable waits for that (`mark`). A message counts only when it comes from the very host
 that is the member it names. After a failure the machine takes no further step. Several groups live on one
 node side by side: their drivers share nothing but the transport. Every question is answered once, or its
 asker has gone. A message reaches only the member of the group that it names; one for a group that has no
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -41,16 +42,12 @@ from lockstep.consensus.raft import Raft, RaftStatus
 from lockstep.internode import verbs
 from lockstep.internode.handshake import Address, PeerInfo
 from lockstep.internode.internode import Internode
+from lockstep.node.log.commit_marks import CommitMarks
 from lockstep.node.log.journal import RaftJournal
 from lockstep.node.membership.voters import Member
 from lockstep.runtime.ports import Runtime
 from lockstep.values.errors import CannotApply, FrameCorrupt, LockstepError, NotLeader
 from lockstep.values.limits import MANAGEMENT_SNAPSHOT_ENTRIES, RAFT_KEPT_BYTES_MAX, RAFT_KEPT_ENTRIES
-
-#: The group whose log is the metadata log.
-METADATA_GROUP: Final = 1
-#: The group that holds what the cluster is: its name, its lineage, whom it admits.
-MANAGEMENT_GROUP: Final = 2
 
 
 class RaftPayload(msgspec.Struct, frozen=True, array_like=True):
@@ -147,6 +144,11 @@ class Snapshots(Protocol):
         """The descriptor is durable: whatever the state machine lacks of it, it takes now."""
         ...
 
+    async def settle(self) -> None:
+        """Return when the state machine needs no entry of the journal any more that it has taken so far:
+        the journal is about to be written anew, with less."""
+        ...
+
 
 class GroupPlace(msgspec.Struct, frozen=True, eq=False):
     """Which member of which group.
@@ -211,8 +213,14 @@ class RaftDriver:
             sorted(place.voters),
             pace.settings,
             runtime.random.below,
-            Stored(hard_state=stored.hard_state, snapshot=stored.snapshot, entries=stored.entries),
+            Stored(
+                hard_state=stored.hard_state,
+                snapshot=stored.snapshot,
+                entries=stored.entries,
+                commit_index=stored.commit_index,
+            ),
         )
+        self._marks = CommitMarks(stored.commit_index)
         self._writes: list[_Write] = []
         self._write_wanted = asyncio.Event()
         self._reads = PendingReads()
@@ -257,6 +265,7 @@ class RaftDriver:
         if self._halted:
             return
         self._halted = True
+        self._marks.end()
         self._reads.refuse_all(NotLeader(None))
         self._on_role()
 
@@ -294,6 +303,14 @@ class RaftDriver:
             if size > RAFT_KEPT_BYTES_MAX:
                 return kept
         return most
+
+    async def mark(self, index: int) -> bool:
+        """Return once the journal says durably that `index`, which was handed out, is committed; False when
+        this member ends before."""
+        marked = self._marks.wait(index)
+        if self._marks.is_due:
+            self._write_wanted.set()
+        return await marked
 
     def status(self) -> RaftStatus:
         return self.raft.status()
@@ -348,6 +365,8 @@ class RaftDriver:
         for message in ready.messages:
             self._send(message)
         if ready.persisted is not None or ready.messages_after_persist:
+            if ready.entries:
+                self._marks.accompanied()
             self._writes.append(
                 _Write(
                     ready.hard_state,
@@ -423,6 +442,8 @@ class RaftDriver:
             while not self._halted:
                 await self._write_wanted.wait()
                 self._write_wanted.clear()
+                if self._marks.is_due and not self._writes and not self._replace_journal:
+                    await self._marks.company(self._write_wanted)
                 writes, self._writes = self._writes, []
                 await self._persist(writes)
         except LockstepError as error:
@@ -449,9 +470,13 @@ class RaftDriver:
         """Write what the machine holds now: all that was handed out to be written, and nothing else."""
         self._replace_journal = False
         raft = self.raft
+        if self._snapshots is not None:
+            await self._snapshots.settle()
         entries = raft.entries(raft.first_index, raft.last_index)
+        committed = self._committed_here()
         self._runtime.probes.reach("raft.replace.before")
-        await self._journal.replace(raft.hard_state, raft.snapshot, entries)
+        await self._journal.replace(raft.hard_state, raft.snapshot, entries, committed)
+        self._marks.reached(committed)
         self._runtime.probes.reach("raft.replace.after")
         if self._snapshots is not None:
             for write in writes:
@@ -460,10 +485,16 @@ class RaftDriver:
 
     async def _persist_more(self, writes: list[_Write]) -> None:
         hard_state, entries = _joined(writes)
-        if hard_state is not None or entries:
+        if hard_state is not None or entries or self._marks.is_due:
+            committed = self._committed_here()
             self._runtime.probes.reach("raft.persist.before")
-            await self._journal.append(hard_state, tuple(entries))
+            await self._journal.append(hard_state, tuple(entries), committed)
+            self._marks.reached(committed)
             self._runtime.probes.reach("raft.persist.after")
+
+    def _committed_here(self) -> int:
+        """Up to where entries are committed and durable here."""
+        return min(self.raft.commit_index, self.raft.durable_index)
 
 
 def _joined(writes: Sequence[_Write]) -> tuple[HardState | None, list[Entry]]:

@@ -24,8 +24,8 @@ from lockstep.metadata.groups.service import (
     part_of,
 )
 from lockstep.node.context import NodeContext
+from lockstep.node.log.journal import MANAGEMENT_GROUP, METADATA_GROUP
 from lockstep.node.log.messages import AskGroup, GroupReport
-from lockstep.node.log.raft_driver import MANAGEMENT_GROUP, METADATA_GROUP
 from lockstep.node.log_service import NodeLog
 from lockstep.node.membership.management import Management
 from lockstep.values.errors import LockstepError

@@ -38,8 +38,9 @@ from lockstep.metadata.groups.management import (
 )
 from lockstep.metadata.groups.membership_step import GroupConfigure, HandOver, Members, group_next_step
 from lockstep.node.context import NodeContext
+from lockstep.node.log.journal import MANAGEMENT_GROUP
 from lockstep.node.log.messages import AskGroup, GroupReport, Manage, Managed
-from lockstep.node.log.raft_driver import MANAGEMENT_GROUP, GroupPace, GroupPlace
+from lockstep.node.log.raft_driver import GroupPace, GroupPlace
 from lockstep.node.log.submission import Group, GroupSubmitter
 from lockstep.node.log_service import NodeLog
 from lockstep.node.membership.management_group import ManagementGroup

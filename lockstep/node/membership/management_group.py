@@ -23,9 +23,8 @@ from lockstep.metadata.groups.management import (
     encode_command,
     encode_state,
 )
-from lockstep.node.log.journal import has_journal
+from lockstep.node.log.journal import MANAGEMENT_GROUP, has_journal
 from lockstep.node.log.raft_driver import (
-    MANAGEMENT_GROUP,
     GroupEvents,
     GroupPace,
     GroupPlace,
@@ -152,6 +151,9 @@ class ManagementGroup:
 
     async def present(self, snapshot: Snapshot) -> None:
         raise AssertionError("a snapshot of the management group has no bytes beside its descriptor")
+
+    async def settle(self) -> None:
+        """The state is made from the journal alone, and a journal that is written anew begins with it."""
 
     def install(self, snapshot: Snapshot) -> None:
         """The state of a snapshot, from this node's journal or from the leader."""

@@ -16,9 +16,10 @@ from typing import Any
 from lockstep.metadata.log.apply import part_digests, state_digest
 from lockstep.metadata.log.entries import LogEntry, verify_chain
 from lockstep.node.log import metadata_store as files
+from lockstep.node.log.journal import MANAGEMENT_GROUP, METADATA_GROUP
 from lockstep.node.log.messages import GroupReport
 from lockstep.node.log.metadata_past import Past
-from lockstep.node.log.raft_driver import MANAGEMENT_GROUP, METADATA_GROUP, RaftDriver
+from lockstep.node.log.raft_driver import RaftDriver
 from lockstep.node.membership.group_reports import GroupWord
 from lockstep.node.services import NodeServices
 from lockstep.server.admin.service_requests import ServiceRequests

@@ -19,8 +19,8 @@ import msgspec
 
 from lockstep.internode import verbs
 from lockstep.metadata.directory import NodeInfo, NodeState
+from lockstep.node.log.journal import MANAGEMENT_GROUP, METADATA_GROUP
 from lockstep.node.log.messages import GroupReport
-from lockstep.node.log.raft_driver import MANAGEMENT_GROUP, METADATA_GROUP
 from lockstep.node.services import NodeServices
 from lockstep.server.views.virtual import VirtualRow
 from lockstep.server.views.work_views import repair_rows

@@ -26,7 +26,7 @@ from lockstep.metadata.directory import Directory
 from lockstep.metadata.log.registry import Transformation
 from lockstep.metadata.requests import Request, RequestState
 from lockstep.metadata.schema_change import ChangeSchema
-from lockstep.node.log.raft_driver import METADATA_GROUP
+from lockstep.node.log.journal import METADATA_GROUP
 from lockstep.node.services import NodeServices
 from lockstep.placement.quorums import dc_factors
 from lockstep.schema.changes import SYSTEM_KEYSPACES, AlterKeyspace, CreateKeyspace, spread

@@ -30,7 +30,7 @@ from lockstep.metadata.log.tip import Tip
 from lockstep.metadata.operations import Stage
 from lockstep.metadata.transformations import SetExtension
 from lockstep.node import node as node_module
-from lockstep.node.log import metadata_store, submission
+from lockstep.node.log import metadata_state, metadata_store, submission
 from lockstep.node.log.catch_up import CatchUp
 from lockstep.node.log.journal import RaftJournal
 from lockstep.node.log.metadata_store import MetadataStore
@@ -111,7 +111,7 @@ def _stale_candidate() -> _Context:
 def _unsynced_journal() -> _Context:
     """The leader counts its own entries, and members acknowledge theirs, before the disk has them."""
 
-    async def hasty(self: Any, hard_state: Any, entries: Any) -> None:
+    async def hasty(self: Any, hard_state: Any, entries: Any, commit_index: int = 0) -> None:
         journal = self._journal
         original = journal._disk
 
@@ -124,7 +124,7 @@ def _unsynced_journal() -> _Context:
 
         journal._disk = Lazy()
         try:
-            await append(self, hard_state, entries)
+            await append(self, hard_state, entries, commit_index)
         finally:
             journal._disk = original
 
@@ -132,6 +132,20 @@ def _unsynced_journal() -> _Context:
 
     append = RaftJournal.append
     return replaced((RaftJournal, "append", hasty))
+
+
+def _shown_unmarked() -> _Context:
+    """An epoch is shown as soon as it is committed, although no file says so yet."""
+
+    async def hasty(_self: Any, _index: int) -> bool:
+        return True
+
+    return replaced((RaftDriver, "mark", hasty))
+
+
+def _marked_commits_unread() -> _Context:
+    """A start comes to the end of the metadata's own files, whatever the group's journal has behind it."""
+    return replaced((metadata_state, "committed_after", lambda _disk, _epoch: []))
 
 
 # ---- judging and answering
@@ -346,6 +360,8 @@ SERVICE = (
     Planted("older_term_by_count", "committed entries are replaced", "log", _older_term_by_count),
     Planted("stale_candidate", "committed entries are lost", "metadata", _stale_candidate),
     Planted("unsynced_journal", "committed entries are lost", "power", _unsynced_journal),
+    Planted("shown_unmarked", "a node goes back to an older epoch", "power", _shown_unmarked),
+    Planted("marked_commits_unread", "a node goes back to an older epoch", "power", _marked_commits_unread),
     Planted("early_refusal", "refusals that do not hold", "metadata", _early_refusal),
     Planted("unknown_told_as_failed", "what failed is done", "metadata", _unknown_told_as_failed),
     Planted("answered_at_append", "acknowledged changes are lost", "metadata", _answered_at_append),
@@ -396,9 +412,9 @@ ACCESS = (
 def _vote_not_durable() -> contextlib.AbstractContextManager[None]:
     append = RaftJournal.append
 
-    async def forgetful(self: Any, hard_state: Any, entries: Any) -> None:
+    async def forgetful(self: Any, hard_state: Any, entries: Any, commit_index: int = 0) -> None:
         if entries:
-            await append(self, None, entries)
+            await append(self, None, entries, commit_index)
 
     return replaced((RaftJournal, "append", forgetful))
 
