@@ -5,25 +5,31 @@ line from standard input and writes one JSON answer a line: `{"run": KIND, ...}`
 "began" when the warm-up is over and the figures when it has ended, so that the caller can read the servers'
 CPU between the two. Kinds: write and read of one row; overwrite of the same rows, `keys` of them, and read of
 those; slice of 100 rows of one partition; scan, page by page, of the table that slices are of (a request is a
-page). Usage: load_driver.py HOST,HOST,... PORT
+page); partition, page by page, of 10,000 rows (a request is the whole of it), by_index, of 10 rows, and
+conditional, a batch of five inserts and a conditional update. `"run": "prepare"` makes the tables of the last
+three. Usage: load_driver.py HOST,HOST,... PORT [DATA CENTRE]
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import random
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import acsylla
 
 KEYSPACE, TABLE = "bench", "rows"
-SCHEMA = (
+SPACE = (
     f"CREATE KEYSPACE IF NOT EXISTS {KEYSPACE} WITH replication = "
-    "{'class': 'NetworkTopologyStrategy', 'dc1': 3}",
+    "{{'class': 'NetworkTopologyStrategy', '{}': 3}}"
+)
+SCHEMA = (
     f"CREATE TABLE IF NOT EXISTS {KEYSPACE}.{TABLE} (key blob PRIMARY KEY, value blob)",
     f"CREATE TABLE IF NOT EXISTS {KEYSPACE}.wide (key int, at int, value blob, PRIMARY KEY (key, at))",
 )
@@ -41,6 +47,26 @@ PARTITIONS, ROWS = 200, 200
 PAGE_ROWS = 1000
 #: Rows that are overwritten where the command does not say.
 OVERWRITTEN = 500
+#: Tables of partitions read whole, of rows found by an index, and of conditional batches.
+COMPARED_SCHEMA = (
+    f"CREATE TABLE {KEYSPACE}.long (key int, at int, value blob, PRIMARY KEY (key, at))",
+    f"CREATE TABLE {KEYSPACE}.indexed (key int PRIMARY KEY, owner int, value blob)",
+    f"CREATE INDEX by_owner ON {KEYSPACE}.indexed (owner)",
+    f"CREATE TABLE {KEYSPACE}.decided"
+    " (key int, at int, version int static, value blob, PRIMARY KEY (key, at))",
+)
+COMPARED = {
+    "fill_long": f"INSERT INTO {KEYSPACE}.long (key, at, value) VALUES (?, ?, ?)",
+    "fill_indexed": f"INSERT INTO {KEYSPACE}.indexed (key, owner, value) VALUES (?, ?, ?)",
+    "fill_decided": f"INSERT INTO {KEYSPACE}.decided (key, version) VALUES (?, 0)",
+    "partition": f"SELECT key, at, value FROM {KEYSPACE}.long WHERE key = ?",
+    "by_index": f"SELECT key, owner, value FROM {KEYSPACE}.indexed WHERE owner = ?",
+    "insert": f"INSERT INTO {KEYSPACE}.decided (key, at, value) VALUES (?, ?, ?)",
+    "decide": f"UPDATE {KEYSPACE}.decided SET version = ? WHERE key = ? IF version = ?",
+}
+LONG_PARTITIONS, LONG_ROWS, LONG_PAGE_ROWS = 4, 10_000, 5_000
+OWNERS, OWNED = 500, 10
+DECIDED, INSERTS = 64, 5
 #: Writes at once of a fill.
 FILL_AT_ONCE = 200
 
@@ -65,10 +91,15 @@ class Phase:
             "read_overwritten": self._read_overwritten,
             "slice": self._slice,
             "scan": self._scan,
+            "partition": self._partition,
+            "by_index": self._by_index,
+            "conditional": self._conditional,
         }[command["run"]]
         self._value = b"x" * command["value_bytes"]
         self._overwritten = command.get("keys") or OVERWRITTEN
         self._level = acsylla.Consistency[command.get("consistency", "QUORUM")]
+        #: (partition, its version) that no request is about.
+        self._versions = command.get("versions") or []
         self._stopped = False
         self.latencies_s: list[float] = []
         self.failures: dict[str, int] = {}
@@ -132,6 +163,55 @@ class Phase:
                 return
             statement.set_page_state(result.page_state())
 
+    async def _partition(self) -> None:
+        bound = self._bound("partition", [random.randrange(LONG_PARTITIONS)], page_size=LONG_PAGE_ROWS)
+        seen, began_s = 0, time.perf_counter()
+        while True:
+            result = await self._session.execute(bound)
+            seen += result.count()
+            if not result.has_more_pages():
+                break
+            bound.set_page_state(result.page_state())
+        self.latencies_s.append(time.perf_counter() - began_s)
+        if seen != LONG_ROWS:
+            self._failed("rows missing")
+
+    async def _by_index(self) -> None:
+        result = await self._timed(self._bound("by_index", [random.randrange(OWNERS)]))
+        if result.count() != OWNED:
+            self._failed("rows missing")
+
+    async def _conditional(self) -> None:
+        """Of a partition that no other worker decides about meanwhile."""
+        key, version = self._versions.pop()
+        batch = acsylla.create_batch_logged()
+        batch.set_consistency(self._level)
+        batch.set_serial_consistency(acsylla.Consistency.SERIAL)
+        for at in range(INSERTS):
+            batch.add_statement(self._bound("insert", [key, at, self._value]))
+        batch.add_statement(self._bound("decide", [version + 1, key, version]))
+        began_s = time.perf_counter()
+        result = await self._session.execute_batch(batch)
+        self.latencies_s.append(time.perf_counter() - began_s)
+        if not result.first().column_value("[applied]"):
+            self._failed("not applied")
+        self._versions.insert(0, (key, version + 1))
+
+    async def fill_compared(self) -> None:
+        """Write the tables of partitions, indexed rows and conditional batches."""
+        await self._all(
+            self._bound("fill_long", [key, at, self._value])
+            for key in range(LONG_PARTITIONS)
+            for at in range(LONG_ROWS)
+        )
+        rows = range(OWNERS * OWNED)
+        await self._all(self._bound("fill_indexed", [key, key % OWNERS, self._value]) for key in rows)
+        await self._all(self._bound("fill_decided", [key]) for key in range(DECIDED))
+
+    async def _all(self, statements: Iterator[Any]) -> None:
+        while some := list(itertools.islice(statements, FILL_AT_ONCE)):
+            await asyncio.gather(*(self._session.execute(one) for one in some))
+
     async def fill(self) -> None:
         """Write the table that slices are of."""
         for key in range(PARTITIONS):
@@ -166,21 +246,35 @@ class Phase:
         await asyncio.gather(*workers)
 
 
-async def main(hosts: list[str], port: int) -> None:
+async def compared(session: Any, prepared: dict[str, Any], value_bytes: int) -> None:
+    """Make and fill the tables of what is compared with others."""
+    for text in COMPARED_SCHEMA:
+        await session.execute(acsylla.create_statement(text, timeout=60.0))
+    for kind, text in COMPARED.items():
+        prepared[kind] = await session.create_prepared(text)
+    await Phase(session, prepared, [], {"run": "partition", "value_bytes": value_bytes}).fill_compared()
+
+
+async def main(hosts: list[str], port: int, dc: str) -> None:
     cluster = acsylla.create_cluster(
         hosts, port=port, protocol_version=4, retry_policy="fallthrough", log_level="error"
     )
     session = await cluster.create_session()
-    for statement in SCHEMA:
-        await session.execute(acsylla.create_statement(statement))
+    for text in (SPACE.format(dc), *SCHEMA):
+        await session.execute(acsylla.create_statement(text, timeout=60.0))
     texts = {"write": WRITE, "read": READ, "fill": FILL, "slice": SLICE, "scan": SCAN}
     prepared = {kind: await session.create_prepared(text) for kind, text in texts.items()}
     keys: list[bytes] = []
+    versions = [(key, 0) for key in range(DECIDED)]
     say({"connected": True})
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         command = json.loads(line)
-        if command["run"] == "tables":
+        command["versions"] = versions
+        if command["run"] == "prepare":
+            await compared(session, prepared, command["value_bytes"])
+            say({"prepared": True})
+        elif command["run"] == "tables":
             for first in range(0, command["count"], TABLES_AT_ONCE):
                 texts_of = range(first, min(first + TABLES_AT_ONCE, command["count"]))
                 made = [acsylla.create_statement(EMPTY.format(number)) for number in texts_of]
@@ -196,4 +290,4 @@ async def main(hosts: list[str], port: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1].split(","), int(sys.argv[2])))
+    asyncio.run(main(sys.argv[1].split(","), int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else "dc1"))

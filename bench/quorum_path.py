@@ -48,12 +48,14 @@ def pids_of(cluster: LocalCluster) -> list[int]:
 
 
 @contextmanager
-def running_cluster(name: str, command: tuple[str, ...] = NODE_COMMAND) -> Iterator[LocalCluster]:
+def running_cluster(
+    name: str, command: tuple[str, ...] = NODE_COMMAND, first_address: str = FIRST_ADDRESS
+) -> Iterator[LocalCluster]:
     """Three nodes on addresses and ports of the benchmarks, destroyed at the end."""
     home = SCRATCH / "clusters"
     shutil.rmtree(home / name, ignore_errors=True)
     with LocalCluster.create(
-        name, 3, first_address=FIRST_ADDRESS, ports=PORTS, home=home, command=command
+        name, 3, first_address=first_address, ports=PORTS, home=home, command=command
     ) as cluster:
         cluster.start()
         yield cluster
@@ -62,12 +64,13 @@ def running_cluster(name: str, command: tuple[str, ...] = NODE_COMMAND) -> Itera
 class Driver:
     """The load driver's process."""
 
-    def __init__(self, hosts: list[str], port: int) -> None:
+    def __init__(self, hosts: list[str], port: int, dc: str = "dc1") -> None:
         # The driver remarks on every connection that the servers have no shards.
         self._log = SCRATCH / "driver.log"
         with self._log.open("w") as log:
+            script = ROOT / "bench" / "load_driver.py"
             self._process = subprocess.Popen(
-                [str(driver_python()), str(ROOT / "bench" / "load_driver.py"), ",".join(hosts), str(port)],
+                [str(driver_python()), str(script), ",".join(hosts), str(port), dc],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -87,6 +90,11 @@ class Driver:
     def fill(self, value_bytes: int, keys: int = 0) -> None:
         """Write the rows that slices and scans read, or `keys` that are overwritten."""
         self._say(run="fill", value_bytes=value_bytes, keys=keys)
+        self._answer()
+
+    def prepare(self, value_bytes: int) -> None:
+        """Make and fill the tables of what is compared with others."""
+        self._say(run="prepare", value_bytes=value_bytes)
         self._answer()
 
     def make_tables(self, count: int) -> None:

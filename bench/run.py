@@ -169,6 +169,15 @@ def workloads(quick: bool) -> dict[str, Any]:
     return figures
 
 
+def peers(quick: bool) -> dict[str, Any]:
+    """Reads of many rows and conditional batches, in turns with Cassandra where that can be fetched."""
+    import peer_reads as benchmark
+
+    figures = benchmark.measure(3.0, 1) if quick else benchmark.measure()
+    benchmark.show(figures)
+    return figures
+
+
 def overwrites(quick: bool) -> dict[str, Any]:
     """CPU of a QUORUM read over minutes in which the same keys are overwritten."""
     import overwrites as benchmark
@@ -208,6 +217,7 @@ BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "quorum": quorum,
     "workloads": workloads,
     "overwrites": overwrites,
+    "peers": peers,
     "overload": overload,
     "copy": copy,
     "layers": layers,

@@ -57,13 +57,15 @@ def prepare_jars() -> Path:
 
 
 @contextmanager
-def running(address: str) -> Iterator[None]:
-    """An empty Cassandra that answers CQL at `address`, port 9042."""
-    jars, home = prepare_jars(), HOME / "node"
+def running(address: str, seed: str = "") -> Iterator[int]:
+    """An empty Cassandra that answers CQL at `address`, port 9042, in the cluster of the node at `seed` or in
+    one of its own; its process id."""
+    jars, home = prepare_jars(), HOME / f"node-{address}"
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir()
     file = home / "cassandra.yaml"
-    file.write_text((_HERE / "cassandra.yaml").read_text().replace("{address}", address))
+    text = (_HERE / "cassandra.yaml").read_text()
+    file.write_text(text.replace("{seed}", seed or address).replace("{address}", address))
     options = [f"--add-exports={place}=ALL-UNNAMED" for place in _EXPORTS.split()]
     options += [f"--add-opens={place}=ALL-UNNAMED" for place in _OPENS.split()]
     options += ["-Xms512m", "-Xmx1g", f"-javaagent:{next(jars.glob('jamm-*.jar'))}"]
@@ -76,7 +78,7 @@ def running(address: str) -> Iterator[None]:
         process = subprocess.Popen(command, cwd=home, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
             _await(process, address, home / "log")
-            yield
+            yield process.pid
         finally:
             process.terminate()
             try:
