@@ -6,6 +6,7 @@ snapshot, with all cells of each row (see `visible` for why columns are not cut 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Generator, Iterator, Sequence
 from typing import Final
 
@@ -13,13 +14,16 @@ from lockstep.storage.rows import keys
 from lockstep.storage.rows.folding import AskMerge, PartitionFold, Work
 from lockstep.storage.rows.reconcile import is_empty
 from lockstep.storage.rows.visible import counts_static, row_is_live
-from lockstep.storage.store import Pair, StoreSnapshot
+from lockstep.storage.store import StoreSnapshot
 from lockstep.values import limits
 from lockstep.values.node_limits import MERGED_BYTES_INLINE
 from lockstep.values.rows import ALL_ROWS, Partition, Position, ReadCommand, ReadResult, Row, Slice
 from lockstep.values.tokens import Range
 
 _UNLIMITED = 1 << 62
+#: Fragments of a partition that are read before they are looked at, and their bytes, about: within a turn.
+_TOGETHER_MAX: Final = limits.FRAGMENTS_PER_TURN_MAX // 4
+_TOGETHER_BYTES: Final = MERGED_BYTES_INLINE // 4
 _Bounds = tuple[bytes, bytes, bool]
 #: See `Reading.steps`.
 Steps = Iterator[Work | None]
@@ -39,8 +43,8 @@ class Reading:
         self._partitions: list[Partition] = []
         self._live = 0
         self._bytes = 0
-        #: Bytes of fragments since the last item.
-        self._turn_bytes = 0
+        #: Fragments since the last item, and their bytes.
+        self._turn = self._turn_bytes = 0
         self._end: Position | None = None
 
     def run(self) -> None:
@@ -93,7 +97,7 @@ class Reading:
     def _straight(self, lower: bytes, upper: bytes) -> Steps:
         """All rows of all partitions in key order need no seek between partitions."""
         fold: PartitionFold | None = None
-        for seen, pair in enumerate(self._view.scan(lower, upper), start=1):
+        for pair in self._view.scan(lower, upper):
             if fold is not None and (work := fold.due(pair)) is not None:
                 yield work
             if fold is None or pair[0] >= fold.end:
@@ -105,18 +109,20 @@ class Reading:
             if fold.add(pair):
                 self._close(fold, stopped=True, is_last=False)
                 return
-            if self._is_turn(seen, pair):
+            if self._is_turn(1, len(pair[1])):
                 yield None
         if fold is not None:
             if (work := fold.due(None)) is not None:
                 yield work
             self._close(fold, stopped=False, is_last=True)
 
-    def _is_turn(self, seen: int, pair: Pair) -> bool:
-        self._turn_bytes += len(pair[1])
-        if seen % limits.FRAGMENTS_PER_TURN_MAX and self._turn_bytes <= MERGED_BYTES_INLINE:
+    def _is_turn(self, seen: int, size: int) -> bool:
+        """Whether so many more fragments, of so many bytes, make a turn full."""
+        self._turn += seen
+        self._turn_bytes += size
+        if self._turn < limits.FRAGMENTS_PER_TURN_MAX and self._turn_bytes <= MERGED_BYTES_INLINE:
             return False
-        self._turn_bytes = 0
+        self._turn = self._turn_bytes = 0
         return True
 
     def _fold(self, token: int, key: bytes, prefix: bytes) -> PartitionFold:
@@ -131,16 +137,19 @@ class Reading:
 
     def _feed(self, fold: PartitionFold) -> Generator[Work | None, None, bool]:
         """Returns True when the fold was full before the partition's content ended."""
-        seen = 0
         for lower, upper, reverse in self._pieces(fold):
-            for pair in self._view.scan(lower, upper, reverse):
-                if (work := fold.due(pair)) is not None:
-                    yield work
-                if fold.add(pair):
-                    return True
-                seen += 1
-                if self._is_turn(seen, pair):
+            pairs, together = self._view.scan(lower, upper, reverse), 1
+            while some := list(itertools.islice(pairs, fold.run_room(together))):
+                if not fold.add_run(some):
+                    for pair in some:
+                        if (work := fold.due(pair)) is not None:
+                            yield work
+                        if fold.add(pair):
+                            return True
+                size = sum([len(pair[1]) for pair in some])
+                if self._is_turn(len(some), size):
                     yield None
+                together = _next_together(together, len(some), size)
         if (work := fold.due(None)) is not None:
             yield work
         return False
@@ -187,6 +196,11 @@ class Reading:
         return Partition(
             partition.token, partition.key, partition.deletion, kept, partition.static, partition.rows
         )
+
+
+def _next_together(together: int, count: int, size: int) -> int:
+    """How many fragments are read next before any is looked at: more each time, while they are small."""
+    return max(1, min(_TOGETHER_MAX, 16 * together, _TOGETHER_BYTES * count // (size + 1)))
 
 
 def normal_slices(slices: Sequence[Slice]) -> tuple[Slice, ...]:

@@ -65,16 +65,21 @@ class RecordReader:
             cell.column: last - index for index, cell in enumerate(selection.cells) if cell.whole
         }
 
+    def base(self, partition: Partition, key_parts: Sequence[bytes]) -> Record:
+        """What the rows of the partition have in common."""
+        base: Record = [None] * self._width
+        for slot, position in self._key_slots:
+            base[slot] = key_parts[position]
+        if partition.static is not None:
+            self._fill(base, partition.static)
+        return base
+
     def records(
         self, partition: Partition, key_parts: Sequence[bytes], static_row_counts: bool
     ) -> Iterator[tuple[bytes | None, Record]]:
         """(clustering, record) of each row; clustering None for a partition with static content only."""
-        base: Record = [None] * self._width
-        for slot, position in self._key_slots:
-            base[slot] = key_parts[position]
+        base = self.base(partition, key_parts)
         static = partition.static
-        if static is not None:
-            self._fill(base, static)
         if not partition.rows:
             if static is not None and static_row_counts and any(c.value is not None for c in static.cells):
                 yield None, base

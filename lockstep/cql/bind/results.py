@@ -9,13 +9,16 @@ data only.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 import msgspec
 
 from lockstep.cql.bind.keys import PagePosition, encode, split_key
+from lockstep.cql.bind.packing import RowPacker, is_packable
 from lockstep.cql.bind.records import Groups, RecordReader, ResultRow
 from lockstep.cql.compile.expressions import Record
 from lockstep.cql.compile.select import POINT, SelectPlan
+from lockstep.cql.wire.responses import encode_rows
 from lockstep.schema.clustering import decode, encode_prefix
 from lockstep.values.errors import InvalidRequest, ServerFault
 from lockstep.values.limits import PAGE_ROWS_DEFAULT, PARTITION_READS_AT_ONCE_MAX
@@ -23,23 +26,35 @@ from lockstep.values.node_limits import PAGE_BYTES_MAX, ROWS_A_TURN, UNPAGED_BYT
 from lockstep.values.rows import Partition, Position, ReadCommand, ReadResult
 from lockstep.values.tokens import token_of
 
+#: Rows of one partition that are packed together.
+_PACKED_MIN: Final = 8
+
 
 class Page(msgspec.Struct, frozen=True):
-    """`paging_state` is None when there is nothing more."""
+    """`paging_state` is None when there is nothing more. `packed_rows` rows come before `rows`, as the
+    protocol writes them."""
 
     rows: list[ResultRow]
     paging_state: bytes | None = None
+    packed: tuple[bytes, ...] = ()
+    packed_rows: int = 0
 
 
 class PageBuilder:
     """Drives one execution of a SELECT: ask `commands()`, read them, `add` the results, repeat until
-    there are none, then take `page()`.
+    there are none, then take `page()`. `packs`: many rows of a partition may be given as the protocol writes
+    them.
     """
 
-    def __init__(self, plan: SelectPlan) -> None:
+    def __init__(self, plan: SelectPlan, *, packs: bool = False) -> None:
         self._plan = plan
         self._reader = RecordReader(plan.select)
         self._rows: list[ResultRow] = []
+        #: Rows before those, packed; None where rows are not.
+        self._packed: list[bytes] | None = None
+        self._packed_rows = 0
+        if packs and not plan.checks and plan.per_partition_limit < 0 and is_packable(plan.select):
+            self._packed = []
         self._sortable: list[tuple[bytes, ResultRow]] = []
         #: Bytes of the rows given so far as the protocol writes them.
         self._bytes = 0
@@ -82,7 +97,7 @@ class PageBuilder:
             return -1
         if self._bytes >= PAGE_BYTES_MAX and self._is_paged:
             return 0
-        return page_size - len(self._rows)
+        return page_size - len(self._rows) - self._packed_rows
 
     def _partition_limit(self, used: int) -> int:
         """Rows of one partition the storage may give; 0 means all."""
@@ -205,6 +220,8 @@ class PageBuilder:
         select, folds = self._plan.select, self._groups is not None
         static_row_counts = not resumed and not select.restrictions.has_clustering
         parts = split_key(partition.key, len(select.shape.partition_types))
+        if self._packed is not None and len(partition.rows) >= _PACKED_MIN:
+            return self._pack_partition(self._packed, partition, parts, entered=entered)
         for clustering, record in self._reader.records(partition, parts, static_row_counts):
             if self._is_stopped() or (folds and self._ends_with_group(partition.key, record)):
                 self._page_full = not self._finished
@@ -219,6 +236,43 @@ class PageBuilder:
         if not partition.rows:
             # Read again only for its static row, which was given with an earlier page.
             self._close_partition(partition.key, partition.token)
+        if self._remaining == 0:
+            self._finished = True
+        return not self._finished
+
+    def _pack_partition(
+        self, packed: list[bytes], partition: Partition, parts: Sequence[bytes], *, entered: bool
+    ) -> bool:
+        """As `_add_partition`, of one with rows, some at a time."""
+        packer = RowPacker(self._plan.select, self._reader.base(partition, parts))
+        rows, at, most = partition.rows, 0, ROWS_A_TURN
+        if self._rows:
+            packed.append(encode_rows(self._rows))
+            self._packed_rows += len(self._rows)
+            self._rows = []
+        while at < len(rows):
+            if self._is_stopped():
+                self._page_full = not self._finished
+                return False
+            bounds = [bound for bound in (self._room(), self._remaining) if bound >= 0]
+            some = rows[at : at + min((most, *bounds))]
+            data = packer.packed(some)
+            if len(some) > 1 and self._is_paged and self._bytes + len(data) >= PAGE_BYTES_MAX:
+                # The page ends with the row that fills it.
+                most = max(1, min(most, len(some)) // 2)
+                continue
+            packed.append(data)
+            self._bytes += len(data)
+            self._packed_rows += len(some)
+            at += len(some)
+            if self._remaining > 0:
+                self._remaining -= len(some)
+            if not entered:
+                self._partition_rows, entered = 0, True
+            self._partition_rows += len(some)
+            self._cursor = Position(partition.token, partition.key, some[-1].clustering or None)
+            if not self._is_paged:
+                self._require_bounded()
         if self._remaining == 0:
             self._finished = True
         return not self._finished
@@ -271,7 +325,8 @@ class PageBuilder:
 
     def _require_bounded(self) -> None:
         """InvalidRequest when there is more than one answer may hold and pages cannot be cut."""
-        if self._bytes <= UNPAGED_BYTES_MAX and max(len(self._rows), len(self._sortable)) < UNPAGED_ROWS_MAX:
+        rows = max(self._packed_rows + len(self._rows), len(self._sortable))
+        if self._bytes <= UNPAGED_BYTES_MAX and rows < UNPAGED_ROWS_MAX:
             return
         why = "is sorted by the coordinator" if self._plan.select.sorts else "was asked for without paging"
         raise InvalidRequest(
@@ -294,7 +349,7 @@ class PageBuilder:
             self._sortable.sort(key=self._order, reverse=plan.select.reverse)
             rows = [row for _, row in self._sortable]
             return Page(rows if plan.limit < 0 else rows[: plan.limit])
-        return Page(self._rows, self._paging_state())
+        return Page(self._rows, self._paging_state(), tuple(self._packed or ()), self._packed_rows)
 
     def _order(self, entry: tuple[bytes, ResultRow]) -> bytes:
         shape, count = self._plan.select.shape, self._plan.select.sorts

@@ -261,7 +261,7 @@ class Selects:
             found = await page_with_calls(self._functions, context, plan, read)
         else:
             chosen = await self._functions.settled(context, (), plan, is_long=heavy)
-            builder = PageBuilder(chosen)
+            builder = PageBuilder(chosen, packs=True)
             while commands := builder.commands():
                 results = await read(commands)
                 if has_large_row(results):
@@ -277,8 +277,8 @@ class Selects:
             new_id = statement.result_id if execute.result_metadata_id != statement.result_id else None
         return responses.rows_encoded(
             statement.metadata(version),
-            await _encoded(found.rows),
-            len(found.rows),
+            [*found.packed, *await _encoded(found.rows)],
+            found.packed_rows + len(found.rows),
             paging_state=found.paging_state,
             skip_metadata=parameters.skip_metadata
             and execute is not None

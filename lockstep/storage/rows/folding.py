@@ -6,10 +6,11 @@ fragment of it was seen; the partition's deletions come first in key order, so e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from lockstep.storage.rows import keys
-from lockstep.storage.rows.fragments import decode_header, decode_row
+from lockstep.storage.rows.fragments import decode_header, decode_row, decode_rows
 from lockstep.storage.rows.reconcile import Shadow, merge_rows, normal_ranges, stronger
 from lockstep.storage.rows.visible import row_is_live, without_dead
 from lockstep.storage.store import Pair
@@ -24,7 +25,10 @@ Work = Callable[[], None]
 
 _KIND_HEADER = keys.KIND_HEADER[0]
 _KIND_STATIC = keys.KIND_STATIC[0]
+_KIND_ROW = keys.KIND_ROW[0]
 _WRITE_BYTES = keys.WRITE_BYTES
+#: Fewer pairs than this are not worth looking at together.
+_RUN_MIN: Final = 4
 
 
 class PartitionFold:
@@ -122,6 +126,50 @@ class PartitionFold:
         self._group = [pair]
         self._group_bytes = len(pair[1])
         return False
+
+    def run_room(self, most: int) -> int:
+        """How many pairs may come next together, at most `most`: no more than rows have room."""
+        return max(1, min(most, self._room - self.live - 1))
+
+    def add_run(self, pairs: Sequence[Pair]) -> bool:
+        """Take pairs that follow each other as `add` takes each of them; False, nothing being taken, when
+        they need to be looked at one by one: rows of several fragments, or under deletions, or more than
+        there is room for. The last pair may have more fragments behind it, and its row stays open.
+        """
+        at, place = len(self.prefix), self._place
+        if len(pairs) < _RUN_MIN or place is None or place[at] != _KIND_ROW or self._ahead is not None:
+            return False
+        if self._shadow is not None or self._deletion is not None or self._dead or len(self._group) > 1:
+            return False
+        done = [*self._group, *pairs[:-1]]
+        places = {pair[0][:-_WRITE_BYTES] for pair in pairs}
+        places.add(place)
+        size = sum([len(pair[0]) + len(pair[1]) for pair in done])
+        if len(places) <= len(pairs) or self.live + len(done) >= self._room:
+            return False
+        if self.bytes_read + size >= limits.READ_RESULT_BYTES_MAX:
+            return False
+        self._finish_rows(decode_rows(done, at + 1))
+        self.bytes_read += size
+        self._group = [pairs[-1]]
+        self._group_bytes = len(pairs[-1][1])
+        self._place = pairs[-1][0][:-_WRITE_BYTES]
+        return True
+
+    def _finish_rows(self, rows: Sequence[Row]) -> None:
+        """As `_finish_row`, of rows that nothing else is known of, all of which have room."""
+        live, now_s, dropped, append = 0, self._now_s, self._dropped, self._rows.append
+        for one in rows:
+            row: Row | None = one
+            if one.deletion is not None or one.column_deletions or one.liveness is None:
+                row = merge_rows((one,))
+            if row is not None:
+                append(row)
+                liveness = row.liveness
+                if (liveness is not None and not liveness.ttl_s) or row_is_live(row, now_s, dropped):
+                    live += 1
+        self.live += live
+        self.last = rows[-1].clustering
 
     def finish(self) -> Partition:
         """The state of everything taken; may be empty."""

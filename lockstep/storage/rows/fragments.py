@@ -16,7 +16,7 @@ import msgspec
 
 from lockstep.storage.rows import keys
 from lockstep.storage.rows.reconcile import merge_rows
-from lockstep.storage.store import Put
+from lockstep.storage.store import Pair, Put
 from lockstep.values import codec, limits
 from lockstep.values.errors import CorruptFile, InvalidRequest
 from lockstep.values.ids import MUTATION_ID_BYTES
@@ -76,6 +76,23 @@ def decode_row(store_key: bytes, value: bytes, clustering: bytes) -> Row:
     except msgspec.MsgspecError as error:
         raise CorruptFile(store_key.hex(), 0, f"not a row fragment: {error}") from error
     return Row(clustering, part.liveness, part.deletion, part.cells, part.column_deletions)
+
+
+def decode_rows(pairs: Sequence[Pair], clustering_at: int) -> list[Row]:
+    """Rows of one fragment each, whose clusterings begin at that place of their keys."""
+    decode, behind = _ROW.decode, -keys.ROW_TAIL_BYTES
+    found: list[Row] = []
+    append = found.append
+    try:
+        for store_key, value in pairs:
+            part = decode(value)
+            clustering = store_key[clustering_at:behind]
+            if b"\x00" in clustering:
+                clustering = clustering.replace(b"\x00\xff", b"\x00")
+            append(Row(clustering, part.liveness, part.deletion, part.cells, part.column_deletions))
+    except msgspec.MsgspecError as error:
+        raise CorruptFile(store_key.hex(), 0, f"not a row fragment: {error}") from error
+    return found
 
 
 def fragments_of(mutation: Mutation, prefix: bytes) -> list[Put]:

@@ -40,7 +40,8 @@ _FAMILY = Family.DATA.value
 PLACE_BYTES = _PLACE.size
 WRITE_BYTES = _TIME.size + MUTATION_ID_BYTES
 _ROW_END = b"\x00\x00"
-_ROW_TAIL_BYTES = WRITE_BYTES + len(_ROW_END)
+#: What follows the clustering in the key of a row.
+ROW_TAIL_BYTES = WRITE_BYTES + len(_ROW_END)
 
 
 def partition_prefix(table_id: int, token: int, key: bytes) -> bytes:
@@ -130,7 +131,7 @@ def token_of(store_key: bytes) -> int:
 
 def clustering_of(store_key: bytes, prefix: bytes) -> bytes:
     """Clustering bytes in the key of a row's fragment of the partition with this prefix."""
-    return store_key[len(prefix) + 1 : -_ROW_TAIL_BYTES].replace(b"\x00\xff", b"\x00")
+    return store_key[len(prefix) + 1 : -ROW_TAIL_BYTES].replace(b"\x00\xff", b"\x00")
 
 
 def timestamp_of(store_key: bytes) -> int:

@@ -74,6 +74,19 @@ def live_row(
     return Row(row.clustering, row.liveness if liveness_is_live(row.liveness, now_s) else None, None, cells)
 
 
+def shows_all(rows: Iterable[Row]) -> bool:
+    """Whether canonical rows are at every moment shown to clients just as they are: all have a marker, and
+    nothing in them is deleted or expires."""
+    for row in rows:
+        liveness = row.liveness
+        if liveness is None or liveness.ttl_s or row.deletion is not None or row.column_deletions:
+            return False
+        for cell in row.cells:
+            if cell.value is None or cell.ttl_s:
+                return False
+    return True
+
+
 def live_view(
     partition: Partition, now_s: int, columns: Sequence[int] = (), dropped: Container[int] = ()
 ) -> Partition:
@@ -84,6 +97,10 @@ def live_view(
     stays even when no cell of `columns` is left in it, and so does a static row.
     """
     wanted = frozenset(columns) if columns else None
+    if wanted is None and partition.static is None and shows_all(partition.rows):
+        if partition.deletion is None and not partition.range_deletions:
+            return partition
+        return Partition(partition.token, partition.key, None, (), None, partition.rows)
     static = None if partition.static is None else live_row(partition.static, now_s, wanted, dropped)
     found = (live_row(row, now_s, wanted, dropped) for row in partition.rows)
     rows = tuple(row for row in found if row is not None)
