@@ -208,7 +208,7 @@ class Reads:
         return await scan(
             command,
             lambda part: self._read(part, consistency, deadline_s),
-            lambda token: self._plan(replace(command, left=token - 1), consistency).range.right,
+            lambda token: self._plan(replace(command, left=token - 1), consistency, wide=True).range.right,
             self.runtime.tasks,
         )
 
@@ -308,11 +308,12 @@ class Reads:
     ) -> tuple[list[Answer], ReadCommand, Plan]:
         """(answers that satisfy the newest plan, the command they answer, that plan).
 
-        The command is `piece` cut at the end of the data range in which it begins.
+        The command is `piece` cut at the end of the data range in which it begins, or of those behind it that
+        have the same replicas. When too many of these fail, they may hold one range well that others lack.
         """
-        changes = 0
+        changes, wide = 0, piece.key is None
         while True:
-            plan = self._plan(piece, consistency)
+            plan = self._plan(piece, consistency, wide=wide)
             if changes >= REQUEST_PLANS_MAX:
                 await self._pause(plan, deadline_s)
             if self.runtime.clock.monotonic_s() > plan.alive_until_s:
@@ -324,7 +325,15 @@ class Reads:
                 limit = piece.partition_row_limit if plan.required == 1 else 0
                 command = replace(piece, right=right, partition_row_limit=limit)
             request = ReadRequest(plan.epoch, plan.needs_epoch, command)
-            answers = await self._answers(plan, request, deadline_s)
+            try:
+                answers = await self._answers(plan, request, deadline_s)
+            except ReadFailure:
+                narrow = self._plan(piece, consistency, wide=False)
+                if not wide or narrow.range.right >= command.right:
+                    raise
+                self.reach("read.narrowed")
+                wide = False
+                continue
             tokens = Range(command.left, command.right)
             if answers is not None:
                 if not self.plans.changed_since(piece.table_id, tokens, plan.epoch):
@@ -333,10 +342,11 @@ class Reads:
                 self.reach("read.plan_changed")
             changes += 1
 
-    def _plan(self, piece: ReadCommand, consistency: Consistency) -> Plan:
-        """InvalidRequest when the table is gone."""
+    def _plan(self, piece: ReadCommand, consistency: Consistency, *, wide: bool) -> Plan:
+        """`wide`: of as many ranges as have the same replicas. InvalidRequest when the table is gone."""
+        find = self.plans.scan_plan if wide else self.plans.read_plan
         try:
-            return self.plans.read_plan(piece.table_id, piece.left + 1, consistency)
+            return find(piece.table_id, piece.left + 1, consistency)
         except RequestError:
             self.reach("read.table_gone")
             raise

@@ -7,7 +7,7 @@ planning a write is a bisection and two look-ups.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from typing import Final, Protocol
 
@@ -33,8 +33,8 @@ from lockstep.schema.view_changes import views_of
 from lockstep.topology.planning import passing
 from lockstep.values.errors import InvalidRequest, Unavailable
 from lockstep.values.ids import Consistency, NodeId
-from lockstep.values.limits import PLANS_CACHED_MAX
-from lockstep.values.tokens import Range
+from lockstep.values.limits import PLANS_CACHED_MAX, SCAN_RANGES_MAX
+from lockstep.values.tokens import TOKEN_MAX, Range
 
 
 class Opinions(Protocol):
@@ -144,6 +144,22 @@ class Plan:
             self.asker,
         )
 
+    def over(self, placed: Sequence[PlacedRange]) -> Plan:
+        """The same, of ranges that follow each other and have the same replicas; the first is the plan's."""
+        newest = max(one.group.epoch for one in placed)
+        plan = Plan(
+            self.epoch,
+            max(self.needs_epoch, newest),
+            Range(placed[0].range.left, placed[-1].range.right),
+            ReplicaGroup(self.group.reads, self.group.writes, newest),
+            self.targets,
+            self.needs,
+            self.consistency,
+            self.asker,
+        )
+        plan.has_views = self.has_views
+        return plan
+
     def satisfied_by(self, nodes: Iterable[NodeId]) -> bool:
         """Whether answers of these nodes (others are ignored) meet every need."""
         held = nodes if len(self._counts) == 1 else tuple(nodes)
@@ -230,6 +246,7 @@ class TablePlacement:
         "recounts",
         "repairs",
         "ring",
+        "scans",
         "speculation",
     )
 
@@ -246,6 +263,8 @@ class TablePlacement:
         self.has_views = bool(table.views)
         #: By (whether it writes, level, right bound of the range).
         self.plans: dict[tuple[bool, Consistency, int], Plan] = {}
+        #: Of reads of several ranges, by (level, right bound of the first one).
+        self.scans: dict[tuple[Consistency, int], Plan] = {}
         #: When a read, or the repair that it needs, turns to one more replica.
         self.speculation: Policy = policy_of(option(table.options, "speculative_retry"))
         self.additional_write: Policy = policy_of(option(table.options, "additional_write_policy"))
@@ -254,6 +273,24 @@ class TablePlacement:
 
     def group_for(self, token: int) -> ReplicaGroup:
         return self.ring.range_at(token).group
+
+    def alike(self, token: int) -> list[PlacedRange]:
+        """The range of a token and those that follow it on the same nodes, while nothing moves: one question
+        may be about all of them."""
+        found = [self.ring.range_at(token)]
+        nodes = frozenset(found[0].group.reads)
+        if self.recounts or not _is_settled(found[0].group):
+            return found
+        while found[-1].range.right < TOKEN_MAX and len(found) < SCAN_RANGES_MAX:
+            placed = self.ring.range_at(found[-1].range.right + 1)
+            if not _is_settled(placed.group) or nodes != frozenset(placed.group.reads):
+                break
+            found.append(placed)
+        return found
+
+
+def _is_settled(group: ReplicaGroup) -> bool:
+    return group.reads is group.writes or frozenset(group.reads) == frozenset(group.writes)
 
 
 class PlanBook:
@@ -311,6 +348,19 @@ class PlanBook:
     def read_plan(self, table_id: int, token: int, consistency: Consistency) -> Plan:
         """InvalidRequest when the table is gone."""
         return self._plan(table_id, token, consistency, False)
+
+    def scan_plan(self, table_id: int, token: int, consistency: Consistency) -> Plan:
+        """Of reads of ranges that begin with the token's: its range is as many of them as have the same
+        replicas. InvalidRequest when the table is gone."""
+        first = self._plan(table_id, token, consistency, False)
+        placement = self._tables[table_id]
+        key = (consistency, first.range.right)
+        plan = placement.scans.get(key)
+        if plan is None:
+            placed = placement.alike(token)
+            plan = placement.scans[key] = first if len(placed) == 1 else first.over(placed)
+            self._kept += 1
+        return plan
 
     def changed_since(self, table_id: int, tokens: Range, epoch: int) -> bool:
         """Whether anything that matters to a request for these tokens changed after `epoch`; the table was
@@ -378,8 +428,8 @@ class PlanBook:
                 "a plan outlived its value"
             )
             assert placement.changed_epoch <= placement.epoch, f"table {table_id} changes later"
-            plans += len(placement.plans)
-        assert plans == self._kept <= PLANS_CACHED_MAX + 1, "plans are miscounted"
+            plans += len(placement.plans) + len(placement.scans)
+        assert plans == self._kept <= PLANS_CACHED_MAX + 2, "plans are miscounted"
 
     def _local_dc(self, cluster: ClusterMetadata) -> str:
         own = cluster.node(self.own)

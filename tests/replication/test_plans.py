@@ -12,7 +12,7 @@ from lockstep.quorum.plans import Plan, PlanBook
 from lockstep.quorum.round import Target, first_choice
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.ids import Consistency, NodeId
-from lockstep.values.tokens import TOKEN_MAX, Range
+from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range
 
 from .clusters import TABLE_ID, make_cluster, whole_ring
 
@@ -68,6 +68,19 @@ def test_changed_since_looks_at_every_range_that_is_asked() -> None:
     book = Newest(cluster).book
     assert not book.changed_since(TABLE_ID, Range(-10, 0), 5)
     assert book.changed_since(TABLE_ID, Range(-10, 1), 5)
+
+
+def test_one_question_is_about_neighbours_with_the_same_replicas_while_nothing_moves() -> None:
+    alike = [(0, [1, 2, 3], [1, 2, 3], 1), (5, [3, 1, 2], [3, 1, 2], 4)]
+    moving, last = (9, [1, 2, 3], [1, 2, 3, 4], 6), (TOKEN_MAX, [1, 2, 3], [1, 2, 3], 1)
+    book = Newest(make_cluster(6, [*alike, moving, last])).book
+    plan = book.scan_plan(TABLE_ID, -7, QUORUM)
+    assert plan.range == Range(TOKEN_MIN, 5) and plan.needs_epoch == 4 and plan.required == 2
+    assert book.scan_plan(TABLE_ID, 0, QUORUM) is plan
+    assert book.scan_plan(TABLE_ID, 1, QUORUM).range == Range(0, 5)
+    assert book.scan_plan(TABLE_ID, 6, QUORUM) is book.read_plan(TABLE_ID, 6, QUORUM)
+    assert book.scan_plan(TABLE_ID, 10, QUORUM).range == Range(9, TOKEN_MAX)
+    book.validate()
 
 
 def test_a_table_that_is_gone_has_no_plan_and_counts_as_changed() -> None:

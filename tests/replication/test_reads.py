@@ -462,6 +462,43 @@ def test_a_range_read_walks_all_data_ranges_with_their_own_replicas() -> None:
     run(test)
 
 
+def _three_alike() -> list[ScriptedNode]:
+    nodes = [1, 2, 3]
+    cluster = make_cluster(
+        5, [(0, nodes, nodes, 1), (10, [2, 3, 1], [2, 3, 1], 3), (TOKEN_MAX, nodes, nodes, 1)]
+    )
+    _, made = make_nodes(3, cluster)
+    give(made, *(upsert(token, b"a", b"%d" % token, 5, token + 10) for token in (-5, 0, 1, 10, 11, 500)))
+    return made
+
+
+def test_ranges_with_the_same_replicas_are_read_by_one_question() -> None:
+    async def test() -> None:
+        nodes = _three_alike()
+        result = await nodes[0].coordinator.read(read_range(), QUORUM, 2000)
+        assert [token for token, _, _ in shown(result)] == [-5, 0, 1, 10, 11, 500]
+        assert sum(node.engine.reads for node in nodes) == 2
+
+    run(test)
+
+
+def test_ranges_are_read_one_by_one_where_each_replica_lacks_another() -> None:
+    async def test() -> None:
+        nodes = _three_alike()
+        for lost, node in zip((0, 10, TOKEN_MAX), nodes, strict=True):
+
+            def answer(command: ReadCommand, lost: int = lost, node: ScriptedNode = node) -> ReadResult:
+                if command.left < lost <= command.right:
+                    raise CorruptFile("sst", 3, "checksum")
+                return type(node.engine).answer(node.engine, command)
+
+            node.engine.answer = answer  # type: ignore[method-assign]
+        result = await nodes[0].coordinator.read(read_range(), QUORUM, 2000)
+        assert [token for token, _, _ in shown(result)] == [-5, 0, 1, 10, 11, 500]
+
+    run(test)
+
+
 def test_a_range_cut_by_a_change_during_the_read_is_planned_again() -> None:
     async def test() -> None:
         before = whole_ring(5, [1], factors={"": 1}, dcs={2: "dc1"})
