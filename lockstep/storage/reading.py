@@ -14,13 +14,17 @@ from lockstep.storage.rows import keys
 from lockstep.storage.rows.folding import AskMerge, PartitionFold, Work
 from lockstep.storage.rows.reconcile import is_empty
 from lockstep.storage.rows.visible import counts_static, row_is_live
-from lockstep.storage.store import StoreSnapshot
+from lockstep.storage.store import Pair, StoreSnapshot
 from lockstep.values import limits
 from lockstep.values.node_limits import MERGED_BYTES_INLINE
 from lockstep.values.rows import ALL_ROWS, Partition, Position, ReadCommand, ReadResult, Row, Slice
 from lockstep.values.tokens import Range
 
 _UNLIMITED = 1 << 62
+#: Fragments of a piece that are looked at one by one before some are read together; and what is small enough
+#: for so many of them to need no turn.
+_ALONE: Final = 16
+_SMALL_BYTES: Final = MERGED_BYTES_INLINE // 64
 #: Fragments of a partition that are read before they are looked at, and their bytes, about: within a turn.
 _TOGETHER_MAX: Final = limits.FRAGMENTS_PER_TURN_MAX // 4
 _TOGETHER_BYTES: Final = MERGED_BYTES_INLINE // 4
@@ -138,20 +142,40 @@ class Reading:
     def _feed(self, fold: PartitionFold) -> Generator[Work | None, None, bool]:
         """Returns True when the fold was full before the partition's content ended."""
         for lower, upper, reverse in self._pieces(fold):
-            pairs, together = self._view.scan(lower, upper, reverse), 1
-            while some := list(itertools.islice(pairs, fold.run_room(together))):
-                if not fold.add_run(some):
-                    for pair in some:
-                        if (work := fold.due(pair)) is not None:
-                            yield work
-                        if fold.add(pair):
-                            return True
-                size = sum([len(pair[1]) for pair in some])
-                if self._is_turn(len(some), size):
+            pairs = self._view.scan(lower, upper, reverse)
+            seen = 0
+            for pair in itertools.islice(pairs, _ALONE):
+                if fold.group_bytes > MERGED_BYTES_INLINE and (work := fold.due(pair)) is not None:
+                    yield work
+                if fold.add(pair):
+                    return True
+                seen += 1
+                if len(pair[1]) > _SMALL_BYTES and self._is_turn(0, len(pair[1])):
                     yield None
-                together = _next_together(together, len(some), size)
+            if self._is_turn(seen, 0):
+                yield None
+            if seen == _ALONE:
+                stopped = yield from self._feed_runs(fold, pairs)
+                if stopped:
+                    return True
         if (work := fold.due(None)) is not None:
             yield work
+        return False
+
+    def _feed_runs(self, fold: PartitionFold, pairs: Iterator[Pair]) -> Generator[Work | None, None, bool]:
+        """As `_feed`, of the rest of a piece that is long: some together."""
+        together = _ALONE
+        while some := list(itertools.islice(pairs, fold.run_room(together))):
+            size = sum([len(pair[1]) for pair in some])
+            if not fold.add_run(some):
+                for pair in some:
+                    if fold.group_bytes > MERGED_BYTES_INLINE and (work := fold.due(pair)) is not None:
+                        yield work
+                    if fold.add(pair):
+                        return True
+            if self._is_turn(len(some), size):
+                yield None
+            together = min(_TOGETHER_MAX, 4 * together, _TOGETHER_BYTES * len(some) // (size + 1) + 1)
         return False
 
     def _pieces(self, fold: PartitionFold) -> list[_Bounds]:
@@ -196,11 +220,6 @@ class Reading:
         return Partition(
             partition.token, partition.key, partition.deletion, kept, partition.static, partition.rows
         )
-
-
-def _next_together(together: int, count: int, size: int) -> int:
-    """How many fragments are read next before any is looked at: more each time, while they are small."""
-    return max(1, min(_TOGETHER_MAX, 16 * together, _TOGETHER_BYTES * count // (size + 1)))
 
 
 def normal_slices(slices: Sequence[Slice]) -> tuple[Slice, ...]:

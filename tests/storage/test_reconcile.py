@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from random import Random
 from typing import Any
 
 import hypothesis.strategies as st
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 
 from lockstep.storage.rows import reconcile
 from lockstep.storage.rows.difference import difference, repair_mutation
-from lockstep.storage.rows.reconcile import merge_partitions, normal_ranges
+from lockstep.storage.rows.reconcile import merge_partitions, merge_rows, normal_ranges
 from lockstep.storage.rows.visible import live_view
 from lockstep.values.ids import mutation_id
 from lockstep.values.rows import (
@@ -198,6 +199,31 @@ def test_normal_ranges_are_sorted_disjoint_and_delete_the_same(ranges: list[Rang
         before = [(r.deletion.timestamp_us, r.deletion.deleted_at_s) for r in ranges if covers(r)]
         after = [(r.deletion.timestamp_us, r.deletion.deleted_at_s) for r in normal if covers(r)]
         assert after == ([max(before)] if before else [])
+
+
+def test_rows_that_the_newest_overwrites_merge_as_all_rows_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    dice, short = Random(3), 0
+    overwrites = reconcile._overwrites
+    for _ in range(4_000):
+        places = dice.choice([((1, None), (2, None)), ((1, None), (3, b"x"), (3, b"y"))])
+        states = []
+        for _ in range(dice.randrange(2, 5)):
+            at = dice.randrange(1, 6)
+            held = tuple(
+                Cell(column, dice.choice([None, b"1"]), at if dice.random() < 0.9 else 3, 0, 0, path)
+                for column, path in (places if dice.random() < 0.8 else places[1:])
+            )
+            deletion = Deletion(at, 1) if dice.random() < 0.1 else None
+            gone = (ColumnDeletion(3, Deletion(at, 1)),) if dice.random() < 0.1 else ()
+            marker = Liveness(at, *dice.choice([(0, 0), (5, 50)])) if dice.random() < 0.7 else None
+            states.append(Row(b"a", marker, deletion, held, gone))
+        over = Deletion(2, 1) if dice.random() < 0.3 else None
+        short += overwrites(states[0], states)
+        found = merge_rows(states, over)
+        with monkeypatch.context() as patch:
+            patch.setattr(reconcile, "_overwrites", lambda first, rows: False)
+            assert found == merge_rows(states, over), states
+    assert short > 100, "some are overwritten"
 
 
 def test_ties_go_to_the_tombstone_then_the_expiring_then_the_larger_value() -> None:

@@ -95,6 +95,12 @@ def _open(path: str, settings: RocksSettings) -> Any:
         raise DiskRefused(f"cannot open the database {path}: {reason}") from error
 
 
+#: Flushed buffers that lie side by side before they are merged into the first level: a read looks into each
+#: of them. That level is so small that merging two into it costs no more than four into the library's own.
+_FILES_ABOVE: Final = 2
+_FIRST_LEVEL_BUFFERS: Final = 8
+
+
 def _options(rocksdict: Any, settings: RocksSettings) -> Any:
     table = rocksdict.BlockBasedOptions()
     table.set_block_cache(rocksdict.Cache(settings.block_cache_bytes))
@@ -109,6 +115,8 @@ def _options(rocksdict: Any, settings: RocksSettings) -> Any:
     options.set_compression_type(rocksdict.DBCompressionType.lz4())
     options.set_write_buffer_size(settings.write_buffer_bytes)
     options.set_max_write_buffer_number(3)
+    options.set_level_zero_file_num_compaction_trigger(_FILES_ABOVE)
+    options.set_max_bytes_for_level_base(_FIRST_LEVEL_BUFFERS * settings.write_buffer_bytes)
     options.set_max_total_wal_size(settings.log_bytes_max)
     options.set_max_background_jobs(settings.background_jobs)
     options.set_max_open_files(settings.open_files_max)

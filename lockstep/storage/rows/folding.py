@@ -29,6 +29,8 @@ _KIND_ROW = keys.KIND_ROW[0]
 _WRITE_BYTES = keys.WRITE_BYTES
 #: Fewer pairs than this are not worth looking at together.
 _RUN_MIN: Final = 4
+#: So many are read in vain at most.
+_RUN_FEW: Final = 16
 
 
 class PartitionFold:
@@ -44,7 +46,6 @@ class PartitionFold:
         "_deletion",
         "_dropped",
         "_group",
-        "_group_bytes",
         "_now_s",
         "_place",
         "_ranges",
@@ -53,6 +54,7 @@ class PartitionFold:
         "_shadow",
         "bytes_read",
         "end",
+        "group_bytes",
         "key",
         "last",
         "live",
@@ -89,7 +91,8 @@ class PartitionFold:
         self._ask_merge = ask_merge
         self._place: bytes | None = None
         self._group: list[Pair] = []
-        self._group_bytes = 0
+        #: Of the values of the place that is open; `due` is asked where they are many.
+        self.group_bytes = 0
         #: What `due` has merged of the group.
         self._ahead: tuple[Row | None] | None = None
         self._deletion: Deletion | None = None
@@ -99,7 +102,7 @@ class PartitionFold:
 
     def due(self, pair: Pair | None) -> Work | None:
         """What is to be done before the pair is added, or, None, before the end: much merging, if any."""
-        if self._group_bytes <= MERGED_BYTES_INLINE or self._place is None or self._ahead is not None:
+        if self.group_bytes <= MERGED_BYTES_INLINE or self._place is None or self._ahead is not None:
             return None
         if pair is not None and pair[0][:-_WRITE_BYTES] == self._place:
             return None
@@ -118,18 +121,18 @@ class PartitionFold:
         place = pair[0][:-_WRITE_BYTES]
         if place == self._place:
             self._group.append(pair)
-            self._group_bytes += len(pair[1])
+            self.group_bytes += len(pair[1])
             return False
         if self._place is not None and self._finish_place():
             return True
         self._place = place
         self._group = [pair]
-        self._group_bytes = len(pair[1])
+        self.group_bytes = len(pair[1])
         return False
 
     def run_room(self, most: int) -> int:
-        """How many pairs may come next together, at most `most`: no more than rows have room."""
-        return max(1, min(most, self._room - self.live - 1))
+        """How many pairs may come next together, at most `most`: not many more than rows have room."""
+        return min(most, max(_RUN_FEW, self._room - self.live - 1))
 
     def add_run(self, pairs: Sequence[Pair]) -> bool:
         """Take pairs that follow each other as `add` takes each of them; False, nothing being taken, when
@@ -152,7 +155,7 @@ class PartitionFold:
         self._finish_rows(decode_rows(done, at + 1))
         self.bytes_read += size
         self._group = [pairs[-1]]
-        self._group_bytes = len(pairs[-1][1])
+        self.group_bytes = len(pairs[-1][1])
         self._place = pairs[-1][0][:-_WRITE_BYTES]
         return True
 
@@ -184,8 +187,8 @@ class PartitionFold:
         kind = place[len(self.prefix)]
         if len(group) >= limits.ROW_FRAGMENTS_MERGE_AT and self._ask_merge is not None:
             self._ask_merge(self.prefix, place)
-        for store_key, value in group:
-            self.bytes_read += len(store_key) + len(value)
+        # All keys of one place are of one length.
+        self.bytes_read += self.group_bytes + len(group) * len(group[0][0])
         if kind == _KIND_HEADER:
             self._finish_header(group)
             return False
@@ -205,9 +208,9 @@ class PartitionFold:
         return static and without_dead(static, self._dead)
 
     def _row_of(self, group: list[Pair]) -> Row | None:
-        clustering = keys.clustering_of(group[0][0], self.prefix)
-        over = self._deletion if self._shadow is None else self._shadow.over(clustering)
-        row = merge_rows([decode_row(key, value, clustering) for key, value in group], over)
+        rows = decode_rows(group, len(self.prefix) + 1)
+        over = self._deletion if self._shadow is None else self._shadow.over(rows[0].clustering)
+        row = merge_rows(rows, over)
         return without_dead(row, self._dead) if row is not None and self._dead else row
 
     def _finish_header(self, group: list[Pair]) -> None:

@@ -137,7 +137,7 @@ def _liveness_rank(liveness: Liveness) -> tuple[int, bool, int, int]:
 def merge_rows(rows: Sequence[Row], over: Deletion | None = None) -> Row | None:
     """One canonical row out of states of the same row, under an outer deletion; None when nothing is left."""
     first = rows[0]
-    if len(rows) == 1:
+    if len(rows) == 1 or _overwrites(first, rows):
         return shadowed(first, over)
     if all(row == first for row in rows):
         return shadowed(first, over)
@@ -163,6 +163,28 @@ def merge_rows(rows: Sequence[Row], over: Deletion | None = None) -> Row | None:
         tuple(columns[column] for column in sorted(columns)),
     )
     return shadowed(merged, over)
+
+
+def _overwrites(first: Row, rows: Sequence[Row]) -> bool:
+    """Whether the first row is all that is left of the rows, as where the same cells are written again: those
+    of the others are older, each of them."""
+    liveness, cells = first.liveness, first.cells
+    if first.deletion is not None or first.column_deletions:
+        return False
+    for row in rows:
+        if row is first:
+            continue
+        if row.deletion is not None or row.column_deletions or len(row.cells) != len(cells):
+            return False
+        other = row.liveness
+        if other is not None and (liveness is None or other.timestamp_us >= liveness.timestamp_us):
+            return False
+        for newer, older in zip(cells, row.cells, strict=True):
+            if older.timestamp_us >= newer.timestamp_us or older.column != newer.column:
+                return False
+            if older.path != newer.path:
+                return False
+    return True
 
 
 def _cell_order(cell: Cell) -> tuple[int, bytes]:
