@@ -189,6 +189,9 @@ def command_line() -> str:
         'first member is its `schema`, such as `"status/1"`; members are only added within a version.',
         "Commands against a running cluster ask one node (`--host`, or `$LOCKSTEP_HOST`); any node will do. "
         "Local clusters live in `$LOCKSTEP_HOME` (`~/.lockstep` by default).",
+        "TAB completes commands, options, local clusters and their nodes, and of a running cluster nodes, "
+        "keyspaces and tables, once the shell has read what `_LOCKSTEP_COMPLETE=bash_source lockstep` prints "
+        '(`zsh_source`, `fish_source`): `eval "$(_LOCKSTEP_COMPLETE=bash_source lockstep)"` in `~/.bashrc`.',
         "An error is `error[CODE]: sentence`, sometimes facts, and `hint:` with what to do next. "
         "[Errors](errors.md) lists the codes.",
         table(["exit code", "means"], EXIT_CODES),

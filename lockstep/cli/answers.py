@@ -11,7 +11,7 @@ from typing import Any
 import click
 from msgspec import UNSET, UnsetType
 
-from lockstep.cli.shared import client, render
+from lockstep.cli.shared import client, completion, render
 from lockstep.documents import read
 from lockstep.documents.service import GlobalState, LocalStates
 from lockstep.documents.status import (
@@ -26,7 +26,7 @@ from lockstep.documents.status import (
 
 
 @click.command()
-@click.argument("keyspace", required=False)
+@click.argument("keyspace", required=False, shell_complete=completion.keyspaces)
 @render.of_call
 def ring(keyspace: str | None, host: str, call_timeout_s: float, output: str) -> None:
     """Show each node's share of the ring; with KEYSPACE, who holds each range of it."""
@@ -59,7 +59,7 @@ def _replicas(nodes: Sequence[int]) -> str:
 
 
 @click.command()
-@click.argument("name", metavar="KEYSPACE[.TABLE]")
+@click.argument("name", metavar="KEYSPACE[.TABLE]", shell_complete=completion.tables)
 @render.of_call
 def describe(name: str, host: str, call_timeout_s: float, output: str) -> None:
     """Print the CQL that makes a keyspace with its tables, or one table.

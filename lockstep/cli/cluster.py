@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lockstep.cli.shared import plans, render
+from lockstep.cli.shared import completion, plans, render
 from lockstep.values.errors import ConfigurationError, PreconditionError
 from lockstep.values.limits import TOKENS_PER_NODE_MAX
 
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 #: What `create --auth` sets.
 _AUTH = ("auth.authenticator=password", "auth.authorizer=role-based")
+
+_name = click.argument("name", shell_complete=completion.clusters)
+_some_nodes = click.argument("nodes", nargs=-1, shell_complete=completion.local_nodes)
+_nodes = click.argument("nodes", nargs=-1, required=True, shell_complete=completion.local_nodes)
 
 
 @click.group()
@@ -57,7 +61,7 @@ def create(
     )
     if begin:
         try:
-            made.start()
+            made.start(told=_tell)
         except BaseException:
             # What is left of it would be in the way of the next attempt.
             made.destroy()
@@ -78,20 +82,24 @@ def create(
 
 
 @cluster.command()
-@click.argument("name")
-@click.argument("nodes", nargs=-1)
+@_name
+@_some_nodes
 def start(name: str, nodes: tuple[str, ...]) -> None:
     """Start all nodes that do not run, or only NODES, and wait until they serve."""
-    started = _open(name).start(nodes)
+    started = _open(name).start(nodes, told=_tell)
     click.echo(f"started {', '.join(started)}" if started else "all of them run already")
 
 
 @cluster.command()
-@click.argument("name")
+@_name
 @click.option("--dc", default="dc1", show_default=True, help="Its data centre.")
 @click.option("--rack", default="rack1", show_default=True, help="Its rack.")
 @click.option(
-    "--replaces", default="", metavar="NODE", help="Take the place of this dead node, given by name or id."
+    "--replaces",
+    default="",
+    metavar="NODE",
+    help="Take the place of this dead node, given by name or id.",
+    shell_complete=completion.local_nodes,
 )
 @click.option(
     "--tokens",
@@ -122,8 +130,8 @@ def add(name: str, dc: str, rack: str, replaces: str, tokens: int | None, dry_ru
 
 
 @cluster.command()
-@click.argument("name")
-@click.argument("nodes", nargs=-1, required=True)
+@_name
+@_nodes
 def kill(name: str, nodes: tuple[str, ...]) -> None:
     """Kill NODES at once (SIGKILL), as a crash would."""
     local = _open(name)
@@ -134,8 +142,8 @@ def kill(name: str, nodes: tuple[str, ...]) -> None:
 
 
 @cluster.command()
-@click.argument("name")
-@click.argument("nodes", nargs=-1, required=True)
+@_name
+@_nodes
 def pause(name: str, nodes: tuple[str, ...]) -> None:
     """Freeze NODES (SIGSTOP): they hold their connections and answer nothing."""
     _open(name).pause(*nodes)
@@ -143,8 +151,8 @@ def pause(name: str, nodes: tuple[str, ...]) -> None:
 
 
 @cluster.command()
-@click.argument("name")
-@click.argument("nodes", nargs=-1, required=True)
+@_name
+@_nodes
 def resume(name: str, nodes: tuple[str, ...]) -> None:
     """Let paused NODES go on."""
     _open(name).resume(*nodes)
@@ -152,9 +160,9 @@ def resume(name: str, nodes: tuple[str, ...]) -> None:
 
 
 @cluster.command()
-@click.argument("name")
-@click.argument("one", metavar="A[,A2…]")
-@click.argument("other", metavar="B[,B2…]")
+@_name
+@click.argument("one", metavar="A[,A2…]", shell_complete=completion.local_nodes)
+@click.argument("other", metavar="B[,B2…]", shell_complete=completion.local_nodes)
 def partition(name: str, one: str, other: str) -> None:
     """Cut all connections between nodes A and nodes B, in both directions."""
     _open(name).partition(one.split(","), other.split(","))
@@ -162,7 +170,7 @@ def partition(name: str, one: str, other: str) -> None:
 
 
 @cluster.command()
-@click.argument("name")
+@_name
 def heal(name: str) -> None:
     """End every partition."""
     _open(name).heal()
@@ -170,8 +178,8 @@ def heal(name: str) -> None:
 
 
 @cluster.command()
-@click.argument("name")
-@click.argument("nodes", nargs=-1)
+@_name
+@_some_nodes
 def stop(name: str, nodes: tuple[str, ...]) -> None:
     """Stop all nodes, or only NODES, in good order; kill those that do not."""
     late = _open(name).stop(nodes)
@@ -181,8 +189,8 @@ def stop(name: str, nodes: tuple[str, ...]) -> None:
 
 
 @cluster.command()
-@click.argument("name")
-@click.argument("node")
+@_name
+@click.argument("node", shell_complete=completion.local_nodes)
 def forget(name: str, node: str) -> None:
     """Drop a stopped NODE that has left the cluster, with its data."""
     cluster = _open(name)
@@ -227,11 +235,15 @@ def list_(output: str) -> None:
 
 
 @cluster.command()
-@click.argument("name")
+@_name
 def destroy(name: str) -> None:
     """Kill all nodes of NAME and delete everything it stored."""
     _open(name).destroy()
     click.echo(f"cluster {name} is gone")
+
+
+def _tell(text: str) -> None:
+    click.echo(text, err=True)
 
 
 def _open(name: str) -> LocalCluster:

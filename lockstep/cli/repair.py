@@ -10,14 +10,14 @@ from typing import Any
 
 import click
 
-from lockstep.cli.shared import client, render, runs
+from lockstep.cli.shared import client, completion, render, runs
 from lockstep.cli.shared.plans import show_changes
 from lockstep.documents import read
 from lockstep.documents.runs import Repair, RepairPlan
 
 
 @click.command()
-@click.argument("what", metavar="[KEYSPACE[.TABLE]]", default="")
+@click.argument("what", metavar="[KEYSPACE[.TABLE]]", default="", shell_complete=completion.tables)
 @click.option("--full", "mode", flag_value="full", default=True, help="Compare all there is (the default).")
 @click.option("--incremental", "mode", flag_value="incremental", help="Only what changed since.")
 @click.option("--dc", "dcs", multiple=True, metavar="DC", help="Only replicas in these; records nothing.")

@@ -9,6 +9,7 @@ from types import ModuleType
 import click
 
 from lockstep.cli.shared.ledger import Ledger
+from lockstep.cli.shared import render
 from lockstep.values.errors import ConfigurationError
 
 
@@ -21,9 +22,14 @@ def sim() -> None:
 @click.option("--seed", default=1, show_default=True, help="First seed.")
 @click.option("--seeds", default=1, show_default=True, help="How many seeds, one after another.")
 @click.option("--scenario", default="", help="Only this scenario; all of them by default.")
-def run(seed: int, seeds: int, scenario: str) -> int:
-    """Run seeds; a failure prints the command that repeats it exactly."""
-    return int(_runner().run(seed, seeds, scenario))
+@render.output
+def run(seed: int, seeds: int, scenario: str, output: str) -> int:
+    """Run seeds; a failure prints the command that repeats it exactly.
+
+    Interrupted (Ctrl-C, SIGTERM), it tells how far it came and the figures so far, and exits with 130.
+    """
+    shown = (lambda figures: render.json_out(figures, "sim-run/1")) if output == "json" else None
+    return int(_runner().run(seed, seeds, scenario, shown=shown))
 
 
 @sim.command()

@@ -14,7 +14,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from lockstep.cli.shared import client, plans, render
+from lockstep.cli.shared import client, completion, plans, render
 from lockstep.cli.shared.client import ClusterClient
 from lockstep.cli.shared.plans import show_changes, title
 from lockstep.cli.shared.watch import ENDED, NUMBERS_EVERY_S, watch
@@ -136,7 +136,9 @@ _asking: Final = render.together(
     render.wait_timeout,
     render.of_call,
 )
-_asking_of_node: Final = render.together(_asking, click.argument("node", metavar="NODE"))
+_asking_of_node: Final = render.together(
+    _asking, click.argument("node", metavar="NODE", shell_complete=completion.nodes)
+)
 
 
 def _ask(kind: str, node: str, asked: Asked, **more: Any) -> int:
@@ -219,7 +221,7 @@ def rebuild(node: str, source_dc: str, **asked: Any) -> int:
 
 
 @topology.command()
-@click.argument("node", metavar="NODE")
+@click.argument("node", metavar="NODE", shell_complete=completion.nodes)
 @click.option("--address", default="", metavar="ADDRESS", help="Of the new node, when it has another one.")
 @render.dry_run
 @render.plan
@@ -270,7 +272,7 @@ def apply(file: str, wait: bool, timeout_s: float, host: str, call_timeout_s: fl
 
 @topology.command("rf")
 @_asking
-@click.argument("keyspace", metavar="KEYSPACE")
+@click.argument("keyspace", metavar="KEYSPACE", shell_complete=completion.keyspaces)
 @click.argument("replication", metavar="NAME=FACTOR...", nargs=-1, required=True)
 def replication_factors(keyspace: str, replication: tuple[str, ...], **asked: Any) -> int:
     """Change KEYSPACE's replication in single safe steps, as ALTER KEYSPACE does.
@@ -312,7 +314,7 @@ def cancel(request_id: str, host: str, call_timeout_s: float, output: str) -> No
 
 
 @topology.command()
-@click.argument("nodes", metavar="NODE...", nargs=-1, required=True)
+@click.argument("nodes", metavar="NODE...", nargs=-1, required=True, shell_complete=completion.nodes)
 @click.option("--undo", is_flag=True, help="Take the nodes back: they have caught up.")
 @click.option("--reason", default="", metavar="TEXT", help="Why, for people who look later.")
 @render.dry_run

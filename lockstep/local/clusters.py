@@ -14,7 +14,7 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -48,6 +48,8 @@ STOP_TIMEOUT_S: Final = 10.0
 LOG_TAIL_BYTES: Final = 64 * 1024
 #: Of a join secret, before it is written as text.
 JOIN_SECRET_BYTES: Final = 32
+#: Of a node without data, once it serves; measured on clusters of 3 to 40.
+NODE_MEMORY_BYTES: Final = 80 << 20
 _CONNECT_TIMEOUT_S: Final = 0.2
 
 
@@ -212,22 +214,32 @@ class LocalCluster(Known):
         layout.read(paths)
         return cls(paths, command)
 
-    def start(self, names: Sequence[str] = (), timeout_s: float = START_TIMEOUT_S) -> list[str]:
+    def start(
+        self,
+        names: Sequence[str] = (),
+        timeout_s: float = START_TIMEOUT_S,
+        told: Callable[[str], None] = lambda _: None,
+    ) -> list[str]:
         """Start the named nodes (all by default) that do not run, and wait until they serve.
 
         Founders and nodes that ran before start together; new nodes join one after another.
-        Returns the names started. Raises the node's own error when one ends, PeerTimeout when one is slow.
+        Returns the names started; `told` gets a line for each that joined. Raises the node's own error when
+        one ends, PeerTimeout when one is slow, PreconditionError when memory or ports do not suffice; then
+        nothing was started.
         """
         content = self.file
         chosen = [content.node(name) for name in names] if names else list(content.nodes)
         stopped = [node for node in chosen if self.state(node.name) is State.STOPPED]
         together = [node for node in stopped if node.founder or self._ran_before(node)]
         joining = [node for node in stopped if node not in together]
+        _require_memory(len(stopped), processes.available_memory_bytes())
         for node in stopped:
             _require_free_ports(content, node)
         for batch in [together, *([node] for node in joining)]:
             log_begins = {node.name: self._launch(node) for node in batch}
             self._wait_ready(content, batch, log_begins, timeout_s)
+            if batch is not together:
+                told(f"{batch[0].name} joined, {stopped.index(batch[0]) + 1} of {len(stopped)}")
         if stopped:
             self._wait_voters(stopped[-1])
         return [node.name for node in stopped]
@@ -444,6 +456,17 @@ def list_clusters(home: Path | None = None) -> list[LocalCluster]:
     return [LocalCluster(Paths(path)) for path in found if Paths(path).cluster_file.is_file()]
 
 
+def _require_memory(nodes: int, available_bytes: int) -> None:
+    """PreconditionError when so many nodes do not fit."""
+    fitting = available_bytes // NODE_MEMORY_BYTES
+    if nodes > fitting:
+        raise PreconditionError(
+            f"{nodes} nodes take about {nodes * NODE_MEMORY_BYTES >> 20} MiB of memory and "
+            f"{available_bytes >> 20} MiB are free",
+            hint=f"{fitting} nodes fit" if fitting else "end something else first",
+        )
+
+
 def _require_free_ports(content: ClusterFile, node: LocalNode) -> None:
     """PreconditionError when another process listens where this node wants to."""
     for port in (content.internode_port, content.cql_port, content.admin_port):
@@ -514,6 +537,19 @@ def found_for(host: str, port: int, ca_file: str = "") -> Credential:
     names = sorted({*addresses, host})
     near = [path for name in names for path in sorted(DATA_HOME.glob(f"{name}*/{admin_client.TOKEN_FILE}"))]
     return admin_client.of_node(near[0].parent, ca_file) if len(near) == 1 else Credential("", ca_file)
+
+
+def local_addresses(name: str, admin_ports: Set[int]) -> set[str]:
+    """Addresses of nodes of this name in local clusters whose admin port is one of these."""
+    found = set()
+    for cluster in list_clusters():
+        try:
+            content = cluster.file
+        except (LockstepError, ValueError, KeyError):
+            continue  # Being made or destroyed at this moment.
+        if content.admin_port in admin_ports:
+            found |= {node.address for node in content.nodes if node.name == name}
+    return found
 
 
 def addresses_of(host: str) -> set[str]:

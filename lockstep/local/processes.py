@@ -51,6 +51,15 @@ class ProcessIdentity(msgspec.Struct, frozen=True):
     started: str
 
 
+def available_memory_bytes(told: Path = Path("/proc/meminfo")) -> int:
+    """What new processes may take before something else has to go, as the kernel estimates it."""
+    for line in told.read_text().splitlines():
+        name, _, amount = line.partition(":")
+        if name == "MemAvailable":
+            return int(amount.split()[0]) * 1024
+    raise OSError(f"{told} does not say MemAvailable")
+
+
 def spawn(
     command: Sequence[str], *, log: Path, pid_file: Path, environment: Mapping[str, str]
 ) -> ProcessIdentity:

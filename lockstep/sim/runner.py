@@ -10,12 +10,15 @@ its own: silence of a simulator means nothing unless it was tried.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import multiprocessing
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -152,6 +155,35 @@ def summary(batch: Batch, wall_s: float) -> str:
     return "\n".join(lines)
 
 
+def figures(batch: Batch, wanted: int, wall_s: float) -> dict[str, Any]:
+    """The report as `sim-run/1`; `wanted` seeds were asked for."""
+    results = batch.results
+    return {
+        "wanted": wanted,
+        "seeds": len(results),
+        "failed": len(batch.failures),
+        "run_twice": batch.checked_twice,
+        "events": sum(result.events for result in results),
+        "virtual_s": sum(result.virtual_s for result in results),
+        "cpu_s": sum(result.cpu_s for result in results),
+        "wall_s": wall_s,
+        "requests": sum(result.requests for result in results),
+        "acknowledged": sum(result.acknowledged for result in results),
+        "judged": sum(result.judged for result in results),
+        "inspected": sum(result.inspected for result in results),
+        "epochs": sum(result.epochs for result in results),
+        "effects": _summed(result.effects for result in results),
+        "facts": _summed(result.facts for result in results),
+        "places": _summed(result.probes for result in results),
+        "failures": [
+            {"scenario": one.scenario, "seed": one.seed, "invariant": one.invariant, "again": reproduce(one)}
+            for one in batch.failures
+        ],
+        "not_repeatable": [{"scenario": one.scenario, "seed": one.seed} for one in batch.mismatches],
+        "vacuous": batch.vacuous(),
+    }
+
+
 def _counters(title: str, counters: dict[str, int]) -> list[str]:
     shown = [f"{name} {counters[name]:,}" for name in sorted(counters)]
     return [f"{title}: {', '.join(shown)}"] if shown else []
@@ -168,17 +200,65 @@ _HASH_SEEDS = ("0", "4242", "1", "77")
 Job = tuple[str, int]
 
 
-def run(seed: int, seeds: int, scenario: str = "", jobs: int = 0) -> int:
-    """Run seeds `seed` .. `seed + seeds - 1` and print a report; the exit code.
+#: As a shell counts a command that a signal ended.
+INTERRUPTED_EXIT_CODE = 130
 
-    Without a scenario the seeds go round all of them. `jobs` 0: one process per core, at most four.
+
+def run(
+    seed: int,
+    seeds: int,
+    scenario: str = "",
+    jobs: int = 0,
+    shown: Callable[[dict[str, Any]], None] | None = None,
+) -> int:
+    """Run seeds `seed` .. `seed + seeds - 1` and print a report, or have its figures `shown`; the exit code.
+
+    Without a scenario the seeds go round all of them. `jobs` 0: one process per core, at most four. SIGINT
+    and SIGTERM end it with the report of what has run.
     """
     names = [checked(scenario)] if scenario else [s.name for s in SCENARIOS.values() if s.by_default]
     wanted = [(names[number % len(names)], seed + number) for number in range(seeds)]
     began = time.monotonic()
-    batch = run_batch(wanted, jobs or min(os.cpu_count() or 1, len(_HASH_SEEDS)))
-    print(summary(batch, time.monotonic() - began))
-    return batch.exit_code()
+    batch = Batch()
+    interrupted = False
+    try:
+        with _terminated_as_interrupted():
+            run_batch(
+                wanted,
+                jobs or min(os.cpu_count() or 1, len(_HASH_SEEDS)),
+                batch,
+                _tell if shown is None else _mutter,
+            )
+    except KeyboardInterrupt:
+        interrupted = True
+        print(f"interrupted after {len(batch.results)} of {len(wanted)} seeds", file=sys.stderr)
+    if shown is not None:
+        shown(figures(batch, len(wanted), time.monotonic() - began))
+    else:
+        print(summary(batch, time.monotonic() - began))
+    return INTERRUPTED_EXIT_CODE if interrupted else batch.exit_code()
+
+
+def _tell(text: str) -> None:
+    print(text, flush=True)
+
+
+def _mutter(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM ends what is inside as SIGINT does."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def checked(scenario: str) -> str:
@@ -187,23 +267,36 @@ def checked(scenario: str) -> str:
     return scenario
 
 
-def run_batch(wanted: Sequence[Job], jobs: int) -> Batch:
-    """Failures are printed as they come."""
-    batch = Batch()
+def run_batch(
+    wanted: Sequence[Job], jobs: int, batch: Batch | None = None, told: Callable[[str], None] | None = None
+) -> Batch:
+    """Failures are `told` as they come; an interrupted `batch` keeps what has run."""
+    batch, told = batch or Batch(), told or _tell
     twice = wanted[::_TWICE_EVERY] if jobs > 1 else ()
     first: dict[Job, SeedResult] = {}
-    for job, result in _results(wanted, twice, jobs):
-        if job in first:
-            batch.compared(first[job], result)
-            continue
-        first[job] = result
-        batch.add(result)
-        if result.violation:
-            print(failure_text(result), flush=True)
+    results = _results(wanted, twice, jobs)
+    try:
+        for job, result in results:
+            if job in first:
+                batch.compared(first[job], result)
+                continue
+            first[job] = result
+            batch.add(result)
+            if result.violation:
+                told(failure_text(result))
+    except KeyboardInterrupt:
+        # A seed takes seconds to minutes: nobody waits for those that run.
+        for worker in multiprocessing.active_children():
+            worker.kill()
+        raise
+    finally:
+        results.close()
     return batch
 
 
-def _results(wanted: Sequence[Job], twice: Sequence[Job], jobs: int) -> Iterator[tuple[Job, SeedResult]]:
+def _results(
+    wanted: Sequence[Job], twice: Sequence[Job], jobs: int
+) -> Generator[tuple[Job, SeedResult], None, None]:
     """Results as they come; jobs of `twice` come twice, from two processes."""
     if jobs == 1 or len(wanted) == 1:
         for job in wanted:
@@ -251,7 +344,11 @@ def _pool(hash_seed: str) -> concurrent.futures.ProcessPoolExecutor:
     before = os.environ.get("PYTHONHASHSEED")
     os.environ["PYTHONHASHSEED"] = hash_seed
     try:
-        pool = concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+        context = multiprocessing.get_context("spawn")
+        # Ctrl-C reaches the whole group; the process that reports ends its workers itself.
+        pool = concurrent.futures.ProcessPoolExecutor(
+            1, context, signal.signal, (signal.SIGINT, signal.SIG_IGN)
+        )
         pool.submit(os.getpid).result()
     finally:
         if before is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -26,6 +27,47 @@ def test_every_command_of_the_table_exists_and_explains_itself(name: str) -> Non
     assert command is not None
     assert command.name == name
     assert run(name, "--help").exit_code == 0
+
+
+#: What does something and says that it is done, or reports a run in words of its own; all others read.
+DOING = {
+    "demo", "node run",
+    *(f"cluster {name}" for name in (
+        "create", "start", "stop", "kill", "pause", "resume", "partition", "heal", "forget", "destroy",
+    )),
+    *(f"sim {name}" for name in (
+        "replay", "planted", "quorums", "placements", "dissemination", "coordinator", "matrix", "cuts",
+        "reached", "fuzz",
+    )),
+}  # fmt: skip
+
+
+def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    if not isinstance(command, click.Group):
+        yield " ".join(path), command
+        return
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        inner = command.get_command(context, name)
+        assert inner is not None
+        yield from leaves(inner, (*path, name))
+
+
+def lacking_json(tree: click.Group) -> set[str]:
+    return {
+        path
+        for path, command in leaves(tree)
+        if not any("--output" in parameter.opts for parameter in command.params)
+    }
+
+
+def test_every_command_that_reads_can_answer_json() -> None:
+    assert lacking_json(root) == DOING
+
+
+def test_a_reading_command_without_json_is_found() -> None:
+    tree = click.Group("lockstep", [click.Command("status")])
+    assert lacking_json(tree) == {"status"}
 
 
 def test_help_needs_no_command_module() -> None:

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from lockstep.cli.main import root
 from lockstep.local import processes
-from lockstep.local.clusters import LocalCluster, list_clusters
+from lockstep.local.clusters import NODE_MEMORY_BYTES, LocalCluster, list_clusters
 from lockstep.local.processes import ProcessIdentity, State
 from lockstep.node.configuration import parse
 from lockstep.values.errors import (
@@ -286,3 +286,28 @@ def test_a_node_that_left_is_forgotten_once_it_is_stopped(cluster: LocalCluster)
     assert list(cluster.states()) == ["n1", "n2"]
     assert not cluster.paths.node("n3").exists()
     assert cluster.start() == []
+
+
+def test_more_nodes_than_memory_holds_are_refused_before_anything_starts(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "available_memory_bytes", lambda: 2 * NODE_MEMORY_BYTES)
+    with pytest.raises(PreconditionError, match="3 nodes take about 240 MiB of memory and 160 MiB") as caught:
+        cluster.start()
+    assert caught.value.hint == "2 nodes fit"
+    assert set(cluster.states().values()) == {State.STOPPED}
+    assert cluster.start(["n1", "n2"]) == ["n1", "n2"]
+
+
+def test_memory_is_what_the_kernel_says_is_available(tmp_path: Path) -> None:
+    told = tmp_path / "meminfo"
+    told.write_text("MemTotal:       24000 kB\nMemAvailable:    1024 kB\n")
+    assert processes.available_memory_bytes(told) == 1 << 20
+    assert processes.available_memory_bytes() > 0
+
+
+def test_each_node_that_joins_is_told(tmp_path: Path) -> None:
+    with make(tmp_path, nodes=5) as cluster:
+        told: list[str] = []
+        cluster.start(told=told.append)
+        assert told == ["n4 joined, 4 of 5", "n5 joined, 5 of 5"]

@@ -19,7 +19,7 @@ from lockstep.documents import read
 from lockstep.documents.service import Digest, DumpPiece, LoggedEntries, Proof
 from lockstep.documents.status import ListedNode, Nodes
 from lockstep.local.admin_client import AdminClient, Credential, of_role, of_token_file
-from lockstep.local.clusters import found_for
+from lockstep.local.clusters import found_for, local_addresses
 from lockstep.node.configuration import split_address
 from lockstep.values.errors import ConfigurationError, LockstepError
 from lockstep.values.limits import LOG_FETCH_ENTRIES_MAX
@@ -205,9 +205,11 @@ def _password(user: str) -> str:
 
 
 def node_id(nodes: Sequence[ListedNode], wanted: str) -> int:
-    """The id of the node that `wanted` names: its id, host id or address. ConfigurationError if none."""
+    """The id of the node that `wanted` names: its id, host id or address, or its name in the local cluster
+    that these nodes are. ConfigurationError if none."""
+    named = local_addresses(wanted, {node.admin_port for node in nodes})
     for node in nodes:
-        if wanted in (str(node.id), node.host_id, node.address):
+        if wanted in (str(node.id), node.host_id, node.address) or node.address in named:
             return node.id
     known = ", ".join(f"{node.id} ({node.address})" for node in nodes)
     raise ConfigurationError(f"no node is called {wanted}", hint=f"nodes by id and address: {known}")

@@ -139,7 +139,8 @@ class Tracer:
             self._node.context.log("trace.unavailable", error=str(error))
             return None
         self._in_flight += 1
-        now_us = self._clock.wall_us()
+        # Sessions keep milliseconds: steps and the start are told against the same one.
+        now_us = self._clock.wall_us() // 1000 * 1000
         trace = Trace(self._timeuuid(now_us * 10), request, client, now_us, self._clock.monotonic_s())
         REQUEST_TRACE.set(
             TraceNotes(lambda activity, node: self.step(trace, activity, node), REQUEST_TRACE.get())
