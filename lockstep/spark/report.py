@@ -241,6 +241,7 @@ _SETTINGS: Final = {
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.python.daemon.module": "lockstep.spark.daemon",
 }
 #: Read by the launcher script before any Java runs; keeps its banner and warnings off the terminal.
 _LOG_SETTINGS: Final = """\

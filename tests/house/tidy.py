@@ -57,6 +57,7 @@ ENTRY_POINTS = (
     "lockstep.cli.main",
     "lockstep.runtime.real.worker_process",
     "lockstep.server.main",
+    "lockstep.spark.daemon",
     "lockstep.spark.source",
     "lockstep.testing.ccm",
     "lockstep.testing.ccm_log",

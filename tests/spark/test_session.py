@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,28 @@ def test_the_format_is_found_without_registering_it(load: Load) -> None:
     found = events.agg(F.count("*"), F.sum("at"), F.min("what"), F.countDistinct("day", "at")).first()
     days = EVENT_ROWS // EVENTS_PER_DAY
     assert tuple(found) == (EVENT_ROWS, days * sum(range(EVENTS_PER_DAY)), "event 0", EVENT_ROWS)
+
+
+def test_a_session_without_the_setting_refuses_filters_and_names_it(spark: SparkSession, load: Load) -> None:
+    setting = "spark.sql.python.filterPushdown.enabled"
+    spark.conf.set(setting, "false")
+    try:
+        with pytest.raises(AnalysisException, match=re.escape(setting)):
+            load(filterPushdown="true").where("day = 3").collect()
+    finally:
+        spark.conf.set(setting, "true")
+
+
+def test_a_query_that_stops_early_leaves_nothing_on_the_terminal(
+    load: Load, cluster: LocalCluster, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = load(pageSize="100", batchRows="100", splitsPerRange="1")
+    for _ in range(3):
+        assert len(rows.limit(5).collect()) == 5
+        assert rows.head() is not None
+    time.sleep(1.0)
+    assert "Traceback" not in capfd.readouterr().err
+    assert not any("Traceback" in cluster.paths.log(node.name).read_text() for node in cluster.file.nodes)
 
 
 def test_a_sql_view_reads_the_table(spark: SparkSession, cluster: LocalCluster) -> None:
