@@ -8,8 +8,8 @@ from types import ModuleType
 
 import click
 
-from lockstep.cli.shared.ledger import Ledger
 from lockstep.cli.shared import render
+from lockstep.cli.shared.ledger import Ledger
 from lockstep.values.errors import ConfigurationError
 
 
