@@ -112,8 +112,8 @@ MEANINGS = {
     "hints.max_bytes": "nor when all together are",
     "hints.throttle_bytes_s": "what this node brings at most to nodes that are back; 0 for no bound",
     "purge.interval_ms": "shortest time between two passes over a table that merge and purge it",
-    "tablets.mode_for_new_keyspaces": "`disabled`: on the ring unless they say otherwise; `enabled`: with tablets unless they "
-    "say otherwise; `enforced`: with tablets",
+    "tablets.mode_for_new_keyspaces": "`disabled`: on the ring unless they say otherwise; `enabled`: with "
+    "tablets unless they say otherwise; `enforced`: with tablets",
     "topology.barrier_minimum_level": "`quorum`: a barrier may let go of quorums within data centres",
     "topology.barrier_relax_after_ms": "how long it waits before it does",
     "clock.skew_warn_ms": "this node's clock is further than that from the middle of all nodes' clocks: a "
