@@ -10,5 +10,6 @@ runs the transitions, metadata holds the maps.
 from lockstep.placement.tablets.allocate import allocate as allocate
 from lockstep.placement.tablets.balancer import plan as plan
 from lockstep.placement.tablets.counts import counts as counts
+from lockstep.placement.tablets.explain import explain as explain
 from lockstep.placement.tablets.map import TabletMap as TabletMap
 from lockstep.placement.tablets.map import map_of as map_of

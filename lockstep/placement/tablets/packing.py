@@ -2,15 +2,17 @@
 
 The bins are the nodes of a rack or data centre, or the shards of a node. Three measures in this order: what
 a bin holds of its capacity; the requests that it gets; how evenly each table lies. Invariant: every step
-lowers the measure that it is for, and keeps those before it from rising or within their tolerance. So steps
-end: the measures, each 0 within its tolerance, fall in the order of the dictionary, and there are finitely
-many ways for the pieces to lie.
+lowers the sum of the three by their weights, and a step for a later measure leaves the earlier ones within
+their tolerance, or hardly less even where they are not. So steps end, whichever come first: there are
+finitely many ways for the pieces to lie, and none comes twice.
 """
 
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Final
 
 #: Bins whose fullness differs by less than this share of the fuller one are even: 257 tablets and 255 are.
@@ -32,6 +34,13 @@ NODE_EXCHANGES: Final = 16
 #: Exchanges for requests, for each bin.
 _COOLINGS_MAX: Final = 16
 _LESS: Final = 1 - 1e-9
+#: How much requests and tables count beside fullness where a step is good for one and bad for another.
+_RATE_WEIGHT: Final = 0.01
+_TABLE_WEIGHT: Final = 0.005
+#: How much farther apart the fullest and the emptiest bin may be for that.
+_HARDLY: Final = 1.1
+#: In squares of shares: less is rounding.
+_LEAST_GAIN: Final = 1e-12
 
 
 class Spot:
@@ -77,6 +86,7 @@ class Packing:
         assert all(weight > 0 for weight in weights), "a bin can hold something"
         count = len(weights)
         self.weights = list(weights)
+        self._weight = sum(weights)
         self.rate_weights = list(rate_weights or weights)
         self.may = may
         self._exchanges_left = exchanges * count
@@ -213,7 +223,7 @@ class Packing:
         limit = 2 * ideal * _LESS
         for table in self._by_surplus(giver, taker):
             found = self._best(table, giver, taker, limit, ideal)
-            if found is not None:
+            if found is not None and self._worth(giver, taker, found):
                 return found
         return None
 
@@ -249,10 +259,33 @@ class Packing:
                     fits = 0 < piece.size - other.size < limit and (best is None or off < best[0])
                     if fits and self.may(piece, taker) and self.may(other, giver):
                         best = (off, piece, other)
-        if best is None:
+        if best is None or not self._worth(giver, taker, best[1], best[2]):
             return False
         self._exchange(best[1], best[2])
         return True
+
+    def _worth(self, giver: int, taker: int, piece: Piece, other: Piece | None = None) -> bool:
+        """Whether all measures together, by their weights, fall when a piece goes and another returns."""
+        everything = sum(self.totals.values())
+        size = piece.size - (other.size if other is not None else 0)
+        found = self._lowered(self.load, self.weights, giver, taker, size) / everything**2
+        found += _TABLE_WEIGHT * self._gain(piece, giver, taker) * self.totals[piece.table] / everything
+        if other is not None:
+            share = self.totals[other.table] / everything
+            found += _TABLE_WEIGHT * self._gain(other, taker, giver) * share
+        if requests := sum(self.rate):
+            rate = piece.rate - (other.rate if other is not None else 0)
+            lowered = self._lowered(self.rate, self.rate_weights, giver, taker, rate)
+            found += _RATE_WEIGHT * lowered / requests**2
+        return found > _LEAST_GAIN
+
+    def _lowered(
+        self, load: Sequence[int], weights: Sequence[float], giver: int, taker: int, size: int
+    ) -> float:
+        """By how much the squares fall, in units of the weights together, when so much goes."""
+        one, two, mine, theirs = weights[giver], weights[taker], load[giver], load[taker]
+        after = (mine - size) ** 2 / one + (theirs + size) ** 2 / two
+        return (mine * mine / one + theirs * theirs / two - after) * sum(weights)
 
     def _exchange(self, one: Piece, two: Piece) -> None:
         giver, taker = one.bin, two.bin
@@ -266,6 +299,19 @@ class Packing:
         return _stays(self.load, self.weights, giver, taker, size, FULLNESS_TOLERANCE) and _stays(
             self.rate, self.rate_weights, giver, taker, rate, RATE_TOLERANCE
         )
+
+    def _is_worth(self, one: Piece, two: Piece) -> bool:
+        """Whether an exchange does more for tables than it costs where bins are not even anyway, and hardly
+        more uneven by it."""
+        giver, taker, size = one.bin, two.bin, one.size - two.size
+        full = self.fullness()
+        before = max(full) - min(full)
+        full[giver] = (self.load[giver] - size) / self.weights[giver]
+        full[taker] = (self.load[taker] + size) / self.weights[taker]
+        if max(full) - min(full) > _HARDLY * before or not self._worth(giver, taker, one, two):
+            return False
+        rate = one.rate - two.rate
+        return _stays(self.rate, self.rate_weights, giver, taker, rate, RATE_TOLERANCE)
 
     # Requests
 
@@ -300,7 +346,8 @@ class Packing:
         for piece in heapq.nlargest(_LOOKED_AT, all_of, key=lambda piece: piece.rate):
             if not piece.rate or not self.may(piece, taker):
                 continue
-            if piece.rate < limit and self._stays_full(giver, taker, piece.size):
+            is_cooler = piece.rate < limit and self._stays_full(giver, taker, piece.size)
+            if is_cooler and self._worth(giver, taker, piece):
                 self.move(piece, taker)
                 return True
             best: tuple[int, Piece] | None = None
@@ -310,7 +357,7 @@ class Packing:
                     continue
                 if self.may(other, giver) and self._stays_full(giver, taker, piece.size - other.size):
                     best = (gain, other)
-            if best is not None:
+            if best is not None and self._worth(giver, taker, piece, best[1]):
                 self._exchange(piece, best[1])
                 return True
         return False
@@ -353,43 +400,51 @@ class Packing:
         piece = self._best(table, giver, taker, limit, limit / 2)
         if piece is None:
             return False
-        if self._stays_level(giver, taker, piece.size, piece.rate):
+        stays = self._stays_level(giver, taker, piece.size, piece.rate)
+        if stays and self._worth(giver, taker, piece):
             self.move(piece, taker)
             return True
-        gain = self._gain(piece, giver, taker)
         partners = [known for known in self._by_surplus(taker, giver) if known != table]
         for partner in partners[:_PARTNERS]:
-            other = self._partner(piece, partner, giver, taker)
-            if other is not None and gain + self._gain(other, taker, giver) > 1e-9 * gain:
-                self._exchange(piece, other)
+            pair = self._pair(table, partner, giver, taker, limit)
+            if pair is None:
+                continue
+            gain = self._gain(pair[0], giver, taker) + self._gain(pair[1], taker, giver)
+            if gain > _LEAST_GAIN and self._worth(giver, taker, *pair):
+                self._exchange(*pair)
                 return True
         return False
 
-    def _partner(self, piece: Piece, table: int, giver: int, taker: int) -> Piece | None:
-        """Of another table, what can come back for a piece: the one nearest in size."""
-        best: Piece | None = None
-        looked = 0
-        for other in self.held[taker][table]:
-            if best is not None and abs(other.size - piece.size) >= abs(best.size - piece.size):
+    def _pair(
+        self, table: int, partner: int, giver: int, taker: int, limit: float
+    ) -> tuple[Piece, Piece] | None:
+        """A piece of a table and one of another that can come back for it: those whose difference comes
+        nearest to what makes the bins even."""
+        wanted = self._step(giver, taker)
+        theirs = sorted(islice(self.held[taker][partner], _LOOKED_AT), key=lambda piece: piece.size)
+        sizes = [other.size for other in theirs]
+        found: list[tuple[float, int, Piece, Piece]] = []
+        for piece in islice(self.held[giver].get(table, ()), _LOOKED_AT):
+            if piece.size < limit:
+                at = bisect_left(sizes, piece.size - wanted)
+                for other in theirs[max(0, at - 1) : at + 1]:
+                    off = abs(piece.size - other.size - wanted)
+                    found.append((off, len(found), piece, other))
+        for _, _, piece, other in heapq.nsmallest(_SIDES, found):
+            size, rate = piece.size - other.size, piece.rate - other.rate
+            if not (self.may(piece, taker) and self.may(other, giver)):
                 continue
-            if self.may(other, giver) and self._stays_level(
-                giver, taker, piece.size - other.size, piece.rate - other.rate
-            ):
-                best = other
-            looked += 1
-            if looked == _LOOKED_AT:
-                break
-        return best
+            if self._stays_level(giver, taker, size, rate) or self._is_worth(piece, other):
+                return piece, other
+        return None
 
     def _gain(self, piece: Piece, giver: int, taker: int) -> float:
         """By how much a table lies more evenly when a piece of it moves, in squares of shares."""
-        total, size = self.totals[piece.table], piece.size
+        total, table, size = self.totals[piece.table], piece.table, piece.size
         one, two = self.weights[giver], self.weights[taker]
-        mine = self.of_table[giver].get(piece.table, 0)
-        theirs = self.of_table[taker].get(piece.table, 0)
-        before = mine * mine / one + theirs * theirs / two
+        mine, theirs = self.of_table[giver].get(table, 0), self.of_table[taker].get(table, 0)
         after = (mine - size) ** 2 / one + (theirs + size) ** 2 / two
-        return (before - after) * sum(self.weights) / (total * total)
+        return (mine * mine / one + theirs * theirs / two - after) * self._weight / (total * total)
 
 
 def _sides(order: Sequence[int]) -> Iterator[tuple[int, int]]:

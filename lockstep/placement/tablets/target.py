@@ -133,6 +133,11 @@ def domains(cluster: Cluster) -> list[Domain]:
     return found
 
 
+def domain_of(cluster: Cluster, host: Host) -> Domain:
+    """The domain that a host belongs to."""
+    return next(one for one in domains(cluster) if one.dc == host.dc and one.rack in ("", host.rack))
+
+
 class DomainPlan:
     """The target of one domain while it is made. Hosts that can receive come first: they are the bins."""
 
@@ -229,8 +234,7 @@ class DomainPlan:
             for piece in spot.pieces:
                 on_bin[piece.bin].append(piece)
         for at in range(self._bins):
-            if self._hosts[at].shards > 1:
-                self._settle_shards(on_bin[at], at, is_on)
+            self._settle_shards(on_bin[at], at, is_on)
 
     def _unmeasured(self) -> list[NodeId]:
         return [
@@ -290,6 +294,7 @@ class DomainPlan:
             packing.settle()
         for piece, made in pairs:
             piece.to_shard = made.bin
+            assert 0 <= made.bin < shards, f"node {self._hosts[at].node} has no shard {made.bin}"
 
     # What leads there
 
@@ -339,14 +344,16 @@ class DomainPlan:
         """Who takes over from whom: within a rack where that is possible, so that none has more meanwhile."""
         assert len(gone) == len(came), "as many come as go"
         pairs: list[tuple[Piece, Piece]] = []
-        left = list(came)
+        left, others = list(came), list[Piece]()
         for leaving in gone:
             rack = self._hosts[leaving.home].rack
-            fitting = [piece for piece in left if self._hosts[piece.bin].rack == rack]
-            coming = (fitting or left)[0]
-            left.remove(coming)
-            pairs.append((leaving, coming))
-        return pairs
+            coming = next((piece for piece in left if self._hosts[piece.bin].rack == rack), None)
+            if coming is None:
+                others.append(leaving)
+            else:
+                left.remove(coming)
+                pairs.append((leaving, coming))
+        return [*pairs, *zip(others, left, strict=True)]
 
     def _fullness_at_home(self) -> list[float]:
         held = [0] * len(self._hosts)

@@ -103,15 +103,13 @@ def after(maps: Mapping[int, TabletMap], moves: Sequence[Move], epoch: int) -> d
 
 
 class Carried:
-    """A cluster in which plans are carried out until none is left. Without a memory every plan computes the
-    target anew; `slow`: how many plans a move takes."""
+    """A cluster in which plans are carried out until none is left; `slow`: how many plans a move takes."""
 
     def __init__(
         self,
         hosts: Sequence[Host],
         tables: Sequence[BalancedTable],
         statistics: LoadStatistics,
-        remembers: bool = True,
         slow: int = 1,
     ) -> None:
         self.hosts = hosts
@@ -120,7 +118,6 @@ class Carried:
         self.is_on = True
         self.moved: list[Move] = []
         self.plans: list[Plan] = []
-        self._remembers = remembers
         self._slow = slow
         self._target: Target | None = None
         self._running: list[tuple[int, Running]] = []
@@ -135,7 +132,7 @@ class Carried:
 
     def step(self) -> Plan:
         """One plan; the moves that have run long enough are done after it."""
-        found, self._target = plan(self.cluster(), self._target if self._remembers else None)
+        found, self._target = plan(self.cluster(), self._target)
         self.plans.append(found)
         self._running += [(self._slow, Running(move)) for move in found.moves]
         self._running = [(left - 1, one) for left, one in self._running]
@@ -152,12 +149,16 @@ class Carried:
         self.moved += done
         return found
 
+    def forget(self) -> None:
+        """Another one plans from here on, and computes the target anew."""
+        self._target = None
+
     def run(self) -> int:
         """Plans until one is empty and nothing runs; how many there were."""
         replicas = sum(len(tablet.replicas) for one in self.maps.values() for tablet in one.tablets())
         for number in range(1 + 10 * replicas):
-            found = self.step()
-            if found.is_empty and not self._running:
+            was_idle = not self._running
+            if self.step().is_empty and was_idle:
                 return number
         raise AssertionError("plans do not end")
 
@@ -188,5 +189,6 @@ class Carried:
         return found
 
     def check(self) -> None:
+        shards = {host.node: host.shards for host in self.hosts}
         for one in self.maps.values():
-            one.validate()
+            one.validate(shards.__getitem__)

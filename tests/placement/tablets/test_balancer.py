@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.placement.tablets.balancer import Plan, plan
+from lockstep.placement.tablets.balancer import plan
 from lockstep.placement.tablets.load import GIB, Drain, Host, LoadStatistics, NodeLoad, TabletLoad
 from lockstep.placement.tablets.map import TabletMap, even_rights, map_of
 from lockstep.placement.tablets.moves import (
@@ -51,11 +51,10 @@ def shard_imbalance(carried: Carried) -> int:
 
 
 @pytest.mark.parametrize(("nodes", "shards", "count"), [(2, 1, 16), (4, 2, 64), (5, 3, 45), (3, 4, 24)])
-@pytest.mark.parametrize("remembers", [True, False])
-def test_equal_nodes_end_with_equal_counts(nodes: int, shards: int, count: int, remembers: bool) -> None:
+def test_equal_nodes_end_with_equal_counts(nodes: int, shards: int, count: int) -> None:
     hosts = hosts_of(*[("dc1", "a", shards)] * nodes)
     one = all_on(1, count, (1, 0))
-    carried = Carried(hosts, tables(one), measured(hosts, [one]), remembers)
+    carried = Carried(hosts, tables(one), measured(hosts, [one]))
     carried.run()
     carried.check()
     on = carried.on_nodes()
@@ -346,12 +345,13 @@ CLUSTERS = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None)
-@given(CLUSTERS, st.booleans(), st.integers(1, 3), st.booleans())
+@settings(max_examples=60, deadline=None)
+@given(CLUSTERS, st.integers(0, 3), st.integers(1, 3), st.booleans())
 def test_plan_sequences_always_end(
-    drawn: tuple[list[int], int, list[int], int, int], remembers: bool, slow: int, drains: bool
+    drawn: tuple[list[int], int, list[int], int, int], forgets: int, slow: int, drains: bool
 ) -> None:
-    """Within a bound, with hosts unique and racks respected at every step, and with an empty plan behind."""
+    """Within a bound, with hosts unique and racks respected, an empty plan behind, and also when another one
+    goes on planning some times."""
     nodes, shards, counts, factor, seed = drawn
     rng = random.Random(seed)
     hosts = hosts_of(*[("dc1", f"r{rack}", shards) for rack, count in enumerate(nodes) for _ in range(count)])
@@ -367,21 +367,19 @@ def test_plan_sequences_always_end(
     capacity = {host.node: rng.choice((1, 1, 3)) * CAPACITY for host in hosts}
     if drains:
         hosts[-1] = Host(hosts[-1].node, "dc1", hosts[-1].rack, shards, Drain.LEAVE)
-    carried = Carried(hosts, tables(*maps), measured(hosts, maps, sizes, capacity), remembers, slow)
+    carried = Carried(hosts, tables(*maps), measured(hosts, maps, sizes, capacity), slow=slow)
     racks = {host.node: host.rack for host in hosts}
     most = {(one.id, t.right): max_of_a_rack(t.nodes, racks) for one in maps for t in one.tablets()}
+    for _ in range(forgets):
+        carried.step()
+        carried.forget()
     carried.run()
     carried.check()
     for one in carried.maps.values():
         for tablet in one.tablets():
             assert max_of_a_rack(tablet.nodes, racks) <= most[one.id, tablet.right]
-    final: Plan = plan(carried.cluster())[0]
-    if remembers:
-        rest = Carried(hosts, list(carried.tables.values()), carried.statistics)
-        rest.run()
-        assert len(rest.moved) <= max(4, len(carried.moved)), "another one finds little more"
-    else:
-        assert final.is_empty
+    final = plan(carried.cluster())[0]
+    assert final.is_empty, "also for whoever has not planned before"
     if drains and not final.failures:
         assert carried.on_nodes()[hosts[-1].node] == 0
 
