@@ -160,10 +160,6 @@ class Packing:
     def fullness(self) -> list[float]:
         return [load / weight for load, weight in zip(self.load, self.weights, strict=True)]
 
-    def unevenness(self) -> float:
-        """What steps for fullness lower."""
-        return sum(load * load / weight for load, weight in zip(self.load, self.weights, strict=True))
-
     def _level(self) -> None:
         failed: dict[tuple[int, int], None] = {}
         while (pair := self._widest(failed)) is not None:
