@@ -1,5 +1,5 @@
-"""Bugs that are planted in the planner: what other tests assert of it finds each. And its objective by a slow,
-obvious twin.
+"""Bugs that are planted in the planner: what other tests assert of it finds each. And its objective by a
+slow, obvious twin.
 """
 
 from __future__ import annotations
