@@ -7,8 +7,8 @@ import random
 import pytest
 
 from lockstep.placement.tablets.load import GIB, TabletLoad
-from lockstep.placement.tablets.options import power_at_least
 from lockstep.placement.tablets.target import BalancedTable, Cluster, goal_of
+from lockstep.schema.tablet_options import power_at_least
 
 from .clusters import after, hosts_of, measured, scattered, setting
 
