@@ -109,3 +109,30 @@ def test_static_content_without_rows_is_seen_as_in_cassandra() -> None:
         assert door.run("UPDATE f.t SET v = 1 WHERE a = 1 AND b = 1 IF s = 3").rows == ((False, 2),)
         assert door.run("UPDATE f.t SET v = 1 WHERE a = 1 AND b = 1 IF s = 2").rows == ((True,),)
         assert door.run("SELECT b, s, v FROM f.t").rows == ((1, 2, 1),)
+
+
+def test_a_refused_row_of_json_shows_static_content_as_in_cassandra() -> None:
+    with Door(1) as door:
+        door.run("CREATE TABLE f.t (a int, b int, s int STATIC, v int, PRIMARY KEY (a, b))")
+        door.run("INSERT INTO f.t (a, b, s, v) VALUES (1, 2, 3, 4)")
+        for form, static in (
+            ('JSON \'{"a": 1, "b": 2, "v": 5}\' DEFAULT UNSET', 3),
+            ('JSON \'{"a": 1, "b": 2, "v": 5}\'', 3),
+            ("(a, b, v) VALUES (1, 2, 5)", None),
+            ("(a, b, s) VALUES (1, 2, 5)", 3),
+        ):
+            told = door.run(f"INSERT INTO f.t {form} IF NOT EXISTS")
+            assert told.rows == ((False, 1, 2, static, 4),), form
+    outcome = played(seed=5, only=5)
+    assert [in_cql(found) for found in outcome.found] == []
+
+
+def test_clients_wait_until_nodes_agree_about_the_schema() -> None:
+    with Door(1, nodes=3) as door:
+        door.run("CREATE TABLE f.t (a int PRIMARY KEY, v int)")
+        door.run("INSERT INTO f.t (a, v) VALUES (1, 2)")
+        first, second, third = (door.cluster.processes[name].host for name in door.names)
+        door.world.network.partition([second], [first, third])
+        door.run("ALTER TABLE f.t ADD w int", node="n1")
+        door.world.network.heal()
+        assert door.run("SELECT * FROM f.t", node="n2").rows == ((1, 2, None),)

@@ -218,7 +218,9 @@ def _rows(changes: Sequence[Change], content: Content, now_s: int) -> list[dict[
 
 def _known(changes: Sequence[Change], table: Table) -> set[str]:
     known = {relation.columns[0] for change in changes for relation in change.conditions}
-    if any(table.column(part.column).role == "static" for change in changes for part in change.assignments):
+    # Who gives a row as JSON is about all columns, also about those that stay as they are.
+    written = {table.column(part.column).role for change in changes for part in change.assignments}
+    if "static" in written or any(change.as_json for change in changes):
         known |= {column.name for column in table.of("static")}
     keys = {column.name for column in table.of("clustering")}
     if not keys or any(relation.columns[0] in keys for change in changes for relation in change.where):

@@ -168,6 +168,8 @@ def _parameters(said: Said, page_rows: int, state: bytes | None) -> QueryParamet
 
 _START_S: Final = 60.0
 _REQUEST_S: Final = 30.0
+#: How long drivers wait until nodes agree about the schema.
+_AGREEMENT_S: Final = 10.0
 _REST_S: Final = 2.0
 #: How long nodes need when one of them was away: hints arrive, the batch log is replayed.
 _LONG_REST_S: Final = 15.0
@@ -268,7 +270,9 @@ class Door:
         return self.ask(Said(text), page_rows, node)
 
     def ask(self, said: Said, page_rows: int = 0, node: str = "") -> Told:
-        able = [node] if node else [name for name in self.names if name != self._struck]
+        able = [name for name in self.names if name != self._struck]
+        self.until(lambda: self._agree(able), _AGREEMENT_S)
+        able = [node] if node else able
         task = self.client.submit(lambda runtime: self._asking.told(runtime, said, page_rows, able))
         try:
             self.until(task.done, _REQUEST_S)
@@ -280,6 +284,10 @@ class Door:
             return Told(-1, "no answer")
         told: Told = task.result()
         return told
+
+    def _agree(self, names: Sequence[str]) -> bool:
+        """Whether these nodes know of the same changes of the schema: drivers wait for that, too."""
+        return len({self.cluster.nodes[name].log.cluster.epoch: None for name in names}) == 1
 
     def until(self, done: Any, limit_s: float) -> None:
         self.world.run_for(limit_s, done)
