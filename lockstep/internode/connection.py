@@ -269,10 +269,10 @@ class Connection(asyncio.Protocol):
             else:
                 self.close("a message came before the handshake")
 
-    def is_expired(self, envelope: Envelope) -> bool:
-        """Whether who sent this request, which was read just now, waits no more."""
+    def waits_until_s(self, envelope: Envelope) -> float:
+        """Until when, by this node's clock, the sender of what was read just now waits for an answer."""
         delay_s = self._delay.delay_s(envelope.sent_ms / 1000, self.heard_s)
-        return delay_s * 1000 > envelope.left_ms + EXPIRED_SLACK_MS
+        return self.heard_s - delay_s + (envelope.left_ms + EXPIRED_SLACK_MS) / 1000
 
     def _raw_follows(self, envelope: Envelope) -> None:
         """Let the raw bytes behind this frame be taken; it is the last one that was read."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any, Protocol
 
 from lockstep.internode import verbs
@@ -287,14 +288,17 @@ class Internode(Services):
             own.see_epoch(connection, envelope.epoch)
         verb, stream = envelope.verb, envelope.stream
         service = self._services.get(verb)
-        if envelope.left_ms and verb in EXPIRING and connection.is_expired(envelope):
-            drop_expired(own, connection, service, envelope)
-            return
+        until_s = inf
+        if envelope.left_ms and verb in EXPIRING:
+            until_s = connection.waits_until_s(envelope)
+            if until_s < connection.heard_s:
+                drop_expired(own, connection, service, envelope)
+                return
         if envelope.flags & SHARED:
-            serve_shared(own, connection, peer, service, envelope)
+            serve_shared(own, connection, peer, service, envelope, until_s)
             return
         connection.serving += 1
-        respond = Respond(own, connection, verb, 0 if envelope.flags & ONE_WAY else stream)
+        respond = Respond(own, connection, verb, 0 if envelope.flags & ONE_WAY else stream, True, until_s)
         if service is None or (service.fast is None and service.handler is None):
             respond(PeerUnreachable(f"verb {verb} is not served here"))
             return

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from math import inf
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -38,6 +39,8 @@ class Respond(msgspec.Struct, eq=False):
     _verb: int
     _stream: int
     is_open: bool = True
+    #: Until when somebody waits for the answer, by this node's clock.
+    until_s: float = inf
 
     def __call__(self, reply: Any) -> None:
         """Send `reply`; a LockstepError is raised at the requester."""
@@ -193,6 +196,10 @@ def ask_no_more(targets: Iterable[tuple[Address, Any]], waiter: Waiter) -> None:
         asyncio.get_running_loop().call_soon(waiter.failed, context, error)
 
 
+def waited_too_long() -> Overloaded:
+    return Overloaded("it waited for too long at this replica")
+
+
 def drop_expired(
     node: OwnSide, connection: Connection, service: Service[Any, Any] | None, envelope: Envelope
 ) -> None:
@@ -208,7 +215,7 @@ def drop_expired(
     node.runtime.probes.reach("internode.expired")
     connection.serving += len(streams)
     for stream in streams:
-        Respond(node, connection, envelope.verb, stream)(Overloaded("it waited for too long at this replica"))
+        Respond(node, connection, envelope.verb, stream)(waited_too_long())
 
 
 async def report(error: Exception) -> None:
@@ -261,6 +268,7 @@ def serve_shared(
     peer: PeerInfo,
     service: Service[Any, Any] | None,
     envelope: Envelope,
+    until_s: float,
 ) -> None:
     """Several requests in one frame: each is served as if it came alone."""
     verb, name = envelope.verb, verbs.NAMES.get(envelope.verb, envelope.verb)
@@ -280,7 +288,7 @@ def serve_shared(
     connection.serving += len(streams)
     refused = unserved(node, connection, peer, verb)
     for stream, request in zip(streams, requests, strict=True):
-        respond = Respond(node, connection, verb, stream)
+        respond = Respond(node, connection, verb, stream, True, until_s)
         if refused is None:
             serve_fast(node, service, peer, request, respond)
         else:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from lockstep.internode import verbs
 from lockstep.internode.handshake import Address, PeerInfo
 from lockstep.internode.internode import Internode
-from lockstep.internode.serving import Respond
+from lockstep.internode.serving import Respond, waited_too_long
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.placement.placements import ReplicaGroup
 from lockstep.quorum.failure_codes import (
@@ -118,6 +118,7 @@ class ReplicaService:
     ) -> None:
         try:
             await self._reach(request.needs_epoch, source, WRITE)
+            self._require_waiting(respond)
             self.write(request, respond)
         except LockstepError as error:
             respond(error)
@@ -130,6 +131,12 @@ class ReplicaService:
         except LockstepError:
             self.refusals.refused(kind, CATCH_UP_FAILED)
             raise
+
+    def _require_waiting(self, respond: Callable[[Any], None]) -> None:
+        """Overloaded when the sender gave a request up while it waited here."""
+        if isinstance(respond, Respond) and respond.until_s < self._runtime.clock.monotonic_s():
+            self._probes.reach("replica.expired")
+            raise waited_too_long()
 
     def write(self, request: WriteRequest, answer: Callable[[Any], None]) -> None:
         """Judge and apply in one step; `answer` gets a WriteReply once durable, or a LockstepError.
@@ -224,6 +231,7 @@ class ReplicaService:
         try:
             if request.needs_epoch > self._metadata().epoch:
                 await self._reach(request.needs_epoch, source, READ)
+                self._require_waiting(respond)
             reply = await self.read(request)
         except LockstepError as error:
             respond(error)

@@ -19,7 +19,6 @@ from lockstep.coordination.writes import Told
 from lockstep.gossip import pulling, soft_state
 from lockstep.handoff import batch_store, hint_store, view_log
 from lockstep.internode import connection, verbs
-from lockstep.internode.handshake import Address
 from lockstep.internode.serving import Respond
 from lockstep.metadata.groups import management
 from lockstep.metadata.log import snapshot, snapshot_file
@@ -173,22 +172,13 @@ class WorkingNodes:
 
     def _replicate(self, node: Node, name: str) -> None:
         replica = node.data.replica
-        write, take, read, read_now = replica.write, replica.take, replica.read, replica.read_now
-        #: Writes that waited here until a change was known: no deadline bounds how long that takes.
-        caught_up: dict[bytes, None] = {}
+        write, read, read_now = replica.write, replica.read, replica.read_now
 
         def written(request: WriteRequest, answer: Callable[[Any], None]) -> None:
             _work(REPLICA_US)
             write(request, answer)
-            if not isinstance(answer, Respond) or answer._verb != verbs.WRITE:
-                return
-            if request.mutation.mutation_id not in caught_up:
+            if isinstance(answer, Respond) and answer._verb == verbs.WRITE:
                 self._took(node, name, request.mutation, answer)
-
-        def taken(source: Address, request: WriteRequest, respond: Callable[[Any], None]) -> None:
-            if request.needs_epoch > node.log.cluster.epoch:
-                caught_up[request.mutation.mutation_id] = None
-            take(source, request, respond)
 
         async def read_later(request: Any) -> Any:
             _work(REPLICA_US)
@@ -199,7 +189,6 @@ class WorkingNodes:
             return read_now(request)
 
         replica.write = written  # type: ignore[method-assign]
-        replica.take = taken  # type: ignore[method-assign]
         replica.read = read_later  # type: ignore[method-assign]
         replica.read_now = read_at_once  # type: ignore[method-assign]
 

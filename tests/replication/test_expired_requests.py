@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+from math import inf
 from types import SimpleNamespace
 
 import msgspec
@@ -12,15 +14,19 @@ from hypothesis import strategies as st
 
 from lockstep.internode import verbs
 from lockstep.internode.connection import DELAY_WINDOW_S, QueueingDelay
-from lockstep.internode.frames import REQUEST, SHARED, FrameReader, encode_frame
+from lockstep.internode.frames import ERROR, REQUEST, SHARED, FrameReader, encode_frame
 from lockstep.internode.handshake import PeerInfo
 from lockstep.internode.serving import Respond
 from lockstep.internode.shared_requests import SHARED_STREAMS, SharedOut
+from lockstep.replica.messages import ReadRequest, WriteRequest
 from lockstep.values.codec import encode
 from lockstep.values.errors import PeerTimeout
 from lockstep.values.node_limits import EXPIRED_SLACK_MS
+from tests.replication.clusters import make_nodes, read_one, upsert, whole_ring
 from tests.replication.support import TestNode, run, running
 from tests.replication.test_internode import Ping, Pong
+from tests.replication.test_responding import Connection as Asking
+from tests.replication.test_responding import Node as Answering
 
 served: list[str] = []
 
@@ -89,6 +95,61 @@ def test_a_delay_is_never_told_too_long_and_exactly_after_a_fast_message(
             fastest_s = now_s
         if now_s - fastest_s < DELAY_WINDOW_S and fastest_s >= 0:
             assert found == pytest.approx(way_s, abs=1e-6)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_who_serves_a_request_knows_until_when_it_is_waited_for(shared: bool) -> None:
+    async def main() -> None:
+        one, two = TestNode(1), TestNode(2)
+        untils_s: list[float] = []
+
+        def note(peer: PeerInfo, request: Ping, respond: Respond) -> None:
+            untils_s.append(respond.until_s)
+            respond(Pong(request.text))
+
+        for node in (one, two):
+            node.internode.register_fast(verbs.WRITE, Ping, Pong, note, shares=True)
+            node.internode.register_fast(verbs.HINT, Ping, Pong, note)
+        async with running(one, two):
+            clock = two.runtime.clock
+            before_s = clock.monotonic_s()
+            await asyncio.gather(
+                *(
+                    one.internode.begin(two.address, verbs.WRITE, Ping(text), 5000)
+                    for text in "xyz"[: 1 + 2 * shared]
+                )
+            )
+            left_s = 5 + EXPIRED_SLACK_MS / 1000
+            for until_s in untils_s:
+                assert before_s + left_s - 0.1 <= until_s <= clock.monotonic_s() + left_s
+            await one.internode.begin(two.address, verbs.HINT, Ping("hint"), 5000)
+            assert untils_s[-1] == inf
+
+    run(main)
+
+
+@pytest.mark.parametrize(("left_s", "served"), [(-0.001, False), (60.0, True), (inf, True)])
+def test_what_nobody_waits_for_once_the_metadata_is_there_is_dropped(left_s: float, served: bool) -> None:
+    async def main() -> None:
+        _, nodes = make_nodes(3, whole_ring(6, [1, 2, 3], group_epoch=6))
+        behind, node = nodes[1], Answering()
+        replica, until_s = behind.replica, behind.runtime.clock.monotonic_s() + left_s
+        for verb, receive, request in (
+            (verbs.WRITE, replica._receive_write, WriteRequest(6, 6, upsert(1))),
+            (verbs.READ, replica._receive_read, ReadRequest(6, 6, read_one(1))),
+        ):
+            behind.cluster = whole_ring(5, [1, 2, 3])
+            respond = Respond(node, Asking(1), verb, 5, True, until_s)  # type: ignore[arg-type]
+            receive(nodes[0].internode.peer, request, respond)  # type: ignore[operator]
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert not respond.is_open
+        assert behind.catch_ups == [6, 6]
+        assert len(behind.engine.applied) == served and behind.engine.reads == served
+        refused = [verb for _, verb, _, flags in node.answers if flags == ERROR]
+        assert refused == ([] if served else [verbs.WRITE, verbs.READ])
+
+    run(main)
 
 
 def test_what_waits_to_share_a_frame_is_not_sent_once_all_of_it_is_too_late() -> None:

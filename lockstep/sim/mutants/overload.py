@@ -5,6 +5,7 @@ share, and the timestamps that nodes give.
 from __future__ import annotations
 
 import contextlib
+from math import inf
 from typing import Any
 
 from lockstep.coordination.writes import Write
@@ -14,6 +15,7 @@ from lockstep.internode.frames import Envelope
 from lockstep.internode.serving import Respond
 from lockstep.internode.shared_requests import SharedOut
 from lockstep.node.stamps import Stamps
+from lockstep.replica.replica import ReplicaService
 from lockstep.server.cql.buffers import ReadBuffer
 from lockstep.server.cql.loop_budget import Admission
 from lockstep.sim.plant import Planted, replaced
@@ -66,10 +68,19 @@ def _expired_goes_on() -> _Context:
 def _expired_served() -> _Context:
     """A replica works on what nobody waits for any more."""
 
-    def is_expired(self: Any, envelope: Envelope) -> bool:
-        return False
+    def waits_until_s(self: Any, envelope: Envelope) -> float:
+        return inf
 
-    return replaced((Connection, "is_expired", is_expired))
+    return replaced((Connection, "waits_until_s", waits_until_s))
+
+
+def _expired_after_waiting() -> _Context:
+    """A replica that waited for the metadata works on what nobody waits for any more."""
+
+    def require_waiting(self: Any, respond: object) -> None:
+        return None
+
+    return replaced((ReplicaService, "_require_waiting", require_waiting))
 
 
 def _refused_counts() -> _Context:
@@ -97,6 +108,7 @@ OVERLOAD = (
     Planted("refused_applied", "refused writes have effects", "overload", _refused_applied),
     Planted("expired_goes_on", "writes succeed after their deadlines", "overload", _expired_goes_on),
     Planted("expired_served", "replicas work for nobody", "overload", _expired_served),
+    Planted("expired_after_waiting", "replicas work for nobody", "overload", _expired_after_waiting),
     Planted("refused_counts", "a node stays overloaded", "overload", _refused_counts),
     Planted("all_admitted", "requests time out instead of being refused", "overload", _all_admitted),
 )
