@@ -21,7 +21,9 @@ from lockstep.sim.checkers.overload import (
     check_recovered,
 )
 from lockstep.sim.checkers.violation import Violation
+from lockstep.sim.faults.kinds import SLOW_SYNCS_S
 from lockstep.sim.load.history import Outcome
+from lockstep.sim.load.overload_workload import AFTER_S, GOODPUT_S
 from lockstep.sim.runtime.loop import SimLoop
 from lockstep.sim.runtime.world import World, WorldSettings
 
@@ -128,3 +130,7 @@ def test_what_a_callback_works_on_makes_all_behind_it_late() -> None:
     with World(1, WorldSettings(shuffle=0.0, timer_jitter_us=0)) as world:
         world.call(main)
     assert found == [("first", 0.0), ("second", 0.007), ("third", 0.012), ("timer", 0.012)]
+
+
+def test_what_is_looked_at_for_goodput_begins_after_the_slowest_sync_that_had_begun() -> None:
+    assert AFTER_S - GOODPUT_S > max(SLOW_SYNCS_S)

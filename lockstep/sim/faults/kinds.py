@@ -7,6 +7,7 @@ everything that is left. But for STORE_FAULTS, none destroys what a disk promise
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import msgspec
 
@@ -231,10 +232,14 @@ def stop_clocks(means: Means, draw: Stream) -> None:
 # ---- disks
 
 
+#: How long a sync of a slow disk takes at most. One that has begun goes on when the disk is healed.
+SLOW_SYNCS_S: Final = (0.15, 0.5, 2.0, 6.0)
+
+
 def slow_disk(means: Means, draw: Stream) -> None:
     name = means.some_live(draw)
     if name:
-        means.set_disk(name, 1.0 + draw.random() * 4, sync_high_s=draw.choice((0.15, 0.5, 2.0, 6.0)))
+        means.set_disk(name, 1.0 + draw.random() * 4, sync_high_s=draw.choice(SLOW_SYNCS_S))
 
 
 def disk_error(means: Means, draw: Stream) -> None:

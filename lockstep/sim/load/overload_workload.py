@@ -43,10 +43,11 @@ _THINK_MS: Final = 20.0
 _PATIENCE_S: Final = 6.0
 _CONNECT_MS: Final = 2000
 _RECONNECT_S: Final = 0.1
-#: How long the load goes on without faults.
-AFTER_S: Final = 5.0
+#: How long the load goes on without faults: until the slowest sync that had begun has ended, a second more, and
+#: for as long as is looked at.
+AFTER_S: Final = 9.0
 #: How much of its end is looked at for how much is done.
-_GOODPUT_S: Final = 2.0
+GOODPUT_S: Final = 2.0
 #: Normal requests through each node after the load.
 _PROBES: Final = 4
 _OVERLOADED: Final = "0x1001"
@@ -125,11 +126,11 @@ class OverloadWorkload(SideLoad):
         """Of the last seconds under load, of which all faults were over for a while."""
         if not self._ends_ns:
             return
-        good = range(self._ends_ns - int(_GOODPUT_S * 1e9), self._ends_ns)
+        good = range(self._ends_ns - int(GOODPUT_S * 1e9), self._ends_ns)
         succeeded = sum(1 for one in self.writes.values() if one.outcome is Outcome.OK and one.end_ns in good)
         nodes = len(self.cluster.in_service())
         cost_us = REQUEST_US + self.cluster.shape.factor * REPLICA_US
-        check_goodput(succeeded, (1 - _READS) * _GOODPUT_S * nodes * 1e6 / cost_us)
+        check_goodput(succeeded, (1 - _READS) * GOODPUT_S * nodes * 1e6 / cost_us)
 
 
 class _Client(SideClient):
