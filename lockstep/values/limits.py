@@ -578,8 +578,8 @@ BASE_WRITES_OPEN_MAX: Final = 100_000
 VIEWS_CACHED_MAX: Final = 1000
 #: Rows of a base table that are read at a time to build a view.
 VIEW_BUILD_ROWS: Final = 200
-#: Pause before rows that could not be written to a view being built are tried again.
-VIEW_BUILD_RETRY_MS: Final = 500
+#: Pause before rows that could not be written to a view being built, or read for an index, are tried again.
+BUILD_RETRY_MS: Final = 500
 
 #: Where a file of a backup ends: read whole when it is checked, some of them at once.
 BACKUP_FILE_BYTES: Final = 16 * 1024 * 1024

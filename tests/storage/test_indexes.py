@@ -343,6 +343,30 @@ def test_building_goes_on_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None
     asyncio.run(run())
 
 
+def test_building_goes_on_once_what_was_damaged_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "BUILD_RETRY_MS", 1)
+
+    async def run() -> None:
+        runtime = replace(runtime_of(), clock=Ticks())  # type: ignore[arg-type]
+        store = await open_model_store(runtime.disk, "store")
+        engine = StorageEngine(store, runtime)
+        for number in range(20):
+            engine.apply(put(number + 1, (number, KEYS[0][1]), 1))
+        assert store.damage_block(0.5, 1)
+        engine.indexes.define(TABLE, [DEFINITIONS[3]])
+        engine.indexes._ask(indexes.Job(TABLE, None, FULL_RING))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert engine.indexes._is_pausing
+        await engine.indexes.settled()
+        assert engine.indexes.built(TABLE) == [], "who waits for rows that came does not wait for a repair"
+        store.blocks.clear()
+        assert await counted(engine, 1) == 20
+        await engine.close()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("kind", ["model", "rocks"])
 def test_rows_that_come_in_files_get_their_entries_before_they_are_read(kind: str, tmp_path: Path) -> None:
     async def run() -> None:

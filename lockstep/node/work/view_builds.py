@@ -33,7 +33,7 @@ from lockstep.values import codec
 from lockstep.values.errors import DiskRefused, LockstepError
 from lockstep.values.hash_tree import changed
 from lockstep.values.ids import Consistency, NodeId
-from lockstep.values.limits import VIEW_BUILD_RETRY_MS, VIEW_BUILD_ROWS
+from lockstep.values.limits import BUILD_RETRY_MS, VIEW_BUILD_ROWS
 from lockstep.values.rows import ALL_ROWS, ReadCommand, ReadResult
 from lockstep.values.tokens import Range
 
@@ -162,7 +162,7 @@ class ViewBuilds:
                     return  # The node was told by the engine, and ends.
                 except LockstepError as error:
                     self._log("views.build_failed", error=str(error))
-                    await asyncio.sleep(VIEW_BUILD_RETRY_MS / 1000)
+                    await asyncio.sleep(BUILD_RETRY_MS / 1000)
                     continue
             await self._wake.wait()
 
@@ -225,7 +225,7 @@ class ViewBuilds:
                 return  # It is gone, or empty, by now.
             mutations = [one for partition in result.partitions for one in view.whole(partition)]
             while not await self._view_log.done(self._view_log.begin(mutations)):
-                await asyncio.sleep(VIEW_BUILD_RETRY_MS / 1000)
+                await asyncio.sleep(BUILD_RETRY_MS / 1000)
                 if self._derived(table_id, base.id) is None:
                     return
             end = result.end if result.more else None

@@ -144,6 +144,8 @@ class Indexes:
         self._waiting: list[asyncio.Future[None]] = []
         self._task: asyncio.Task[None] | None = None
         self._is_stopping = False
+        #: What is to be built cannot be read, and is tried again after a pause.
+        self._is_pausing = False
 
     # -- what there is ----------------------------------------------------------------------------
 
@@ -236,8 +238,12 @@ class Indexes:
         return waiting
 
     async def settled(self) -> None:
-        """Return when rows that came in files have their entries, or nobody works on that any more."""
-        while self._task is not None and any(job.index_id is None for job in self._jobs):
+        """Return when rows that came in files have their entries, or they cannot be made for now."""
+        while (
+            self._task is not None
+            and not self._is_pausing
+            and any(job.index_id is None for job in self._jobs)
+        ):
             await self._change()
 
     def _definition(self, command: ReadCommand) -> IndexDefinition | None:
@@ -319,14 +325,24 @@ class Indexes:
                 except Overloaded:
                     self._runtime.probes.reach("index.build_waits")
                     await asyncio.sleep(limits.REPLICA_RETRY_MS / 1000)
+                except CorruptFile as error:
+                    # What is not built is not read.
+                    self._runtime.probes.observe("index.build_failed", error=error.message)
+                    await self._pause()
         except DiskRefused as error:
             self._on_failure(error)
-        except CorruptFile as error:
-            # What is not built is not read. It is tried again when more is to be built, or after a restart.
-            self._runtime.probes.observe("index.build_failed", error=error.message)
         finally:
             self._task = None
             self._tell()
+
+    async def _pause(self) -> None:
+        """Until what could not be read is tried again: after a while, or when something is asked for."""
+        self._is_pausing = True
+        self._tell()
+        try:
+            await asyncio.wait([self._change()], timeout=limits.BUILD_RETRY_MS / 1000)
+        finally:
+            self._is_pausing = False
 
     async def _step(self, pace: CooperativeYield) -> None:
         if self._garbage:
