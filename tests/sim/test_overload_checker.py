@@ -133,4 +133,4 @@ def test_what_a_callback_works_on_makes_all_behind_it_late() -> None:
 
 
 def test_what_is_looked_at_for_goodput_begins_after_the_slowest_sync_that_had_begun() -> None:
-    assert AFTER_S - GOODPUT_S > max(SLOW_SYNCS_S)
+    assert max(SLOW_SYNCS_S) < AFTER_S - GOODPUT_S

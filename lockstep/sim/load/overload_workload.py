@@ -43,8 +43,8 @@ _THINK_MS: Final = 20.0
 _PATIENCE_S: Final = 6.0
 _CONNECT_MS: Final = 2000
 _RECONNECT_S: Final = 0.1
-#: How long the load goes on without faults: until the slowest sync that had begun has ended, a second more, and
-#: for as long as is looked at.
+#: How long the load goes on without faults: until the slowest sync that had begun has ended, a second more,
+#: and for as long as is looked at.
 AFTER_S: Final = 9.0
 #: How much of its end is looked at for how much is done.
 GOODPUT_S: Final = 2.0
