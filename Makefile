@@ -55,7 +55,8 @@ sim: $(VENV)/.stamp-dev ## SEEDS=n deterministic simulations, from SEED=s on, th
 	$(BIN)/lockstep sim placements --seed $(SEED) --nodes 300 --operations 320 --dcs 3 --factor 3 --tokens 1 --concurrency 5
 
 reached: $(VENV)/.stamp-dev ## which branches of the pure rooms, requests and storage the nightly set does not reach
-	$(BIN)/lockstep sim reached $(ARGS)
+	$(BIN)/python -m mutation.branches build/mutation/branches
+	$(BIN)/lockstep sim reached --tests build/mutation/branches $(ARGS)
 
 sim-planted: $(VENV)/.stamp-dev ## SEEDS=n look for each planted bug in up to n seeds
 	$(BIN)/lockstep sim planted --seeds $(SEEDS) $(ARGS)

@@ -189,20 +189,41 @@ def cuts(only: str, seed: int, trace: bool, last: int, sample: int, resume: Path
 @click.option("--seed", default=1, show_default=True, help="First seed of each scenario.")
 @click.option("--seeds", default=0, help="Of each scenario; without it those of the nightly set.")
 @click.option("--all", "all_of_them", is_flag=True, help="Print all branches that are not reached.")
-@click.option("--record", is_flag=True, help="Take those that are open now for the known ones.")
-def reached(seed: int, seeds: int, all_of_them: bool, record: bool) -> int:
+@click.option(
+    "--record", is_flag=True, help="Write the list anew: without what is reached, with what is tested."
+)
+@click.option(
+    "--tests",
+    type=click.Path(exists=True, dir_okay=False),
+    help="What unit tests take, as `python -m mutation.branches FILE` writes it.",
+)
+@click.option(
+    "--only", default="", help="Only parts of the set with such names, as 'metadata 1'; * is anything."
+)
+def reached(seed: int, seeds: int, all_of_them: bool, record: bool, tests: str | None, only: str) -> int:
     """Tell which branches of code that decides and replicates the nightly set does not reach.
 
-    1 when some are neither listed with a reason nor known, when the list excuses what is reached, or when a
-    part of the set fails. Needs the development environment (coverage).
+    1 when some are not listed with a reason, when a list excuses what is reached, when tests do not take what
+    they are said to, or when a part of the set fails. With --only, tell which listed ones these parts reach.
+    Needs the development environment (coverage).
     """
     from lockstep.sim import reached as tool
 
-    verdict = tool.verdict_of(*tool.measure(seed, seeds or tool.NIGHTLY_SEEDS, click.echo))
+    rooms, failed = tool.measure(seed, seeds or tool.NIGHTLY_SEEDS, click.echo, only or "*")
+    if only:
+        known = tool.known_blind()
+        left = tool.without_reached(known, rooms)
+        click.echo("\n".join(branch.text() for branch in known.lines if branch not in left.lines))
+        click.echo(f"{len(known.lines) - len(left.lines)} of {len(known.lines)} listed branches are reached")
+        if record:
+            tool.record(left)
+        return 1 if failed else 0
+    verdict = tool.verdict_of(rooms, failed, tool.taken_by_tests(tests) if tests else None)
     click.echo(tool.text_of(verdict, all_of_them=all_of_them))
     if record:
-        tool.record(verdict)
-    return 0 if verdict.holds or (record and not verdict.failed) else 1
+        tool.record(tool.recorded(verdict))
+        return 1 if verdict.failed or verdict.fresh else 0
+    return 0 if verdict.holds else 1
 
 
 @sim.command()

@@ -1,11 +1,13 @@
 """What runs every night, and which branches of the code that decides and replicates it reaches.
 
 A simulator says nothing about code that it never runs. So each branch is reached by some part of the nightly
-set, or is listed in `unreached.txt` with the reason. What has no reason yet is recorded in `blind.txt`; a
-branch in neither list fails the report, and so does a line that excuses nothing. Invariant: a branch is named
-by its module, its function and the two lines of text between which it goes, so that the lists outlive changes
-elsewhere; measuring never changes a run. A part of the nightly set is named by what it runs and draws from
-its own seed, so the set is the same on every machine and in every order.
+set, or is listed with the reason: kinds of branches in `unreached.txt`, single ones in `blind.txt`, whose
+head has the few reasons that there are. A branch in neither list fails the report, and so does a line that
+excuses nothing, or that says of a branch that unit tests take it when they do not.
+
+Invariant: a branch is named by its module, its function and the two lines of text between which it goes, so
+that the lists outlive changes elsewhere; measuring never changes a run. A part of the nightly set is named by
+what it runs and draws from its own seed, so the set is the same on every machine and in every order.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import ast
 import fnmatch
 import json
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -97,8 +100,10 @@ ROOMS: Final = (
 _PACKAGE = Path(lockstep.__file__).parent
 LISTED = Path(__file__).parent / "unreached.txt"
 _END = "(end)"
-#: Branches that nobody reaches, and for which there is no reason: workloads that are missing.
+#: Single branches that no seed reaches, each with the name of a reason that stands in the file's head.
 BLIND: Final = Path(__file__).parent / "blind.txt"
+#: The reason that a machine gives and judges: unit tests take the branch.
+TESTED: Final = "tested"
 
 
 class Branch(msgspec.Struct, frozen=True, order=True):
@@ -117,6 +122,7 @@ class Room(msgspec.Struct, frozen=True):
     name: str
     branches: int
     unreached: tuple[Branch, ...]
+    reached: frozenset[Branch] = frozenset()
 
 
 class Excuse(msgspec.Struct, frozen=True):
@@ -144,9 +150,48 @@ def excuses(text: str) -> list[Excuse]:
     return found
 
 
-def blind_branches(text: str) -> set[Branch]:
-    """The branches that were not reached when the list was recorded, as `Branch.text` names them."""
-    return {Branch(*line.split(" | ")) for line in text.splitlines() if line}
+class Reason(msgspec.Struct, frozen=True):
+    """`pattern`: what one of the two lines of a branch with this reason has; empty: anything."""
+
+    meaning: str
+    pattern: str = ""
+
+    def suits(self, branch: Branch) -> bool:
+        return any(re.search(self.pattern, line) for line in (branch.at, branch.to))
+
+
+class Blind(msgspec.Struct, frozen=True):
+    """`head`: lines before the first branch; `reasons` by name; `lines`: by branch the name of its reason."""
+
+    head: tuple[str, ...]
+    reasons: dict[str, Reason]
+    lines: dict[Branch, str]
+
+    def text(self) -> str:
+        lines = (f"{branch.text()} | {reason}" for branch, reason in sorted(self.lines.items()))
+        return "".join(f"{line}\n" for line in (*self.head, *lines))
+
+
+def blind_branches(text: str) -> Blind:
+    """Lines `# name = meaning ~ pattern` for reasons, then `module | function | line | next line | name`."""
+    lines = text.splitlines()
+    head = tuple(line for line in lines if line.startswith("#"))
+    named = dict(line[1:].strip().split(" = ", 1) for line in head if " = " in line)
+    reasons = {name: Reason(*said.split(" ~ ", 1)) for name, said in named.items()}
+    found: dict[Branch, str] = {}
+    for line in lines:
+        if not line or line.startswith("#"):
+            continue
+        pieces = line.split(" | ")
+        if len(pieces) != 5 or pieces[4] not in reasons:
+            raise ConfigurationError(
+                f"{line!r} of {BLIND.name} ends in no reason", hint=f"one of {', '.join(sorted(reasons))}"
+            )
+        branch = Branch(*pieces[:4])
+        if not reasons[pieces[4]].suits(branch):
+            raise ConfigurationError(f"{line!r} of {BLIND.name} has another reason: it lacks the pattern")
+        found[branch] = pieces[4]
+    return Blind(head, reasons, found)
 
 
 def _literal(part: str) -> str:
@@ -194,10 +239,15 @@ def branches_of(path: Path, pairs: Sequence[Sequence[int]]) -> Iterator[Branch]:
         yield Branch(module, of(at), line_name(lines[at - 1]), there)
 
 
-def measure(first: int, seeds: int, told: Callable[[str], None]) -> tuple[list[Room], list[str]]:
-    """Run the nightly set with so many seeds of each scenario, a process a core: what of the rooms it
-    reached, and the names of parts that failed. `told` hears of each of these, and of the time all took."""
-    names = list(parts(first, seeds))
+def measure(
+    first: int, seeds: int, told: Callable[[str], None], only: str = "*"
+) -> tuple[list[Room], list[str]]:
+    """Run the nightly set with so many seeds of each scenario, or those parts whose name matches, a process a
+    core: what of the rooms it reached, and the names of parts that failed. `told` hears of each of these, and
+    of the time all took."""
+    names = [name for name in parts(first, seeds) if fnmatch.fnmatchcase(name, only)]
+    if not names:
+        raise ConfigurationError(f"{only!r} names no part", hint="as 'metadata 1', with * for anything")
     failed: list[str] = []
     taken_s = 0.0
     with tempfile.TemporaryDirectory() as directory:
@@ -256,32 +306,38 @@ def rooms_of(files: Sequence[str]) -> list[Room]:
 def _room(name: str, files: dict[str, dict[str, list[list[int]]]]) -> Room:
     count = 0
     unreached: list[Branch] = []
+    reached: list[Branch] = []
     known = {str(Path(path).resolve()): found for path, found in files.items()}
     for path in sources((name,)):
         found = known.get(str(path.resolve()))
         if found is not None:
             count += len(found["executed_branches"]) + len(found["missing_branches"])
             unreached += branches_of(path, found["missing_branches"])
-    return Room(name, count, tuple(sorted(unreached)))
+            reached += branches_of(path, found["executed_branches"])
+    # Two branches of one name are one: it is reached when both are.
+    return Room(name, count, tuple(sorted(unreached)), frozenset(reached) - frozenset(unreached))
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """`fresh`: neither reached, nor excused, nor known; `unused`: lines of the list that excuse nothing."""
+    """`fresh`: neither reached nor excused; `unused` and `needless`: lines of the two lists that excuse
+    nothing; `untested`: branches that unit tests are said to take, and do not."""
 
     rooms: tuple[Room, ...]
     listed: tuple[Excuse, ...]
-    blind: frozenset[Branch]
+    blind: Blind
     #: Parts of the nightly set that failed: what they would have reached is not known.
     failed: tuple[str, ...] = ()
+    #: What unit tests take; None where that was not measured.
+    tested: frozenset[Branch] | None = None
 
     @property
     def open(self) -> list[Branch]:
-        """What is neither reached nor excused."""
+        """What is neither reached nor excused by its kind."""
         return [b for room in self.rooms for b in room.unreached if not any(e.covers(b) for e in self.listed)]
 
     @property
     def fresh(self) -> list[Branch]:
-        return [branch for branch in self.open if branch not in self.blind]
+        return [branch for branch in self.open if branch not in self.blind.lines]
 
     @property
     def unused(self) -> list[Excuse]:
@@ -289,8 +345,19 @@ class Verdict(msgspec.Struct, frozen=True):
         return [one for one in self.listed if not any(map(one.covers, missed))]
 
     @property
+    def needless(self) -> list[Branch]:
+        still = frozenset(self.open)
+        return [branch for branch in self.blind.lines if branch not in still]
+
+    @property
+    def untested(self) -> list[Branch]:
+        if self.tested is None:
+            return []
+        return [b for b, reason in self.blind.lines.items() if reason == TESTED and b not in self.tested]
+
+    @property
     def holds(self) -> bool:
-        return not self.fresh and not self.unused and not self.failed
+        return not (self.fresh or self.unused or self.needless or self.untested or self.failed)
 
 
 def text_of(verdict: Verdict, *, all_of_them: bool = False) -> str:
@@ -301,6 +368,9 @@ def text_of(verdict: Verdict, *, all_of_them: bool = False) -> str:
     for room in verdict.rooms:
         found = [next((e for e in verdict.listed if e.covers(branch)), None) for branch in room.unreached]
         excused = [excuse.reason for excuse in found if excuse is not None]
+        excused += [
+            verdict.blind.reasons[why].meaning for b in room.unreached if (why := verdict.blind.lines.get(b))
+        ]
         reasons.update(excused)
         reached, count = room.branches - len(room.unreached), max(room.branches, 1)
         lines.append(
@@ -310,19 +380,48 @@ def text_of(verdict: Verdict, *, all_of_them: bool = False) -> str:
         )
     lines += [f"{count:>6} {reason}" for reason, count in reasons.most_common()]
     fresh = verdict.fresh
-    lines.append(f"{len(verdict.open)} open: {len(verdict.open) - len(fresh)} known, {len(fresh)} new")
+    lines.append(f"{len(fresh)} neither reached nor excused")
     shown = [b for room in verdict.rooms for b in room.unreached] if all_of_them else fresh
     lines += [branch.text() for branch in shown]
     lines += [f"excuses nothing: {one.branch.text()} | {one.reason}" for one in verdict.unused]
+    lines += [f"excuses nothing: {branch.text()}" for branch in verdict.needless]
+    lines += [f"no unit test takes: {branch.text()}" for branch in verdict.untested]
     return "\n".join(lines)
 
 
-def record(verdict: Verdict) -> None:
-    """Let the list of known ones be those that are open now."""
-    BLIND.write_text("".join(f"{branch.text()}\n" for branch in sorted(set(verdict.open))))
+def recorded(verdict: Verdict) -> Blind:
+    """The list as this verdict has it: without what is reached, and with what unit tests take. What is open
+    besides keeps the reason that a person gave; what has none is not in it."""
+    lines: dict[Branch, str] = {}
+    for branch in verdict.open:
+        known = verdict.blind.lines.get(branch, TESTED)
+        if known != TESTED or (branch in verdict.tested if verdict.tested is not None else False):
+            lines[branch] = known
+    return msgspec.structs.replace(verdict.blind, lines=lines)
 
 
-def verdict_of(rooms: Sequence[Room], failed: Sequence[str]) -> Verdict:
+def without_reached(blind: Blind, rooms: Sequence[Room]) -> Blind:
+    """The list without what some parts of the nightly set reach: the others reach no less for that."""
+    reached = frozenset[Branch]().union(*(room.reached for room in rooms))
+    lines = {branch: reason for branch, reason in blind.lines.items() if branch not in reached}
+    return msgspec.structs.replace(blind, lines=lines)
+
+
+def known_blind() -> Blind:
+    return blind_branches(BLIND.read_text())
+
+
+def record(blind: Blind) -> None:
+    BLIND.write_text(blind.text())
+
+
+def taken_by_tests(path: str) -> frozenset[Branch]:
+    """The branches in a data file of coverage.py, as `python -m mutation.branches` writes one."""
+    return frozenset[Branch]().union(*(room.reached for room in rooms_of([path])))
+
+
+def verdict_of(
+    rooms: Sequence[Room], failed: Sequence[str], tested: frozenset[Branch] | None = None
+) -> Verdict:
     """Of these rooms and failed parts, by the two lists beside this module."""
-    blind = blind_branches(BLIND.read_text())
-    return Verdict(tuple(rooms), tuple(excuses(LISTED.read_text())), frozenset(blind), tuple(failed))
+    return Verdict(tuple(rooms), tuple(excuses(LISTED.read_text())), known_blind(), tuple(failed), tested)
