@@ -162,3 +162,18 @@ def test_joined_pieces_never_reach_over_what_lies_between_the_ranges(tmp_path: P
         await engine.close()
 
     asyncio.run(check())
+
+
+def test_what_is_noted_is_watched(tmp_path: Path) -> None:
+    async def check() -> None:
+        unchanged = (await opened(tmp_path)).unchanged
+        unchanged.watch("s", TABLE, WHOLE)
+        unchanged.watch("t", TABLE, WHOLE)
+        unchanged.validate()
+        unchanged.forget(lambda session: session == "t")
+        unchanged.validate()
+        unchanged._watched.clear()
+        with pytest.raises(AssertionError, match="what is noted is watched"):
+            unchanged.validate()
+
+    asyncio.run(check())
