@@ -9,10 +9,11 @@ from lockstep.storage.rows.folding import PartitionFold
 from lockstep.storage.rows.fragments import fragments_of, require_fitting
 from lockstep.values import limits
 from lockstep.values.errors import InvalidRequest
+from lockstep.values.ids import mutation_id
 from lockstep.values.node_limits import MERGED_BYTES_INLINE
 from lockstep.values.rows import Cell, Mutation, ReadCommand, Row
 
-from .test_engine import TABLE, mutation_id
+from .test_engine import TABLE
 
 PREFIX = keys.partition_prefix(TABLE, 0, b"a")
 COMMAND = ReadCommand(TABLE, -1, 0, b"a", (), (), False, False, 9, 9, 0)
