@@ -19,7 +19,7 @@ SEED ?= 1
 CUTS ?= 60
 ARGS ?=
 
-.PHONY: help demo test test-fast check house format sim sim-planted reached conformance conformance-clients conformance-cqlsh compare bench corrupt mutants proof package first-hour reference lock clean setup setup-spark
+.PHONY: help demo test test-fast check house format sim sim-planted reached conformance conformance-clients conformance-cqlsh compare bench corrupt mutants proof package first-hour session reference lock clean setup setup-spark
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -93,6 +93,9 @@ proof: $(VENV)/.stamp-dev ## a million requests to real nodes that are killed, s
 
 first-hour: ## a new user's first hour by the README and the page of that name, with PYTHON=python3.13; ARGS="--whole"
 	@$(PYTHON) bench/first_hour.py --python "$(PYTHON)" $(ARGS)
+
+session: $(VENV)/.stamp-dev ## run the README's terminal session anew and write what it printed
+	$(BIN)/python docs/session.py
 
 reference: $(VENV)/.stamp-dev ## write docs/reference anew from the code
 	$(BIN)/python docs/reference/generate.py

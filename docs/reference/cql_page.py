@@ -69,6 +69,11 @@ _DIFFERENCES = (
     "Of a column that is dropped a second time cells stay dead that the first drop made so, also when the "
     "second names an earlier time.",
     "A page of a `GROUP BY` ends with a whole group; its last page may be empty, as that of any scan.",
+    "Where given partitions (`k IN (1, 2)`) fill a page exactly, the two do not always agree whether "
+    "another, empty one follows.",
+    "`unixTimestampOf`, which Cassandra 5.0 has no more, is still there.",
+    "In operations with times (`t + ?`, `'2020-01-01' - ?`) a marker has its type from the other operand, "
+    "not from the column that takes the result.",
     "What would keep a node from everything else is refused: a statement of more than "
     f"{STATEMENT_TOKENS_MAX} words, signs and literals, a batch with more than "
     f"{BATCH_TEXT_CHARACTERS_MAX} characters of statements, a collection of more than "
