@@ -145,7 +145,8 @@ def require_free(host: str, port: int) -> None:
 def _unusable(host: str, port: int, error: OSError) -> Exception:
     if isinstance(error, socket.gaierror):
         return ConfigurationError(f"address {host} cannot be resolved: {error.strerror}")
-    why, hint = _UNUSABLE.get(error.errno or 0, (None, ""))
+    # asyncio of Python 3.13 leaves out addresses that the host lacks, and raises without a number.
+    why, hint = _UNUSABLE.get(error.errno or errno.EADDRNOTAVAIL, (None, ""))
     if why is None:
         return error
     return ConfigurationError(f"address {host}:{port} {why}", hint=hint)
