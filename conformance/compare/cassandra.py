@@ -22,6 +22,7 @@ HOME: Final = BUILD / "cassandra"
 _HERE: Final = Path(__file__).resolve().parent
 _START_TIMEOUT_S: Final = 180
 _STOP_TIMEOUT_S: Final = 30
+_JOIN_WAIT_MS: Final = 5000
 #: What Cassandra 5.0 reaches into on Java 17.
 _EXPORTS: Final = """
 java.base/jdk.internal.misc java.base/jdk.internal.ref java.base/sun.nio.ch java.sql/java.sql
@@ -71,7 +72,11 @@ def running(address: str, seed: str = "") -> Iterator[int]:
     options += ["-Xms512m", "-Xmx1g", f"-javaagent:{next(jars.glob('jamm-*.jar'))}"]
     options += ["-Djdk.attach.allowAttachSelf=true", "-Dio.netty.tryReflectionSetAccessible=true"]
     options += [f"-Dcassandra.config={file.as_uri()}", f"-Dcassandra.storagedir={home / 'data'}"]
-    options += ["-Dcassandra-foreground=yes", "-Dcassandra.ring_delay_ms=1"]
+    # Who joins another gives it so long to answer; who is alone waits for nobody.
+    options += [
+        "-Dcassandra-foreground=yes",
+        f"-Dcassandra.ring_delay_ms={_JOIN_WAIT_MS if seed not in ('', address) else 1}",
+    ]
     options += ["-Dcassandra.skip_wait_for_gossip_to_settle=0"]
     command = ["java", *options, "-cp", f"{jars}{os.sep}*", "org.apache.cassandra.service.CassandraDaemon"]
     with (home / "log").open("wb") as log:
