@@ -250,7 +250,7 @@ class Door:
             if not self.cluster.processes[name].alive:
                 self.cluster.start_node(name)
         self.world.network.heal()
-        self.until(lambda: all(self.cluster.ready(name) for name in self.names), _START_S)
+        self.until(self._know_the_same, _START_S)
         self._struck = "" if what == "mend" else self.names[node - 1]
         victim = self.cluster.processes[self.names[node - 1]]
         if what == "kill":
@@ -260,6 +260,13 @@ class Door:
         elif what == "cut":
             others = [self.cluster.processes[name].host for name in self.names if name != victim.name]
             self.world.network.partition([victim.host], others)
+
+    def _know_the_same(self) -> bool:
+        """Whether all nodes serve, and none is behind: a node that was cut off a moment ago may not have
+        heard yet of the table that is asked for."""
+        if not all(self.cluster.ready(name) for name in self.names):
+            return False
+        return len({self.cluster.nodes[name].log.state.epoch for name in self.names}) == 1
 
     def _wall_us(self) -> int:
         return self.client.clock.wall_us()
