@@ -33,7 +33,8 @@ from lockstep.schema.view_changes import views_of
 from lockstep.topology.planning import passing
 from lockstep.values.errors import InvalidRequest, Unavailable
 from lockstep.values.ids import Consistency, NodeId
-from lockstep.values.limits import PLANS_CACHED_MAX, SCAN_RANGES_MAX
+from lockstep.values.limits import PLANS_CACHED_MAX
+from lockstep.values.node_limits import SCAN_RANGES_MAX
 from lockstep.values.tokens import TOKEN_MAX, Range
 
 

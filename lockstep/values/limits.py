@@ -541,9 +541,6 @@ INDEX_NOTED_EVERY: Final = 64
 INDEX_WAIT_MS: Final = 1500
 #: Data ranges that one query by index asks about at once; more waiting would not make replicas faster.
 INDEX_RANGES_AT_ONCE_MAX: Final = 16
-#: Ranges with the same replicas that one question is about: each replica judges all of them, some
-#: microseconds each, in the step in which it takes the question.
-SCAN_RANGES_MAX: Final = 64
 #: User functions and aggregates of one keyspace: they are in every snapshot, and a change looks at all.
 KEYSPACE_FUNCTIONS_MAX: Final = 1000
 FUNCTION_ARGUMENTS_MAX: Final = 255

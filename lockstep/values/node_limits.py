@@ -194,3 +194,6 @@ LOG_DEFERRED_BYTES_MAX: Final = 1024 * 1024
 LOG_DEFERRED_MS: Final = 1000
 #: The last commit of a row waits so long for another write of the consensus journal to go with.
 COMMIT_MARK_WAIT_MS: Final = 5
+#: Ranges with the same replicas that one question is about: each replica judges all of them, some
+#: microseconds each, in the step in which it takes the question.
+SCAN_RANGES_MAX: Final = 64
