@@ -193,7 +193,11 @@ class ClusterMetadata(msgspec.Struct, frozen=True, dict=True):
         return self.schema.tables_by_id.get(table_id)
 
     def session_open(self, session_id: str) -> bool:
-        return session_id in self.sessions_by_id or self.repair_open(session_id)
+        return (
+            session_id in self.sessions_by_id
+            or self.transitions.lone_of(session_id) is not None
+            or self.repair_open(session_id)
+        )
 
     def repair_open(self, session_id: str) -> bool:
         """Whether it is the session of a repair that runs, driven by a node that has not left."""

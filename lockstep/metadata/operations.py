@@ -113,6 +113,16 @@ class Operation(msgspec.Struct, frozen=True, array_like=True, dict=True):
     def node(self) -> NodeId:
         return self.about.node
 
+    @property
+    def earlier(self) -> tuple[Stage, ...]:
+        """The stages before this one."""
+        return tuple(stage for stage, _ in self.history[:-1])
+
+    @property
+    def session_prefix(self) -> str:
+        """How the names of all its sessions begin."""
+        return f"operation-{self.id}-"
+
     def title(self) -> str:
         """How people refer to it: `operation 7 (bootstrap of node 4)`."""
         about = self.about

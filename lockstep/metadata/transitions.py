@@ -11,13 +11,14 @@ the tree, whatever else is on its way; so do the digest, the comparison and the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Final
 
 import msgspec
 from rpds import HashTrieMap
 
 from lockstep.metadata.log.comparison import ABSENT, Difference, compare, text_of
-from lockstep.metadata.operations import OPERATIONS
+from lockstep.metadata.operations import OPERATIONS, About, Stage
 from lockstep.metadata.part import Part, Parts, collected, digest_of
 from lockstep.metadata.schema_part import PLACEMENTS
 from lockstep.placement.placements import RingPlacement
@@ -32,6 +33,8 @@ _TOKEN_MASK: Final = (1 << 64) - 1
 #: Odd, its bits in no order: what differs in high bits of a token differs in all bits above them.
 _MIXER: Final = 0x9E3779B97F4A7C15F39CC0605CEDC835
 _FOLD_BITS: Final = 90
+#: Of the name of a session: the word, group, right bound, epoch.
+_SESSION_PARTS: Final = 4
 
 
 def key_of(group: int, right: int) -> int:
@@ -41,12 +44,23 @@ def key_of(group: int, right: int) -> int:
     return mixed ^ (mixed >> _FOLD_BITS)
 
 
+class Position(msgspec.Struct, frozen=True, array_like=True):
+    """Where a transition is that moves by itself. `kind` names its stages; `session_id` is the session of the
+    stage's work, or empty; `former` the stage that it left."""
+
+    kind: str
+    stage: Stage
+    stage_epoch: int
+    session_id: str = ""
+    former: Stage | None = None
+
+
 class Transition(msgspec.Struct, frozen=True, array_like=True):
     """One range on its way from the replicas `old` to the replicas `new` (ring order, primary first).
 
     `group` is the placement group. `replication`: what counts follow, until `new` is read where there is a
     `new_replication`; that is None but where the replication of the group changes. `operation_id`: whose
-    stages it goes through.
+    stages it goes through; where it is 0, those of its own `position`.
     """
 
     group: int
@@ -56,6 +70,7 @@ class Transition(msgspec.Struct, frozen=True, array_like=True):
     replication: Replication
     new_replication: Replication | None = None
     operation_id: int = 0
+    position: Position | None = None
 
     @property
     def key(self) -> int:
@@ -79,6 +94,68 @@ class Transition(msgspec.Struct, frozen=True, array_like=True):
     @property
     def union(self) -> tuple[NodeId, ...]:
         return self.old + self.gained
+
+
+_SESSION: Final = "transition"
+
+
+class Lone(msgspec.Struct, frozen=True, dict=True):
+    """A transition that moves by itself, as what goes through stages: it has what an operation has."""
+
+    transition: Transition
+
+    @property
+    def id(self) -> int:
+        return self.transition.operation_id
+
+    @property
+    def body(self) -> None:
+        return None
+
+    @property
+    def node(self) -> NodeId:
+        return NodeId(0)
+
+    @cached_property
+    def position(self) -> Position:
+        position = self.transition.position
+        assert position is not None, "it moves by itself"
+        return position
+
+    @cached_property
+    def about(self) -> About:
+        return About(self.position.kind, 0)
+
+    @property
+    def kind(self) -> str:
+        return self.position.kind
+
+    @property
+    def stage(self) -> Stage:
+        return self.position.stage
+
+    @property
+    def stage_epoch(self) -> int:
+        return self.position.stage_epoch
+
+    @property
+    def session_id(self) -> str:
+        return self.position.session_id
+
+    @property
+    def earlier(self) -> tuple[Stage, ...]:
+        """The stage before this one, if there was one."""
+        return (self.position.former,) if self.position.former is not None else ()
+
+    @property
+    def session_prefix(self) -> str:
+        """How the names of all its sessions begin."""
+        return f"{_SESSION}-{self.transition.group}-{self.transition.range.right & _TOKEN_MASK}-"
+
+    def title(self) -> str:
+        """How people refer to it: `migration of (0, 10] of group 7`."""
+        range_ = self.transition.range
+        return f"{self.kind} of ({range_.left}, {range_.right}] of group {self.transition.group}"
 
 
 _NOTHING_OWNED: Final[HashTrieMap[int, tuple[Transition, ...]]] = HashTrieMap()
@@ -119,6 +196,26 @@ class Transitions(msgspec.Struct, frozen=True, dict=True):
         """That of the range with this token."""
         return self.at(ring.id, ring.range_at(token).range.right) if self.tree.count else None
 
+    @cached_property
+    def lone_count(self) -> int:
+        """How many move by themselves."""
+        return self.count - sum(len(self.owned[one]) for one in self.owned)
+
+    def lone_of(self, session_id: str) -> Lone | None:
+        """The one that moves by itself and has this session open."""
+        parts = session_id.split("-")
+        if len(parts) != _SESSION_PARTS or parts[0] != _SESSION or not all(map(str.isdecimal, parts[1:])):
+            return None
+        found = self.at(int(parts[1]), int(parts[2]))
+        is_open = found is not None and found.position is not None and found.position.session_id == session_id
+        return Lone(found) if found is not None and is_open else None
+
+    def moved(self, changed: Sequence[Transition], ended: Sequence[Transition] = ()) -> Transitions:
+        """With these that move by themselves put in or replaced, and without those."""
+        assert all(one.position is not None and not one.operation_id for one in changed), "by themselves"
+        tree = self.tree.without_all(one.key for one in ended)
+        return Transitions(tree.with_all((t.key, t, digest_of(t)) for t in changed), self.owned)
+
     def begun(self, operation_id: int, transitions: Sequence[Transition]) -> Transitions:
         """With these, by group and range, as all that the operation has."""
         assert operation_id, "what moves by itself is no operation's"
@@ -139,8 +236,9 @@ class Transitions(msgspec.Struct, frozen=True, dict=True):
         """Assert what must hold of all of them together."""
         owned = [t for operation_id in self.owned for t in self.owned[operation_id]]
         assert all(self.tree.get(t.key) is t for t in owned), "who has an operation is found by it"
-        lone = sum(not t.operation_id for _, t in self.tree.items())
-        assert lone + len(owned) == self.tree.count, "every transition has its operation, or none"
+        assert all((t.position is None) is bool(t.operation_id) for _, t in self.tree.items()), "one or other"
+        lone = sum(t.position is not None for _, t in self.tree.items())
+        assert lone + len(owned) == self.tree.count, "every transition has its operation, or its own stage"
 
 
 NO_TRANSITIONS: Final = Transitions()

@@ -105,7 +105,7 @@ class NodeData(msgspec.Struct, frozen=True, eq=False):
 
     def applied(self, before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
         """Let go of what the metadata says is gone."""
-        if before.sessions is not after.sessions:
+        if before.sessions is not after.sessions or before.transitions is not after.transitions:
             self.streams.forget_closed()
             self.stream_client.forget_closed(after.session_open)
         if before.repairs is not after.repairs:

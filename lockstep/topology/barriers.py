@@ -22,7 +22,7 @@ from lockstep.metadata.operations import Operation, Stage
 from lockstep.metadata.transitions import Transition
 from lockstep.placement.quorums import DcOf, dc_factors, majority
 from lockstep.schema.model import Replication
-from lockstep.topology.kind import stage_row
+from lockstep.topology.kind import Mover, moving, stage_row
 from lockstep.topology.stages import Drain, Side, StageRow, Work, side_of
 from lockstep.topology.streams import filled_nodes
 from lockstep.values.ids import NodeId
@@ -41,21 +41,17 @@ class BarrierNeed(msgspec.Struct, frozen=True, array_like=True):
     """`must_see`: each by itself (they get the stage's work); `must_drain`: older requests finished too.
 
     `never`: whoever the operation was told is dead. It counts as unaware, whatever it said before.
-    `must_release`: no work of the operation's closed sessions has an effect there any more.
+    `must_release`: no work of closed sessions, whose names begin with the prefix, has an effect there any
+    more.
     """
 
-    operation_id: int
+    session_prefix: str
     epoch: int
     groups: tuple[GroupNeed, ...]
     must_see: tuple[NodeId, ...]
     must_drain: tuple[NodeId, ...]
     never: tuple[NodeId, ...] = ()
     must_release: tuple[NodeId, ...] = ()
-
-    @property
-    def session_prefix(self) -> str:
-        """How the names of all sessions of the operation begin."""
-        return f"operation-{self.operation_id}-"
 
     def nodes(self) -> tuple[NodeId, ...]:
         """Everyone worth asking, ascending."""
@@ -92,28 +88,30 @@ class BarrierState(msgspec.Struct, frozen=True, array_like=True):
 
 
 def barrier_need(
-    operation: Operation,
+    mover: Mover,
     cluster: ClusterMetadata,
     sources: Collection[NodeId] = (),
     workers: Sequence[NodeId] = (),
     dead: Sequence[NodeId] = (),
 ) -> BarrierNeed:
-    """What the barrier on the operation's present stage needs.
+    """What the barrier on the present stage needs.
 
     `sources` are those of the streams still to run, `workers` the nodes that still have a part of the stage's
     work, `dead` those that seem so: nobody waits for their guards.
     """
-    row, gone = stage_row(operation), operation.about.presumed_dead
+    row, gone = stage_row(mover), mover.about.presumed_dead
+    # A transition that moves by itself is the same as long as its `Lone` is.
+    ranges = moving(cluster, mover) if isinstance(mover, Operation) else None
     walked = memo_from(
-        operation,
+        mover,
         "_walked",
-        (cluster.directory, cluster.degraded, cluster.transitions.of(operation.id)),
+        (cluster.directory, cluster.degraded, ranges),
         None,
-        partial(_walked, operation, cluster),
+        partial(_walked, mover, cluster),
     )
     return BarrierNeed(
-        operation.id,
-        operation.stage_epoch,
+        mover.session_prefix,
+        mover.stage_epoch,
         walked.groups,
         walked.must_see,
         _must_drain(row, walked, sources, workers),
@@ -132,12 +130,12 @@ class _Walked(msgspec.Struct, frozen=True):
     guards: tuple[NodeId, ...]
 
 
-def _walked(operation: Operation, cluster: ClusterMetadata) -> _Walked:
-    row, dc_of = stage_row(operation), cluster.directory.dc_by_id.__getitem__
+def _walked(mover: Mover, cluster: ClusterMetadata) -> _Walked:
+    row, dc_of = stage_row(mover), cluster.directory.dc_by_id.__getitem__
     groups: dict[GroupNeed, None] = {}
     touched: dict[NodeId, None] = {}
     pending: dict[NodeId, None] = {}
-    for transition in cluster.transitions.of(operation.id):
+    for transition in moving(cluster, mover):
         touched.update(dict.fromkeys(transition.union))
         pending.update(dict.fromkeys(transition.gained))
         for side in row.in_use:
@@ -145,31 +143,31 @@ def _walked(operation: Operation, cluster: ClusterMetadata) -> _Walked:
                 groups[need] = None
     return _Walked(
         tuple(groups),
-        _must_see(row, operation, tuple(sorted(pending))),
+        _must_see(row, mover, tuple(sorted(pending))),
         tuple(sorted(touched)),
-        _may_hold_guards(operation, cluster),
+        _may_hold_guards(mover, cluster),
     )
 
 
-def _may_hold_guards(operation: Operation, cluster: ClusterMetadata) -> tuple[NodeId, ...]:
+def _may_hold_guards(mover: Mover, cluster: ClusterMetadata) -> tuple[NodeId, ...]:
     """Who worked under the session that closed when the present stage was entered, or just before: the stage
     that commits a generation has no work, and may be cancelled before its own barrier has passed."""
-    earlier = [stage for stage, _ in operation.history[:-1]]
+    earlier = list(mover.earlier)
     if earlier and earlier[-1] is Stage.COMMIT_CDC_GENERATION:
         earlier.pop()
     if not earlier:
         return ()
-    former = stage_row(operation, earlier[-1])
+    former = stage_row(mover, earlier[-1])
     if former.work in (Work.WIPE, Work.STREAM):
-        return filled_nodes(operation, cluster)
-    return (operation.node,) if former.work is Work.REBUILD else ()
+        return filled_nodes(mover, cluster)
+    return (mover.node,) if former.work is Work.REBUILD else ()
 
 
-def _must_see(row: StageRow, operation: Operation, pending: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
+def _must_see(row: StageRow, mover: Mover, pending: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
     """Pending replicas even when their work is done: a coordinator that is new has not heard of it."""
     if row.work in (Work.WIPE, Work.STREAM):
         return pending
-    return (operation.node,) if row.work is Work.REBUILD else ()
+    return (mover.node,) if row.work is Work.REBUILD else ()
 
 
 def _must_drain(

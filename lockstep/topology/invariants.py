@@ -24,13 +24,14 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import Directory, NodeState
 from lockstep.metadata.operations import Operation, Stage
 from lockstep.metadata.requests import Request, RequestState
-from lockstep.metadata.transitions import Transition
+from lockstep.metadata.transitions import Lone, Transition
 from lockstep.placement.placements import PlacedRange, ReplicaGroup, RingPlacement
 from lockstep.placement.quorums import adjacent_safe, dc_factors, intersects, majority
 from lockstep.schema.model import Replication
-from lockstep.topology.kind import kind_of, moves_nothing, stage_row
+from lockstep.topology.kind import Mover, kind_of, moves_nothing, stage_row
 from lockstep.topology.planning import holder_of
 from lockstep.topology.stages import Side
+from lockstep.values.hash_tree import changed
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
 
@@ -153,37 +154,43 @@ def _range_problems(
     if len(moving) > 1:
         yield f"{where}: changed by {holder_of(cluster, moving[0])} and {holder_of(cluster, moving[1])}"
         return
-    transition = moving[0] if moving else None
-    operation = cluster.operations_by_id.get(transition.operation_id) if transition is not None else None
-    eligible = _eligible(cluster.directory, operation)
+    mover = _mover_of(cluster, moving[0]) if moving else None
+    eligible = _eligible(cluster.directory, mover)
     for dc, factor in dc_factors(replication) or (("", replication.total),):
         readers = [n for n in placed.group.reads if dc in ("", cluster.directory.dc_by_id[n])]
         expected = min(factor, sum(1 for home in eligible.values() if dc in ("", home)))
         if len(readers) != expected:
             yield f"{where}: {len(readers)} readers {dc} {readers}, {expected} expected"
-    yield from _writer_problems(where, placed.group, operation, transition)
+    yield from _writer_problems(where, placed.group, mover, moving[0] if moving else None)
+
+
+def _mover_of(cluster: ClusterMetadata, transition: Transition) -> Mover | None:
+    """Whose stages the transition goes through; None when its operation has ended."""
+    if transition.position is not None:
+        return Lone(transition)
+    return cluster.operations_by_id.get(transition.operation_id)
 
 
 def _writer_problems(
-    where: str, group: ReplicaGroup, operation: Operation | None, transition: Transition | None
+    where: str, group: ReplicaGroup, mover: Mover | None, transition: Transition | None
 ) -> Iterator[str]:
-    if operation is None or transition is None:
+    if mover is None or transition is None:
         if group.reads != group.writes:
             yield f"{where}: readers {group.reads} and writers {group.writes} differ outside an operation"
         return
-    row = stage_row(operation)
+    row = stage_row(mover)
     readers = transition.new if row.reads is Side.NEW else transition.old
     both = set(transition.old) | set(transition.new)
     writers = {Side.OLD: set(transition.old), Side.NEW: set(transition.new), Side.UNION: both}[row.writes]
     if set(group.reads) != set(readers) or set(group.writes) != writers:
-        yield f"{where}: {group} is not what {operation.stage} says"
+        yield f"{where}: {group} is not what {mover.stage} says"
 
 
-def _eligible(directory: Directory, operation: Operation | None) -> dict[NodeId, str]:
-    """Node -> data centre of those that can be readers at the operation's stage."""
+def _eligible(directory: Directory, mover: Mover | None) -> dict[NodeId, str]:
+    """Node -> data centre of those that can be readers at the stage."""
     eligible = {node.id: node.dc for node in directory.nodes if node.owns_tokens}
-    about = operation.about if operation is not None else None
-    if operation is not None and about is not None and about.nodes and stage_row(operation).reads is Side.NEW:
+    about = mover.about if mover is not None else None
+    if mover is not None and about is not None and about.nodes and stage_row(mover).reads is Side.NEW:
         eligible.pop(about.departing, None)
         if about.departing != about.node:
             eligible[about.node] = directory.by_id[about.node].dc
@@ -302,7 +309,22 @@ def check_endings(before: ClusterMetadata, after: ClusterMetadata) -> tuple[str,
         if node.state is not state:
             found.append(f"OP-1: {operation.title()} left its node {node.state}")
         found.extend(_restored(before, after, operation, side))
-    return tuple(found)
+    return (*found, *_lone_endings(before, after))
+
+
+def _lone_endings(before: ClusterMetadata, after: ClusterMetadata) -> Iterator[str]:
+    """What moved by itself ends in a last stage, with the replicas of that."""
+    for _, was, now in changed(before.transitions.tree, after.transitions.tree):
+        if was is None or was.position is None or now is not None:
+            continue
+        lone = Lone(was)
+        row = stage_row(lone)
+        if row.next is not None:
+            yield f"OP-1: the {lone.title()} ended in stage {lone.stage}"
+        wanted = was.old if row.reads is Side.OLD else was.new
+        group = after.placements.ring(was.group).range_at(was.range.right).group
+        if group.reads != wanted or group.writes != wanted:
+            yield f"OP-1: the {lone.title()} left {group}, not {wanted}"
 
 
 def _restored(

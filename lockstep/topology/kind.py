@@ -15,8 +15,9 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import Directory, NodeInfo, NodeState
 from lockstep.metadata.operations import Body, Operation, Stage
 from lockstep.metadata.requests import Request
-from lockstep.metadata.transitions import Transition
+from lockstep.metadata.transitions import Lone, Transition
 from lockstep.placement.quorums import DcOf
+from lockstep.topology import stages
 from lockstep.topology.stages import StageRow, StreamTask
 from lockstep.values.ids import NodeId
 
@@ -140,10 +141,20 @@ def ring_of(one: Operation | Request | Body) -> Ring:
     return ring
 
 
-def stage_row(operation: Operation, stage: Stage | None = None) -> StageRow:
+#: What goes through stages: an operation with its transitions, or a transition that moves by itself.
+Mover = Operation | Lone
+
+
+def moving(cluster: ClusterMetadata, mover: Mover) -> tuple[Transition, ...]:
+    """The ranges that go through its stages."""
+    return (mover.transition,) if isinstance(mover, Lone) else cluster.transitions.of(mover.id)
+
+
+def stage_row(mover: Mover, stage: Stage | None = None) -> StageRow:
     """The row of the stage that it is in, or of another one; KeyError when the kind has no such stage."""
-    wanted = operation.stage if stage is None else stage
-    for row in kind_of(operation).stages:
+    wanted = mover.stage if stage is None else stage
+    rows = stages.COURSES[mover.kind].stages if isinstance(mover, Lone) else kind_of(mover).stages
+    for row in rows:
         if row.stage is wanted:
             return row
     raise KeyError(wanted)

@@ -19,10 +19,10 @@ from lockstep.metadata.conflicts import TABLE, Held, Wanted, refuse_during
 from lockstep.metadata.directory import Directory, NodeInfo
 from lockstep.metadata.operations import Body, Operation, Stage
 from lockstep.metadata.transformations import refuse_before_initialize
-from lockstep.metadata.transitions import Transition, Transitions
+from lockstep.metadata.transitions import Lone, Transition, Transitions
 from lockstep.placement.circle import Circle, Owner
 from lockstep.placement.deltas import Delta, changes, cut, merged, plan_of
-from lockstep.placement.placements import Placements, ReplicaGroup, RingPlacement
+from lockstep.placement.placements import PlacedRange, Placements, ReplicaGroup, RingPlacement
 from lockstep.placement.quorums import Passing, adjacent_safe, shape_of
 from lockstep.schema.model import Replication
 from lockstep.topology.kind import kind_of, ring_of, stage_row
@@ -222,6 +222,8 @@ def _refuse_held(cluster: ClusterMetadata, ring: RingPlacement, deltas: Sequence
 
 def holder_of(cluster: ClusterMetadata, transition: Transition) -> str:
     """How people refer to whoever holds a range."""
+    if transition.position is not None:
+        return Lone(transition).title()
     return cluster.operations_by_id[transition.operation_id].title()
 
 
@@ -275,6 +277,33 @@ def refuse_unsafe_change(
     found = adjacent_safe(before, after, counts[0], dc_of, counts[1] if recounts else None)
     if found is not None:
         raise Rejected(f"{where}: {found.text()}")
+
+
+#: Changes of groups that were proved: stages, settings, and how the replicas stand to each other.
+Proved = set[object]
+
+
+def regrouped_in(
+    placed: PlacedRange,
+    transition: Transition,
+    rows: tuple[StageRow, StageRow],
+    epoch: int,
+    dc_of: Callable[[NodeId], str],
+    proved: Proved,
+) -> PlacedRange:
+    """The range of a transition that goes from the stage of one row to that of the other; raises Rejected
+    where the change is not safe."""
+    left, row = rows
+    assert placed.range == transition.range, "a transition covers one placed range"
+    old, new = placed.group, ReplicaGroup(*group_at(row, transition), epoch)
+    assert {*new.reads} <= {*new.writes} <= {*transition.union}, "replicas are those of before and after"
+    counts = replication_at(left, transition), replication_at(row, transition)
+    recounts = transition.new_replication is not None
+    shape = counts, recounts, shape_of((old.reads, old.writes, new.reads, new.writes), dc_of)
+    if shape not in proved:
+        refuse_unsafe_change(old, new, transition, dc_of, counts)
+        proved.add(shape)
+    return PlacedRange(placed.range, new)
 
 
 def by_group(transitions: Sequence[Transition]) -> Mapping[int, list[Transition]]:

@@ -36,6 +36,7 @@ from lockstep.placement.quorums import dc_factors
 from lockstep.schema.model import Replication
 from lockstep.topology.kind import kind_of
 from lockstep.topology.planning import EXCLUDED as PLANNING_EXCLUDED
+from lockstep.topology.planning import holder_of
 from lockstep.topology.transformations import CancelOperation, preparation
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
@@ -58,9 +59,9 @@ def is_passed_over(cluster: ClusterMetadata, waiting: Request) -> bool:
     return passed >= REQUESTS_PASSED_MAX
 
 
-def holder(cluster: ClusterMetadata, request: Request) -> tuple[Operation, str] | None:
+def holder(cluster: ClusterMetadata, request: Request) -> tuple[Operation | None, str] | None:
     """An operation that holds a range the request wants, the first that began, and the refusal a plan would
-    end with."""
+    end with; without an operation where the range moves by itself."""
     ring = kind_of(request).ring
     if ring is None or not cluster.transitions.count:
         return None
@@ -76,8 +77,7 @@ def holder(cluster: ClusterMetadata, request: Request) -> tuple[Operation, str] 
         return None
     first, replication = min(held, key=lambda one: one[0].operation_id)
     where = f"range ({first.range.left}, {first.range.right}] of {replication.strategy}"
-    operation = cluster.operations_by_id[first.operation_id]
-    return operation, f"{operation.title()} holds {where}"
+    return cluster.operations_by_id.get(first.operation_id), f"{holder_of(cluster, first)} holds {where}"
 
 
 _KEPT = "_choice"
@@ -133,6 +133,7 @@ def choose(cluster: ClusterMetadata, follows: str = "") -> Choice:
         _running(cluster),
         cluster.directory,
         cluster.placements,
+        cluster.transitions,
         cluster.service,
         cluster.excluded,
         cluster.degraded,
@@ -173,7 +174,7 @@ def _choose(cluster: ClusterMetadata, follows: str, judge: Judge) -> Choice:
         return Choice(everyone=everyone)
     waiting: list[Waiting] = []
     planned = 0
-    may_change = bool(cluster.operations)
+    may_change = bool(cluster.operations or cluster.transitions.count)
     passed_over: Request | None = None
     for request in cluster.requests.queue[:REQUESTS_LOOKED_AT_MAX]:
         held = _held(cluster, request, follows)
@@ -187,7 +188,8 @@ def _choose(cluster: ClusterMetadata, follows: str, judge: Judge) -> Choice:
         in_the_way = holder(cluster, request)
         if in_the_way is not None:
             operation, refusal = in_the_way
-            waiting.append(Waiting(request.id, Rule.OPERATION, refusal, operation.id, operation.node))
+            named = (operation.id, operation.node) if operation is not None else (0, NodeId(0))
+            waiting.append(Waiting(request.id, Rule.OPERATION, refusal, *named))
             passed_over = passed_over or (request if is_passed_over(cluster, request) else None)
             continue
         if planned == REQUESTS_PLANNED_MAX:
@@ -258,7 +260,8 @@ def _refusal(cluster: ClusterMetadata, request: Request) -> Verdict | None:
     a refusal only the names of keyspaces may be old.
     """
     groups = tuple((ring.id, ring.replication) for ring in cluster.placements.rings)
-    state = (_running(cluster), groups, cluster.service, cluster.excluded, cluster.degraded)
+    alone = cluster.transitions if cluster.transitions.lone_count else None
+    state = (_running(cluster), groups, alone, cluster.service, cluster.excluded, cluster.degraded)
     known = kept(cluster.directory, _REFUSALS)
     if known is None or known[0] != state:
         known = (state, {})
@@ -328,7 +331,7 @@ class EnqueueRequest(msgspec.Struct, frozen=True, array_like=True):
         _refuse_unfit(cluster, request)
         if self.policy is Policy.REFUSE:
             return _begun_at_once(cluster, request, epoch)
-        if not cluster.operations and not cluster.requests.queue:
+        if not (cluster.operations or cluster.transitions.count or cluster.requests.queue):
             # Nothing that is under way could change the answer.
             judged, leaving = cluster, request.about.departing
             if leaving:

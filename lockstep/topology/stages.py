@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 
@@ -155,6 +156,25 @@ def range_movement(first: Stage, last: Stage, *before_writes: StageRow) -> tuple
 
 #: Of a kind where nobody comes or goes.
 RANGE_MOVEMENT = range_movement(Stage.PREPARED, Stage.NEW_ONLY)
+
+
+class Filling(enum.StrEnum):
+    """From whom pending replicas are filled: from those that give the range up, or from a read quorum."""
+
+    GIVERS = "givers"
+    QUORUM = "quorum"
+
+
+class Course(msgspec.Struct, frozen=True):
+    """A kind of transitions that move by themselves, each for itself through the stages."""
+
+    name: str
+    stages: tuple[StageRow, ...]
+    filling: Filling = Filling.GIVERS
+
+
+#: By name; what moves in operations has the stages of its operation's kind.
+COURSES: Mapping[str, Course] = MappingProxyType({})
 
 
 class StreamTask(msgspec.Struct, frozen=True, array_like=True):

@@ -17,9 +17,11 @@ from lockstep.metadata import features
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.features import EnableFeatures
 from lockstep.metadata.operations import Operation, Stage
+from lockstep.metadata.transitions import Lone
 from lockstep.topology import requests
 from lockstep.topology.barriers import BarrierState, GuardReport, Missing, barrier_need, evaluate
-from lockstep.topology.kind import kind_of, row_can_go_back, stage_row
+from lockstep.topology.kind import Mover, kind_of, moving, row_can_go_back, stage_row
+from lockstep.topology.lone_steps import AdvanceTransitions, TransitionStep
 from lockstep.topology.planning import streaming_session
 from lockstep.topology.requests import FailRequest
 from lockstep.topology.stages import DELETING, STREAMING, StreamTask, Work
@@ -100,9 +102,16 @@ class WorkOrder(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
 class Propose(msgspec.Struct, frozen=True):
     """Submit this entry. A second copy of it is refused, because it names the stage or the request it takes
-    on. `operation_id` is 0 for one that is about a request."""
+    on. `operation_id` is 0 for one that is about a request, or about transitions that move by themselves."""
 
-    transformation: AdvanceOperation | CancelOperation | PrepareOperation | FailRequest | EnableFeatures
+    transformation: (
+        AdvanceOperation
+        | CancelOperation
+        | PrepareOperation
+        | FailRequest
+        | EnableFeatures
+        | AdvanceTransitions
+    )
     operation_id: int
 
 
@@ -136,8 +145,19 @@ class Idle(msgspec.Struct, frozen=True):
 Decision = Propose | RunWorkOrders | Wait | Idle
 
 
-def step(cluster: ClusterMetadata, reports: Reports) -> Decision:
-    """The next thing to do for any operation or request: an entry before work, work before waiting."""
+class Looked(msgspec.Struct, frozen=True):
+    """What is next for transitions that move by themselves: see `topology.board`."""
+
+    steps: tuple[TransitionStep, ...] = ()
+    orders: tuple[WorkOrder, ...] = ()
+    wait: Wait | None = None
+
+
+def step(cluster: ClusterMetadata, reports: Reports, looked: Looked | None = None) -> Decision:
+    """The next thing to do for any operation, transition or request: an entry before work, work before
+    waiting. `looked`: where transitions move by themselves, what a board found for these arguments."""
+    assert looked is not None or not cluster.transitions.lone_count, "somebody has looked at what moves alone"
+    looked = looked or Looked()
     orders: list[WorkOrder] = []
     waits: list[Wait] = []
     for operation in cluster.operations:
@@ -150,6 +170,13 @@ def step(cluster: ClusterMetadata, reports: Reports) -> Decision:
             orders.extend(decision.orders)
         elif isinstance(decision, Wait):
             waits.append(decision)
+    if looked.steps and not cluster.service.frozen:
+        return Propose(AdvanceTransitions(looked.steps), 0)
+    orders.extend(looked.orders)
+    if looked.steps:
+        waits.append(Wait(0, cluster.epoch, ((NodeId(0), _frozen_text(cluster)),), (0,)))
+    elif looked.wait is not None:
+        waits.append(looked.wait)
     entry = _queue_step(cluster, reports)
     if entry is not None:
         return entry
@@ -191,49 +218,60 @@ def _queue_step(cluster: ClusterMetadata, reports: Reports) -> Propose | None:
     return None
 
 
-def decide(operation: Operation, cluster: ClusterMetadata, reports: Reports) -> Decision:
-    """The next thing to do for one operation; never Idle."""
-    assert operation.id in cluster.operations_by_id, "what runs is decided"
-    assert operation.stage_epoch <= cluster.epoch, "a stage of an epoch that is to come"
-    row = stage_row(operation)
-    orders = work_orders(operation, cluster, _unheard(cluster, reports))
-    failed = [order for order in orders if _report(reports, order) is WorkReport.FAILED]
-    if failed and row.on_failure is not None and not kind_of(operation).is_taken_back(operation):
-        return Propose(
-            CancelOperation(operation.id, _failure_text(reports, failed), failed=True), operation.id
-        )
-    open_orders = [order for order in orders if _report(reports, order) is not WorkReport.DONE]
-    state = barrier_state(operation, cluster, reports, open_orders)
-    advice = _advice(operation, cluster)
+def decide(mover: Mover, cluster: ClusterMetadata, reports: Reports) -> Decision:
+    """The next thing to do for one operation, or one transition that moves by itself; never Idle."""
+    assert isinstance(mover, Lone) or mover.id in cluster.operations_by_id, "what runs is decided"
+    assert mover.stage_epoch <= cluster.epoch, "a stage of an epoch that is to come"
+    row = stage_row(mover)
+    orders = work_orders(mover, cluster, unheard(cluster, reports))
+    failed = [order for order in orders if report_of(reports, order) is WorkReport.FAILED]
+    if failed and row.on_failure is not None:
+        if isinstance(mover, Lone):
+            return _stepping(mover, failed=True)
+        if not kind_of(mover).is_taken_back(mover):
+            text = _failure_text(reports, failed)
+            return Propose(CancelOperation(mover.id, text, failed=True), mover.id)
+    open_orders = [order for order in orders if report_of(reports, order) is not WorkReport.DONE]
+    state = barrier_state(mover, cluster, reports, open_orders)
+    advice = "" if isinstance(mover, Lone) else _advice(mover, cluster)
     if not state.passed:
-        unheard = _unheard(cluster, reports) if advice else ()
+        silent = unheard(cluster, reports) if advice else ()
         return _wait(
-            operation,
+            mover,
             [
-                (m.node, _missing_text(cluster, m) + (advice if m.node in unheard else ""))
+                (m.node, _missing_text(cluster, m) + (advice if m.node in silent else ""))
                 for m in state.missing
             ],
         )
     # Where there is no way back, what failed is asked for until somebody has mended what it failed by.
-    starting = [order for order in open_orders if _report(reports, order) is not WorkReport.RUNNING]
+    starting = [order for order in open_orders if report_of(reports, order) is not WorkReport.RUNNING]
     starved = [task for order in starting for task in order.starved]
     if starved:
-        return _wait(operation, [(task.target, _starved_text(task) + advice) for task in starved])
+        return _wait(mover, [(task.target, _starved_text(task) + advice) for task in starved])
     if starting:
         return RunWorkOrders(tuple(starting))
     if open_orders:
-        return _wait(operation, [(order.node, _running_text(reports, order)) for order in open_orders])
+        return _wait(mover, [(order.node, _running_text(reports, order)) for order in open_orders])
+    if isinstance(mover, Lone):
+        return _stepping(mover)
     at_ms = reports.at_ms if Stage.COMMIT_CDC_GENERATION in (row.stage, row.next) else 0
-    return Propose(AdvanceOperation(operation.id, operation.stage, operation.step, at_ms), operation.id)
+    return Propose(AdvanceOperation(mover.id, mover.stage, mover.step, at_ms), mover.id)
 
 
-def _wait(operation: Operation, blockers: list[tuple[NodeId, str]]) -> Wait:
+def _stepping(lone: Lone, failed: bool = False) -> Propose:
+    one = lone.transition
+    return Propose(
+        AdvanceTransitions((TransitionStep(one.group, one.range.right, lone.stage_epoch, failed),)), 0
+    )
+
+
+def _wait(mover: Mover, blockers: list[tuple[NodeId, str]]) -> Wait:
     assert blockers, "somebody is waited for"
-    return Wait(operation.id, operation.stage_epoch, tuple(blockers), (operation.id,) * len(blockers))
+    return Wait(mover.id, mover.stage_epoch, tuple(blockers), (mover.id,) * len(blockers))
 
 
 def barrier_state(
-    operation: Operation, cluster: ClusterMetadata, reports: Reports, open_orders: Sequence[WorkOrder]
+    mover: Mover, cluster: ClusterMetadata, reports: Reports, open_orders: Sequence[WorkOrder]
 ) -> BarrierState:
     """The barrier of the present stage; only sources of streams still to run must be drained.
 
@@ -242,26 +280,26 @@ def barrier_state(
     sources = frozenset[NodeId]().union(*(order.sources for order in open_orders))
     workers = [order.node for order in open_orders]
     drained = reports.drained if reports.drained is not None else reports.acknowledged
-    need = barrier_need(operation, cluster, sources, workers, _unheard(cluster, reports))
+    need = barrier_need(mover, cluster, sources, workers, unheard(cluster, reports))
     acknowledged, drained = _heard(cluster, reports.acknowledged), _heard(cluster, drained)
-    relaxed = (operation.id, operation.stage_epoch) in reports.relaxed
+    relaxed = (mover.id, mover.stage_epoch) in reports.relaxed
     return evaluate(need, acknowledged, drained, reports.guards, relaxed)
 
 
 def relaxable(cluster: ClusterMetadata, reports: Reports) -> tuple[tuple[Operation, BarrierState], ...]:
     """The operations whose barriers lack nothing but quorums within data centres, and what those lack."""
     found = []
-    dead = _unheard(cluster, reports)
+    dead = unheard(cluster, reports)
     for operation in cluster.operations:
         orders = work_orders(operation, cluster, dead)
-        open_orders = [order for order in orders if _report(reports, order) is not WorkReport.DONE]
+        open_orders = [order for order in orders if report_of(reports, order) is not WorkReport.DONE]
         state = barrier_state(operation, cluster, reports, open_orders)
         if state.relaxable:
             found.append((operation, state))
     return tuple(found)
 
 
-def _unheard(cluster: ClusterMetadata, reports: Reports) -> tuple[NodeId, ...]:
+def unheard(cluster: ClusterMetadata, reports: Reports) -> tuple[NodeId, ...]:
     """Nodes that seem dead, and those that are shut out."""
     return tuple({**dict.fromkeys(reports.dead), **dict.fromkeys(cluster.excluded_by_node)})
 
@@ -273,32 +311,30 @@ def _heard(cluster: ClusterMetadata, seen: Mapping[NodeId, int]) -> Mapping[Node
     return {node: epoch for node, epoch in seen.items() if node not in cluster.excluded_by_node}
 
 
-def work_orders(
-    operation: Operation, cluster: ClusterMetadata, dead: Sequence[NodeId]
-) -> tuple[WorkOrder, ...]:
+def work_orders(mover: Mover, cluster: ClusterMetadata, dead: Sequence[NodeId]) -> tuple[WorkOrder, ...]:
     """The stage's work, one order for each node that has a part, ascending; empty when the stage has none.
 
     A node that is dead or departing cleans nothing up, and drops nothing that it was to gain: whatever it
     keeps is wiped before it may own it again. One that leaves alive gives away what it keeps for others.
-    They are kept with the operation: who asks again at every report walks its ranges once.
+    They are kept with what moves: who asks again at every report walks its ranges once.
     """
-    found = partial(_work_orders, operation, cluster, dead)
-    made_from = (cluster.directory, cluster.degraded, cluster.transitions.of(operation.id))
-    return memo_from(operation, "_orders", made_from, tuple(dead), found)
+    found = partial(_work_orders, mover, cluster, dead)
+    # A transition that moves by itself is the same as long as its `Lone` is.
+    ranges = moving(cluster, mover) if isinstance(mover, Operation) else None
+    made_from = (cluster.directory, cluster.degraded, ranges)
+    return memo_from(mover, "_orders", made_from, tuple(dead), found)
 
 
-def _work_orders(
-    operation: Operation, cluster: ClusterMetadata, dead: Sequence[NodeId]
-) -> tuple[WorkOrder, ...]:
-    row, about = stage_row(operation), operation.about
+def _work_orders(mover: Mover, cluster: ClusterMetadata, dead: Sequence[NodeId]) -> tuple[WorkOrder, ...]:
+    row, about = stage_row(mover), mover.about
     ranges: dict[NodeId, list[tuple[int, Range]]] = {}
     tasks: dict[NodeId, list[StreamTask]] = {}
     if row.work is Work.WIPE:
-        for transition in cluster.transitions.of(operation.id):
+        for transition in moving(cluster, mover):
             for node in transition.gained:
                 ranges.setdefault(node, []).append((transition.group, transition.range))
     elif row.work in DELETING:
-        for transition in cluster.transitions.of(operation.id):
+        for transition in moving(cluster, mover):
             for node in transition.lost if row.work is Work.CLEANUP else transition.gained:
                 if node != about.departing and node not in dead:
                     ranges.setdefault(node, []).append((transition.group, transition.range))
@@ -306,16 +342,16 @@ def _work_orders(
         if row.work is Work.CLEANUP and leaver and leaver not in dead:
             ranges.setdefault(leaver, [])
     elif row.work in STREAMING:
-        for task in stream_plan(operation, cluster, dead):
+        for task in stream_plan(mover, cluster, dead):
             assert task.target not in task.sources, "nobody streams from itself"
             tasks.setdefault(task.target, []).append(task)
-    assert bool(operation.session_id) or not (ranges or tasks), "work has a session"
+    assert bool(mover.session_id) or not (ranges or tasks), "work has a session"
     return tuple(
         WorkOrder(
             node=node,
-            operation_id=operation.id,
-            stage=operation.stage,
-            session_id=operation.session_id,
+            operation_id=mover.id,
+            stage=mover.stage,
+            session_id=mover.session_id,
             kind=row.work,
             ranges=tuple(ranges.get(node, ())),
             tasks=tuple(tasks.get(node, ())),
@@ -337,7 +373,7 @@ def work_key(order: WorkOrder) -> WorkKey:
     return (order.operation_id, order.session_id, order.node)
 
 
-def _report(reports: Reports, order: WorkOrder) -> WorkReport | None:
+def report_of(reports: Reports, order: WorkOrder) -> WorkReport | None:
     return reports.work.get(work_key(order))
 
 

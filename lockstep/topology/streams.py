@@ -19,33 +19,37 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.degraded import Degraded, handed_on
 from lockstep.metadata.operations import Operation, Stage
-from lockstep.metadata.transitions import Transition
+from lockstep.metadata.transitions import Lone, Transition
 from lockstep.placement.deltas import Passage, refilled
 from lockstep.placement.quorums import DcOf, dc_factors, majority
-from lockstep.topology.kind import kind_of
-from lockstep.topology.stages import StreamTask
+from lockstep.topology import stages
+from lockstep.topology.kind import Mover, kind_of, moving
+from lockstep.topology.stages import Filling, StreamTask
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
 
 _NOBODY = NodeId(0)
 
 
-def stream_plan(
-    operation: Operation, cluster: ClusterMetadata, dead: Sequence[NodeId]
-) -> tuple[StreamTask, ...]:
+def stream_plan(mover: Mover, cluster: ClusterMetadata, dead: Sequence[NodeId]) -> tuple[StreamTask, ...]:
     """One task for each pending replica of each transition, in the order of the transitions.
 
     A kind may have others instead. A range without (other) old replicas has nothing
     to copy and needs no task.
     """
     dc_of = cluster.directory.dc_by_id.__getitem__
-    kind, dead_one = kind_of(operation), operation.about.presumed_dead
+    dead_one = mover.about.presumed_dead
     gone = (dead_one,) if dead_one else ()
     tasks: list[StreamTask] = []
-    for transition in cluster.transitions.of(operation.id):
+    for transition in moving(cluster, mover):
         for piece, lacking in pieces(transition, cluster.degraded):
-            absent = (*dead, *gone, *shunned(operation, piece, lacking, dc_of))
-            tasks.extend(kind.tasks(operation, piece, dc_of, absent, lacking))
+            absent = (*dead, *gone, *shunned(mover, piece, lacking, dc_of))
+            if not isinstance(mover, Lone):
+                tasks.extend(kind_of(mover).tasks(mover, piece, dc_of, absent, lacking))
+            elif stages.COURSES[mover.kind].filling is Filling.GIVERS:
+                tasks.extend(tasks_of_givers(piece, dc_of, absent, lacking))
+            else:
+                tasks.extend(tasks_of_quorum(piece, dc_of, absent, lacking))
     return tuple(tasks)
 
 
@@ -74,9 +78,7 @@ def pieces(
     return found
 
 
-def shunned(
-    operation: Operation, piece: Transition, lacking: tuple[NodeId, ...], dc_of: DcOf
-) -> tuple[NodeId, ...]:
+def shunned(mover: Mover, piece: Transition, lacking: tuple[NodeId, ...], dc_of: DcOf) -> tuple[NodeId, ...]:
     """Of the replicas that lack writes, those that are no sources: all, unless too few others are left.
 
     Where too few are, the range may have lost writes whoever is asked, and everyone is. It follows from the
@@ -84,9 +86,11 @@ def shunned(
     """
     if not lacking:
         return ()
-    gone = operation.about.presumed_dead
+    gone = mover.about.presumed_dead
     absent = (*lacking, gone) if gone else lacking
-    return lacking if kind_of(operation).sources(operation, piece, dc_of, absent) else ()
+    if isinstance(mover, Lone):
+        return lacking if read_quorum(piece, dc_of, absent) else ()
+    return lacking if kind_of(mover).sources(mover, piece, dc_of, absent) else ()
 
 
 def tasks_of_givers(
@@ -141,13 +145,14 @@ def tasks_of_quorum(
     return tasks
 
 
-def filled_nodes(operation: Operation, cluster: ClusterMetadata) -> tuple[NodeId, ...]:
-    """Who may be filled in the operation, whoever is alive, ascending."""
+def filled_nodes(mover: Mover, cluster: ClusterMetadata) -> tuple[NodeId, ...]:
+    """Who may be filled meanwhile, whoever is alive, ascending."""
     dc_of = cluster.directory.dc_by_id.__getitem__
     found: dict[NodeId, None] = {}
-    for transition in cluster.transitions.of(operation.id):
+    for transition in moving(cluster, mover):
         found.update(dict.fromkeys((*transition.gained, *refills(transition, dc_of))))
-    found.update(dict.fromkeys(kind_of(operation).also_filled(operation, cluster)))
+    if not isinstance(mover, Lone):
+        found.update(dict.fromkeys(kind_of(mover).also_filled(mover, cluster)))
     return tuple(sorted(found))
 
 
@@ -217,14 +222,14 @@ def lost_copies(transition: Transition, dc_of: DcOf, dead: NodeId, degraded: Seq
     )
 
 
-def still_degraded(cluster: ClusterMetadata, operation: Operation) -> tuple[Degraded, ...]:
+def still_degraded(cluster: ClusterMetadata, mover: Mover) -> tuple[Degraded, ...]:
     """Who was filled from replicas that lack writes may lack them too."""
     before = degraded = cluster.degraded
-    if not before or operation.stage is Stage.ROLLBACK_TO_NORMAL:
+    if not before or mover.stage is Stage.ROLLBACK_TO_NORMAL:
         return before
     dc_of = cluster.directory.dc_by_id.__getitem__
-    for transition in cluster.transitions.of(operation.id):
+    for transition in moving(cluster, mover):
         for piece, lacking in pieces(transition, before):
-            if lacking and not shunned(operation, piece, lacking, dc_of):
+            if lacking and not shunned(mover, piece, lacking, dc_of):
                 degraded = handed_on(degraded, transition.group, piece.range, piece.old, piece.gained)
     return degraded

@@ -17,17 +17,17 @@ from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.operations import OPERATIONS, Body, Operation, Stage
 from lockstep.metadata.requests import REQUESTS, Request, failing, with_moved
 from lockstep.metadata.schema_part import PLACEMENTS
-from lockstep.placement.placements import PlacedRange, Placements, ReplicaGroup
-from lockstep.placement.quorums import Shape, shape_of
+from lockstep.placement.placements import PlacedRange, Placements
 from lockstep.topology.kind import commits_generation, kind_of, moves_nothing, stage_row
 from lockstep.topology.planning import (
+    Proved,
     by_group,
     change_of,
     circle_with,
-    refuse_unsafe_change,
+    regrouped_in,
     session_id_of,
 )
-from lockstep.topology.stages import Work, group_at, replication_at
+from lockstep.topology.stages import Work
 from lockstep.values.errors import Rejected
 from lockstep.values.limits import (
     CDC_GENERATIONS_KEPT_MAX,
@@ -246,30 +246,20 @@ def _entered(cluster: ClusterMetadata, operation: Operation, stage: Stage, epoch
 
 def _stepped(cluster: ClusterMetadata, operation: Operation, moved: Operation, epoch: int) -> Placements:
     """Replica groups for the stage that the operation moved to, each proved against the present one."""
-    left, row = stage_row(operation), stage_row(moved)
+    rows = stage_row(operation), stage_row(moved)
     dc_of = cluster.directory.dc_by_id.__getitem__
     # What writes must hear changes although the replicas may not: see `running.passing`.
-    recounted = kind_of(operation).recounts and row.work is Work.STREAM
+    recounted = kind_of(operation).recounts and rows[1].work is Work.STREAM
     changed = []
+    proved: Proved = set()
     for group, transitions in by_group(cluster.transitions.of(operation.id)).items():
-        counts = replication_at(left, transitions[0]), replication_at(row, transitions[0])
         before = cluster.placements.ring(group)
-        proved: set[Shape] = set()
         regrouped: list[PlacedRange] = []
         for transition in transitions:
-            new = ReplicaGroup(*group_at(row, transition), epoch)
-            assert {*new.reads} <= {*new.writes} <= {*transition.union}, (
-                "replicas are those of before and after"
-            )
-            placed = before.range_at(transition.range.right)
-            assert placed.range == transition.range, "a transition covers one placed range"
-            old = placed.group
-            if recounted or old.reads != new.reads or old.writes != new.writes:
-                regrouped.append(PlacedRange(placed.range, new))
-            shape = shape_of((old.reads, old.writes, new.reads, new.writes), dc_of)
-            if shape not in proved:
-                refuse_unsafe_change(old, new, transition, dc_of, counts)
-                proved.add(shape)
+            old = before.range_at(transition.range.right)
+            new = regrouped_in(old, transition, rows, epoch, dc_of, proved)
+            if recounted or old.group.reads != new.group.reads or old.group.writes != new.group.writes:
+                regrouped.append(new)
         changed.append(before.replaced(sorted(regrouped, key=lambda placed: placed.range.right)))
     return cluster.placements.with_rings(tuple(changed))
 

@@ -197,3 +197,8 @@ COMMIT_MARK_WAIT_MS: Final = 5
 #: Ranges with the same replicas that one question is about: each replica judges all of them, some
 #: microseconds each, in the step in which it takes the question.
 SCAN_RANGES_MAX: Final = 64
+#: Transitions that one entry has go on, each by itself: some 50 us to apply, and 20 bytes, each.
+TRANSITIONS_ADVANCED_MAX: Final = 512
+#: Orders for one node at once of transitions that move by themselves: it does few at a time, and each is
+#: asked for again until it is done.
+LONE_ORDERS_PER_NODE_MAX: Final = 16

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 
 from lockstep.metadata.access.role_changes import KINDS as ROLE_KINDS
@@ -24,6 +27,7 @@ from lockstep.placement.placements import RingPlacement
 from lockstep.schema.model import Keyspace, Replication, schema_of
 from lockstep.topology.force_remove import KINDS as FORCE_KINDS
 from lockstep.topology.kinds.registry import UNIONS
+from lockstep.topology.lone_steps import KINDS as LONE_KINDS
 from lockstep.topology.repairs import KINDS as REPAIR_KINDS
 from lockstep.topology.requests import KINDS as REQUEST_KINDS
 from lockstep.topology.transformations import KINDS as TOPOLOGY_KINDS
@@ -62,11 +66,13 @@ def ring_with(cluster: ClusterMetadata, replication: Replication) -> RingPlaceme
     return found
 
 
-def registry() -> Registry:
+def registry(*more: Mapping[int, type[Any]]) -> Registry:
+    """All kinds, and `more`."""
     return Registry(
         KINDS,
         MEMBERSHIP_KINDS,
         TOPOLOGY_KINDS,
+        LONE_KINDS,
         REQUEST_KINDS,
         FORCE_KINDS,
         REPAIR_KINDS,
@@ -77,6 +83,7 @@ def registry() -> Registry:
         PERMISSION_KINDS,
         SNAPSHOT_KINDS,
         {1000: SetKeyspaces},
+        *more,
         unions=UNIONS,
     )
 
@@ -129,9 +136,11 @@ class History:
         return value
 
 
-def started(tokens: list[tuple[int, ...]], *keyspaces: tuple[str, Replication]) -> History:
+def started(
+    tokens: list[tuple[int, ...]], *keyspaces: tuple[str, Replication], kinds: Registry | None = None
+) -> History:
     """Founders in one data centre with these tokens, and the given keyspaces."""
-    history = History()
+    history = History(kinds)
     founders = tuple(founder(at + 1, owned) for at, owned in enumerate(tokens))
     history.submit(Initialize("cluster-1", "test", founders))
     if keyspaces:

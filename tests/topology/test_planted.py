@@ -12,7 +12,7 @@ from lockstep.metadata.directory import Directory
 from lockstep.metadata.operations import OPERATIONS, Stage
 from lockstep.metadata.transitions import NO_TRANSITIONS, TRANSITIONS
 from lockstep.schema.model import Replication
-from lockstep.topology import planning, transformations
+from lockstep.topology import planning
 from lockstep.topology.invariants import (
     check_endings,
     check_replica_counts,
@@ -47,7 +47,6 @@ def with_row(stage: Stage, **change: object) -> tuple[StageRow, ...]:
 @pytest.fixture
 def no_proofs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(planning, "refuse_unsafe_change", lambda *_: None)
-    monkeypatch.setattr(transformations, "refuse_unsafe_change", lambda *_: None)
     yield
 
 

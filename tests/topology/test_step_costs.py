@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from typing import Any
@@ -11,15 +12,22 @@ import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.operations import Stage
-from lockstep.topology import barriers, step, streams
+from lockstep.metadata.schema_part import PLACEMENTS
+from lockstep.metadata.transitions import TRANSITIONS, Transition
+from lockstep.placement.placements import PlacedRange, ReplicaGroup
+from lockstep.topology import barriers, board, stages, step, streams
 from lockstep.topology.barriers import barrier_need
 from lockstep.topology.kinds.bootstrap import Bootstrap
+from lockstep.topology.lone_steps import AdvanceTransitions, TransitionStep
 from lockstep.topology.step import Reports, WorkReport, work_key, work_orders
 from lockstep.topology.transformations import AdvanceOperation, PrepareOperation
 from lockstep.values.ids import NodeId
+from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range
 from tests.metadata.histories import History, simple, started
 from tests.metadata.test_log import register
 from tests.topology.drills import random_change, random_start
+from tests.topology.lone import COURSES
+from tests.topology.lone import moving as moving_alone
 
 RANGES = 300
 
@@ -112,3 +120,66 @@ def check_kept(cluster: ClusterMetadata, rng: random.Random) -> None:
         assert barrier_need(operation, cluster, sources, (), dead) == barrier_need(
             fresh, cluster, sources, (), dead
         )
+
+
+TABLETS = 100_000
+
+
+def tablets() -> tuple[ClusterMetadata, list[Transition]]:
+    """As many ranges that move by themselves, each between two of nodes 1 to 8; two of them to node 9."""
+    history = started([(node,) for node in range(1, 10)], ("k", simple(1)))
+    group = history.now.placements.rings[0].id
+    width = (TOKEN_MAX - TOKEN_MIN + 1) // TABLETS
+    bounds = [TOKEN_MIN + width * at for at in range(TABLETS)] + [TOKEN_MAX]
+    placed, begun = [], []
+    for at, pair in enumerate(itertools.pairwise(bounds)):
+        old, new = (NodeId(1 + at % 8),), (NodeId(9 if at in (5, 70_000) else 1 + (at + 3) % 8),)
+        placed.append(PlacedRange(Range(*pair), ReplicaGroup(old, old, 1)))
+        begun.append(moving_alone(group, Range(*pair), (old, new), simple(1), history.now.epoch))
+    ring = history.now.placements.ring(group).with_ranges(placed)
+    value = history.now.changed(
+        PLACEMENTS.set(history.now.placements.with_rings((ring,))),
+        TRANSITIONS.set(history.now.transitions.moved(begun)),
+    )
+    return value, begun
+
+
+@pytest.mark.slow
+def test_one_of_many_that_move_by_themselves_costs_a_look_at_it(
+    looked_at: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "COURSES", COURSES)
+    judged = board.decide
+
+    def counted(*given: Any) -> Any:
+        looked_at["decide"] += 1
+        return judged(*given)
+
+    monkeypatch.setattr(board, "decide", counted)
+    now, begun = tablets()
+    memory = board.Board()
+    first = memory.look(now, reports(now, behind=9))
+    assert looked_at["decide"] == TABLETS and first.wait is not None
+    assert first.wait.blockers[0][0] == 9 and len(first.wait.blockers) == 1
+    looked_at.clear()
+    assert memory.look(now, reports(now, behind=9)) == first and not looked_at
+    # One goes on: it alone is planned and judged.
+    one = begun[40_000]
+    going = AdvanceTransitions((TransitionStep(one.group, one.range.right, now.epoch),))
+    on = msgspec.structs.replace(going.apply(now, now.epoch + 1), epoch=now.epoch + 1)
+    after = memory.look(on, reports(now, behind=9))
+    assert looked_at["decide"] == 1 and looked_at["_group_needs"] <= 4 and looked_at["pieces"] <= 1
+    assert after.wait is not None and [node for node, _ in after.wait.blockers] == [1, 4, 9]
+    looked_at.clear()
+    # What a node reports wakes those that wait for it.
+    everyone = {node.id: on.epoch for node in on.directory.nodes}
+    memory.look(on, Reports(acknowledged={**everyone, NodeId(1): now.epoch, NodeId(4): now.epoch}))
+    assert looked_at["decide"] == 2, "the two that node 9 had to hear of"
+    looked_at.clear()
+    memory.look(on, Reports(acknowledged=everyone))
+    assert looked_at["decide"] == 1 and not looked_at["pieces"]
+    # Work that is done wakes the one whose work it was.
+    looked_at.clear()
+    order = first.orders[0]
+    memory.look(on, Reports(acknowledged=everyone, work={work_key(order): WorkReport.DONE}))
+    assert looked_at["decide"] == 1

@@ -153,6 +153,7 @@ def _same_parts(before: ClusterMetadata, after: ClusterMetadata) -> bool:
         and before.service is after.service
         and before.sessions is after.sessions
         and before.operations is after.operations
+        and before.transitions is after.transitions
         and before.placements is after.placements
         and before.excluded is after.excluded
         and before.repairs is after.repairs

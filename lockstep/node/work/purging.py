@@ -131,6 +131,6 @@ class TombstonePurge:
         return before_s if oldest_us is None else min(before_s, oldest_us // 1_000_000)
 
     def _is_held(self, cluster: ClusterMetadata) -> bool:
-        if cluster.sessions or self._guards.any_held:
+        if cluster.sessions or cluster.transitions.lone_count or self._guards.any_held:
             return True
         return any(cluster.repair_open(repair.session_id) for repair in cluster.repairs.running)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -24,6 +25,7 @@ from lockstep.node.log.metadata_state import MetadataState
 from lockstep.node.log.submission import Submitter
 from lockstep.node.work.moved import Moved
 from lockstep.topology.barriers import GuardReport
+from lockstep.topology.board import Board
 from lockstep.topology.kinds.remove import Remove
 from lockstep.topology.requests import CancelRequest
 from lockstep.topology.step import (
@@ -113,6 +115,7 @@ class TopologyDriver:
         #: Barriers that were let go of quorums within data centres.
         self.relaxed_count = 0
         self.blocking: tuple[Blocking, ...] = ()
+        self._board = Board()
         self.moved = Moved(term)
         #: What each node said last of its part of a stage's work.
         self.said: dict[WorkKey, WorkStatus] = {}
@@ -143,12 +146,15 @@ class TopologyDriver:
 
     def _applied(self, before: ClusterMetadata, after: ClusterMetadata, entry: LogEntry) -> None:
         self.moved.applied(before, after, entry.term)
-        if before.operations is not after.operations:
-            live = {operation.id for operation in after.operations}
-            self._work = {key: report for key, report in self._work.items() if key[0] in live}
-            self._texts = {key: text for key, text in self._texts.items() if key[0] in live}
-            self.said = {key: status for key, status in self.said.items() if key[0] in live}
+        if before.operations is not after.operations or before.transitions is not after.transitions:
+            live = {0, *(operation.id for operation in after.operations)}
+            for known in (self._work, self._texts, self.said):
+                self._forget(known, lambda key: key[0] in live and (key[0] or after.session_open(key[1])))
         self._wake.set()
+
+    def _forget(self, known: dict[WorkKey, Any], is_kept: Callable[[WorkKey], object]) -> None:
+        for key in [key for key in known if not is_kept(key)]:
+            del known[key]
 
     async def _run(self) -> None:
         while True:
@@ -172,7 +178,8 @@ class TopologyDriver:
 
     def _has_something(self) -> bool:
         cluster = self._state.current
-        return bool(cluster.operations or cluster.requests.live or features.due(cluster))
+        moving = cluster.operations or cluster.transitions.lone_count
+        return bool(moving or cluster.requests.live or features.due(cluster))
 
     def follows(self) -> str:
         """Why requests of nodes that voted wait beside what the metadata says; empty when they do not."""
@@ -181,7 +188,7 @@ class TopologyDriver:
     async def _round(self) -> bool:
         cluster = self._state.current
         reports = self._reports(cluster)
-        decision = step(cluster, reports)
+        decision = step(cluster, reports, self._board.look(cluster, reports))
         if isinstance(decision, Idle):
             if reports.follows:
                 await asyncio.sleep(FOLLOW_PAUSE_MS / 1000)
@@ -327,8 +334,9 @@ class TopologyDriver:
             self._say("topology.work_waits", key, str(error))
             await asyncio.sleep(ROUND_PAUSE_MS / 1000)
             return
-        self.said[key] = self.moved.note(key, status)
-        self._count(key, status)
+        if order.operation_id:
+            self.said[key] = self.moved.note(key, status)
+            self._count(key, status)
         if status.state == "done":
             self._work[key] = WorkReport.DONE
             self._texts.pop(key, None)

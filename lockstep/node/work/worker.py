@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from lockstep.internode import verbs
 from lockstep.internode.handshake import PeerInfo
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.operations import Operation, Stage
-from lockstep.metadata.transitions import Transition
+from lockstep.metadata.operations import Stage
+from lockstep.metadata.transitions import Lone, Transition
 from lockstep.node.context import NodeContext
 from lockstep.node.data_service import NodeData
 from lockstep.node.log.messages import RunWork, WorkStatus
@@ -23,7 +23,7 @@ from lockstep.node.log.metadata_state import MetadataState
 from lockstep.node.work.lacking import of_sole_replica, refill_actor
 from lockstep.storage.rows.keys import ballots_of
 from lockstep.streaming.stream_progress import StreamProgress
-from lockstep.topology.kind import stage_row
+from lockstep.topology.kind import Mover, moving, stage_row
 from lockstep.topology.kinds.rebuild import Rebuild
 from lockstep.topology.planning import streaming_session
 from lockstep.topology.stages import STREAMING, StreamTask, Work
@@ -53,7 +53,7 @@ _Key = tuple[int, Stage, str]
 
 
 class _Running:
-    def __init__(self, operation: Operation) -> None:
+    def __init__(self, operation: Mover) -> None:
         self.operation = operation
         self.done = asyncio.Event()
         self.error: LockstepError | None = None
@@ -100,7 +100,7 @@ class WorkService:
         await self._catch_up.reach(order.epoch, peer.endpoint)
         if order.node != self._own_id():
             raise NotReplica(f"this is node {self._own_id()}: work of node {order.node} is not done here")
-        operation = self._operation(order)
+        operation = self._mover(order)
         key = (order.operation_id, order.stage, order.session_id)
         running = self._running.get(key)
         if running is None:
@@ -140,8 +140,11 @@ class WorkService:
             *(taken if taken is not None else (-1, 0)),
         )
 
-    def _taken(self, operation: Operation) -> tuple[int, int] | None:
-        """(bytes, fragments) that its streams made durable here; None when this start does not know."""
+    def _taken(self, operation: Mover) -> tuple[int, int] | None:
+        """(bytes, fragments) that its streams made durable here; None when this start does not know, or where
+        no operation counts them."""
+        if isinstance(operation, Lone):
+            return None
         session = streaming_session(operation)
         if not session:
             return 0, 0
@@ -173,31 +176,32 @@ class WorkService:
             self._runtime.probes.reach("work.farewell_unheard")
         end()
 
-    def _operation(self, order: RunWork) -> Operation:
-        operation = self._state.current.operations_by_id.get(order.operation_id)
-        wanted = (order.stage, order.session_id)
-        if operation is not None and (operation.stage, operation.session_id) == wanted:
-            return operation
+    def _mover(self, order: RunWork) -> Mover:
+        cluster = self._state.current
+        lone = None if order.operation_id else cluster.transitions.lone_of(order.session_id)
+        mover = lone or cluster.operations_by_id.get(order.operation_id)
+        if mover is not None and (mover.stage, mover.session_id) == (order.stage, order.session_id):
+            return mover
         raise SessionClosed(f"operation {order.operation_id} has left the stage this work belongs to")
 
-    def _moving(self, operation: Operation) -> tuple[Transition, ...]:
+    def _moving(self, mover: Mover) -> tuple[Transition, ...]:
         """Its ranges; SessionClosed when it has left the stage, and may have others by now, or none."""
         cluster = self._state.current
-        if operation.session_id and operation.session_id not in cluster.sessions_by_id:
-            raise SessionClosed(f"operation {operation.id} has left {operation.stage}")
-        return cluster.transitions.of(operation.id)
+        if mover.session_id and not cluster.session_open(mover.session_id):
+            raise SessionClosed(f"the {mover.title()} has left {mover.stage}")
+        return moving(cluster, mover)
 
-    async def _run(self, operation: Operation, running: _Running) -> None:
+    async def _run(self, operation: Mover, running: _Running) -> None:
         try:
-            row, moving = stage_row(operation), self._moving(operation)
+            row, ranges = stage_row(operation), self._moving(operation)
             if row.work is Work.WIPE:
-                await self._wipe(operation, gained_ranges(moving, self._own_id()))
+                await self._wipe(operation, gained_ranges(ranges, self._own_id()))
             elif row.work is Work.CLEANUP and operation.about.departing == self._own_id():
                 await self._decommission_handoff.give()
             elif row.work is Work.CLEANUP:
-                await self._clean_up(operation, lost_ranges(moving, self._own_id()))
+                await self._clean_up(operation, lost_ranges(ranges, self._own_id()))
             elif row.work is Work.DISCARD:
-                await self._clean_up(operation, gained_ranges(moving, self._own_id()))
+                await self._clean_up(operation, gained_ranges(ranges, self._own_id()))
             elif row.work in STREAMING:
                 lacks = self._lacking.fillable
                 if lacks:
@@ -221,7 +225,7 @@ class WorkService:
         finally:
             running.done.set()
 
-    def _is_refill(self, operation: Operation) -> bool:
+    def _is_refill(self, operation: Mover) -> bool:
         """Whether this node itself asked for the rebuild, since it lacked something."""
         request = self._state.current.requests.by_operation.get(operation.id)
         if request is None or not isinstance(operation.body, Rebuild):
@@ -240,13 +244,13 @@ class WorkService:
         if progress.moved_bytes >= RATE_TOLD_BYTES_MIN and seconds > 0:
             self.rate_bytes_s = int(progress.moved_bytes / seconds)
 
-    async def _clean_up(self, operation: Operation, wanted: Sequence[tuple[int, Sequence[Range]]]) -> None:
+    async def _clean_up(self, operation: Mover, wanted: Sequence[tuple[int, Sequence[Range]]]) -> None:
         """Wipe what is not this node's: it refuses all requests for it, and has finished the older ones."""
         await self._replica.drain(operation.stage_epoch)
         self._runtime.probes.reach("work.cleans_up")
         await self._wipe(operation, wanted)
 
-    async def _wipe(self, operation: Operation, wanted: Sequence[tuple[int, Sequence[Range]]]) -> None:
+    async def _wipe(self, operation: Mover, wanted: Sequence[tuple[int, Sequence[Range]]]) -> None:
         """Delete whatever is stored of ranges that this node is about to gain, or has lost."""
         for group, ranges in wanted:
             tables = table_ids(self._state.current, group)
@@ -255,7 +259,7 @@ class WorkService:
                     await self._engine.wipe(tables, range_)
                 self._runtime.probes.reach("work.wipes")
 
-    async def _stream(self, operation: Operation, progress: StreamProgress) -> None:
+    async def _stream(self, operation: Mover, progress: StreamProgress) -> None:
         self._moving(operation)
         cluster = self._state.current
         dead = tuple(
@@ -292,7 +296,7 @@ class WorkService:
         # Reads move here once this is done, and not all of them would find another replica.
         await self._engine.indexes.settled()
 
-    async def _stream_task(self, operation: Operation, task: StreamTask, progress: StreamProgress) -> None:
+    async def _stream_task(self, operation: Mover, task: StreamTask, progress: StreamProgress) -> None:
         tables = table_ids(self._state.current, task.group)
         wanted = await self._survey(operation, task, tables)
         progress.expected -= 2 * sum(len(tables) - len(found) for found in wanted.values())
@@ -310,7 +314,7 @@ class WorkService:
                     self._runtime.probes.reach("work.forgets_dropped")
 
     async def _survey(
-        self, operation: Operation, task: StreamTask, tables: tuple[int, ...]
+        self, operation: Mover, task: StreamTask, tables: tuple[int, ...]
     ) -> dict[int, frozenset[int]]:
         """Source -> tables of which it holds anything in the task's range."""
         nodes = self._state.current.directory.by_id
@@ -326,7 +330,7 @@ class WorkService:
         }
 
     async def _stream_table(
-        self, operation: Operation, task: StreamTask, table: int, progress: StreamProgress
+        self, operation: Mover, task: StreamTask, table: int, progress: StreamProgress
     ) -> None:
         for source in task.sources:
             cluster = self._state.current
@@ -347,9 +351,8 @@ class WorkService:
     def _forget_closed(self, _before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
         if not self._running:
             return
-        open_sessions = {session.id for session in after.sessions}
         for key in list(self._running):
-            if key[2] not in open_sessions:
+            if not after.session_open(key[2]):
                 del self._running[key]
                 self._failures.pop(key, None)
 
