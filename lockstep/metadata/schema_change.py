@@ -25,7 +25,7 @@ from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.placement.deltas import Passage, computed_ring, paired, plan_of, refilled
 from lockstep.placement.placements import Placements, RingPlacement
 from lockstep.schema.changes import AlterKeyspace, DropKeyspace, SchemaChange, apply_change
-from lockstep.schema.model import Replication, Schema
+from lockstep.schema.model import Keyspace, Replication, Schema
 from lockstep.schema.summaries import ChangeSummary
 from lockstep.values.errors import Rejected
 
@@ -128,11 +128,23 @@ class ChangeSchema(msgspec.Struct, frozen=True, array_like=True):
         return apply_change(before.schema, self.change, epoch, before.directory.data_centers)
 
 
+def tablets_stay(keyspace: Keyspace) -> Rejected:
+    """What is said when the replication of a keyspace with tablets, which has tables, is to change."""
+    return Rejected(
+        f"the replication of keyspace {keyspace.name} cannot change: its tables spread by tablets",
+        cql_code=0x2300,
+        keyspace=keyspace.name,
+        hint="make a keyspace with that replication, and restore a backup of the tables into it",
+    )
+
+
 def _refuse_moved_data(cluster: ClusterMetadata, schema: Schema) -> None:
     """Raises Rejected when a keyspace with tables would get other replicas by its new replication."""
     for before, after in cluster.schema.keyspaces_changed_in(schema):
         if before is None or after is None or before.replication == after.replication or not before.by_name:
             continue
+        if before.tablets is not None:
+            raise tablets_stay(before)
         # Nodes list the tables of each ring at different times while they fill a new replica: a table
         # that changes rings in between would be in none of the lists.
         refuse_while_locked(cluster, _REPLICATION_STAYS)

@@ -21,7 +21,7 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.conflicts import Held, holders
 from lockstep.metadata.degraded import DEGRADED, Degraded, carried
 from lockstep.metadata.requests import keyspace_busy
-from lockstep.metadata.schema_change import shared_group
+from lockstep.metadata.schema_change import shared_group, tablets_stay
 from lockstep.metadata.schema_part import PLACEMENTS, SCHEMA
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.metadata.transitions import Transition
@@ -130,6 +130,8 @@ def wanted_keyspace(cluster: ClusterMetadata, name: str, target: Replication | N
         raise refused("Replication factor must be non-negative", name)
     if target.total < 1:
         raise refused(f"keyspace {name} would have no replicas", name, "drop the keyspace instead")
+    if keyspace.tablets is not None and keyspace.by_name:
+        raise tablets_stay(keyspace)
     if keyspace.replication == target and keyspace.group not in cluster.recounting:
         raise refused(f"keyspace {name} is replicated this way already", name)
     return keyspace

@@ -161,9 +161,19 @@ def test_what_is_refused(history: History) -> None:
         (AlterKeyspace("r", tablets=()), "cannot be altered to tablets"),
         (table("w", (("min_tablet_count", "2"),), "r"), "have no tablets: they lie on its ring"),
         (AlterOptions("k", "t", (("tablets", (("max", "2"),)),)), "unknown tablet option 'max'"),
+        (
+            AlterKeyspace("k", (("class", "NetworkTopologyStrategy"), ("dc1", "2"))),
+            "its tables spread by tablets",
+        ),
     ):
         assert reason in refusal(history, change), change
     assert history.now is before
+    submit(
+        history,
+        keyspace("empty"),
+        AlterKeyspace("empty", (("class", "NetworkTopologyStrategy"), ("dc1", "2"))),
+    )
+    assert history.now.schema.by_name["empty"].replication.total == 2
     submit(history, keyspace("five", factor=5))
     assert "data centre dc1 has 4 nodes" in refusal(history, table("v", keyspace="five"))
 

@@ -119,6 +119,8 @@ def target_of(cluster: ClusterMetadata, change: AlterKeyspace) -> Replication | 
     keyspace = cluster.schema.by_name.get(change.keyspace)
     if keyspace is None or change.replication is None or change.keyspace in SYSTEM_KEYSPACES:
         return None
+    if keyspace.tablets is not None:
+        return None
     present = keyspace.replication
     known = cluster.directory.data_centers
     target = parse_replication(keyspace.name, change.replication, known, present)
