@@ -133,7 +133,7 @@ class Board:
         drained = reports.drained if reports.drained is not None else reports.acknowledged
         guards = reports.guards or {}
         found = []
-        for node in (*reports.acknowledged, *guards.keys() - reports.acknowledged.keys()):
+        for node in {**reports.acknowledged, **guards}:
             said = (reports.acknowledged.get(node, 0), drained.get(node, 0), guards.get(node))
             if self._said.get(node) != said:
                 self._said[node] = said

@@ -88,7 +88,7 @@ def _flaws() -> dict[str, Flaw]:
         "locks_ignored": Flaw(
             "overlapping operations begin",
             (
-                (planning, "_refuse_locked", lambda *_: None),
+                (planning, "_refuse_held", lambda *_: None),
                 (planning, "_outcomes", lambda _: iter(())),
             ),
         ),
