@@ -117,7 +117,7 @@ class Drill:
             if self._begins() and len(self.model.running) < self.setting.concurrency:
                 begun = any(self._begin() for _ in range(_TRIES))
                 self._begun += not begun and not self.model.running
-            if not begun or self.draw.randrange(2):
+            if not self.found and (not begun or self.draw.randrange(2)):
                 self._advance()
 
     def _begins(self) -> bool:
@@ -320,6 +320,11 @@ class Drill:
         if dict(held.factors) != {dc: f for dc, f in self.model.factors_read().items() if f or not dc}:
             yield f"the replication is {held.text()}, the model says {self.model.factors_read()}"
         ring = self.now.placements.ring(keyspace.group)
+        for number in moving:
+            for one in self.now.transitions.of(number):
+                is_own = self.now.transitions.at(ring.id, one.range.right) is one
+                if not is_own or ring.range_at(one.range.right).range != one.range:
+                    yield f"{one.range} of operation {number} is no placed range that it holds alone"
         left = TOKEN_MIN
         for placed in ring.ranges:
             if placed.range.left != left:
