@@ -72,6 +72,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "Transition": {"new_replication": None, "operation_id": 0, "position": None},
     "Position": {"session_id": "", "former": None},
+    "TabletGroupHead": {"is_balanced": True},
     "Request": {
         "policy": Policy.WAIT, "actor": "",
         "requested_epoch": 0, "state": RequestState.QUEUED, "operation_id": 0, "began_epoch": 0,

@@ -28,8 +28,11 @@ from lockstep.metadata.repairs import (
     TableRepairs,
 )
 from lockstep.metadata.requests import REQUESTS, RequestState
+from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.metadata.transformations import SetExtension
 from lockstep.metadata.transitions import TRANSITIONS, transitions_of
+from lockstep.schema.changes import CreateKeyspace, CreateTable, NewColumn
+from lockstep.schema.model import ColumnKind
 from lockstep.topology.kinds.bootstrap import Bootstrap
 from lockstep.topology.kinds.decommission import Decommission
 from lockstep.topology.requests import EnqueueRequest
@@ -51,6 +54,10 @@ def rich() -> ClusterMetadata:
     for node in (2, 3):
         made.submit(EnqueueRequest(Decommission(NodeId(node)), actor="test"))
     made.submit(SetExtension("tool", b"says"))
+    replication = (("class", "NetworkTopologyStrategy"), ("dc1", "2"))
+    made.submit(ChangeSchema(CreateKeyspace("three", replication, tablets=(("initial", "4"),))))
+    key = NewColumn("k", "int", ColumnKind.PARTITION_KEY, 0)
+    made.submit(ChangeSchema(CreateTable("three", "t", "00000000-0000-0000-0000-000000000003", (key,))))
     value = made.now
     ended = value.requests.with_ended(3, RequestState.CANCELLED, "why", 9)
     part = RepairPart("one", 1, (7,), (Range(0, 10),))
