@@ -8,6 +8,7 @@ has gone blind. Bugs that need many seeds are left to `lockstep sim planted`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import json
 import sys
@@ -33,7 +34,7 @@ from tests.node import (
     test_told_progress,
 )
 from tests.node import test_views as test_node_views
-from tests.replication import test_fences, test_streaming, test_view_updates
+from tests.replication import test_expired_requests, test_fences, test_streaming, test_view_updates
 from tests.server import test_ballots_move
 
 #: The test that brings each of the directed bugs about, and must fail with it.
@@ -61,6 +62,9 @@ BROUGHT_ABOUT: dict[str, Callable[[], object]] = {
     "batch_log_waits_for_the_first": test_batches.write_batches_while_one_node_is_silent,
     "refusal_forgotten": test_submissions.refuse_once_and_for_all,
     "stamps_unsynced": test_stamps.test_a_jump_ahead_waits_for_the_disk,
+    "expired_after_waiting": functools.partial(
+        test_expired_requests.test_what_nobody_waits_for_once_the_metadata_is_there_is_dropped, -0.001, False
+    ),
     "new_leader_counts_anew": test_told_progress.outlive_leaders,
     "ended_stage_not_counted": test_told_progress.outlive_leaders,
     "hint_dropped_unmarked": (test_hints.test_a_hint_older_than_gc_grace_is_dropped_and_its_range_is_marked),

@@ -108,7 +108,6 @@ OVERLOAD = (
     Planted("refused_applied", "refused writes have effects", "overload", _refused_applied),
     Planted("expired_goes_on", "writes succeed after their deadlines", "overload", _expired_goes_on),
     Planted("expired_served", "replicas work for nobody", "overload", _expired_served),
-    Planted("expired_after_waiting", "replicas work for nobody", "overload", _expired_after_waiting),
     Planted("refused_counts", "a node stays overloaded", "overload", _refused_counts),
     Planted("all_admitted", "requests time out instead of being refused", "overload", _all_admitted),
 )
@@ -181,4 +180,7 @@ STAMPS = (
     Planted("stamps_forgotten", "a later write loses after a restart", "stamps", _forgotten),
 )
 #: Brought about by a test: it takes a crash within milliseconds, and a step back before the start.
-DIRECTED = (Planted("stamps_unsynced", "a crash takes reservations back", "stamps", _reserved_unsynced),)
+DIRECTED = (
+    Planted("stamps_unsynced", "a crash takes reservations back", "stamps", _reserved_unsynced),
+    Planted("expired_after_waiting", "replicas work for nobody", "overload", _expired_after_waiting),
+)
