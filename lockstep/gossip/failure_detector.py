@@ -55,6 +55,7 @@ def phi_of(deviations: float) -> float:
 
 def deviations_of(phi: float) -> float:
     """Inverse of `phi_of`, to within rounding, for 0.31 (the mean) and more; by halving."""
+    assert phi >= phi_of(0.0), "a silence shorter than the mean is no number of deviations above it"
     low, high = 0.0, 40.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -74,6 +75,7 @@ class _Limits:
     def __init__(self, threshold_phi: float) -> None:
         self.suspect = deviations_of(threshold_phi)
         self.slow = deviations_of(threshold_phi * _SLOW)
+        assert 0 < self.slow < self.suspect, "a node is slow before it is suspected"
 
 
 class _Rhythm:
@@ -140,6 +142,7 @@ class _Rhythm:
         count = len(self.intervals_us)
         if count < 2:
             return floor_s
+        assert count * self._squares >= self._sum * self._sum, "both sums are of the same intervals"
         variance = (count * self._squares - self._sum * self._sum) / (count * count)
         return max(floor_s, sqrt(max(0.0, variance)) / _US)
 
@@ -156,6 +159,7 @@ class _Rhythm:
         since_s = self.heard_s + self.excused_s
         self.slow_after_s = since_s + self.allowed_s(self._limits.slow)
         self.silent_after_s = since_s + self.allowed_s(self._limits.suspect)
+        assert since_s < self.slow_after_s <= self.silent_after_s, "a node is slow before it is suspected"
 
 
 class FailureDetector:
@@ -336,6 +340,9 @@ class ClockOffsets:
         samples = [
             found for at_s, found in self._samples.get(node, ()) if now_s - at_s <= CLOCK_SAMPLE_AGE_S_MAX
         ]
+        assert all(at_s <= now_s for at_s, _ in self._samples.get(node, ())), (
+            "the steady clock does not step back"
+        )
         return min(samples, key=lambda found: found.error_us) if samples else None
 
     def known(self, now_s: float) -> dict[int, Offset]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Final, Generic, TypeVar
 
 import msgspec
@@ -115,6 +116,8 @@ class Puller(Generic[P]):
             if len(self._sources) >= FETCH_SOURCES_MAX:
                 self._drop_one()
             source = self._sources[peer] = _Source()
+            assert len(self._sources) <= FETCH_SOURCES_MAX, "who is of least use makes room"
+        assert peer not in self._refused_until_ms, "nothing is learned of one whose answers are wrong"
         self._heard += 1
         source.heard = self._heard
         source.epoch = max(source.epoch, epoch)
@@ -204,6 +207,7 @@ class Puller(Generic[P]):
         self._sources.pop(peer, None)
         if self._request is not None and self._request.peer == peer:
             self._request = None
+        assert len(self._refused_until_ms) <= FETCH_SOURCES_MAX, "who was refused first makes room"
 
     def hold(self, held: bool) -> None:
         """While held nothing is asked: what came last is being judged or installed."""
@@ -281,9 +285,11 @@ class Puller(Generic[P]):
         patience_ms = max(ANSWER_MS_MIN, ANSWER_TOLERANCE * self._answer_ms)
         doublings = min(self._failures // _FAILURES_PER_DOUBLING, 8)
         self._late_ms = now_ms + min(ANSWER_MS_MAX, patience_ms << doublings)
+        assert ANSWER_MS_MIN <= self._late_ms - now_ms <= ANSWER_MS_MAX, "patience has its bounds"
         return self._request
 
     def _measure(self, request: Request[P], now_ms: int) -> None:
+        assert 0 < request.number <= self._number, "an answer to a question that was never asked"
         took_ms = max(0, now_ms - request.asked_ms)
         self._answer_ms = took_ms if not self._answer_ms else (3 * self._answer_ms + took_ms) // 4
 
@@ -363,6 +369,7 @@ class Tree:
 
     def __init__(self, ids: Sequence[int], epoch: int) -> None:
         assert epoch >= 0, "epochs count from 1, and 0 is the empty value"
+        assert all(low < high for low, high in pairwise(ids)), "all nodes put the members in the same row"
         self._ids = ids
         inner = max(1, (len(ids) - 1) // FAN_OUT)
         self._turn = (epoch * inner) % len(ids) if ids else 0
@@ -377,6 +384,7 @@ class Tree:
         index = bisect_left(self._ids, node)
         if index == len(self._ids) or self._ids[index] != node:
             return None
+        assert 0 <= self._turn < len(self._ids), "the row is turned by less than its length"
         return (index - self._turn) % len(self._ids)
 
     def roots(self) -> range:
@@ -386,6 +394,7 @@ class Tree:
     def below(self, place: int) -> range:
         """Places of those whom the member at `place` tells."""
         first = FAN_OUT * (place + 1)
+        assert first > place, "news goes down the tree, so that it ends"
         return range(min(first, len(self._ids)), min(first + FAN_OUT, len(self._ids)))
 
 
@@ -409,11 +418,13 @@ def receivers(tree: Tree, own: int, *, leads: bool, alive: Callable[[int], bool]
             break
         if not alive(node):
             places.extend(tree.below(place))
+    assert own not in chosen and len(chosen) <= ANNOUNCEMENTS_MAX, "nobody tells itself, or too many"
     return tuple(chosen)
 
 
 def ping_rounds(members: int) -> int:
     """Rounds until a node has asked every other one of a cluster with so many members."""
+    assert members >= 0, "members are counted"
     return max(1, -(-(members - 1) // PINGED_MAX))
 
 
@@ -432,4 +443,6 @@ def pinged(ids: Sequence[int], own: int, round_number: int) -> tuple[int, ...]:
     chosen = []
     for step in range(min(count, PINGED_MAX)):
         chosen.append(ids[(start + (first + step) % count) % len(ids)])
+    assert own not in chosen, "nobody asks itself"
+    assert len(set(chosen)) == len(chosen) <= PINGED_MAX, "in one round a node is asked once"
     return tuple(chosen)

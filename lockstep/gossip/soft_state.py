@@ -12,6 +12,7 @@ of the cluster: what was learned last goes first, the rest takes turns.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Final
 
 import msgspec
@@ -166,6 +167,9 @@ class SoftStates:
         elif version.generation == self._generation:
             self._version = max(self._version, version.version)
         self._published_round = -GOSSIP_REFRESH_ROUNDS
+        assert (self._generation, self._version + 1) > (version.generation, version.version), (
+            "what is published next outranks what others hold"
+        )
 
     # -- exchanges ----------------------------------------------------------------------------------
 
@@ -208,6 +212,8 @@ class SoftStates:
 
     def _learn(self, node: int, known: Known) -> None:
         assert node in self._members, "only members have states"
+        before = self._known.get(node)
+        assert before is None or before.version < known.version, "what is known of a node only grows newer"
         self._known.pop(node, None)
         self._known[node] = known
 
@@ -223,7 +229,9 @@ class SoftStates:
         half = GOSSIP_DIGESTS_MAX // 2
         news, rest = nodes[:half], sorted(nodes[half:])
         first = self._round * half % len(rest)
-        return news + (rest[first:] + rest[:first])[: GOSSIP_DIGESTS_MAX - half]
+        named = news + (rest[first:] + rest[:first])[: GOSSIP_DIGESTS_MAX - half]
+        assert len(set(named)) == len(named) <= GOSSIP_DIGESTS_MAX, "a message names a node once"
+        return named
 
     def validate(self) -> None:
         assert all(node in self._members for node in self._known), "only members have states"
@@ -240,6 +248,7 @@ def partners(ids: Sequence[int], own: int, round_number: int) -> tuple[int, ...]
     more partner wanders, for those who stand where a doubled distance always finds a dead node.
     """
     assert round_number >= 0, "rounds count up"
+    assert all(low < high for low, high in pairwise(ids)), "all nodes stand in the same row"
     others = [node for node in ids if node != own]
     if len(others) <= GOSSIP_PARTNERS_MAX:
         return tuple(others)
