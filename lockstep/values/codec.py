@@ -54,6 +54,7 @@ def decoder(kind: type[T], unions: Mapping[Any, Any] = MappingProxyType({})) -> 
 
 def frame_record(body: bytes) -> bytes:
     """One file record: length, CRC-32 of the body, body."""
+    assert body, "a record of nothing is read as a torn tail"
     return _HEADER.pack(len(body), zlib.crc32(body)) + body
 
 
@@ -65,6 +66,7 @@ def scan_records(path: str, data: bytes, *, record_bytes_max: int) -> Iterator[t
     by a whole record is lost data and raises CorruptFile, and so does one that is whole but for one bit:
     a crash leaves bytes away, it changes none.
     """
+    assert record_bytes_max > 0, "every record would be read as a torn tail"
     offset, size = 0, len(data)
     while offset + RECORD_HEADER_BYTES <= size:
         body = _record_at(data, offset, record_bytes_max)

@@ -285,6 +285,7 @@ def worst_first(condition: Condition) -> tuple[int, int, str, str]:
 
 def cut_text(text: str, bytes_max: int) -> str:
     """The text with at most so many bytes in UTF-8; what was cut off shows as an ellipsis."""
+    assert bytes_max >= 3, "an ellipsis has three bytes"
     data = text.encode(errors="replace")
     if len(data) <= bytes_max:
         return data.decode()

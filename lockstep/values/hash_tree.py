@@ -101,6 +101,8 @@ class HashTree(msgspec.Struct, Generic[V], frozen=True, dict=True):
 
     def with_value(self, key: int, value: V, digest: bytes) -> HashTree[V]:
         """Insert or replace."""
+        assert key >= 0, "keys are not negative"
+        assert len(digest) == DIGEST_BYTES, "the digest of a bucket is that of digests of one length, joined"
         branch, at = _place(key)
         bucket = self.branches[branch].children[at]
         pairs, digests = bucket.pairs, bucket.digests
@@ -126,6 +128,7 @@ class HashTree(msgspec.Struct, Generic[V], frozen=True, dict=True):
                 children[at] = _bucket(found)
                 count += len(children[at].pairs) - len(before.pairs)
             branches[branch] = _branch(children)
+        assert count >= self.count, "nothing is lost where something is put"
         return HashTree(tuple(branches), count)
 
     def without(self, key: int) -> HashTree[V]:
@@ -148,6 +151,7 @@ class HashTree(msgspec.Struct, Generic[V], frozen=True, dict=True):
             branch, at = _place(key)
             gone.setdefault(branch, {}).setdefault(at, {})[key] = None
             count += 1
+        assert count <= self.count, "more keys are to be removed than there are"
         branches = list(self.branches)
         for branch, buckets in gone.items():
             children = list(branches[branch].children)
@@ -215,6 +219,7 @@ def _placed(triples: Iterable[tuple[int, V, bytes]]) -> dict[int, dict[int, list
 
 def _bucket(found: list[tuple[int, V, bytes]]) -> _Bucket:
     found.sort(key=itemgetter(0))
+    assert all(one[0] < other[0] for one, other in itertools.pairwise(found)), "a key has one value"
     return _Bucket(tuple([(key, value) for key, value, _ in found]), tuple([t[2] for t in found]))
 
 
@@ -246,16 +251,19 @@ class MerkleTree(msgspec.Struct, frozen=True, dict=True):
         return len(self.leaves) // LEAF_BYTES
 
     def leaf(self, number: int) -> bytes:
+        assert 0 <= number < self.count, f"leaf {number} of {self.count}"
         return self.leaves[number * LEAF_BYTES : (number + 1) * LEAF_BYTES]
 
     @cached_property
     def levels(self) -> tuple[tuple[bytes, ...], ...]:
         """The leaves first, the root last; a node without a neighbour is handed up as it is."""
+        assert len(self.leaves) % LEAF_BYTES == 0, "leaves are whole"
         level = tuple(self.leaf(number) for number in range(self.count))
         found = [level]
         while len(level) > 1:
             level = tuple(_joined(level[at : at + 2]) for at in range(0, len(level), 2))
             found.append(level)
+        assert len(level) == min(1, self.count), "everything comes together in one root"
         return tuple(found)
 
     @property
@@ -285,6 +293,7 @@ def differing(trees: Sequence[MerkleTree]) -> tuple[int, ...]:
             for number in below
             if number < len(levels[0]) and any(level[number] != levels[0][number] for level in levels)
         ]
+    assert suspects, "roots differ where a leaf does"
     return tuple(suspects)
 
 
@@ -297,11 +306,14 @@ def split_evenly(ranges: Sequence[Range], leaves: int) -> tuple[Range, ...]:
         parts = min(span, max(1, leaves * span // width))
         bounds = [range_.left + span * number // parts for number in range(parts)] + [range_.right]
         found.extend(Range(left, right) for left, right in itertools.pairwise(bounds))
+    assert sum(piece.right - piece.left for piece in found) == width, "no token is lost, none comes twice"
     return tuple(found)
 
 
 def joined_numbers(ranges: Sequence[Range], numbers: Sequence[int], together_max: int) -> list[Range]:
     """The ranges of these numbers, ascending, with up to `together_max` neighbours as one."""
+    assert all(low < high for low, high in itertools.pairwise(numbers)), "numbers ascend, each once"
+    assert together_max > 0, "a range is with itself at the least"
     found: list[Range] = []
     count = 0
     for number in numbers:

@@ -122,4 +122,5 @@ def ranges_between(tokens: Iterable[int]) -> tuple[Range, ...]:
     """The ring cut at each token: sorted, adjacent, covering FULL_RING; no tokens gives the whole ring."""
     cuts = sorted({token for token in tokens if TOKEN_MIN < token < TOKEN_MAX})
     bounds = [TOKEN_MIN, *cuts, TOKEN_MAX]
+    assert all(left < right for left, right in itertools.pairwise(bounds)), "no range is empty or wraps"
     return tuple(Range(left, right) for left, right in itertools.pairwise(bounds))
