@@ -87,6 +87,7 @@ class Refusals:
         self.waits = 0
 
     def waiting(self, kind: str) -> None:
+        assert kind in (WRITE, READ), "probes are named for these two"
         self.waits += 1
         self._probes.reach(f"replica.{kind}.waits")
 

@@ -8,6 +8,7 @@ planning a write is a bisection and two look-ups.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from math import inf
 from typing import Final, Protocol
 
@@ -131,9 +132,17 @@ class Plan:
         )
         #: Whether all targets together would do.
         self.attainable = self.satisfied_by(target.node for target in targets)
+        assert needs_epoch <= epoch, "what matters to a plan has happened"
+        assert needs and all(need.count >= 0 for need in needs), "a plan says what suffices"
+        assert len(self.by_node) == len(targets), "a replica is asked once"
+        assert not self.attainable or self.required <= len(targets), "one target gives one answer"
+        assert self.satisfied_by(target.node for target in self.first_near) == self.attainable, (
+            "the nearest suffice when anybody does"
+        )
 
     def only(self, target: Target) -> Plan:
         """The same, of one of the targets alone."""
+        assert self.by_node.get(target.node) is target, "of the plan's own targets"
         return Plan(
             self.epoch,
             self.needs_epoch,
@@ -147,6 +156,10 @@ class Plan:
 
     def over(self, placed: Sequence[PlacedRange]) -> Plan:
         """The same, of ranges that follow each other and have the same replicas; the first is the plan's."""
+        assert placed[0].range == self.range, "the plan is of the first range"
+        assert all(one.range.right == other.range.left for one, other in pairwise(placed)), (
+            "ranges that are read as one follow each other"
+        )
         newest = max(one.group.epoch for one in placed)
         plan = Plan(
             self.epoch,
@@ -190,12 +203,14 @@ class Plan:
             Requirement(need.dc, max(0, count - len(voters.intersection(held))))
             for need, (count, voters) in zip(self.needs, self._counts, strict=True)
         )
+        assert _least(left) <= self.required, "no more is lacking than was needed"
         return self.required - _least(left)
 
     def shortage(self, alive: Iterable[NodeId]) -> Unavailable:
         """What too few live replicas are answered with; a level of each data centre names the one that lacks
         them, with its own counts."""
         held = tuple(alive)
+        assert not self.attainable or not self.satisfied_by(held), "nothing is lacking"
         if self.consistency is Consistency.EACH_QUORUM:
             for need, (count, voters) in zip(self.needs, self._counts, strict=True):
                 live = len(voters.intersection(held))
@@ -255,6 +270,7 @@ class TablePlacement:
         self, epoch: int, changed_epoch: int, ring: RingPlacement, recounts: bool, table: Table
     ) -> None:
         #: Of the metadata value.
+        assert changed_epoch <= epoch, "a metadata value holds no change that comes after it"
         self.epoch = epoch
         #: When the table, one of its views or its keyspace last changed.
         self.changed_epoch = changed_epoch
@@ -286,6 +302,7 @@ class TablePlacement:
             placed = self.ring.range_at(found[-1].range.right + 1)
             if not _is_settled(placed.group) or nodes != frozenset(placed.group.reads):
                 break
+            assert placed.range.left == found[-1].range.right, "the ring has no gaps"
             found.append(placed)
         return found
 
@@ -337,6 +354,7 @@ class PlanBook:
         # Who applies a write without knowing of a view derives nothing for it, and tells nobody what is gone.
         views = (view.epoch for view in views_of(cluster.schema, table))
         changed_epoch = max(table.epoch, keyspace.epoch, *views)
+        assert changed_epoch <= cluster.epoch, f"table {table_id} changes later"
         recounts = ring.id in cluster.recounting
         found = TablePlacement(cluster.epoch, changed_epoch, ring, recounts, table)
         self._tables[table_id] = found
@@ -383,6 +401,7 @@ class PlanBook:
         key = (writing, consistency, placed.range.right)
         plan = placement.plans.get(key)
         if plan is None:
+            assert placed.range.contains(token), "the plan is of the token's range"
             plan = placement.plans[key] = self._make(placement, placed, consistency, writing)
             self._kept += 1
         return plan
@@ -412,6 +431,7 @@ class PlanBook:
             for node in nodes
             if node not in shadowed
         )
+        assert {*nodes} <= {*group.reads, *group.writes}, "only replicas of the group answer for it"
         addresses = {target.address for target in targets}
         assert len(addresses) == len(targets), (
             "one node answers for one replica: each has an address of its own"
@@ -446,4 +466,5 @@ class PlanBook:
         if len(ordered) == len(near):
             return near
         others = [target for target in near if target not in ordered]
+        assert len(ordered) + len(others) == len(near), "everybody can be asked sooner or later"
         return (*ordered, *sorted(others, key=lambda target: not alive(target.node)))

@@ -86,6 +86,8 @@ class Count:
         self.required = required
         self.needs: tuple[Requirement, ...] = (Requirement("", required),)
         self.by_node: Mapping[NodeId, Target] = {target.node: target for target in targets}
+        assert required > 0, "nobody is asked for nothing"
+        assert len(self.by_node) == len(self.targets), "a node counts once"
 
     def satisfied_by(self, nodes: Iterable[NodeId]) -> bool:
         return len(self.by_node.keys() & nodes) >= self.required
@@ -354,6 +356,7 @@ class Round(Generic[Q]):
 
     def slow(self, count: int = 1) -> Effects:
         """Those asked take long: so many others are asked beside them, if there are any that help."""
+        assert count > 0, "one that is slow is helped by one at least"
         if self.end is not None:
             return NOTHING
         more: list[Target] = []
@@ -374,6 +377,7 @@ class Round(Generic[Q]):
         """Go on under the newest plan: what counts for it stays, all others are asked. `paused`: the time of
         a `Retry` is over, so that no number of changes is too much."""
         assert self.policy.follows, "only some rounds outlive their plan"
+        assert newest.epoch >= self.plan.epoch, "a plan is followed by one of later metadata"
         if paused:
             self.is_waiting = False
         if self.end is not None or self.is_learning:

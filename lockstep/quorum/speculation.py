@@ -62,6 +62,9 @@ def policy_of(text: str) -> Policy:
         found = _PART.fullmatch(one)
         assert found is not None, f"the policy {text!r} was checked"
         parts.append(Part(float(found[1]), found[2] != "ms"))
+    assert all(part.number <= 100 for part in parts if part.is_percentile), (
+        f"{text!r} is of a hundred requests"
+    )
     return Policy(tuple(parts), longest=text.startswith("max"))
 
 
@@ -96,6 +99,7 @@ class Histogram:
         return known
 
     def _walked(self, percent: float) -> float:
+        assert 0 <= percent <= 100, f"{percent} of a hundred requests"
         missing = math.ceil(self.total * percent / 100) - self._counts[0]
         at = 0
         while missing > 0:
