@@ -188,6 +188,7 @@ class ConfigurationHistory:
         """Drop what was replaced at or before `index`."""
         while len(self._items) > 1 and self._items[1][0] <= index:
             del self._items[0]
+        assert self._items[-1][1] is self.current, "what is in force is never forgotten"
 
     def reset(self, index: int, configuration: Configuration) -> None:
         assert index > self._items[0][0], "a snapshot takes the history back"

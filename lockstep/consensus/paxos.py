@@ -99,6 +99,7 @@ def accept(state: Acceptor, proposal: Proposal) -> tuple[Acceptor, bool]:
 
 def commit(state: Acceptor, proposal: Proposal) -> Acceptor:
     """The state after hearing that a proposal was decided; the same when it says nothing new."""
+    assert proposal.ballot > NO_BALLOT, "a ballot of nobody"
     known = state.committed
     if known is not None and known.ballot >= proposal.ballot:
         return state

@@ -83,6 +83,7 @@ class Progress:
         self.next = self.match + 1
 
     def to_snapshot(self, snapshot: Snapshot) -> None:
+        assert snapshot.index > self.match, "a member is sent what it has"
         self.mode = Mode.SNAPSHOT
         self.probing = False
         self.in_flight.clear()

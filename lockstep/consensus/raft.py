@@ -402,6 +402,7 @@ def _on_tick(state: RaftState, _event: Tick) -> None:
     elections.tick_leader(state)
     snapshots.tick(state)
     state.heartbeat_elapsed += 1
+    assert state.heartbeat_elapsed <= state.settings.heartbeat_ticks, "heartbeats are late"
     if state.role is Role.LEADER and state.heartbeat_elapsed >= state.settings.heartbeat_ticks:
         state.heartbeat_elapsed = 0
         state.commit_mark = state.log.commit_index
@@ -455,6 +456,7 @@ _FROM_LEADERS = (Append, Heartbeat, InstallSnapshot, TimeoutNow)
 def _admit_newer(state: RaftState, message: Message) -> bool:
     """A newer term ends the own one, except that elections are ignored under a lease and that a pre-vote
     only asks."""
+    assert message.term > state.term, "nothing is admitted for a term that is known"
     if isinstance(message, PreVoteRequest):
         return not elections.is_leased(state)
     if isinstance(message, VoteRequest) and elections.is_leased(state) and not message.transfer:
@@ -467,6 +469,7 @@ def _admit_newer(state: RaftState, message: Message) -> bool:
 def _answer_older(state: RaftState, message: Message) -> None:
     """Someone is behind. Most of it is late and ignored; but a leader or candidate that leases or pre-votes
     would keep apart from this member's term for ever must learn of it."""
+    assert message.term < state.term, "who is told of this term does not know it"
     if isinstance(message, PreVoteRequest):
         state.outbox.append(PreVoteReply(state.group, state.identity, message.sender, state.term, False))
     elif isinstance(message, _FROM_LEADERS):

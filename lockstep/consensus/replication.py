@@ -93,6 +93,7 @@ def send_append(
         return False
     log = state.log
     prev_index = progress.next - 1
+    assert prev_index >= progress.match, "a member is sent again what it holds durably"
     prev_term = log.term_at(prev_index)
     if prev_term is None:
         return snapshots.begin(state, peer, progress)

@@ -115,6 +115,7 @@ def settle(state: RaftState, progress: Progress) -> None:
 
 
 def on_install_snapshot(state: RaftState, message: InstallSnapshot) -> None:
+    assert message.term == state.term, "a leader of another term"
     state.follow(message.sender)
     snapshot = message.snapshot
     if not _is_needed(state, snapshot):

@@ -141,6 +141,7 @@ class ReadQueue:
 
     def confirm(self, confirmed: int) -> list[ReadState]:
         """Reads of all rounds up to `confirmed`."""
+        assert 0 <= confirmed <= self.round, "a round is confirmed that never was"
         done: list[ReadState] = []
         while self._in_round and self._in_round[0][0] <= confirmed:
             done.append(self._in_round.popleft()[1])
@@ -334,6 +335,7 @@ class RaftState:
 
     def restore(self, snapshot: Snapshot) -> None:
         """Replace log and state by a snapshot; not durable before this step's write is."""
+        assert snapshot.index > self.log.commit_index, "a snapshot takes back what is committed"
         self.writes.truncate(self.log.commit_index)
         self.log.reset(snapshot.index, snapshot.term)
         self.configurations.reset(snapshot.index, snapshot.configuration)
