@@ -7,6 +7,7 @@ never contain the ring's ends.
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
@@ -50,6 +51,7 @@ class Circle:
     def of(owners: Iterable[Owner]) -> Circle:
         by_node = {owner.node: owner for owner in owners if owner.tokens}
         by_token = {token: owner.node for owner in by_node.values() for token in owner.tokens}
+        assert sum(len(owner.tokens) for owner in by_node.values()) == len(by_token), "a token has one owner"
         tokens = sorted(by_token)
         return Circle(by_node, array("q", tokens), list(map(by_token.__getitem__, tokens)))
 
@@ -82,6 +84,9 @@ class Circle:
             at = place + (place < len(self.tokens) and self.tokens[place] == token)
         tokens += self.tokens[at:]
         nodes += self.nodes[at:]
+        assert len(tokens) == sum(len(owner.tokens) for owner in kept.values()), (
+            "all owners' tokens, each once"
+        )
         return Circle({node: kept[node] for node in sorted(kept)}, tokens, nodes)
 
     def owner_of(self, token: int) -> NodeId | None:
@@ -164,6 +169,7 @@ def splitting_tokens(owned: Sequence[Sequence[int]], count: int) -> tuple[int, .
 def _widths(owned: Sequence[Sequence[int]]) -> list[dict[int, int]]:
     """For each node: its tokens, in order, with the width of the range that ends there."""
     everyone = sorted(token for tokens in owned for token in tokens)
+    assert all(low < high for low, high in itertools.pairwise(everyone)), "a token has one owner"
     before = dict(zip(everyone, everyone[-1:] + everyone[:-1], strict=True))
     return [{end: (end - before[end] - 1) % _RING + 1 for end in sorted(tokens)} for tokens in owned]
 

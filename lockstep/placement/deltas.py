@@ -64,6 +64,7 @@ def computed_ring(
     rights, lists = ring_of(circle, swept(replication, circle))
     last = [*map(operator.ne, lists, lists[1:]), True]
     rights, lists = list(itertools.compress(rights, last)), list(itertools.compress(lists, last))
+    assert rights[-1] == TOKEN_MAX, "the last range ends where the ring does"
     ranges = map(Range, [TOKEN_MIN, *rights[:-1]], rights)
     groups = map(ReplicaGroup, lists, lists, itertools.repeat(epoch))
     return ring_of_ranges(group, replication, tuple(map(PlacedRange, ranges, groups)))
@@ -97,6 +98,7 @@ class _Pair:
     """Two circles swept backwards together, from tokens after which they have the same replicas, or not."""
 
     def __init__(self, circles: tuple[Circle, Circle], seated: tuple[Seats, Seats], highest: int) -> None:
+        assert circles[0].tokens and circles[1].tokens, "who walks a circle meets somebody"
         self.found: list[Delta] = []
         #: The ranges looked at: what it cost.
         self.steps = 0
@@ -140,6 +142,7 @@ class _Pair:
                 one.tokens[at_one - 1] if at_one else TOKEN_MIN,
                 two.tokens[at_two - 1] if at_two else TOKEN_MIN,
             )
+            assert below < token, "each step goes down the ring, so that it ends"
             self._differ(below, token, sights)
             if not at_one and not at_two:
                 return token, True
@@ -188,6 +191,8 @@ def paired(before: Plan, after: Plan) -> tuple[Delta, ...]:
 
 
 def _append_joined(found: list[Delta], delta: Delta) -> None:
+    assert delta.old != delta.new, "a difference differs"
+    assert not found or found[-1].range.right <= delta.range.left, "differences come in ring order"
     if found:
         last = found[-1]
         if last.range.right == delta.range.left and (last.old, last.new) == (delta.old, delta.new):

@@ -73,6 +73,7 @@ class _Sector(msgspec.Struct, frozen=True, dict=True):
         ranges: list[PlacedRange] = []
         at = 0
         for left, right, instead in edits:
+            assert left < right, "an edit is of tokens"
             first = bisect_right(self.rights, left, at)
             ranges += self.ranges[at:first]
             if instead is not None:
@@ -256,6 +257,7 @@ class Placements(msgspec.Struct, frozen=True, dict=True):
         """This value without these groups; itself when there are none."""
         by_id = self.by_id
         for group in gone:
+            assert 0 < group < self.next_id, f"group {group} was never given"
             by_id = by_id.remove(group)
         return self if by_id is self.by_id else Placements(by_id, self.next_id)
 

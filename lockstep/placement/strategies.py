@@ -103,6 +103,7 @@ def walked(seated: Seats, circle: Circle, start: int) -> ReplicaList:
         if seat is not None and node not in chosen and choices[seat[0]].accepts(seat[1]):
             chosen[node] = None
             missing -= 1
+    assert not missing, "there are as many replicas as factors and nodes allow"
     return tuple(chosen)
 
 
@@ -150,6 +151,7 @@ class Sight:
                 self._drop_rack(dc, center)
             else:
                 self._drop_repeat(dc, center)
+        assert node not in order, "a node is a replica once"
         order.insert(0, node)
         self.replicas = replicas = tuple(order)
         return replicas
@@ -159,6 +161,7 @@ class Sight:
         if self._counts[dc] < center.factor:
             self._counts[dc] += 1
             return
+        assert self._counts[dc] == center.factor, "a data centre has no more replicas than its factor"
         node = next(n for n in reversed(self._order) if self._seats[n][0] == dc)
         self._order.remove(node)
         del self._firsts[self._seats[node]]
@@ -168,6 +171,7 @@ class Sight:
         if self._counts[dc] < center.factor:
             self._counts[dc] += 1
             return
+        assert self._counts[dc] == center.factor, "a data centre has no more replicas than its factor"
         for node in reversed(self._order):
             seat = self._seats[node]
             if seat[0] == dc and self._firsts[seat] != node:

@@ -144,7 +144,8 @@ def neighbours(rng: random.Random, owners: list[Owner]) -> dict[NodeId, Owner | 
             changed[chosen.node] = None
         elif what == 2:
             changed[chosen.node] = Owner(chosen.node, chosen.dc, chosen.rack, tokens)
-        elif changed.setdefault(chosen.node, None) is None:
+        elif chosen.node not in changed:
+            changed[chosen.node] = None
             changed[new] = Owner(new, chosen.dc, chosen.rack, chosen.tokens)
     return changed
 

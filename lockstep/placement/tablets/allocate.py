@@ -30,6 +30,8 @@ class _Seat:
     __slots__ = ("dealt", "handicap", "host", "shards", "share")
 
     def __init__(self, host: Host, share: float, handicap: float, shards: list[float]) -> None:
+        assert shards and 0 < share <= 1, "who is dealt tablets has shards and a share of the capacity"
+        assert 0 <= handicap < 1, "what other tables have decides between equals, and no more"
         self.host = host
         self.share = share
         self.handicap = handicap

@@ -115,6 +115,8 @@ def _chosen(cluster: Cluster, wanted: Sequence[Move]) -> tuple[tuple[Move, ...],
             busy[key] = None
         else:
             left.append(move)
+    assert len({(move.group, move.right) for move in chosen}) == len(chosen), "a tablet moves once at a time"
+    assert len(chosen) + len(left) <= len(wanted), "nothing moves that was not wanted"
     return tuple(chosen), tuple(left)
 
 
@@ -133,5 +135,6 @@ def _reader(move: Move, tablet: Tablet, lost: Mapping[Any, None]) -> Replica:
     """Whom the newcomer streams from: the replica that goes, or, if that is lost, the first other one."""
     if move.kind is not MoveKind.REBUILD:
         return move.source
+    assert move.source in tablet.replicas, "what goes is there"
     others = [one for one in tablet.replicas if one != move.source and one[0] not in lost]
     return others[0] if others else move.source

@@ -101,6 +101,7 @@ def wanted(table: CountedTable, racks: Mapping[Rack, int], settings: CountSettin
 
 def by_size(table: CountedTable, settings: CountSettings) -> tuple[float, str]:
     """Twice as many above twice the target, half as many below half of it, else as many as there are."""
+    assert table.current > 0, "a table that is there has a tablet"
     if table.average_bytes is None:
         return float(table.current), "as many as there are: its size is not known"
     target = settings.target_bytes / table.members

@@ -90,6 +90,7 @@ class LoadStatistics(msgspec.Struct, frozen=True):
 
     def split(self, group: int, right: int, middle: int, nodes: Sequence[NodeId]) -> LoadStatistics:
         """After a tablet was cut behind `middle`."""
+        assert middle < right, "the first half ends before the second"
         edits: dict[NodeId, dict[int, dict[int, TabletLoad | None]]] = {}
         for node in nodes:
             load = self.of(node, group, right)
@@ -100,6 +101,7 @@ class LoadStatistics(msgspec.Struct, frozen=True):
 
     def merged(self, group: int, left: int, right: int, nodes: Sequence[NodeId]) -> LoadStatistics:
         """After the tablets that end at `left` and `right` became one."""
+        assert left < right, "the first one ends before the second"
         edits: dict[NodeId, dict[int, dict[int, TabletLoad | None]]] = {}
         for node in nodes:
             one = self.of(node, group, left) or NO_LOAD

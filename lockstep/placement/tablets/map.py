@@ -165,6 +165,7 @@ class TabletMap(msgspec.Struct, frozen=True, dict=True):
         """The map with what an operation made of its ring; replicas that stay keep their shards."""
         if ring is self.ring:
             return self
+        assert ring.id == self.ring.id, "a ring of the same table"
         kept: dict[int, tuple[Replica, ...]] = {}
         for right, known in self.shards.everything().items():
             placed = ring.range_at(right)

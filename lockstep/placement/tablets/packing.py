@@ -61,6 +61,7 @@ class Piece:
     __slots__ = ("bin", "bytes", "home", "rate", "shard", "size", "spot", "table", "to_shard")
 
     def __init__(self, spot: Spot, size: int, bytes_: int, rate: int, home: int, shard: int) -> None:
+        assert size > 0 and bytes_ >= 0 and rate >= 0, "a piece weighs something, or any place would suit it"
         self.spot = spot
         self.table = spot.table
         self.size = size
@@ -124,6 +125,7 @@ class Packing:
         self.load[at] += sign * piece.size
         self.bytes[at] += sign * piece.bytes
         self.rate[at] += sign * piece.rate
+        assert self.load[at] >= 0, "no more is taken from a bin than lies there"
         of_table = self.of_table[at]
         of_table[piece.table] = of_table.get(piece.table, 0) + sign * piece.size
         if at == piece.home:
@@ -135,6 +137,7 @@ class Packing:
         self.held[piece.bin].get(piece.table, {}).pop(piece, None)
         self._count(piece, piece.bin, -1)
         self.totals[piece.table] -= piece.size
+        assert self.totals[piece.table] >= 0, "no more of a table is taken out than was added"
 
     def place(self, piece: Piece, bins: Sequence[int], is_movable: bool = True) -> None:
         """Put a piece that lies nowhere yet where it makes least unevenness, of fullness and of its table."""
@@ -338,6 +341,7 @@ class Packing:
         """Move a hot piece, or exchange it for a cooler one of its table and about its size."""
         one, two = self.rate_weights[giver], self.rate_weights[taker]
         limit = 2 * (self.rate[giver] / one - self.rate[taker] / two) / (1 / one + 1 / two) * _LESS
+        assert limit > 0, "heat goes from the hotter to the cooler"
         all_of = (piece for pieces in self.held[giver].values() for piece in pieces)
         for piece in heapq.nlargest(_LOOKED_AT, all_of, key=lambda piece: piece.rate):
             if not piece.rate or not self.may(piece, taker):
@@ -391,6 +395,7 @@ class Packing:
     def _evened(self, table: int, giver: int, taker: int, shares: Sequence[float]) -> bool:
         """Bring a piece of a table to where it has less of itself, alone or for a piece of another table."""
         gap = shares[giver] - shares[taker]
+        assert gap >= 0, "a table goes from where it has more of itself"
         both = 1 / self.weights[giver] + 1 / self.weights[taker]
         limit = 2 * gap * self.totals[table] / (sum(self.weights) * both) * _LESS
         piece = self._best(table, giver, taker, limit, limit / 2)
@@ -456,6 +461,7 @@ def _stays(
     load: Sequence[int], weights: Sequence[float], giver: int, taker: int, size: int, tolerance: float
 ) -> bool:
     """Whether two bins do not become less even, or all bins stay within the tolerance."""
+    assert giver != taker, "a step is between two bins"
     one, two = load[giver] / weights[giver], load[taker] / weights[taker]
     new_one = (load[giver] - size) / weights[giver]
     new_two = (load[taker] + size) / weights[taker]

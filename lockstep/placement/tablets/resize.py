@@ -120,6 +120,7 @@ def decide(
         found = _whole(table, wish, wishes[group].rule) or _alone(table, settings)
         if found is not None:
             made.append((-(table.counted.average_bytes or 0.0), found))
+    assert standing + len(revoked) + len(made) <= len(tables), "a table has one decision"
     made.sort(key=lambda one: (one[0], one[1].group))
     room = min(DECISIONS_MAX, max(0, sum(racks.values()) - standing))
     return [*revoked, *[decided for _, decided in made[:room]]]
@@ -221,6 +222,7 @@ def _cold_pairs(table: ResizedTable, tablets: Sequence[Tablet], target: float, m
     at = 0
     while at + 1 < len(tablets) and len(found) < ALONE_MAX:
         one, two = tablets[at], tablets[at + 1]
+        assert one.range.right == two.range.left, "only neighbours are merged"
         is_taken = _is_cold_pair(table, one, two, target / 2, mean / 2, widest)
         if is_taken:
             found.append(one.right)

@@ -110,6 +110,7 @@ def replicas_after(cluster: Cluster) -> dict[tuple[int, int], tuple[Replica, ...
         tablet = maps[key[0]].ending(key[1]) if key[0] in maps else None
         if tablet is not None:
             found[key] = one.move.after(found.get(key, tablet.replicas))
+            assert len(found[key]) == len(tablet.replicas), "a move keeps how many replicas there are"
     return found
 
 
@@ -153,6 +154,8 @@ class DomainPlan:
         self._at = {host.node: at for at, host in enumerate(hosts)}
         self._bins = sum([can_receive(host, statistics) for host in hosts])
         self._capacity = [statistics.nodes[host.node].capacity_bytes for host in hosts[: self._bins]]
+        assert len(self._at) == len(hosts), "a node is in a domain once"
+        assert all(capacity > 0 for capacity in self._capacity), "who receives has room"
         self._lists = [bool(table.lists.get(domain.dc)) for table in cluster.tables]
         self._spots: list[Spot] = []
         shards = [float(host.shards) for host in hosts[: self._bins]]
@@ -182,6 +185,7 @@ class DomainPlan:
                     rate = int(load.rate * _RATE_UNITS)
                     piece = Piece(spot, max(load.bytes, least), load.bytes, rate, at_of[node], shard)
                     spot.pieces.append(piece)
+                assert len({piece.bin for piece in spot.pieces}) == len(spot.pieces), "a node has one replica"
                 if spot.pieces:
                     self._spots.append(spot)
 
@@ -229,6 +233,9 @@ class DomainPlan:
             self._drain(self._hosts[at], draining[at], is_on)
         if self._cluster.is_balancing:
             self._packing.settle()
+        assert all(len({piece.bin for piece in spot.pieces}) == len(spot.pieces) for spot in self._spots), (
+            "no node gets two replicas of a tablet"
+        )
         on_bin: list[list[Piece]] = [[] for _ in self._hosts]
         for spot in self._spots:
             for piece in spot.pieces:
@@ -246,6 +253,7 @@ class DomainPlan:
 
     def _drain(self, host: Host, pieces: list[Piece], is_on: Sequence[bool]) -> None:
         """Find a place for everything that a host has; it keeps everything when there is none for one."""
+        assert all(piece.bin >= self._bins for piece in pieces), "a node that is drained receives nothing"
         done: list[Piece] = []
         reason = ""
         if host.drain is Drain.LEAVE and host.is_excluded:
@@ -274,6 +282,7 @@ class DomainPlan:
 
     def _settle_shards(self, pieces: Sequence[Piece], at: int, is_on: Sequence[bool]) -> None:
         """Within a node: newcomers go where least is, then shards are made even."""
+        assert all(piece.bin == at for piece in pieces), "a node deals out what is its own"
         shards = self._hosts[at].shards
         packing = Packing([1.0] * shards, _anywhere)
         every = range(shards)
@@ -383,6 +392,9 @@ def goal_of(cluster: Cluster) -> Goal:
         moves += plan.moves()
         failures += plan.failures
         waits += plan.waits
+    assert len({(move.group, move.right, move.source) for move in moves}) == len(moves), (
+        "a replica goes to one place"
+    )
     moves.sort(key=lambda move: move.why)
     if not moves and not waits and cluster.is_balancing:
         moves = _together(cluster)
