@@ -95,6 +95,7 @@ def unpacked(data: bytes) -> array[int]:
 def generation_id(cluster_id: str, operation_id: int, epoch: int, timestamp_ms: int) -> str:
     """A UUID of version 1 as text: its time is the timestamp, the rest tells clusters and entries apart."""
     ticks = (timestamp_ms + _UUID_BEGINS_MS) * _TICKS_PER_MS
+    assert 0 <= ticks < 1 << 60, "the time of a UUID has sixty bits"
     rest = bytearray(blake(f"{cluster_id}/{operation_id}/{epoch}".encode())[:8])
     rest[0] = rest[0] & 0x3F | 0x80
     # Set in every node part that is no network card's address.

@@ -61,6 +61,9 @@ def without_range(degraded: Sequence[Degraded], group: int, repaired: Range) -> 
             kept.extend(msgspec.structs.replace(one, range=piece) for piece in _outside(one.range, repaired))
         else:
             kept.append(one)
+    assert not any(one.group == group and one.range.intersects(repaired) for one in kept), (
+        "nothing of the range is left"
+    )
     return tuple(kept)
 
 

@@ -42,6 +42,7 @@ class Extensions(msgspec.Struct, frozen=True, dict=True, eq=False):
                 tree = tree.with_value(key, value, _digest(name, value))
             elif tree.get(key) is not None:
                 tree = tree.without(key)
+        assert tree.count == len(self.by_name), "what changed since is all in the tree"
         return tree
 
     @property

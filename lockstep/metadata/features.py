@@ -141,6 +141,7 @@ class IncludeNodes(msgspec.Struct, frozen=True, array_like=True):
                     f"node {node_id} has applied epoch {reached} and was excluded at epoch {exclusion.epoch}",
                     hint="start it and let it catch up first",
                 )
+        assert len(set(self.nodes)) == len(self.nodes) <= len(cluster.excluded), "a node is excluded once"
         return _with(cluster, tuple(e for e in cluster.excluded if e.node not in self.nodes))
 
 

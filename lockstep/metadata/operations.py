@@ -160,6 +160,11 @@ class Operations(msgspec.Struct, frozen=True, dict=True):
     def with_changed(self, changed: Operation) -> Operations:
         """With another value of an operation that runs, whose session is that of its stage, or as the last
         one."""
+        known = self.by_id.get(changed.id)
+        assert known is not None or changed.id >= self.next_id, "an operation's id is never given twice"
+        assert known is None or known.stage_epoch <= changed.stage_epoch, (
+            "a stage is entered after the one before"
+        )
         others = [one for one in self.running if one.id < changed.id]
         later = [one for one in self.running if one.id > changed.id]
         sessions = [one for one in self.sessions if one.operation_id != changed.id]

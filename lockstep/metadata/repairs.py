@@ -182,6 +182,9 @@ def _joined(pieces: Sequence[Repaired], *, any_age: bool) -> tuple[Repaired, ...
             joined[-1] = Repaired(Range(last.range.left, piece.range.right), *older)
         else:
             joined.append(piece)
+    assert sum(one.range.right - one.range.left for one in joined) == sum(
+        piece.range.right - piece.range.left for piece in pieces
+    ), "no token is lost by joining"
     return tuple(joined)
 
 
@@ -211,6 +214,7 @@ def joined_ranges(ranges: Iterable[Range]) -> tuple[Range, ...]:
             joined[-1] = Range(joined[-1].left, max(joined[-1].right, range_.right))
         else:
             joined.append(range_)
+    assert all(one.right < two.left for one, two in itertools.pairwise(joined)), "what is left is apart"
     return tuple(joined)
 
 

@@ -102,6 +102,8 @@ class ChangeSchema(msgspec.Struct, frozen=True, array_like=True):
             degraded = _carried(cluster, schema)
         schema, placements, tablets = with_tablet_groups(cluster, schema, placements, epoch)
         degraded = of_groups(degraded, placements.by_id)
+        assert schema.next_table_id >= cluster.schema.next_table_id, "table ids are never given twice"
+        assert placements.next_id >= cluster.placements.next_id, "ids of groups are never given twice"
         return cluster.changed(
             SCHEMA.set(schema),
             PLACEMENTS.set(placements),

@@ -82,6 +82,7 @@ class Initialize(msgspec.Struct, frozen=True, array_like=True):
         wanted = self.voters or tuple(node.id for node in directory.nodes[:INITIAL_VOTERS_MAX])
         if tuple(sorted(set(wanted))) != wanted or any(voter not in directory.by_id for voter in wanted):
             raise Rejected(f"voters {list(wanted)} are not distinct founders in ascending order")
+        assert len(directory.circle.tokens) == sum(len(f.tokens) for f in self.founders), "no token is lost"
         identity = Identity(self.cluster_id, self.cluster_name, (self.cluster_id,))
         common = set(self.founders[0].features).intersection(*(f.features for f in self.founders))
         return cluster.changed(
@@ -229,6 +230,7 @@ def _refuse(refusal: JoinRefusal | None) -> None:
 
 def _announced(cluster: ClusterMetadata, node: NodeInfo, epoch: int) -> ClusterMetadata:
     """The value with this entry of a node, and the epoch of the announcement when it can do other things."""
+    assert node.epoch == epoch, "the entry that changes a node is known by its epoch"
     known = cluster.directory.by_id.get(node.id)
     features = cluster.features
     # A newcomer that can do just what is enabled keeps all else from being enabled: no news of it is needed.

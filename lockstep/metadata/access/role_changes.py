@@ -132,6 +132,7 @@ def _created(cluster: ClusterMetadata, change: CreateRole) -> Access:
     if change.creator and access.role(change.creator) is not None:
         about = roles.role(change.name)
         made = made.with_grant(change.creator, about, roles.applicable_to(about))
+    assert made.roles.count == access.roles.count + 1, "one role comes"
     return made
 
 
@@ -234,6 +235,7 @@ def followed(access: Access, before: Schema, after: Schema, change: SchemaChange
     for resource in _permission_created(change, before, after):
         if left.grants.count < GRANTS_MAX or left.granted(creator, resource):
             left = left.with_grant(creator, resource, roles.applicable_to(resource))
+    assert left.grants.count <= GRANTS_MAX, "grants are bounded, whoever creates what"
     return left
 
 

@@ -240,6 +240,7 @@ class Access(msgspec.Struct, frozen=True, dict=True):
         for member in [role for _, role in self.roles.items() if name in role.member_of]:
             rest = tuple(other for other in member.member_of if other != name)
             left = left.with_role(msgspec.structs.replace(member, member_of=rest))
+        assert left.roles.count == self.roles.count - 1, "no other role goes"
         gone = role(name)
         return left.without_grants(grant.role == name or grant.resource == gone for grant in left._grants())
 

@@ -60,6 +60,7 @@ class PrepareMembership(msgspec.Struct, frozen=True, array_like=True):
                 raise Rejected(f"node {node} is no voter")
         self._check_result(cluster)
         change = MembershipChange(epoch, self.additions, self.removals, reason=self.reason)
+        assert change.steps > 0, "a change takes a step"
         paused = service.paused if not self.size else ""
         return _with(
             cluster,
@@ -129,6 +130,8 @@ class AdvanceMembership(msgspec.Struct, frozen=True, array_like=True):
         allowed = (after, service.voters) if change.cancelled else (after,)
         if self.voters not in allowed:
             raise Rejected(f"sub-step {self.index} leads to voters {list(after)}, not {list(self.voters)}")
+        assert self.voters, "a group without voters decides nothing, also not on new ones"
+        assert len({*self.voters} ^ {*service.voters}) <= 1, "one voter comes or goes at a time"
         ended = change.cancelled or self.index + 1 == change.steps
         moved = None if ended else msgspec.structs.replace(change, index=self.index + 1)
         return _with(cluster, msgspec.structs.replace(service, voters=self.voters, change=moved))

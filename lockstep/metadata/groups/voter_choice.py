@@ -75,6 +75,7 @@ def _feasible(wanted: int, nodes: Sequence[NodeInfo]) -> int:
     dcs = _count_by_dc(nodes)
     while size > 1 and sum(min(count, dc_limit(size, len(dcs))) for count in dcs.values()) < size:
         size -= 2
+    assert size % 2 == 1 or size == 0, "an even number of voters survives no more losses"
     return size
 
 
@@ -142,6 +143,9 @@ def _chosen(
             best = min(open_nodes, key=lambda node: _crowding(node, chosen, node.id in down))
             waiting.remove(best)
             chosen.append(best)
+    assert all(count <= limit for count in _count_by_dc(chosen).values()), (
+        "no data centre has more votes than it may"
+    )
     return tuple(sorted(node.id for node in chosen))
 
 

@@ -117,6 +117,7 @@ class RecentIds(msgspec.Struct, frozen=True, dict=True, eq=False):
             whole = tuple(ids[:size])
             blocks.append(_Block(begun, whole, blake(b"".join(whole))))
             begun, ids = begun + size, ids[size:]
+        assert begun + len(ids) == self.last_epoch + 1, "ids of all epochs are digested, each once"
         digests = [block.digest for block in blocks]
         if blocks and blocks[0].first_epoch < first:
             digests[0] = blake(b"".join(blocks[0].ids[first - blocks[0].first_epoch :]))
@@ -126,6 +127,7 @@ class RecentIds(msgspec.Struct, frozen=True, dict=True, eq=False):
     @staticmethod
     def from_listed(first_epoch: int, ids: tuple[bytes, ...]) -> RecentIds:
         by_id = HashTrieMap({entry_id: first_epoch + at for at, entry_id in enumerate(ids)})
+        assert len(by_id) == len(ids), "an id is applied once"
         last_epoch = first_epoch + len(ids) - 1
         return RecentIds(_Generation(List(ids[::-1]), by_id), _EMPTY, first_epoch, last_epoch)
 

@@ -164,6 +164,7 @@ def refuse_newer_kind(directory: Directory, kind: int, since: int) -> None:
             for node in directory.nodes
             if node.log_version < since and node.state is not NodeState.LEFT
         ]
+        assert behind, "the lowest version is that of a node"
         raise VersionMismatch(
             f"entries of kind {kind} need log version {since}; nodes {', '.join(behind)} cannot read them",
             hint="upgrade these nodes first",

@@ -46,6 +46,7 @@ class TakeSnapshot(msgspec.Struct, frozen=True, array_like=True):
                 "where the snapshot was asked for",
                 hint="this node's metadata differs: `lockstep metadata verify`",
             )
+        assert epoch > cluster.service.snapshot_epoch, "a later snapshot is of a later epoch"
         service = msgspec.structs.replace(
             cluster.service, snapshot_epoch=epoch, snapshot_voters=cluster.service.voters
         )
@@ -80,6 +81,7 @@ class TruncateLog(msgspec.Struct, frozen=True, array_like=True):
             )
         if self.epoch <= service.truncated_epoch:
             raise Rejected(f"the log is truncated to epoch {service.truncated_epoch} already")
+        assert service.snapshot_epoch < epoch, "a log is cut behind a snapshot that is in it"
         service = msgspec.structs.replace(service, truncated_epoch=self.epoch)
         return cluster.changed(SERVICE.set(service))
 

@@ -108,6 +108,7 @@ def entry_batches(entries: Sequence[LogEntry]) -> Iterator[tuple[LogEntry, ...]]
             if last > first and size > LOG_FETCH_BYTES_MAX:
                 break
             last += 1
+        assert last > first, "each batch has an entry, so that it ends"
         yield tuple(entries[first:last])
         first = last
 
@@ -236,4 +237,5 @@ def proved(content: SnapshotContent, registry: Registry) -> Dump:
         if entry.kind == EntryKind.SNAPSHOT:
             snapshot = (value, entry)
         value = apply_entry(value, entry, registry)
+    assert value.epoch == content.value.epoch + len(entries), "each entry makes one epoch"
     return Dump(content.value, entries, value, snapshot)

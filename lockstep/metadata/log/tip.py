@@ -180,6 +180,7 @@ class Tip:
         for entry in entries:
             value = apply_entry(value, entry, self._registry)
             pending.append((entry, value))
+        assert value.epoch == applied.epoch + len(entries), "each entry makes one epoch"
         self._applied, self._pending = applied, pending
 
     def validate(self) -> None:
