@@ -332,6 +332,8 @@ def create_table(schema: Schema, change: CreateTable, epoch: int) -> Applied:
         epoch,
         len(columns) + 1,
     )
+    assert made.id not in schema.tables_by_id, "a table's id is never given twice"
+    assert all(column.id < made.next_column_id for column in made.columns), "nor is a column's"
     grown = replace(schema, next_table_id=schema.next_table_id + 1)
     return grown.with_table(made), ChangeSummary(CREATED, "TABLE", keyspace.name, name)
 
@@ -381,6 +383,7 @@ def empty_table(schema: Schema, change: EmptyTable, epoch: int) -> Applied:
         raise _no_table(change.keyspace, change.name)
     check_truncate(table)
     made = replace(table, id=schema.next_table_id, epoch=epoch)
+    assert made.id > table.id, "what was in the table is of an older id"
     grown = replace(schema, next_table_id=schema.next_table_id + 1)
     return (
         emptied_views(grown.with_table(made), made, epoch),
@@ -411,6 +414,8 @@ def alter_table(schema: Schema, change: TableChange, epoch: int) -> Applied:
         altered = table if held else replace(table, options=options)
     if altered is table:
         return schema, None
+    assert altered.id == table.id, "what is in the table stays in it"
+    assert altered.next_column_id >= table.next_column_id, "a column's id is never given twice"
     return (
         views_follow(schema.with_table(replace(altered, epoch=epoch)), table, altered, epoch),
         ChangeSummary(UPDATED, "TABLE", change.keyspace, change.name),
@@ -443,6 +448,7 @@ def _add_columns(space: Keyspace, table: Table, change: AddColumns) -> Table:
         kind, earlier = declared_type(space, back.type), declared_type(space, was.type)
         check_brought_back(back.name, kind, back.kind, earlier, was.kind)
         columns.append(replace(back, id=was.id))
+    assert len({column.id for column in columns}) == len(columns), "each column has an id of its own"
     return replace(table, columns=_sorted_columns(columns), next_column_id=table.next_column_id + len(new))
 
 
@@ -466,6 +472,7 @@ def _drop_columns(table: Table, change: DropColumns) -> Table:
         return table
     gone = {column.id for column in dropped}
     kept = tuple(column for column in table.columns if column.id not in gone)
+    assert len(kept) + len(dropped) == len(table.columns), "no other column goes"
     others = (column for column in table.dropped if column.id not in gone)
     return replace(table, columns=kept, dropped=(*others, *dropped))
 
@@ -490,6 +497,7 @@ def _rename_columns(table: Table, change: RenameColumns) -> Table:
         del columns[old]
         columns[new] = replace(column, name=new)
         renamed = True
+    assert len(columns) == len(table.columns), "no column is lost where one is renamed"
     return replace(table, columns=_sorted_columns(tuple(columns.values()))) if renamed else table
 
 

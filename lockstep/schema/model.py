@@ -310,6 +310,7 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
     def with_table(self, table: Table) -> Schema:
         """Add a table to its keyspace, or put it in the place of the one of its name, also under another id.
         KeyError when there is no such keyspace."""
+        assert 0 < table.id < self.next_table_id, f"table id {table.id} was never given"
         keyspace = self.by_name[table.keyspace]
         known = keyspace.by_name.get(table.name)
         ids, uuids, tree = self.tables_by_id, self.table_ids, self.table_tree
@@ -359,6 +360,7 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
     def image_pieces(self, count: int) -> Iterator[SchemaImage]:
         """The image in pieces of at most `count` keyspaces or tables each, made one by one: all keyspaces
         first, then the tables. At least one piece; `SchemaBuilder` joins them."""
+        assert count > 0, "a piece holds something, so that it ends"
         heads = tuple(keyspace.head for keyspace in self.keyspaces)
         for at in range(0, max(len(heads), 1), count):
             yield SchemaImage(heads[at : at + count], (), self.next_table_id)
@@ -422,6 +424,8 @@ class SchemaBuilder:
     def add(self, piece: SchemaImage) -> None:
         """Take the next piece; KeyError for a table without its keyspace."""
         self._next_table_id = piece.next_table_id
+        assert all(head.name not in self._heads for head in piece.keyspaces), "a keyspace comes once"
+        assert all(0 < table.id < piece.next_table_id for table in piece.tables), "ids that were never given"
         for head in piece.keyspaces:
             self._heads[head.name], self._tables[head.name] = head, NO_TABLES
         for table in piece.tables:

@@ -125,6 +125,9 @@ def create_view(schema: Schema, change: CreateView, epoch: int) -> Applied:
         raise Rejected(f"Table '{base.name}' has {TABLE_VIEWS_MAX} materialized views, and cannot have more")
     check_hints(space, change.options)
     columns = _columns(change, base, selected)
+    assert {column.id for column in columns} <= {column.id for column in base.columns}, (
+        "what is in a view comes from its base"
+    )
     made = Table(
         schema.next_table_id,
         change.uuid,
@@ -271,6 +274,7 @@ def _followed(view: Table, definition: View, before: Table, after: Table) -> Tab
             column for column in after.columns if column.id not in known and column.kind is ColumnKind.REGULAR
         ]
     ordered = _sorted(columns)
+    assert len(ordered) >= len(view.columns), "a view loses no column"
     if ordered == view.columns:
         return view if view.next_column_id == after.next_column_id else _numbered(view, after)
     renamed = {
@@ -294,6 +298,7 @@ def renamed_where(where: str, renamed: dict[str, str]) -> str:
     at = 0
     while at < len(where):
         end = _word_end(where, at)
+        assert end > at, "each word has a sign, so that the text ends"
         word = where[at:end]
         name = word[1:-1].replace('""', '"') if word.startswith('"') else word
         # A function, a field of a user's type, or a text.
