@@ -95,6 +95,7 @@ def circle_with(directory: Directory, changes: Sequence[Change]) -> Circle:
         if ring_of(change.body).is_refill:
             continue
         about = change.body.about
+        assert not owners.keys() & {about.node, about.departing}, "a node is in one operation at a time"
         if about.departing:
             owners[about.departing] = None
         if about.departing != about.node:
@@ -328,6 +329,9 @@ def laid_out(
             for placed in ring.inside(transition.range):
                 own = msgspec.structs.replace(transition, range=placed.range, operation_id=operation_id)
                 found.append(own)
+    assert sum(one.range.right - one.range.left for one in found) == sum(
+        one.range.right - one.range.left for one in wanted
+    ), "every token that is to move is on its way, once"
     return cluster.placements.with_rings(rings), cluster.transitions.begun(operation_id, found)
 
 

@@ -64,6 +64,7 @@ def replication_steps(
 def _parts(whole: Replication, total: int) -> Iterator[tuple[tuple[str, int], ...]]:
     """Ways to give `total` replicas to the data centres of `whole`, none more than it is to have: one after
     the other, the largest or the smallest first, or in turns."""
+    assert 0 < total <= whole.total, "no more is shared out than there is to be"
     by_size = sorted(whole.factors, key=lambda named: (-named[1], named[0]))
     for named in (by_size, by_size[::-1]):
         left, given = total, {}
@@ -84,6 +85,7 @@ def _factors(given: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
 
 def _walk(before: Replication, after: Replication, eligible: Mapping[str, int]) -> Iterator[Replication]:
     """Settings of one strategy, the first and the last included."""
+    assert before.strategy == after.strategy, "factors of two strategies do not compare"
     yield before
     at, wanted = dict(before.factors), dict(after.factors)
     dcs = sorted({**at, **wanted})
@@ -98,6 +100,7 @@ def _walk(before: Replication, after: Replication, eligible: Mapping[str, int]) 
 
 def _next_factor(now: int, wanted: int, nodes: int) -> int:
     """One more or less, or in one leap where all nodes are replicas before and after."""
+    assert now != wanted, "a step changes a factor"
     if wanted > now:
         return wanted if now >= nodes else now + 1
     return max(wanted, nodes) if now > nodes and max(wanted, nodes) < now else now - 1
@@ -243,6 +246,7 @@ def _moved(
 ) -> ClusterMetadata:
     """The value with the keyspace in another group, which is in `placements`; the one that it leaves goes
     when nobody else is in it."""
+    assert group != keyspace.group and group in placements.by_id, "a keyspace moves to a group that is there"
     kept = any(
         other.group == keyspace.group for other in cluster.schema.keyspaces if other.name != keyspace.name
     )

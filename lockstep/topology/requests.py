@@ -53,6 +53,7 @@ from lockstep.values.memo import keep, kept
 
 def is_passed_over(cluster: ClusterMetadata, waiting: Request) -> bool:
     """Whether so many requests that were asked for later have begun before it that it is its turn now."""
+    assert waiting.state is RequestState.QUEUED, "nobody goes before one that has begun"
     requests = cluster.requests
     passed = sum(1 for other in requests.live if other.id > waiting.id and other.began_epoch)
     passed += sum(1 for other in requests.ended if other.id > waiting.id and other.began_epoch)
