@@ -43,6 +43,7 @@ class TableShape(msgspec.Struct, frozen=True):
 def shape_of(table: Table, space: Keyspace) -> TableShape:
     """The shape of a table of the keyspace `space`, whose user-defined types its columns may name."""
     types = {column.name: type_in(space, column.type) for column in table.columns}
+    assert len(types) == len(table.columns), "each column has a name of its own"
     return TableShape(
         table,
         space,

@@ -330,6 +330,7 @@ def _shape(head: str, table: Table, gone: Sequence[Column] = ()) -> list[str]:
         there = [column for column in group if column.name not in names]
         ordered += sorted(there, key=lambda column: (_of_cells(column.type), column.name))
     ordered += gone
+    assert len({column.name for column in ordered}) == len(ordered), "a column is described once"
     single = len(table.partition_key) == 1 and not table.clustering
     body = [_column_line(column, primary=single and column is table.partition_key[0]) for column in ordered]
     if not single:

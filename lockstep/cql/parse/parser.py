@@ -67,6 +67,7 @@ def without_passwords(text: str, start: int = 0, end: int | None = None) -> str:
     for first, last in _spans(text, end):
         if last <= start:
             continue
+        assert at <= max(first, start), "what is hidden comes in order, or a part of it would be shown"
         shown += [text[at : max(first, start)], HIDDEN]
         at = last
     return "".join([*shown, text[at:end]])
