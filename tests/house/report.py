@@ -27,7 +27,7 @@ def static_figures(tree: Tree, files: dict[str, int]) -> dict[str, Any]:
         "cycles": cycles.cycles(tree),
         "memos": memos.memos(tree),
         "cached properties": memos.cached_properties(tree),
-        "asserts": asserts.asserts(tree, PURE_ROOMS),
+        "asserts": asserts.asserts(tree.sources, PURE_ROOMS, asserts.BESIDE),
     }
 
 

@@ -11,7 +11,8 @@ from .figures import asserts, classes, cycles, memos, sizes, tables, validates
 from .figures.contract import Contract
 from .figures.tree import Import, Tree, tree_of
 from .report import static_figures
-from .sources import source_of
+from .sources import product, source_of
+from .tidy import PURE_ROOMS
 
 
 def tree(**texts: str) -> Tree:
@@ -227,11 +228,44 @@ def test_asserts_of_rooms() -> None:
         "    async def _validate_log(self):\n        assert self.z\n"
         "    def validated(self):\n        assert self.z\n"
     )
-    found = asserts.asserts(tree(cql__a=text, cql__wire__b="assert x\n", node__c=text), ["cql", "values"])
+    found = asserts.asserts(
+        tree(cql__a=text, cql__wire__b="assert x\n", node__c=text).sources, ["cql", "values"]
+    )
     row: dict[str, Any] = {"functions": 5, "narrowing": 2, "in_validate": 2, "invariants": 4}
-    assert found["cql"] == {**row, "per function": 0.8, "with validate": 1.2}
+    row |= {"larger": 0, "per function": 0.8, "with validate": 1.2, "per larger": 6.0}
+    assert found["cql"] == row
     assert found["all pure rooms"] == found["cql"]
     assert found["values"]["functions"] == found["values"]["with validate"] == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "larger"),
+    [
+        ("return self.x", False),
+        ("'Says what.'\n    y = x\n    assert y\n    return y", False),
+        ("y = x\n    z = y\n    return z", True),
+        ("for y in x:\n        if y:\n            return y", True),
+    ],
+)
+def test_larger_functions(body: str, larger: bool) -> None:
+    made = ast.parse(f"def a(x):\n    {body}\n").body[0]
+    assert isinstance(made, ast.FunctionDef)
+    assert asserts.is_larger(made) is larger
+
+
+def test_a_room_that_lost_assertions_is_named() -> None:
+    found = asserts.asserts(
+        tree(cql__a="def a(x):\n    assert x\n", values__a="def a(x): ...\n").sources, ["cql", "values"]
+    )
+    assert asserts.below_floors(found, {"cql": 1.0, "values": 0.5}) == [
+        "values: 0.0 assertions a function, and there were 0.5"
+    ]
+
+
+def test_no_room_has_fewer_assertions_than_it_had() -> None:
+    found = asserts.asserts(product(), PURE_ROOMS, asserts.BESIDE)
+    assert asserts.FLOORS.keys() == found.keys() - {"documents", "all pure rooms"}
+    assert asserts.below_floors(found, asserts.FLOORS) == []
 
 
 # ---- validate()
