@@ -7,8 +7,8 @@ import sys
 from typing import Any
 
 from lockstep.runtime.ports import Runtime
-from lockstep.sim.runtime.dialing import LinkSettings
 from lockstep.sim.runtime.probes import CrashRule, DelayRule
+from lockstep.sim.runtime.transport import LinkSettings
 from lockstep.sim.runtime.world import World, WorldSettings
 
 NODES = ("a", "b", "c")

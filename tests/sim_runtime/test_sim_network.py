@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lockstep.runtime.ports import Runtime
-from lockstep.sim.runtime.dialing import LinkSettings
+from lockstep.sim.runtime.transport import LinkSettings
 from lockstep.sim.runtime.world import World, WorldSettings
 from lockstep.values.errors import ConfigurationError
 

@@ -52,9 +52,9 @@ from lockstep.runtime.ports import Runtime
 from lockstep.server.cql.cql_server import serve
 from lockstep.sim.coordinator.history import CLUSTER_ID, JOINING, CaseHistory, host_id_of, host_of
 from lockstep.sim.load.cql_client import CqlClient, CqlError
-from lockstep.sim.runtime.dialing import LinkSettings
 from lockstep.sim.runtime.disk import DiskSettings
 from lockstep.sim.runtime.process import Process
+from lockstep.sim.runtime.transport import LinkSettings
 from lockstep.sim.runtime.world import World, WorldSettings
 from lockstep.storage.model import open_model_store
 from lockstep.storage.store import STORE_DIRECTORY, Family

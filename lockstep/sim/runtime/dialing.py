@@ -1,90 +1,18 @@
-"""How simulated connections come to be: listening ports, first packets, their loss, their answers; and
-directed links between hosts: how long bytes take, and what keeps them from passing.
+"""How simulated connections come to be: listening ports, first packets, their loss, their answers.
 
 Invariant: a connect is refused only by a kernel that is up and reachable; without one it hangs, and fails
-after the kernel's own retries. All draws about a link come from that link's own stream.
+after the kernel's own retries.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
 
-import msgspec
-
-from lockstep.sim.runtime.loop import SimLoop
-from lockstep.sim.runtime.transport import SimTransport
+from lockstep.sim.runtime.loop import SimLoop, Stage
+from lockstep.sim.runtime.transport import Link, SimTransport, Wires
 from lockstep.values.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from lockstep.sim.runtime.network import Fabric
-    from lockstep.sim.runtime.world import World
-
-
-class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """One direction between two hosts. Times in milliseconds, the rest probabilities."""
-
-    #: `uniform` in [low, high]; `exponential` and `heavy` have a tail beyond high.
-    shape: Literal["uniform", "exponential", "heavy"] = "uniform"
-    low_ms: float = 0.2
-    high_ms: float = 2.0
-    #: A segment is lost and comes a retransmission later.
-    loss: float = 0.0
-    retransmit_ms: float = 200.0
-    #: A write arrives in two pieces.
-    fragment: float = 0.05
-    #: A write joins one of the same instant, as a kernel's buffer does.
-    coalesce: float = 0.8
-    #: One bit of a segment flips, unnoticed by TCP.
-    corrupt: float = 0.0
-    #: The first packet of a connection is lost.
-    syn_loss: float = 0.0
-    #: The connection is established and then silent for ever.
-    dead_on_accept: float = 0.0
-
-
-class Link:
-    """Bytes from one host to another: their delays and what blocks them."""
-
-    def __init__(self, world: World, source: str, target: str, settings: LinkSettings) -> None:
-        self.source = source
-        self.target = target
-        self.name = f"{source}>{target}"
-        self.draw = world.stream(f"link/{self.name}")
-        self.chance = self.draw.random
-        self.blocked = False
-        self.clogged_until_ns = 0
-        self._world = world
-        self.configure(settings)
-
-    def configure(self, settings: LinkSettings) -> None:
-        self.settings = settings
-        self._low_ns = int(settings.low_ms * 1e6)
-        self._span_ns = int((settings.high_ms - settings.low_ms) * 1e6)
-
-    def arrival_ns(self, sent_ns: int) -> int:
-        """When a packet sent then arrives, as if it were alone."""
-        settings = self.settings
-        share = self.chance()
-        if settings.shape == "exponential":
-            share = -math.log1p(-share)
-        elif settings.shape == "heavy":
-            share = min((1.0 - share) ** -0.7 - 1.0, 200.0)
-        arrival = sent_ns + self._low_ns + int(self._span_ns * share)
-        if settings.loss and self.chance() < settings.loss:
-            self._world.count("net.retransmitted")
-            arrival += self.retransmit_ns()
-        if self.clogged_until_ns > arrival:
-            self._world.count("net.clogged")
-            arrival = self.clogged_until_ns + int(self.chance() * 10_000_000)
-        return arrival
-
-    def retransmit_ns(self) -> int:
-        return int(self.settings.retransmit_ms * 1e6 * (1.0 + self.chance()))
-
 
 Factory = Callable[[], asyncio.Protocol]
 
@@ -150,9 +78,9 @@ class _Attempt:
 class Dialing:
     """The Fabric's listening ports and the connects that are under way."""
 
-    def __init__(self, world: World, fabric: Fabric) -> None:
+    def __init__(self, world: Stage, wires: Wires) -> None:
         self._world = world
-        self._fabric = fabric
+        self._wires = wires
         self._listeners: dict[tuple[str, int], SimServer] = {}
         self._connection_count = 0
 
@@ -189,7 +117,7 @@ class Dialing:
     def _send_syn(self, attempt: _Attempt) -> None:
         if attempt.over:
             return
-        link = self._fabric.link(attempt.loop.host, attempt.host)
+        link = self._wires.link(attempt.loop.host, attempt.host)
         if link.blocked:
             self._syn_lost(attempt, "net.syn_blocked")
         elif link.settings.syn_loss and link.chance() < link.settings.syn_loss:
@@ -198,7 +126,7 @@ class Dialing:
             self._world.at(link.arrival_ns(self._world.now_ns), self._syn_arrives, attempt, label="")
 
     def _syn_lost(self, attempt: _Attempt, effect: str) -> None:
-        self._fabric.count(effect)
+        self._wires.count(effect)
         attempt.tries += 1
         wait_s = _SYN_RETRY_S * 2 ** (attempt.tries - 1)
         if attempt.tries >= _SYN_TRIES_MAX:
@@ -215,13 +143,13 @@ class Dialing:
         if attempt.over:
             return
         server = self._listeners.get((attempt.host, attempt.port))
-        back = self._fabric.link(attempt.host, attempt.loop.host)
-        if server is None and not self._fabric.kernel_is_up(attempt.host):
+        back = self._wires.link(attempt.host, attempt.loop.host)
+        if server is None and not self._wires.kernel_is_up(attempt.host):
             self._syn_lost(attempt, "net.syn_to_dead_host")
         elif back.blocked:
             self._syn_lost(attempt, "net.syn_blocked")
         elif server is None:
-            self._fabric.count("net.refused")
+            self._wires.count("net.refused")
             error = ConnectionRefusedError(111, "Connection refused")
             self._world.at(back.arrival_ns(self._world.now_ns), self._answer, attempt, error, label="")
         else:
@@ -232,14 +160,14 @@ class Dialing:
         number = self._connection_count
         local = (attempt.loop.host, _EPHEMERAL_PORT_FIRST + number % 25_000)
         remote = (attempt.host, attempt.port)
-        client = SimTransport(self._fabric, attempt.loop, number, local, remote, attempt.context)
-        there = SimTransport(self._fabric, server.loop, number, remote, local, server.context.copy())
+        client = SimTransport(self._wires, attempt.loop, number, local, remote, attempt.context)
+        there = SimTransport(self._wires, server.loop, number, remote, local, server.context.copy())
         client.peer, there.peer = there, client
-        client.link, there.link = self._fabric.link(attempt.loop.host, attempt.host), back
-        self._fabric.connections[number] = (client, there)
+        client.link, there.link = self._wires.link(attempt.loop.host, attempt.host), back
+        self._wires.connections[number] = (client, there)
         if client.link.settings.dead_on_accept and back.chance() < client.link.settings.dead_on_accept:
             client.black = there.black = True
-            self._fabric.count("net.dead_on_accept")
+            self._wires.count("net.dead_on_accept")
         now_ns = self._world.now_ns
         self._world.at(now_ns, self._accepted, there, server, loop=server.loop, label="accept")
         there.last_arrival_ns = back.arrival_ns(now_ns)

@@ -18,9 +18,8 @@ from lockstep.sim.runtime.streams import NS
 from lockstep.values.errors import DiskRefused
 
 if TYPE_CHECKING:
-    from lockstep.sim.runtime.loop import SimLoop
+    from lockstep.sim.runtime.loop import SimLoop, Stage
     from lockstep.sim.runtime.probes import SimProbes
-    from lockstep.sim.runtime.world import World
 
 #: Pieces that reach the platter on their own; small ones tear small records too.
 _SECTOR_BYTES = (16, 64, 512)
@@ -94,7 +93,7 @@ def _directory_of(path: str) -> str:
 class SimDisk:
     """The device. Incarnations see it through DiskPort; faults and tests use it directly."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: Stage, name: str) -> None:
         self._world = world
         self.name = name
         self.settings = DiskSettings()

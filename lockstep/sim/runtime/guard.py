@@ -17,12 +17,9 @@ import threading
 import time
 from asyncio import events as asyncio_events
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lockstep.sim.runtime.loop import SimLoop
-
-if TYPE_CHECKING:
-    from lockstep.sim.runtime.world import World
+from lockstep.sim.runtime.loop import SimLoop, Stage
 
 #: Audit events that leave the simulation, by prefix.
 _FORBIDDEN_EVENTS = (
@@ -93,7 +90,7 @@ _HOOK = _Hook()
 class Guard(contextlib.AbstractContextManager["Guard"]):
     """Active between enter and exit; the world enters it for each run."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Stage) -> None:
         self._world = world
         self._thread = 0
         self._saved: list[tuple[Any, str, Any]] = []

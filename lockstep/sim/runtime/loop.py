@@ -12,12 +12,10 @@ import asyncio
 import contextvars
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 if TYPE_CHECKING:
-    from lockstep.sim.runtime.streams import SimClock
-    from lockstep.sim.runtime.transport import SimTransport
-    from lockstep.sim.runtime.world import World
+    from lockstep.sim.runtime.streams import SimClock, Stream
 
 #: Finished tasks are forgotten when this many have gathered.
 _PRUNE_AT = 256
@@ -78,13 +76,43 @@ class SimTask(asyncio.Task[Any]):
         return self.ordinal
 
 
+class Stage(Protocol):
+    """What loops, links, disks and processes ask of the world that they are in."""
+
+    now_ns: int
+    #: Loops that have something to run.
+    ready: list[SimLoop]
+
+    def stream(self, label: str) -> Stream: ...
+    def hosts(self) -> dict[str, bool]: ...
+    def count(self, effect: str, times: int = 1) -> None: ...
+    def note(self, *facts: int | float | str | bytes) -> None: ...
+    def observe(self, process: str, kind: str, facts: dict[str, Any]) -> None: ...
+    def fail(self, kind: str, process: str, message: str, error: BaseException | None = None) -> None: ...
+    def at(
+        self, time_ns: int, function: Callable[..., Any], *args: Any, loop: SimLoop | None = None, label: str
+    ) -> Callback: ...
+    def after(self, delay_s: float, function: Callable[..., Any], *args: Any, label: str) -> Callback: ...
+    def push_timer(self, time_ns: int, loop: SimLoop, callback: Callback) -> None: ...
+    def blocking_delay_ns(self) -> int: ...
+    def bury(self, loop: SimLoop) -> None: ...
+
+
+class Sockets(Protocol):
+    """What asyncio's own streams ask of the network."""
+
+    def listen(self, loop: SimLoop, host: str, port: int, factory: Any) -> asyncio.AbstractServer: ...
+    async def connect(self, loop: SimLoop, host: str, port: int, factory: Any) -> Any: ...
+
+
 class SimLoop(asyncio.BaseEventLoop):
     """`label` is "<process>.<incarnation>". The World owns scheduling and reads the public attributes."""
 
-    def __init__(self, world: World, clock: SimClock, host: str, label: str) -> None:
+    def __init__(self, world: Stage, sockets: Sockets, clock: SimClock, host: str, label: str) -> None:
         self.dead = False
         super().__init__()
         self.world = world
+        self._sockets = sockets
         self.clock = clock
         self.host = host
         self.label = label
@@ -100,8 +128,6 @@ class SimLoop(asyncio.BaseEventLoop):
         #: Crash after that many more callbacks; 0 is never.
         self.crash_in = 0
         self.on_crash_due: Callable[[], None] = lambda: None
-        #: Open ends of connections, in the order they were opened.
-        self.ends: dict[SimTransport, None] = {}
         self._tasks: list[asyncio.Task[Any]] = []
         self._prune_at = _PRUNE_AT
         self._ordinal = 0
@@ -254,12 +280,12 @@ class SimLoop(asyncio.BaseEventLoop):
         self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any
     ) -> Any:
         """For asyncio's own streams, in tests; nodes use the Network port."""
-        return self.world.network.dialing.listen(self, str(host), int(port), protocol_factory)
+        return self._sockets.listen(self, str(host), int(port), protocol_factory)
 
     async def create_connection(
         self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any
     ) -> Any:
-        return await self.world.network.dialing.connect(self, str(host), int(port), protocol_factory)
+        return await self._sockets.connect(self, str(host), int(port), protocol_factory)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         if not self.dead:

@@ -8,31 +8,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from lockstep.runtime.ports import FileReader, Tls
-from lockstep.sim.runtime.dialing import Dialing, Factory, Link, LinkSettings, SimServer
-from lockstep.sim.runtime.loop import SimLoop
-from lockstep.sim.runtime.streams import NS
-from lockstep.sim.runtime.transport import Segment, SimTransport
+from lockstep.sim.runtime.dialing import Dialing, Factory, SimServer
+from lockstep.sim.runtime.loop import SimLoop, Stage
+from lockstep.sim.runtime.streams import NS, Stream
+from lockstep.sim.runtime.transport import Link, LinkSettings, Segment, SimTransport
 from lockstep.values.limits import RAW_SILENT_MS
-
-if TYPE_CHECKING:
-    from lockstep.sim.runtime.process import Process
-    from lockstep.sim.runtime.world import World
 
 
 class Fabric:
     """All hosts' networking. Hosts are IP-like strings."""
 
-    def __init__(self, world: World, settings: LinkSettings) -> None:
+    def __init__(self, world: Stage, settings: LinkSettings) -> None:
         self._world = world
         self._settings = settings
         self._links: dict[tuple[str, str], Link] = {}
         self.dialing = Dialing(world, self)
-        #: Open connections by number: client's end, server's end.
         self.connections: dict[int, tuple[SimTransport, SimTransport]] = {}
         self._faults = world.stream("fault/network")
         self.count = world.count
@@ -45,17 +40,15 @@ class Fabric:
         return link
 
     def kernel_is_up(self, host: str) -> bool:
-        there = [process for process in self._world.processes.values() if process.host == host]
-        return bool(there) and all(process.powered for process in there)
+        return self._world.hosts().get(host, False)
 
     # ---- bytes
 
     def send(self, end: SimTransport, data: bytes) -> None:
         """Written by `end`'s application."""
-        world = self._world
-        now_ns = world.now_ns
+        now_ns = self._world.now_ns
         link = end.link
-        world.trace.block.append((now_ns, "send", link.name, end.number, len(data)))
+        self._world.note("send", link.name, end.number, len(data))
         settings = link.settings
         tail = end.tail
         if tail is not None and tail.sent_ns == now_ns and link.chance() < settings.coalesce:
@@ -150,29 +143,27 @@ class Fabric:
 
     # ---- life of processes
 
-    def process_ended(self, process: Process, loop: SimLoop, kind: str) -> None:
+    def process_ended(self, loop: SimLoop, kind: str, faults: Stream) -> None:
         """What the kernel does for a dead process: resets or ends after a kill, silence after a power cut."""
         self.dialing.forget(loop)
-        for end in list(loop.ends):
+        ends = [end for both in self.connections.values() for end in both if end.loop is loop]
+        for end in ends:
+            if end.closed:
+                continue
             end.silence()
             if kind == "power":
                 end.held.clear()
-            elif kind == "kill" and process.faults.random() < 0.7:
+            elif kind == "kill" and faults.random() < 0.7:
                 self.send_reset(end)
             else:
                 self.send_end(end)
             self.end_closed(end)
 
-    def host_is_back(self, process: Process) -> None:
+    def host_is_back(self, host: str) -> None:
         """Peers that still retransmit to the dead incarnation are answered with resets."""
         for client, server in list(self.connections.values()):
             for dead, alive in ((client, server), (server, client)):
-                if (
-                    dead.loop.host == process.host
-                    and dead.loop.dead
-                    and alive.unanswered
-                    and not alive.closed
-                ):
+                if dead.loop.host == host and dead.loop.dead and alive.unanswered and not alive.closed:
                     delay_ns = alive.link.retransmit_ns()
                     self.count("net.half_open_reset")
                     self._world.at(self._world.now_ns + delay_ns, self.send_reset, dead, label="")
@@ -234,7 +225,7 @@ class Fabric:
         self.partition([host], others)
 
     def hosts(self) -> list[str]:
-        return sorted({process.host for process in self._world.processes.values()})
+        return sorted(self._world.hosts())
 
     def heal(self) -> None:
         """Unblock and unclog every link."""

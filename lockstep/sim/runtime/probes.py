@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from lockstep.sim.runtime.streams import NS, Stream
 
 if TYPE_CHECKING:
-    from lockstep.sim.runtime.process import Process
-    from lockstep.sim.runtime.world import World
+    from lockstep.sim.runtime.loop import SimLoop, Stage
 
 #: Reached by the simulated disk between the start and the end of every sync.
 SYNC_IN_FLIGHT = "disk.sync.inflight"
@@ -54,10 +53,20 @@ class DelayRule(msgspec.Struct, kw_only=True):
     fired: int = 0
 
 
+class Probed(Protocol):
+    """A process that reaches probes, and may end there."""
+
+    name: str
+    label: str
+
+    def crash(self, kind: str) -> None: ...
+    def start_after(self, delay_s: float) -> None: ...
+
+
 class ProbeBoard:
     """World-wide: `counts` per label, `process_counts` per (process, label), the rules."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Stage) -> None:
         self._world = world
         self.counts: dict[str, int] = {}
         self.process_counts: dict[tuple[str, str], int] = {}
@@ -76,7 +85,7 @@ class ProbeBoard:
         self._crashes.clear()
         self._delays.clear()
 
-    def reached(self, process: Process, label: str) -> None:
+    def reached(self, process: Probed, label: str) -> None:
         """Count, and crash when a rule says so."""
         self.counts[label] = self.counts.get(label, 0) + 1
         key = (process.name, label)
@@ -96,7 +105,7 @@ class ProbeBoard:
                     rule.on_fired(process.name)
                 return
 
-    def delay_ns(self, process: Process, label: str) -> int:
+    def delay_ns(self, process: Probed, label: str) -> int:
         """How long to linger; 0 when no rule applies."""
         total = 0
         for rule in self._delays.get(label, ()):
@@ -119,18 +128,17 @@ class ProbeBoard:
 class SimProbes:
     """Probes port of one incarnation."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, board: ProbeBoard, process: Probed, loop: SimLoop) -> None:
+        self._board = board
         self._process = process
-        self._loop = process.loop
-        self._world = process.world
-        self._board = process.world.probes
+        self._loop = loop
 
     def reach(self, label: str) -> None:
-        if self._alive():
+        if not self._loop.dead:
             self._board.reached(self._process, label)
 
     async def linger(self, label: str) -> None:
-        if not self._alive():
+        if self._loop.dead:
             return
         self._board.reached(self._process, label)
         delay_ns = self._board.delay_ns(self._process, label)
@@ -138,8 +146,5 @@ class SimProbes:
             await asyncio.sleep(delay_ns / NS)
 
     def observe(self, kind: str, **facts: Any) -> None:
-        if self._alive():
-            self._world.observe(self._process.label, kind, facts)
-
-    def _alive(self) -> bool:
-        return self._loop is not None and not self._loop.dead
+        if not self._loop.dead:
+            self._loop.world.observe(self._process.label, kind, facts)

@@ -14,19 +14,16 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from lockstep.cql.functions.user_batches import handle
 from lockstep.runtime.ports import Runtime
 from lockstep.runtime.real.tasks import RealTasks
 from lockstep.sim.runtime.disk import DiskPort, SimDisk
-from lockstep.sim.runtime.loop import SimLoop
-from lockstep.sim.runtime.network import NetworkPort
-from lockstep.sim.runtime.probes import SimProbes
+from lockstep.sim.runtime.loop import SimLoop, Stage
+from lockstep.sim.runtime.network import Fabric, NetworkPort
+from lockstep.sim.runtime.probes import ProbeBoard, SimProbes
 from lockstep.sim.runtime.streams import NS, SimClock, SimRandom
-
-if TYPE_CHECKING:
-    from lockstep.sim.runtime.world import World
 
 
 class InlineWorkers:
@@ -53,8 +50,10 @@ class Process:
     `expected_errors`: exceptions with which main may end without failing the run.
     """
 
-    def __init__(self, world: World, name: str, host: str) -> None:
+    def __init__(self, world: Stage, network: Fabric, probes: ProbeBoard, name: str, host: str) -> None:
         self.world = world
+        self._network = network
+        self._probes = probes
         self.name = name
         self.host = host
         self.label = f"{name}.0"
@@ -97,26 +96,26 @@ class Process:
         self.incarnation += 1
         self.label = f"{self.name}.{self.incarnation}"
         self.main_task = None
-        loop = self.loop = SimLoop(world, self.clock, self.host, self.label)
+        loop = self.loop = SimLoop(world, self._network.dialing, self.clock, self.host, self.label)
         loop.charge_ns = self.callback_cost_us * 1000
         self._paused = False
         self.runtime = self._runtime(loop)
         world.note(self.label, "start")
         if not self.powered:
             self.powered = True
-            world.network.host_is_back(self)
+            self._network.host_is_back(self.host)
         loop.call_soon(self._boot, loop, self._main, self.runtime, context=contextvars.Context())
 
     def start_after(self, delay_s: float) -> None:
         self.world.after(delay_s, self.start, label=f"start {self.name}")
 
     def _runtime(self, loop: SimLoop) -> Runtime:
-        probes = SimProbes(self)
+        probes = SimProbes(self._probes, self, loop)
         return Runtime(
             clock=self.clock,
             random=SimRandom(self.world.stream(f"entropy/{self.label}")),
             disk=DiskPort(self.disk, loop, probes),
-            network=NetworkPort(self.world.network, loop),
+            network=NetworkPort(self._network, loop),
             tasks=SimTasks(loop),
             probes=probes,
             workers=InlineWorkers(),
@@ -157,7 +156,7 @@ class Process:
         loop.die()
         self._paused = False
         self.powered = kind != POWER
-        self.world.network.process_ended(self, loop, kind)
+        self._network.process_ended(loop, kind, self.faults)
         if kind == POWER or self.disk.failed:
             # A host whose disk dropped pages is started anew before anything may trust its cache.
             self.disk.power_loss()

@@ -1,22 +1,23 @@
-"""One end of a simulated TCP connection, as asyncio's transports behave.
+"""One end of a simulated TCP connection, as asyncio's transports behave; and directed links between hosts:
+how long bytes take, and what keeps them from passing.
 
 Invariant: bytes reach the peer's protocol in the order written, without gaps, or the connection ends.
 What the kernel of a dead process would do is the Fabric's business; an end only knows its own state.
+All draws about a link come from that link's own stream.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import math
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal, Protocol
 
-from lockstep.sim.runtime.loop import Callback, SimLoop
+import msgspec
 
-if TYPE_CHECKING:
-    from lockstep.sim.runtime.dialing import Link
-    from lockstep.sim.runtime.network import Fabric
+from lockstep.sim.runtime.loop import Callback, SimLoop, Stage
 
 #: Most bytes one data_received gets, as asyncio's loops read.
 READ_BYTES_MAX = 256 * 1024
@@ -24,6 +25,68 @@ _HIGH_WATER_BYTES = 64 * 1024
 _LOW_WATER_BYTES = 16 * 1024
 
 Address = tuple[str, int]
+
+
+class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One direction between two hosts. Times in milliseconds, the rest probabilities."""
+
+    #: `uniform` in [low, high]; `exponential` and `heavy` have a tail beyond high.
+    shape: Literal["uniform", "exponential", "heavy"] = "uniform"
+    low_ms: float = 0.2
+    high_ms: float = 2.0
+    #: A segment is lost and comes a retransmission later.
+    loss: float = 0.0
+    retransmit_ms: float = 200.0
+    #: A write arrives in two pieces.
+    fragment: float = 0.05
+    #: A write joins one of the same instant, as a kernel's buffer does.
+    coalesce: float = 0.8
+    #: One bit of a segment flips, unnoticed by TCP.
+    corrupt: float = 0.0
+    #: The first packet of a connection is lost.
+    syn_loss: float = 0.0
+    #: The connection is established and then silent for ever.
+    dead_on_accept: float = 0.0
+
+
+class Link:
+    """Bytes from one host to another: their delays and what blocks them."""
+
+    def __init__(self, world: Stage, source: str, target: str, settings: LinkSettings) -> None:
+        self.source = source
+        self.target = target
+        self.name = f"{source}>{target}"
+        self.draw = world.stream(f"link/{self.name}")
+        self.chance = self.draw.random
+        self.blocked = False
+        self.clogged_until_ns = 0
+        self._world = world
+        self.configure(settings)
+
+    def configure(self, settings: LinkSettings) -> None:
+        self.settings = settings
+        self._low_ns = int(settings.low_ms * 1e6)
+        self._span_ns = int((settings.high_ms - settings.low_ms) * 1e6)
+
+    def arrival_ns(self, sent_ns: int) -> int:
+        """When a packet sent then arrives, as if it were alone."""
+        settings = self.settings
+        share = self.chance()
+        if settings.shape == "exponential":
+            share = -math.log1p(-share)
+        elif settings.shape == "heavy":
+            share = min((1.0 - share) ** -0.7 - 1.0, 200.0)
+        arrival = sent_ns + self._low_ns + int(self._span_ns * share)
+        if settings.loss and self.chance() < settings.loss:
+            self._world.count("net.retransmitted")
+            arrival += self.retransmit_ns()
+        if self.clogged_until_ns > arrival:
+            self._world.count("net.clogged")
+            arrival = self.clogged_until_ns + int(self.chance() * 10_000_000)
+        return arrival
+
+    def retransmit_ns(self) -> int:
+        return int(self.settings.retransmit_ms * 1e6 * (1.0 + self.chance()))
 
 
 class Segment:
@@ -39,6 +102,22 @@ class Segment:
         return 0 if self.chunks is None else sum(map(len, self.chunks))
 
 
+class Wires(Protocol):
+    """What ends of connections, and those who make them, ask of the Fabric."""
+
+    #: Open connections by number: client's end, server's end.
+    connections: dict[int, tuple[SimTransport, SimTransport]]
+
+    def count(self, effect: str, times: int = 1) -> None: ...
+    def link(self, source: str, target: str) -> Link: ...
+    def kernel_is_up(self, host: str) -> bool: ...
+    def send(self, end: SimTransport, data: bytes) -> None: ...
+    def send_end(self, end: SimTransport) -> None: ...
+    def send_reset(self, end: SimTransport) -> None: ...
+    def acknowledge(self, sender: SimTransport, size: int) -> None: ...
+    def end_closed(self, end: SimTransport) -> None: ...
+
+
 class SimTransport(asyncio.Transport):
     """`peer` and `link` (outgoing) are set by the Fabric before anything else happens."""
 
@@ -47,7 +126,7 @@ class SimTransport(asyncio.Transport):
 
     def __init__(
         self,
-        fabric: Fabric,
+        wires: Wires,
         loop: SimLoop,
         number: int,
         local: Address,
@@ -55,7 +134,7 @@ class SimTransport(asyncio.Transport):
         context: contextvars.Context,
     ) -> None:
         super().__init__({"sockname": local, "peername": remote})
-        self.fabric = fabric
+        self.wires = wires
         self.loop = loop
         self.number = number
         self.context = context
@@ -83,7 +162,6 @@ class SimTransport(asyncio.Transport):
         #: Somebody waits until everything written was taken.
         self._emptied: asyncio.Future[None] | None = None
         self._read_callback = Callback(self._read, (), context, "read")
-        loop.ends[self] = None
 
     # ---- asyncio's interface
 
@@ -129,7 +207,7 @@ class SimTransport(asyncio.Transport):
             return
         content = data if type(data) is bytes else bytes(data)
         self.in_flight += len(content)
-        self.fabric.send(self, content)
+        self.wires.send(self, content)
         if self.in_flight > self._high:
             self._press()
 
@@ -139,7 +217,7 @@ class SimTransport(asyncio.Transport):
     def write_eof(self) -> None:
         if not self._fin_sent and not self.loop.dead:
             self._fin_sent = True
-            self.fabric.send_end(self)
+            self.wires.send_end(self)
 
     def close(self) -> None:
         if self.closing or self.loop.dead:
@@ -150,7 +228,7 @@ class SimTransport(asyncio.Transport):
     def abort(self) -> None:
         if self.closed or self.loop.dead:
             return
-        self.fabric.send_reset(self)
+        self.wires.send_reset(self)
         self._end_soon(None)
 
     # ---- raw bytes
@@ -167,7 +245,7 @@ class SimTransport(asyncio.Transport):
         if len(data) > size:
             self._inbox.appendleft(data[size:])
             data = data[:size]
-        self.fabric.acknowledge(self.peer, len(data))
+        self.wires.acknowledge(self.peer, len(data))
         return data
 
     async def drained(self) -> None:
@@ -218,7 +296,6 @@ class SimTransport(asyncio.Transport):
     def silence(self) -> None:
         """This end's process is dead; nothing is called any more."""
         self.closing = self.closed = True
-        self.loop.ends.pop(self, None)
         self._inbox.clear()
         self.protocol = None
 
@@ -250,7 +327,7 @@ class SimTransport(asyncio.Transport):
             )
             self.abort()
             return
-        self.fabric.acknowledge(self.peer, len(data))
+        self.wires.acknowledge(self.peer, len(data))
         self._queue_read()
 
     def _take(self) -> bytes:
@@ -273,7 +350,7 @@ class SimTransport(asyncio.Transport):
     def _press(self) -> None:
         if self.in_flight > self._high and not self._write_paused and not self.closing:
             self._write_paused = True
-            self.fabric.count("net.backpressure")
+            self.wires.count("net.backpressure")
             self.get_protocol().pause_writing()
 
     def _release(self) -> None:
@@ -293,9 +370,8 @@ class SimTransport(asyncio.Transport):
         self.closed = True
         self._tell_awaited()
         self._tell_emptied()
-        self.loop.ends.pop(self, None)
         self._inbox.clear()
-        self.fabric.end_closed(self)
+        self.wires.end_closed(self)
         protocol, self.protocol = self.protocol, None
         if protocol is not None:
             protocol.connection_lost(error)

@@ -23,13 +23,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from lockstep.runtime.ports import Runtime
-from lockstep.sim.runtime.dialing import LinkSettings
 from lockstep.sim.runtime.guard import Guard
 from lockstep.sim.runtime.loop import Callback, SimLoop
 from lockstep.sim.runtime.network import Fabric
 from lockstep.sim.runtime.probes import ProbeBoard
 from lockstep.sim.runtime.process import Process
 from lockstep.sim.runtime.streams import NS, Stream, stream
+from lockstep.sim.runtime.transport import LinkSettings
 
 #: Events hashed together: large enough that hashing does not show, small enough to stay in cache.
 BLOCK_EVENTS = 4096
@@ -166,10 +166,19 @@ class World:
         """The process `name`, made (not started) on first use; `host` defaults to an address of its own."""
         process = self.processes.get(name)
         if process is None:
-            process = Process(self, name, host or f"10.0.0.{len(self.processes) + 1}")
+            process = Process(
+                self, self.network, self.probes, name, host or f"10.0.0.{len(self.processes) + 1}"
+            )
             self.processes[name] = process
         assert host is None or host == process.host, (name, host, process.host)
         return process
+
+    def hosts(self) -> dict[str, bool]:
+        """{host: its kernel is up}."""
+        found: dict[str, bool] = {}
+        for process in self.processes.values():
+            found[process.host] = process.powered and found.get(process.host, True)
+        return found
 
     def count(self, effect: str, times: int = 1) -> None:
         """A fault really changed something."""
