@@ -25,6 +25,8 @@ CLIENT = "client"
 SEED = 1
 #: Virtual seconds after the answer in which what is left of a request ends.
 TAIL_S = 1.0
+#: Virtual seconds after which a new cluster's metadata stays as it is.
+SETTLED_S = 5.0
 
 _KEYSPACE = "CREATE KEYSPACE k WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 3}"
 _TABLE = "CREATE TABLE k.{} (a int, b int, c text, PRIMARY KEY (a, b))"
@@ -34,12 +36,14 @@ _SELECT = "SELECT a, b, c FROM k.t WHERE a = ?"
 _RANGE = "SELECT a, b, c FROM k.t WHERE token(a) > ? AND token(a) <= ?"
 _RING = (-(2**63), 2**63 - 1)
 _ROWS = 8
+#: The partition that both runs of a statement are about: plans are made once for each range of tokens.
+_KEY = 1
 
 Statement: TypeAlias = Callable[[int], tuple[str, tuple[Any, ...]]]
 #: {walk: (statement and values of its n-th run, consistency)}.
 _STATEMENTS: dict[str, tuple[Statement, str]] = {
-    "INSERT at QUORUM": (lambda turn: (_INSERT, (100 + turn, turn, "text")), "QUORUM"),
-    "SELECT of a partition at QUORUM": (lambda turn: (_SELECT, (turn,)), "QUORUM"),
+    "INSERT at QUORUM": (lambda turn: (_INSERT, (_KEY, turn, "text")), "QUORUM"),
+    "SELECT of a partition at QUORUM": (lambda turn: (_SELECT, (_KEY,)), "QUORUM"),
     "SELECT of a token range": (lambda turn: (_RANGE, _RING), "LOCAL_QUORUM"),
     "CREATE TABLE": (lambda turn: (_TABLE.format(f"t{turn}"), ()), "QUORUM"),
 }
@@ -78,6 +82,8 @@ def _requests(contract: Contract) -> dict[str, Calls]:
         cluster.execute(_TABLE.format("t"))
         for key in range(_ROWS):
             cluster.execute(_INSERT, (key, key, "text"))
+        # What a new cluster still commits to its metadata drops all plans.
+        cluster.advance(SETTLED_S)
         return {
             name: _request(_calls(contract, wiring), cluster, statement, level)
             for name, (statement, level) in _STATEMENTS.items()
