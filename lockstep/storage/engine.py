@@ -39,7 +39,6 @@ from lockstep.storage.rows import keys
 from lockstep.storage.rows.fragments import fragments_of
 from lockstep.storage.rows.keys import table_of, with_ballots
 from lockstep.storage.rows.reconcile import is_empty
-from lockstep.storage.space import Space
 from lockstep.storage.store import Batch, Family, FixedContent, Pair, RangeCursor, Run, Store
 from lockstep.storage.store_position import begin_generation
 from lockstep.storage.unchanged import Unchanged, leaf_digests
@@ -223,11 +222,11 @@ class StorageEngine:
     ) -> None:
         """`derive` says what follows from a mutation that is about to be written, if anything does.
         `on_failure` is told once when the store can make nothing durable any more. `sync_period_ms`: see
-        GroupCommit. `reserve_bytes`: see `storage.space`."""
+        GroupCommit. `reserve_bytes`: see Space."""
         self._store = store
         self._runtime = runtime
-        self.space = Space(runtime, reserve_bytes)
-        self._commit = GroupCommit(store, runtime, on_failure, sync_period_ms)
+        self._commit = GroupCommit(store, runtime, on_failure, sync_period_ms, reserve_bytes)
+        self.space = self._commit.space
         self._merge = BackgroundMerge(store, runtime, self._commit.fail)
         self._ask_merge = self._merge.ask if background_merge else None
         self.fixing = Checkpoint(store, self._commit)
@@ -245,8 +244,7 @@ class StorageEngine:
         `also` are operations of other families (a journal entry) that join the same atomic batch;
         `first_epoch` is handed to `derive`; None: the caller knows that nothing follows.
         """
-        self.space.admit()
-        self._commit.admit()
+        self._commit.admit_growth()
         prefix = keys.partition_prefix(mutation.table_id, mutation.token, mutation.key)
         batch = fragments_of(mutation, prefix)
         marks = self.unchanged.changed(mutation.table_id, mutation.token, by_repair=by_repair)
@@ -282,7 +280,6 @@ class StorageEngine:
     async def synced(self, sequence: int) -> None:
         """Return when everything up to `sequence` is durable; many waiters share one sync."""
         await self._commit.synced(sequence)
-        self.space.synced()
 
     async def read(self, command: ReadCommand) -> ReadResult:
         """Canonical partitions with tombstones and with all cells of each row; see `ReadCommand`.

@@ -1,8 +1,11 @@
-"""Group commit: one sync at a time, each covering everything written before it began.
+"""Group commit: one sync at a time, each covering everything written before it began; and whether the disk
+has room for writes: below a reserve they are refused, while reads, deletions and what the metadata log needs
+go on.
 
 Invariants. `synced(n)` returns only after a sync that began after write n has finished. A partition is
 known as unsynced from its write until such a sync has finished, so a reader can wait for exactly what it
-saw. After one failed sync or write every later call fails: nothing more can be promised.
+saw. After one failed sync or write every later call fails: nothing more can be promised. A refusal for lack
+of room is made before anything is written, so it is definite and leaves the store as it was.
 """
 
 from __future__ import annotations
@@ -44,6 +47,53 @@ class _Unsynced:
         return found
 
 
+class Space:
+    """`reserve_bytes` 0: the disk is never looked at."""
+
+    def __init__(self, runtime: Runtime, reserve_bytes: int) -> None:
+        self._runtime = runtime
+        self.reserve_bytes = reserve_bytes
+        self._next_look_s = 0.0
+        #: Whether `admit` is to look again.
+        self._due = reserve_bytes > 0
+        self.is_full = False
+        #: Writes that were refused.
+        self.refused = 0
+
+    def synced(self) -> None:
+        """What was written lies on the disk now."""
+        self._due = self.reserve_bytes > 0
+
+    def admit(self) -> None:
+        """As `require`, before a write: a look between two syncs is enough."""
+        if self._due:
+            self.require()
+
+    def look(self) -> bool:
+        """Whether too little is free; the disk is asked every DISK_SPACE_LOOK_MS at most."""
+        if not self.reserve_bytes:
+            return False
+        now_s = self._runtime.clock.monotonic_s()
+        if now_s >= self._next_look_s:
+            self._next_look_s = now_s + limits.DISK_SPACE_LOOK_MS / 1000
+            # Once full, a little more must be free before writes are taken again.
+            wanted = self.reserve_bytes * (5 if self.is_full else 4) // 4
+            self.is_full = self._runtime.disk.free_bytes() < wanted
+        return self.is_full
+
+    def require(self) -> None:
+        """DiskRefused while there is too little room for a write."""
+        self._due = False
+        if self.look():
+            self._due = True
+            self.refused += 1
+            self._runtime.probes.reach("storage.disk_full")
+            raise DiskRefused(
+                f"less than {self.reserve_bytes} bytes are free: writes are refused",
+                hint="make room on the data directory's disk: storage.reserve_bytes stay free",
+            )
+
+
 class GroupCommit:
     def __init__(
         self,
@@ -51,9 +101,11 @@ class GroupCommit:
         runtime: Runtime,
         on_failure: Callable[[StorageError], None] | None = None,
         period_ms: int = 0,
+        reserve_bytes: int = 0,
     ) -> None:
         """With a period nobody waits for a sync: one is made that long after the first write behind the last,
         and a crash may take back what was acknowledged since."""
+        self.space = Space(runtime, reserve_bytes)
         self._period_ms = period_ms
         #: Set when a periodic sync is not to wait.
         self._hurry = asyncio.Event()
@@ -82,6 +134,11 @@ class GroupCommit:
             raise DiskRefused(self._failure)
         if self._open.writes >= limits.UNSYNCED_WRITES_MAX:
             raise Overloaded("too many writes wait for the disk")
+
+    def admit_growth(self) -> None:
+        """As `admit`, of what takes room; DiskRefused also when there is none."""
+        self.space.admit()
+        self.admit()
 
     def fail(self, error: StorageError) -> None:
         """The store is dead, by a sync or by a write: say so once, and promise nothing from now on."""
@@ -170,6 +227,7 @@ class GroupCommit:
         self._runtime.probes.reach("storage.sync.finished")
         assert covered >= self._closing_covers, "a sync covers what was written before it"
         self._covered = covered
+        self.space.synced()
         self._closing = _Unsynced()
         joined, self._joined = self._joined, []
         for waiter in joined:

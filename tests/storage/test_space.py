@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from lockstep.storage.space import Space
+from lockstep.storage.group_commit import Space
 from lockstep.values.errors import DiskRefused
 from lockstep.values.limits import DISK_SPACE_LOOK_MS
 

@@ -18,7 +18,7 @@ from lockstep.node.membership.service_driver import ServiceDriver
 from lockstep.node.work.conditions import Conditions
 from lockstep.node.work.topology_driver import TopologyDriver
 from lockstep.runtime.ports import Clock
-from lockstep.storage.space import Space
+from lockstep.storage.group_commit import Space
 
 #: An election takes less than a second, and a second one after a split vote as long again.
 LEADERLESS_S: Final = 5.0
