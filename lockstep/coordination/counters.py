@@ -188,7 +188,7 @@ class CounterLeader:
         placement = self._context.plans.placement(mutation.table_id)
         if placement is None:
             raise NotReplica(f"table id {mutation.table_id} is not known here")
-        group = placement.group_for(mutation.token)
+        group = placement.ring.group_for(mutation.token)
         if group.epoch > request.epoch or placement.changed_epoch > request.epoch:
             raise StaleEpoch(placement.epoch, "stale_placement")
         # A pending replica lacks what it counted when it owned the range before.

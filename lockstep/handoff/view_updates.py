@@ -26,10 +26,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from lockstep.cql.bind.keys import derived_key, split_key
 from lockstep.cql.ddl.view_statements import filter_of
 from lockstep.quorum.plans import Plan, PlanBook
-from lockstep.schema.clustering import decode, encode_prefix
+from lockstep.schema.clustering import decode, derived_key, encode_prefix, split_key
 from lockstep.schema.model import Keyspace, Table
 from lockstep.schema.user_types import type_in
 from lockstep.storage.rows.reconcile import Shadow, merge_partitions, stronger, stronger_cell

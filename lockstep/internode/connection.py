@@ -362,9 +362,9 @@ class Connection(asyncio.Protocol):
             return
         self.reply_all(verb, (stream,), body)
 
-    def small(self, body: bytes) -> bool:
-        """Whether replies with this body share frames."""
-        return len(body) <= SHARED_BODY_BYTES_MAX
+    def shares(self, body: bytes) -> bool:
+        """Whether replies with this body share frames, and there is room for them."""
+        return len(body) <= SHARED_BODY_BYTES_MAX and self._out_bytes < PEER_QUEUED_BYTES_MAX
 
     def reply_all(self, verb: int, streams: Sequence[int], body: bytes) -> None:
         """As `reply` with a small body, to the requests of several streams."""

@@ -21,7 +21,7 @@ from lockstep.internode.frames import ERROR, ONE_WAY, REPLY, SHARED, Envelope, e
 from lockstep.internode.handshake import Address, HasEpoch, Hello, PeerInfo, peer_of
 from lockstep.internode.link_faults import LinkFaults
 from lockstep.internode.own_side import OPEN, LinkSecurity, OwnSide, kept_from
-from lockstep.internode.peer import Link, Peer
+from lockstep.internode.peer import SHARED_REQUEST_BYTES_MAX, Link, Peer
 from lockstep.internode.repeated_log import Log
 from lockstep.internode.serving import (
     EXPIRING,
@@ -34,7 +34,6 @@ from lockstep.internode.serving import (
     serve_shared,
     unserved,
 )
-from lockstep.internode.shared_requests import SHARED_REQUEST_BYTES_MAX
 from lockstep.internode.verbs import encode_error
 from lockstep.internode.waiters import CallbackWaiter, FutureWaiter, RawWaiter, Waiter
 from lockstep.runtime.ports import Runtime, Server

@@ -20,7 +20,7 @@ from lockstep.internode.connection import Connection, FileReply
 from lockstep.internode.frames import ERROR, REPLY, SHARED, Envelope
 from lockstep.internode.handshake import Address, PeerInfo
 from lockstep.internode.own_side import OwnSide, muted
-from lockstep.internode.shared_requests import SHARED_STREAMS, SharedRequests
+from lockstep.internode.peer import SHARED_STREAMS, SharedRequests
 from lockstep.internode.verbs import encode_error
 from lockstep.internode.waiters import Waiter
 from lockstep.values.codec import UNREADABLE, decoder, encode
@@ -93,7 +93,7 @@ class Respond(msgspec.Struct, eq=False):
                 crowd[1].append(stream)
         for (connection, verb), (node, streams) in crowds.items():
             connection.serving -= len(streams)
-            goes_together = connection.small(body) and connection.room() and 0 not in streams
+            goes_together = connection.shares(body) and 0 not in streams
             if goes_together and not node.faults.blocked_to:
                 connection.reply_all(verb, streams, body)
                 continue

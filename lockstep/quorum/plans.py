@@ -288,9 +288,6 @@ class TablePlacement:
         #: Whether reads repair what replicas lack before they answer.
         self.repairs = option(table.options, "read_repair") == "BLOCKING"
 
-    def group_for(self, token: int) -> ReplicaGroup:
-        return self.ring.range_at(token).group
-
     def alike(self, token: int) -> list[PlacedRange]:
         """The range of a token and those that follow it on the same nodes, while nothing moves: one question
         may be about all of them."""

@@ -276,7 +276,7 @@ class BallotService:
                 raise StaleEpoch(newest, STALE_DROPPED)
             self._refusals.refused(WRITE, UNKNOWN_TABLE)
             raise NotReplica(f"table id {table_id} is not known at epoch {newest}")
-        group = placement.group_for(token)
+        group = placement.ring.group_for(token)
         if group.epoch > request.epoch or placement.changed_epoch > request.epoch:
             reason = STALE_PLACEMENT if placement.changed_epoch <= request.epoch else STALE_TABLE
             self._refusals.refused(WRITE, reason)
@@ -289,6 +289,6 @@ class BallotService:
     def _fence(self, request: Request) -> None:
         """StaleEpoch when the group changed while the request was executed; what was stored stays."""
         placement = self._plans.placement(request.place.table_id)
-        if placement is not None and placement.group_for(request.place.token).epoch > request.epoch:
+        if placement is not None and placement.ring.group_for(request.place.token).epoch > request.epoch:
             self._refusals.refused(WRITE, STALE_AFTERWARDS)
             raise StaleEpoch(placement.epoch, STALE_AFTERWARDS)

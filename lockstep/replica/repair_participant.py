@@ -170,7 +170,7 @@ class RepairParticipant:
                 placement = self._plans.placement(mutation.table_id)
                 if placement is None:
                     continue  # A dropped table lacks nothing.
-                if self._own_id() not in placement.group_for(mutation.token).writes:
+                if self._own_id() not in placement.ring.group_for(mutation.token).writes:
                     raise NotReplica(f"node {self._own_id()} has given token {mutation.token} up")
                 sequence = self._engine.apply(mutation, by_repair=True)
             self._runtime.probes.reach("repair.mend.applied")

@@ -149,7 +149,7 @@ class ReplicaService:
         placement = self._plans.placement(mutation.table_id)
         if placement is None:
             raise self._unknown_table(mutation.table_id, epoch, WRITE)
-        group = placement.group_for(mutation.token)
+        group = placement.ring.group_for(mutation.token)
         if group.epoch > epoch or placement.changed_epoch > epoch:
             raise self._stale(placement, mutation.table_id, epoch, WRITE)
         if self._plans.own not in group.writes:
@@ -211,7 +211,7 @@ class ReplicaService:
         changed or is gone does not matter, for nobody looks for the write elsewhere.
         """
         placement = self._plans.placement(request.mutation.table_id)
-        if placement is None or placement.group_for(request.mutation.token).epoch <= request.epoch:
+        if placement is None or placement.ring.group_for(request.mutation.token).epoch <= request.epoch:
             return None
         self._probes.reach("replica.write.fenced")
         self.refusals.refused(WRITE, STALE_AFTERWARDS)
@@ -266,7 +266,7 @@ class ReplicaService:
         if placement.changed_epoch > request.epoch:
             raise self._stale(placement, command.table_id, request.epoch, READ)
         if command.left + 1 == command.right:
-            groups: Iterable[ReplicaGroup] = (placement.group_for(command.right),)
+            groups: Iterable[ReplicaGroup] = (placement.ring.group_for(command.right),)
         else:
             overlapping = placement.ring.overlapping(Range(command.left, command.right))
             groups = (placed.group for placed in overlapping)

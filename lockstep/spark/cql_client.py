@@ -25,10 +25,10 @@ from lockstep.cql.wire.constants import (
     ERROR_UNPREPARED,
     ERROR_WRITE_FAILURE,
     ERROR_WRITE_TIMEOUT,
+    USES_SEGMENTS,
     VERSION_4,
     VERSION_5,
     Opcode,
-    uses_segments,
 )
 from lockstep.cql.wire.frames import Envelope, EnvelopeReader, SegmentReader, encode_request, encode_segments
 from lockstep.cql.wire.messages import QueryParameters, Value
@@ -130,7 +130,7 @@ class CqlConnection:
             if not isinstance(body, wire.Ready | wire.Authenticate):
                 connection.close()
                 raise ServerFault(f"{endpoint.host} answered STARTUP with {type(body).__name__}")
-            if uses_segments(version):
+            if version in USES_SEGMENTS:
                 connection._segments = SegmentReader()
             if isinstance(body, wire.Authenticate):
                 connection._log_in()

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from lockstep.cql.bind import packing, results
-from lockstep.cql.bind.keys import decode
+from lockstep.cql.bind.page_positions import decode
 from lockstep.cql.bind.results import PageBuilder
 from lockstep.cql.compile.select import plan_select
 from lockstep.cql.wire.responses import encode_rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.cql.bind.keys import PagePosition, decode, encode
+from lockstep.cql.bind.page_positions import PagePosition, decode, encode
 from lockstep.values.errors import ProtocolViolation
 from lockstep.values.rows import Position
 

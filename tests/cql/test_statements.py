@@ -296,7 +296,7 @@ def test_rows_of_several_partitions_that_order_by_leaves_equal_stay_in_the_order
 
 
 def test_garbage_paging_states_are_refused(session: Session) -> None:
-    from lockstep.cql.bind.keys import decode
+    from lockstep.cql.bind.page_positions import decode
 
     for data in (b"", b"abc", bytes(40)):
         with pytest.raises(ProtocolViolation, match="Invalid value for the paging state"):

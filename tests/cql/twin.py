@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lockstep.cql.bind.keys import decode
 from lockstep.cql.bind.modify import plan_batch, plan_modification
+from lockstep.cql.bind.page_positions import decode
 from lockstep.cql.bind.results import PageBuilder
 from lockstep.cql.compile import modification
 from lockstep.cql.compile.context import Context

@@ -270,7 +270,7 @@ def test_a_deleted_row_is_gone_from_a_view_although_a_replica_is_lost() -> None:
 def replicas(node: Node, table: Table, key: bytes) -> set[int]:
     placement = node.data.coordinator.plans.placement(table.id)
     assert placement is not None
-    return set(placement.group_for(token_of(key)).reads)
+    return set(placement.ring.group_for(token_of(key)).reads)
 
 
 def one_of_two_pairs(town: Town) -> tuple[bytes, tuple[int, int]]:

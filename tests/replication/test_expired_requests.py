@@ -16,8 +16,8 @@ from lockstep.internode import verbs
 from lockstep.internode.connection import DELAY_WINDOW_S, QueueingDelay
 from lockstep.internode.frames import ERROR, REQUEST, SHARED, FrameReader, encode_frame
 from lockstep.internode.handshake import PeerInfo
+from lockstep.internode.peer import SHARED_STREAMS, SharedOut
 from lockstep.internode.serving import Respond
-from lockstep.internode.shared_requests import SHARED_STREAMS, SharedOut
 from lockstep.replica.messages import ReadRequest, WriteRequest
 from lockstep.values.codec import encode
 from lockstep.values.errors import PeerTimeout

@@ -16,8 +16,8 @@ from lockstep.internode.frames import REQUEST, SHARED, Envelope, encode_frame
 from lockstep.internode.handshake import PeerInfo
 from lockstep.internode.internode import Internode
 from lockstep.internode.own_side import ExcludedNodes
+from lockstep.internode.peer import SHARED_REQUEST_BYTES_MAX, SHARED_REQUESTS_MAX
 from lockstep.internode.serving import Respond
-from lockstep.internode.shared_requests import SHARED_REQUEST_BYTES_MAX, SHARED_REQUESTS_MAX
 from lockstep.values.codec import encode
 from lockstep.values.errors import (
     LockstepError,

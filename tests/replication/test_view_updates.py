@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.cql.bind.keys import split_key
 from lockstep.cql.compile.prepared import shape_of
 from lockstep.handoff.view_updates import ViewOf, for_all
 from lockstep.schema.changes import CreateKeyspace, CreateTable, NewColumn, apply_change
-from lockstep.schema.clustering import decode, encode_prefix
+from lockstep.schema.clustering import decode, encode_prefix, split_key
 from lockstep.schema.model import ColumnKind, Schema, Table
 from lockstep.schema.view_changes import CreateView, unmarking
 from lockstep.storage.rows.fragments import touched

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.cql.bind.keys import decode
+from lockstep.cql.bind.page_positions import decode
 from lockstep.cql.bind.results import PageBuilder
 from lockstep.cql.compile.context import Context
 from lockstep.cql.compile.prepare import prepare

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from lockstep.cql.bind.keys import derived_key
 from lockstep.cql.compile.context import Context
 from lockstep.cql.compile.terms import Values
 from lockstep.cql.functions.signatures import Function, Run
+from lockstep.schema.clustering import derived_key
 from lockstep.schema.types import (
     CollectionType,
     CqlType,

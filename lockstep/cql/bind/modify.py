@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lockstep.cql.bind.keys import check_clustering, routing_key
 from lockstep.cql.bind.operations import RowWriter, merged_mutations
 from lockstep.cql.compile.context import Context, ListIds, Lists
 from lockstep.cql.compile.index_uses import check_indexed
@@ -20,7 +19,7 @@ from lockstep.cql.compile.prepared import Prepared
 from lockstep.cql.compile.ranges import clusterings, partition_keys, slices
 from lockstep.cql.compile.terms import TermPlan, Values
 from lockstep.cql.wire.messages import UNSET
-from lockstep.schema.clustering import encode_prefix
+from lockstep.schema.clustering import check_clustering, encode_prefix, routing_key
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.limits import TTL_S_MAX
 from lockstep.values.rows import Cell, Deletion, Liveness, Mutation, RangeDeletion, Row

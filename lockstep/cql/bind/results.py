@@ -13,13 +13,13 @@ from typing import Final
 
 import msgspec
 
-from lockstep.cql.bind.keys import PagePosition, encode, split_key
 from lockstep.cql.bind.packing import RowPacker, is_packable
+from lockstep.cql.bind.page_positions import PagePosition, encode
 from lockstep.cql.bind.records import Groups, RecordReader, ResultRow
 from lockstep.cql.compile.expressions import Record
 from lockstep.cql.compile.select import POINT, SelectPlan
 from lockstep.cql.wire.responses import encode_rows
-from lockstep.schema.clustering import decode, encode_prefix
+from lockstep.schema.clustering import decode, encode_prefix, split_key
 from lockstep.values.errors import InvalidRequest, ServerFault
 from lockstep.values.limits import PAGE_ROWS_DEFAULT, PARTITION_READS_AT_ONCE_MAX
 from lockstep.values.node_limits import PAGE_BYTES_MAX, ROWS_A_TURN, UNPAGED_BYTES_MAX, UNPAGED_ROWS_MAX

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lockstep.cql.bind.keys import split_key
 from lockstep.cql.bind.modify import plan_batch, plan_modification
 from lockstep.cql.bind.records import RecordReader
 from lockstep.cql.compile import modification
@@ -23,6 +22,7 @@ from lockstep.cql.compile.prepared import Prepared, Scope, TableShape
 from lockstep.cql.compile.ranges import clusterings, partition_keys, settled
 from lockstep.cql.compile.terms import Values
 from lockstep.cql.wire.responses import ColumnSpec
+from lockstep.schema.clustering import split_key
 from lockstep.schema.types import parse_type
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.limits import IN_COMBINATIONS_MAX

@@ -13,13 +13,12 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from lockstep.cql.bind.evaluation import Record
-from lockstep.cql.bind.keys import check_clustering, routing_key
 from lockstep.cql.compile.context import Context
 from lockstep.cql.compile.prepared import TableShape
 from lockstep.cql.compile.restrictions import Bound, Choice, Filter, Restrictions
 from lockstep.cql.compile.terms import Computed, Constant, TermPlan, Values
 from lockstep.cql.wire.messages import UNSET
-from lockstep.schema.clustering import encode_prefix, slice_for
+from lockstep.schema.clustering import check_clustering, encode_prefix, routing_key, slice_for
 from lockstep.schema.types import CollectionType, CqlType, ListType, TupleType
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.limits import IN_COMBINATIONS_MAX

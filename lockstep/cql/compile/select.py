@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from lockstep.cql.bind.keys import PagePosition
+from lockstep.cql.bind.page_positions import PagePosition
 from lockstep.cql.bind.records import check_grouping
 from lockstep.cql.compile.context import Context
 from lockstep.cql.compile.expressions import Moment, Selection, as_json, compile_selection

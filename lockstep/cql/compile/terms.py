@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from lockstep.cql.bind.keys import derived_key
 from lockstep.cql.compile.context import Context
 from lockstep.cql.compile.literals import FITTING, literal_bytes, natural_type, shown
 from lockstep.cql.compile.prepared import Scope
@@ -18,6 +17,7 @@ from lockstep.cql.functions.signatures import Function, Known
 from lockstep.cql.functions.user_functions import choose_own, overloads_in
 from lockstep.cql.parse import tree
 from lockstep.cql.wire.messages import UNSET, Value
+from lockstep.schema.clustering import derived_key
 from lockstep.schema.types import (
     CollectionType,
     CqlType,

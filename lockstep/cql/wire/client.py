@@ -32,6 +32,10 @@ from lockstep.cql.wire.constants import (
     FLAG_PAYLOAD,
     FLAG_TRACING,
     FLAG_WARNINGS,
+    HAS_KEY_INDEXES,
+    HAS_METADATA_ID,
+    HAS_REASON_MAP,
+    HAS_WIDE_FLAGS,
     METADATA_CHANGED,
     METADATA_GLOBAL_TABLE,
     METADATA_MORE_PAGES,
@@ -52,10 +56,6 @@ from lockstep.cql.wire.constants import (
     RESULT_SET_KEYSPACE,
     RESULT_VOID,
     Opcode,
-    has_key_indexes,
-    has_metadata_id,
-    has_reason_map,
-    has_wide_flags,
 )
 from lockstep.cql.wire.messages import BatchStatement, QueryParameters, Unset, Value
 from lockstep.cql.wire.primitives import (
@@ -196,7 +196,8 @@ def decode_response(version: int, opcode: int, flags: int, body: bytes) -> Respo
         value, at = decode(version, body, at)
     except (struct.error, UnicodeDecodeError, IndexError, ValueError) as error:
         raise ProtocolViolation(f"Malformed {Opcode(opcode).name}: {error}") from None
-    wire.check_end(at, body, Opcode(opcode).name)
+    if at > len(body):
+        raise wire.too_short(body, Opcode(opcode).name)
     return Response(value, warnings, payload, trace_id)
 
 
@@ -253,7 +254,7 @@ def _decode_error(version: int, body: bytes, at: int) -> tuple[Body, int]:
 def _read_reasons(version: int, body: bytes, at: int, details: dict[str, object]) -> int:
     count, at = unpack_int(body, at)[0], at + 4
     details["failures"] = count
-    if has_reason_map(version):
+    if version in HAS_REASON_MAP:
         reasons = []
         for _ in range(count):
             address, at = wire.read_inet_address(body, at)
@@ -336,12 +337,12 @@ def _read_rows(body: bytes, at: int) -> tuple[Body, int]:
 def _read_prepared(version: int, body: bytes, at: int) -> tuple[Body, int]:
     statement_id, at = wire.read_short_bytes(body, at)
     metadata_id = None
-    if has_metadata_id(version):
+    if version in HAS_METADATA_ID:
         metadata_id, at = wire.read_short_bytes(body, at)
     flags, count = unpack_int(body, at)[0], unpack_int(body, at + 4)[0]
     at += 8
     keys = 0
-    if has_key_indexes(version):
+    if version in HAS_KEY_INDEXES:
         keys, at = unpack_int(body, at)[0], at + 4
     indexes = []
     for _ in range(keys):
@@ -446,7 +447,7 @@ def query(version: int, text: str, parameters: QueryParameters) -> bytes:
 def prepare(version: int, text: str, keyspace: str | None = None) -> bytes:
     """Body of PREPARE."""
     body = wire.long_string(text)
-    if not has_wide_flags(version):
+    if version not in HAS_WIDE_FLAGS:
         assert keyspace is None, "PREPARE with a keyspace needs version 5"
         return body
     if keyspace is None:
@@ -459,7 +460,7 @@ def execute(
 ) -> bytes:
     """Body of EXECUTE."""
     head = wire.short_bytes(statement_id)
-    if has_metadata_id(version):
+    if version in HAS_METADATA_ID:
         head += wire.short_bytes(result_metadata_id or b"")
     return head + _parameters(version, parameters)
 
@@ -488,7 +489,7 @@ def _value(value: Value) -> bytes:
 
 
 def _flags(version: int, flags: int) -> bytes:
-    return pack_int(flags) if has_wide_flags(version) else bytes((flags,))
+    return pack_int(flags) if version in HAS_WIDE_FLAGS else bytes((flags,))
 
 
 def _rare(version: int, parameters: QueryParameters) -> tuple[int, list[bytes]]:
@@ -506,7 +507,7 @@ def _rare(version: int, parameters: QueryParameters) -> tuple[int, list[bytes]]:
         flags |= QUERY_NOW
         parts.append(pack_int(parameters.now_s))
     wide = flags & (QUERY_KEYSPACE | QUERY_NOW)
-    assert has_wide_flags(version) or not wide, "keyspace and now need version 5"
+    assert version in HAS_WIDE_FLAGS or not wide, "keyspace and now need version 5"
     return flags, parts
 
 

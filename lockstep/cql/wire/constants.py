@@ -1,7 +1,7 @@
 """Numbers of the native protocol, under their names.
 
 Invariant: versions 3 to 6 share the envelope header and the opcodes; what differs by version is asked
-with the functions at the end, never by comparing numbers elsewhere.
+of the sets at the end, never by comparing numbers elsewhere.
 """
 
 from __future__ import annotations
@@ -102,52 +102,24 @@ ERROR_INVALID: Final = 0x2200
 ERROR_ALREADY_EXISTS: Final = 0x2400
 ERROR_UNPREPARED: Final = 0x2500
 
-
-def uses_segments(version: int) -> bool:
-    """Whether envelopes travel in checksummed segments once the handshake is answered."""
-    return version >= VERSION_5
-
-
-def has_conditional_errors(version: int) -> bool:
-    """Whether timeouts of conditional writes count contentions, and unknown outcomes have their own code."""
-    return version >= VERSION_5
-
-
-def has_warnings(version: int) -> bool:
-    """Whether answers may carry warnings and a payload."""
-    return version >= VERSION_4
-
-
-def has_failures(version: int) -> bool:
-    """Whether a replica's failure is told apart from its silence."""
-    return version >= VERSION_4
-
-
-def has_key_indexes(version: int) -> bool:
-    """Whether prepared statements name the bind variables that make the partition key."""
-    return version >= VERSION_4
-
-
-def has_small_types(version: int) -> bool:
-    """Whether date, time, smallint and tinyint have option ids of their own."""
-    return version >= VERSION_4
-
-
-def has_wide_flags(version: int) -> bool:
-    """Whether query flags are 32 bits, PREPARE has flags, and keyspace and now_in_seconds exist."""
-    return version >= VERSION_5
-
-
-def has_metadata_id(version: int) -> bool:
-    """Whether prepared statements carry a result metadata id."""
-    return version >= VERSION_5
-
-
-def has_reason_map(version: int) -> bool:
-    """Whether failures list (address, code) pairs instead of a count."""
-    return version >= VERSION_5
-
-
-def has_duration(version: int) -> bool:
-    """Whether duration has an option id of its own."""
-    return version >= VERSION_5
+#: Versions of the protocol in which the following holds.
+#: Envelopes travel in checksummed segments once the handshake is answered.
+USES_SEGMENTS: Final = frozenset({VERSION_5, VERSION_6_BETA})
+#: Timeouts of conditional writes count contentions, and unknown outcomes have their own code.
+HAS_CONDITIONAL_ERRORS: Final = frozenset({VERSION_5, VERSION_6_BETA})
+#: Answers may carry warnings and a payload.
+HAS_WARNINGS: Final = frozenset({VERSION_4, VERSION_5, VERSION_6_BETA})
+#: A replica's failure is told apart from its silence.
+HAS_FAILURES: Final = frozenset({VERSION_4, VERSION_5, VERSION_6_BETA})
+#: Prepared statements name the bind variables that make the partition key.
+HAS_KEY_INDEXES: Final = frozenset({VERSION_4, VERSION_5, VERSION_6_BETA})
+#: Date, time, smallint and tinyint have option ids of their own.
+HAS_SMALL_TYPES: Final = frozenset({VERSION_4, VERSION_5, VERSION_6_BETA})
+#: Query flags are 32 bits, PREPARE has flags, and keyspace and now_in_seconds exist.
+HAS_WIDE_FLAGS: Final = frozenset({VERSION_5, VERSION_6_BETA})
+#: Prepared statements carry a result metadata id.
+HAS_METADATA_ID: Final = frozenset({VERSION_5, VERSION_6_BETA})
+#: Failures list (address, code) pairs instead of a count.
+HAS_REASON_MAP: Final = frozenset({VERSION_5, VERSION_6_BETA})
+#: Duration has an option id of its own.
+HAS_DURATION: Final = frozenset({VERSION_5, VERSION_6_BETA})

@@ -28,11 +28,11 @@ from lockstep.cql.wire.constants import (
     FLAG_BETA,
     FLAG_COMPRESSED,
     HEADER_BYTES,
+    USES_SEGMENTS,
     VERSION_4,
     VERSION_6_BETA,
     VERSION_NAMES,
     VERSIONS,
-    uses_segments,
 )
 from lockstep.cql.wire.primitives import UINT, unpack_uint
 from lockstep.values.errors import ProtocolViolation
@@ -253,7 +253,7 @@ class EnvelopeReader:
         )
 
     def _decompressed(self, version: int, stream: int, body: bytes) -> bytes:
-        if uses_segments(version):
+        if version in USES_SEGMENTS:
             raise EnvelopeRefused(f"Compressed envelopes end with version {VERSION_4}", stream)
         return decompress_body(body, self.bytes_max, self.algorithm)
 

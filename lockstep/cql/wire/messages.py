@@ -20,6 +20,8 @@ from lockstep.cql.wire.constants import (
     BATCH_COUNTER,
     EVENT_TYPES,
     FLAG_PAYLOAD,
+    HAS_METADATA_ID,
+    HAS_WIDE_FLAGS,
     PREPARE_KEYSPACE,
     QUERY_KEYSPACE,
     QUERY_NAMES,
@@ -31,8 +33,6 @@ from lockstep.cql.wire.constants import (
     QUERY_TIMESTAMP,
     QUERY_VALUES,
     Opcode,
-    has_metadata_id,
-    has_wide_flags,
 )
 from lockstep.cql.wire.primitives import unpack_int, unpack_long, unpack_short, unpack_uint
 from lockstep.values.errors import InvalidRequest, ProtocolViolation
@@ -189,7 +189,7 @@ def _read_named_values(body: bytes, at: int, count: int) -> tuple[tuple[str, ...
 
 
 def _read_parameters(version: int, body: bytes, at: int) -> QueryParameters:
-    head = _HEAD_5 if has_wide_flags(version) else _HEAD_4
+    head = _HEAD_5 if version in HAS_WIDE_FLAGS else _HEAD_4
     number, flags = head.unpack_from(body, at)
     at += head.size
     values: tuple[Value, ...] = ()
@@ -207,7 +207,8 @@ def _read_parameters(version: int, body: bytes, at: int) -> QueryParameters:
         paging_state, at = wire.read_bytes(body, at)
     skip = bool(flags & QUERY_SKIP_METADATA)
     if not flags & _RARE_FLAGS:
-        wire.check_end(at, body, "query parameters")
+        if at > len(body):
+            raise wire.too_short(body, "query parameters")
         return QueryParameters(_level(number), values, names, skip, page_size, paging_state)
     serial, timestamp_us, keyspace, now_s = _read_rare(version, flags, body, at)
     return QueryParameters(
@@ -231,12 +232,13 @@ def _read_rare(
         timestamp_us, at = unpack_long(body, at)[0], at + 8
         if timestamp_us == _TIMESTAMP_FORBIDDEN:
             raise ProtocolViolation("Out of bound timestamp, must be in [-2^63 + 1, 2^63 - 1]")
-    if has_wide_flags(version):
+    if version in HAS_WIDE_FLAGS:
         if flags & QUERY_KEYSPACE:
             keyspace, at = wire.read_string(body, at)
         if flags & QUERY_NOW:
             now_s, at = unpack_int(body, at)[0], at + 4
-    wire.check_end(at, body, "query parameters")
+    if at > len(body):
+        raise wire.too_short(body, "query parameters")
     return serial, timestamp_us, keyspace, now_s
 
 
@@ -246,19 +248,22 @@ def _decode_options(version: int, body: bytes, at: int) -> Options:
 
 def _decode_startup(version: int, body: bytes, at: int) -> Startup:
     options, at = wire.read_string_map(body, at)
-    wire.check_end(at, body, "STARTUP")
+    if at > len(body):
+        raise wire.too_short(body, "STARTUP")
     return Startup(options)
 
 
 def _decode_auth_response(version: int, body: bytes, at: int) -> AuthResponse:
     token, at = wire.read_bytes(body, at)
-    wire.check_end(at, body, "AUTH_RESPONSE")
+    if at > len(body):
+        raise wire.too_short(body, "AUTH_RESPONSE")
     return AuthResponse(token)
 
 
 def _decode_register(version: int, body: bytes, at: int) -> Register:
     listed, at = wire.read_string_list(body, at)
-    wire.check_end(at, body, "REGISTER")
+    if at > len(body):
+        raise wire.too_short(body, "REGISTER")
     event_types = tuple(name.upper() for name in listed)
     for name in event_types:
         if name not in EVENT_TYPES:
@@ -274,11 +279,12 @@ def _decode_query(version: int, body: bytes, at: int) -> Query:
 def _decode_prepare(version: int, body: bytes, at: int) -> Prepare:
     text, at = wire.read_long_string(body, at)
     keyspace = None
-    if has_wide_flags(version):
+    if version in HAS_WIDE_FLAGS:
         flags, at = unpack_uint(body, at)[0], at + 4
         if flags & PREPARE_KEYSPACE:
             keyspace, at = wire.read_string(body, at)
-    wire.check_end(at, body, "PREPARE")
+    if at > len(body):
+        raise wire.too_short(body, "PREPARE")
     return Prepare(text, keyspace)
 
 
@@ -287,7 +293,7 @@ def _decode_execute(version: int, body: bytes, at: int) -> Execute:
     at = start + unpack_short(body, at)[0]
     statement_id = body[start:at]
     metadata_id = None
-    if has_metadata_id(version):
+    if version in HAS_METADATA_ID:
         metadata_id, at = wire.read_short_bytes(body, at)
     return Execute(statement_id, metadata_id, _read_parameters(version, body, at))
 
@@ -317,7 +323,7 @@ def _decode_batch(version: int, body: bytes, at: int) -> Batch:
             raise InvalidRequest(f"The statements of a batch have at most {BATCH_VALUES_MAX} values")
         values, at = _read_values(body, at + 2, width)
         statements.append(BatchStatement(statement, values))
-    head = _HEAD_5 if has_wide_flags(version) else _HEAD_4
+    head = _HEAD_5 if version in HAS_WIDE_FLAGS else _HEAD_4
     number, flags = head.unpack_from(body, at)
     serial, timestamp_us, keyspace, now_s = _read_rare(version, flags, body, at + head.size)
     parameters = QueryParameters(

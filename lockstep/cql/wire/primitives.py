@@ -2,7 +2,7 @@
 
 Writers return bytes. Readers take (body, offset) and return (value, offset behind it); they may move the
 offset past the end on truncated input, where the next fixed-size read fails with struct.error; whoever
-calls them turns that into ProtocolViolation and ends with `check_end`.
+calls them turns that into ProtocolViolation and ends with a look at where it came to (`too_short`).
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ UNSET_MARK: Final = pack_int(-2)
 STRING_BYTES_MAX: Final = 0xFFFF
 
 
-def check_end(at: int, body: bytes, what: str) -> None:
-    """Raise ProtocolViolation when reading went past the end of the body."""
-    if at > len(body):
-        raise ProtocolViolation(f"Malformed {what}: body of {len(body)} bytes is too short")
+def too_short(body: bytes, what: str) -> ProtocolViolation:
+    """What to raise when reading went past the end of the body."""
+    return ProtocolViolation(f"Malformed {what}: body of {len(body)} bytes is too short")
 
 
 def string(text: str) -> bytes:

@@ -26,6 +26,11 @@ from lockstep.cql.wire.constants import (
     FLAG_PAYLOAD,
     FLAG_TRACING,
     FLAG_WARNINGS,
+    HAS_CONDITIONAL_ERRORS,
+    HAS_FAILURES,
+    HAS_KEY_INDEXES,
+    HAS_METADATA_ID,
+    HAS_REASON_MAP,
     METADATA_CHANGED,
     METADATA_GLOBAL_TABLE,
     METADATA_MORE_PAGES,
@@ -36,11 +41,6 @@ from lockstep.cql.wire.constants import (
     RESULT_SET_KEYSPACE,
     RESULT_VOID,
     WRITE_TYPE_CAS,
-    has_conditional_errors,
-    has_failures,
-    has_key_indexes,
-    has_metadata_id,
-    has_reason_map,
 )
 from lockstep.cql.wire.primitives import pack_int, pack_short
 from lockstep.cql.wire.type_options import type_option
@@ -211,10 +211,10 @@ def prepared(
     """RESULT of PREPARE. The indexes name the bind markers that make the partition key, or are empty."""
     flags, columns = _columns(version, bind)
     parts = [pack_int(RESULT_PREPARED), wire.short_bytes(statement_id)]
-    if has_metadata_id(version):
+    if version in HAS_METADATA_ID:
         parts.append(wire.short_bytes(result_metadata_id))
     parts += (pack_int(flags), pack_int(len(bind)))
-    if has_key_indexes(version):
+    if version in HAS_KEY_INDEXES:
         parts.append(pack_int(len(partition_key_indexes)))
         parts += [pack_short(index) for index in partition_key_indexes]
     parts.append(columns)
@@ -269,13 +269,13 @@ def error(version: int, problem: LockstepError) -> bytes:
     Errors without a protocol code of their own are sent as server errors, whose outcome a client must
     take as unknown. Versions without failures are told of a timeout, whose outcome is as unknown.
     """
-    if isinstance(problem, ReadFailure | WriteFailure) and not has_failures(version):
+    if isinstance(problem, ReadFailure | WriteFailure) and version not in HAS_FAILURES:
         problem = _as_timeout(problem)
-    if isinstance(problem, ConditionalUnknown) and not has_conditional_errors(version):
+    if isinstance(problem, ConditionalUnknown) and version not in HAS_CONDITIONAL_ERRORS:
         counts = (problem.consistency, problem.received, problem.required)
         problem = WriteTimeout(*counts, WRITE_TYPE_CAS)
     code = problem.cql_code if isinstance(problem, RequestError | Rejected) else ERROR_SERVER
-    if code == ERROR_FUNCTION_FAILURE and not has_failures(version):
+    if code == ERROR_FUNCTION_FAILURE and version not in HAS_FAILURES:
         code = ERROR_INVALID
     head = pack_int(code) + wire.clipped_string(problem.message)
     return head + _error_details(version, code, problem)
@@ -293,7 +293,7 @@ def _error_details(version: int, code: int, problem: LockstepError) -> bytes:
         return pack_short(problem.consistency) + levels
     if isinstance(problem, WriteTimeout):
         told = _counts(problem) + wire.string(problem.write_type)
-        conditional = problem.write_type == WRITE_TYPE_CAS and has_conditional_errors(version)
+        conditional = problem.write_type == WRITE_TYPE_CAS and version in HAS_CONDITIONAL_ERRORS
         return told + pack_short(min(problem.contentions, 0xFFFF)) if conditional else told
     if isinstance(problem, ConditionalUnknown):
         return _counts(problem)
@@ -325,7 +325,7 @@ def _counts(
 
 
 def _reasons(version: int, problem: ReadFailure | WriteFailure) -> bytes:
-    if not has_reason_map(version):
+    if version not in HAS_REASON_MAP:
         return pack_int(problem.failures)
     # Clients count failures by the map's size, so failures without a known replica get addresses of
     # the unspecified network and the code for an unknown reason.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from lockstep.cql.wire.constants import has_duration, has_small_types
+from lockstep.cql.wire.constants import HAS_DURATION, HAS_SMALL_TYPES
 from lockstep.cql.wire.primitives import pack_short, read_string, string, unpack_short
 from lockstep.schema.types import (
     TYPE_DEPTH_MAX,
@@ -82,8 +82,8 @@ def type_option(version: int, kind: CqlType) -> bytes:
 
 def _has_number(version: int, name: str) -> bool:
     if name == "duration":
-        return has_duration(version)
-    return name not in _SMALL or has_small_types(version)
+        return version in HAS_DURATION
+    return name not in _SMALL or version in HAS_SMALL_TYPES
 
 
 def read_type(body: bytes, at: int, depth: int = 0) -> tuple[CqlType, int]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from lockstep.cql.wire import responses
-from lockstep.cql.wire.constants import VERSION_4, Opcode, has_warnings
+from lockstep.cql.wire.constants import HAS_WARNINGS, VERSION_4, Opcode
 from lockstep.cql.wire.frames import LZ4, Envelope, encode_envelope, encode_segments
 from lockstep.server.cql.backpressure import Backpressure, Responses
 from lockstep.server.cql.loop_budget import LoopBudget
@@ -219,7 +219,7 @@ class WriteBuffer:
         """A RESULT, with what this version of the protocol may put before it."""
         flags = 0
         if warnings or trace_id is not None or payload is not None:
-            warnings = warnings if has_warnings(self.version) else ()
+            warnings = warnings if self.version in HAS_WARNINGS else ()
             flags, body = responses.with_prefix(body, trace_id=trace_id, warnings=warnings, payload=payload)
         self.send(_RESULT, stream, body, flags)
 

@@ -24,12 +24,12 @@ from lockstep.cql.wire.constants import (
     EVENT_STREAM,
     FLAG_PAYLOAD,
     FLAG_TRACING,
+    HAS_WARNINGS,
+    USES_SEGMENTS,
     VERSION_4,
     VERSION_MAX,
     VERSION_NAMES,
     Opcode,
-    has_warnings,
-    uses_segments,
 )
 from lockstep.cql.wire.frames import (
     ALGORITHMS,
@@ -163,7 +163,7 @@ def startup_options(version: int, request: Request) -> dict[str, str]:
         if compression == SNAPPY:
             raise ProtocolViolation("This instance does not support Snappy compression")
         raise ProtocolViolation(f"Unknown compression algorithm: {compression}")
-    if compression == SNAPPY and uses_segments(version):
+    if compression == SNAPPY and version in USES_SEGMENTS:
         raise ProtocolViolation("Snappy compression is not supported in protocol V5")
     if "CQL_VERSION" not in request.options:
         raise ProtocolViolation("Missing value CQL_VERSION in STARTUP message")
@@ -325,7 +325,7 @@ class CqlConnection(asyncio.Protocol):
         self._reader.algorithm = self._outbox.algorithm = algorithm or LZ4
         compressed = self._outbox.compressed = bool(algorithm)
         self._flow.throws = self.options.get("THROW_ON_OVERLOAD") == "1"
-        if uses_segments(version):
+        if version in USES_SEGMENTS:
             if self._reader.pending_bytes:
                 raise ProtocolViolation("Bytes behind STARTUP before it was answered")
             self._segments = SegmentReader(compressed=compressed)
@@ -369,7 +369,7 @@ class CqlConnection(asyncio.Protocol):
             traced = bool(envelope.flags & FLAG_TRACING) and not isinstance(request, Prepare)
             payload = custom_payload(envelope.flags, envelope.body)
             mirror = self._server.mirrors_payloads
-            notes = notes_for(payload, mirror=mirror) if has_warnings(self._version) else None
+            notes = notes_for(payload, mirror=mirror) if self._version in HAS_WARNINGS else None
             if isinstance(request, Batch):
                 self._turns.batch_begun(len(request.statements))
             self._spawn(session, stream, request, len(envelope.body), traced, notes=notes)

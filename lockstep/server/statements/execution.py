@@ -158,7 +158,8 @@ class Executor:
         self._runtime = node.context.runtime
         self._write_ms = node.context.configuration.timeouts.write_ms
         self._writes = BatchWrites(node)
-        self.catalogs = Catalogs(lambda: node.log.cluster.schema, virtual.schema)
+        newest = node.log.state.newest
+        self.catalogs = Catalogs(lambda: newest.cluster.schema, virtual.schema)
         self.statements = Statements(self.catalogs.current)
         self._functions = UserFunctions(node)
         self._requested = RequestStatements(self.statements, self._functions.aside)

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from lockstep.coordination.page import bytes_of
-from lockstep.cql.bind import keys
+from lockstep.cql.bind import page_positions
 from lockstep.cql.bind.records import ResultRow
 from lockstep.cql.bind.results import Page, PageBuilder
 from lockstep.cql.compile import modification
@@ -29,7 +29,7 @@ from lockstep.cql.compile.prepared import Prepared, TableShape
 from lockstep.cql.compile.select import SelectPlan, SelectPrepared, plan_select
 from lockstep.cql.functions.user_calls import UserCalls
 from lockstep.cql.wire import responses
-from lockstep.cql.wire.constants import has_metadata_id
+from lockstep.cql.wire.constants import HAS_METADATA_ID
 from lockstep.cql.wire.messages import Execute, QueryParameters, Value
 from lockstep.node.configuration import ReadsSection
 from lockstep.node.services import NodeServices
@@ -234,7 +234,7 @@ class Selects:
             _check_level(parameters.consistency)
         page = None
         if parameters.paging_state:
-            page = keys.decode(parameters.paging_state, select.shape.table.uuid)
+            page = page_positions.decode(parameters.paging_state, select.shape.table.uuid)
         page_size = parameters.page_size or -1
 
         heavy = is_long(statement.text, values)
@@ -273,7 +273,7 @@ class Selects:
         if not prepared.is_virtual:
             self._check_columns(select.shape)
         new_id = None
-        if execute is not None and has_metadata_id(version):
+        if execute is not None and version in HAS_METADATA_ID:
             new_id = statement.result_id if execute.result_metadata_id != statement.result_id else None
         return responses.rows_encoded(
             statement.metadata(version),
@@ -282,7 +282,7 @@ class Selects:
             paging_state=found.paging_state,
             skip_metadata=parameters.skip_metadata
             and execute is not None
-            and (has_metadata_id(version) or not statement.shape_changed),
+            and (version in HAS_METADATA_ID or not statement.shape_changed),
             new_metadata_id=new_id,
         )
 

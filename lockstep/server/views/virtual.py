@@ -19,9 +19,8 @@ from typing import Any, Final
 
 import msgspec
 
-from lockstep.cql.bind.keys import routing_key
 from lockstep.cql.compile.prepared import shape_of
-from lockstep.schema.clustering import after_prefix, encode_prefix
+from lockstep.schema.clustering import after_prefix, encode_prefix, routing_key
 from lockstep.schema.model import (
     Column,
     ColumnKind,

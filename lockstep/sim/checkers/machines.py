@@ -19,7 +19,7 @@ from lockstep.gossip.soft_state import SoftStates
 from lockstep.handoff.batch_store import BatchStore
 from lockstep.handoff.hint_store import HintStore
 from lockstep.handoff.view_updates import ViewPairs
-from lockstep.internode.shared_requests import SharedOut
+from lockstep.internode.peer import SharedOut
 from lockstep.internode.waiters import Deadlines
 from lockstep.metadata.log.snapshot import SnapshotDecoder
 from lockstep.metadata.log.tip import Tip

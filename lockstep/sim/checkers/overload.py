@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from lockstep.internode.shared_requests import SHARED_SPREAD_MS
+from lockstep.internode.peer import SHARED_SPREAD_MS
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.load.history import Outcome
 from lockstep.values.limits import PEER_SWEEP_MS

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Sequence
 
 from lockstep.cql.wire import client as wire
-from lockstep.cql.wire.constants import Opcode, uses_segments
+from lockstep.cql.wire.constants import USES_SEGMENTS, Opcode
 from lockstep.cql.wire.frames import EnvelopeReader, SegmentReader, encode_request, encode_segments
 from lockstep.cql.wire.messages import QueryParameters, Value
 from lockstep.runtime.ports import Runtime
@@ -56,7 +56,7 @@ class CqlClient(asyncio.Protocol):
             _, protocol = await runtime.network.connect(host, port, lambda: cls(version))
             assert isinstance(protocol, cls)
             await protocol.request(Opcode.STARTUP, wire.startup({"CQL_VERSION": "3.4.7"}))
-            if uses_segments(version):
+            if version in USES_SEGMENTS:
                 protocol._segments = SegmentReader()
         return protocol
 

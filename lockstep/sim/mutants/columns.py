@@ -20,7 +20,6 @@ from lockstep.coordination import read_round as read_round_module
 from lockstep.coordination import reads
 from lockstep.coordination.conditional import _Read
 from lockstep.coordination.counters import CounterLeader, CounterReply
-from lockstep.cql.bind.keys import routing_key
 from lockstep.cql.compile.context import Context
 from lockstep.handoff import view_log, view_updates
 from lockstep.handoff.view_log import Updates, ViewLog
@@ -33,6 +32,7 @@ from lockstep.quorum.round import COUNTER
 from lockstep.replica import merging as digests_module
 from lockstep.replica.ballots import BallotService
 from lockstep.replica.messages import PrepareRequest
+from lockstep.schema.clustering import routing_key
 from lockstep.sim.plant import Planted, replaced
 from lockstep.storage.index.indexes import Indexes
 from lockstep.storage.rows import difference as difference_module

@@ -12,8 +12,8 @@ from lockstep.coordination.writes import Write
 from lockstep.internode import verbs
 from lockstep.internode.connection import Connection
 from lockstep.internode.frames import Envelope
+from lockstep.internode.peer import SharedOut
 from lockstep.internode.serving import Respond
-from lockstep.internode.shared_requests import SharedOut
 from lockstep.node.stamps import Stamps
 from lockstep.replica.replica import ReplicaService
 from lockstep.server.cql.buffers import ReadBuffer

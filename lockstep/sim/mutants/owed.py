@@ -111,7 +111,8 @@ def _taken_unjudged(taken: int) -> contextlib.AbstractContextManager[None]:
 
     def receive(self: Any, peer: Any, request: Any, respond: Any) -> None:
         placement = self._plans.placement(request.mutation.table_id)
-        is_stale = placement is not None and placement.group_for(request.mutation.token).epoch > request.epoch
+        group = placement and placement.ring.group_for(request.mutation.token)
+        is_stale = group is not None and group.epoch > request.epoch
         if not is_stale or respond._verb != taken:
             original(self, peer, request, respond)
             return
