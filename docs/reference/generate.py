@@ -34,6 +34,7 @@ from lockstep.server.views.system_views import ViewTables
 from lockstep.server.views.tool_keyspaces import AuthTables, distributed_tables
 from lockstep.server.views.topology_view import NOT_APPLICABLE, request_uuid
 from lockstep.topology import joining
+from lockstep.topology.courses import COURSES
 from lockstep.topology.kinds.registry import BY_NAME, KINDS
 from lockstep.topology.stages import mermaid
 from lockstep.values.conditions import CONDITIONS
@@ -487,6 +488,8 @@ def stages() -> str:
     shared: dict[str, list[str]] = {}
     for kind in KINDS:
         shared.setdefault(mermaid(kind.stages), []).append(kind.name)
+    for course in COURSES.values():
+        shared.setdefault(mermaid(course.stages), []).append(f"{course.name} of a tablet")
     for diagram, kinds in shared.items():
         parts += [f"## {' and '.join(kinds)}", f"```mermaid\n{diagram}```"]
     return _joined(parts)

@@ -67,7 +67,9 @@ class Stage(enum.StrEnum):
 
     A kind begins with `prepared`, or `join_group0` when a node comes in, and drops the old side in
     `new_only`, or `left_token_ring` when a node departs. `commit_cdc_generation` is that of a node which
-    joins with tokens: the ring gets streams of change data capture for its ranges as they will be.
+    joins with tokens: the ring gets streams of change data capture for its ranges as they will be. Those from
+    `allow_write_both_read_old` on are of tablets alone, which share `write_both_read_old`,
+    `write_both_read_new` and `cleanup` with the others.
     """
 
     PREPARED = "prepared"
@@ -80,6 +82,13 @@ class Stage(enum.StrEnum):
     CLEANUP = "cleanup"
     REBUILDING = "rebuilding"
     ROLLBACK_TO_NORMAL = "rollback_to_normal"
+    ALLOW_WRITE_BOTH_READ_OLD = "allow_write_both_read_old"
+    STREAMING = "streaming"
+    WRITE_BOTH_READ_OLD_FALLBACK_CLEANUP = "write_both_read_old_fallback_cleanup"
+    USE_NEW = "use_new"
+    END_MIGRATION = "end_migration"
+    CLEANUP_TARGET = "cleanup_target"
+    REVERT_MIGRATION = "revert_migration"
 
 
 class Operation(msgspec.Struct, frozen=True, array_like=True, dict=True):

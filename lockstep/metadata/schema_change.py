@@ -19,9 +19,10 @@ from lockstep.metadata.degraded import DEGRADED, Degraded, carried, of_groups
 from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.requests import keyspace_busy
 from lockstep.metadata.schema_part import PLACEMENTS, SCHEMA
-from lockstep.metadata.tablet_groups import with_tablet_groups
+from lockstep.metadata.tablet_groups import transitions_after, with_tablet_groups
 from lockstep.metadata.tablets import TABLETS
 from lockstep.metadata.transformations import refuse_before_initialize
+from lockstep.metadata.transitions import TRANSITIONS
 from lockstep.placement.deltas import Passage, computed_ring, paired, plan_of, refilled
 from lockstep.placement.placements import Placements, RingPlacement
 from lockstep.schema.changes import AlterKeyspace, DropKeyspace, SchemaChange, apply_change
@@ -109,6 +110,7 @@ class ChangeSchema(msgspec.Struct, frozen=True, array_like=True):
             PLACEMENTS.set(placements),
             TABLETS.set(tablets),
             DEGRADED.set(degraded),
+            TRANSITIONS.set(transitions_after(cluster, schema, placements, epoch)),
             ACCESS.set(self._access(cluster, schema)),
         )
 

@@ -13,7 +13,9 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeState
+from lockstep.metadata.operations import Stage
 from lockstep.metadata.tablets import TabletGroup, TabletGroupHead, Tablets, lies_with
+from lockstep.metadata.transitions import Lone, Transitions
 from lockstep.placement.placements import Placements
 from lockstep.placement.tablets.allocate import NotPlaceable, allocate
 from lockstep.placement.tablets.counts import CountedTable, CountSettings, Rack, counts, racks_of
@@ -96,6 +98,36 @@ def with_tablet_groups(
         dropped = sorted(group for group in gone if group not in left)
         placements, tablets = placements.without(dropped), tablets.without(dropped)
     return schema, placements, tablets
+
+
+def transitions_after(
+    cluster: ClusterMetadata, schema: Schema, placements: Placements, epoch: int
+) -> Transitions:
+    """What is on its way once the schema has changed: nothing of a table that is dropped; and where a group
+    has other tables than before, one that is emptied included, what is streamed of it begins anew, so that
+    every node streams the same tables.
+
+    Costs as many as tables changed, and where groups with tablets are among them, what is on its way.
+    """
+    if not cluster.transitions.lone_count:
+        return cluster.transitions
+    others: dict[int, None] = {}
+    for _, before, now in changed(cluster.schema.table_tree, schema.table_tree):
+        if before is None or now is None or before.id != now.id:
+            others.update((one.group, None) for one in (before, now) if one is not None and one.group)
+    ended, again = [], []
+    for one in cluster.transitions.listed() if others else ():
+        if one.position is None or one.group not in others:
+            continue
+        if one.group not in placements.by_id:
+            ended.append(one)
+        elif one.position.stage is Stage.STREAMING:
+            session = f"{Lone(one).session_prefix}{epoch}"
+            position = msgspec.structs.replace(
+                one.position, stage_epoch=epoch, session_id=session, former=Stage.STREAMING
+            )
+            again.append(msgspec.structs.replace(one, position=position))
+    return cluster.transitions.moved(again, ended) if again or ended else cluster.transitions
 
 
 def _new_map(

@@ -46,13 +46,15 @@ def key_of(group: int, right: int) -> int:
 
 class Position(msgspec.Struct, frozen=True, array_like=True):
     """Where a transition is that moves by itself. `kind` names its stages; `session_id` is the session of the
-    stage's work, or empty; `former` the stage that it left."""
+    stage's work, or empty; `former` the stage that it left. `target`: the node and shard that get a
+    tablet."""
 
     kind: str
     stage: Stage
     stage_epoch: int
     session_id: str = ""
     former: Stage | None = None
+    target: tuple[NodeId, int] | None = None
 
 
 class Transition(msgspec.Struct, frozen=True, array_like=True):

@@ -31,6 +31,7 @@ from lockstep.topology.step import (
     WorkOrder,
     WorkReport,
     decide,
+    is_out,
     report_of,
     unheard,
     work_key,
@@ -82,7 +83,8 @@ class Board:
     def __init__(self) -> None:
         self._tree: HashTree[Transition] = EMPTY_TREE
         self._degraded: tuple[Degraded, ...] = ()
-        self._silent: frozenset[NodeId] = frozenset()
+        #: Who seems dead, is shut out or has left, and whether nobody waits for it.
+        self._silent: frozenset[tuple[NodeId, bool]] = frozenset()
         self._said: dict[NodeId, _Said] = {}
         self._planned: dict[int, _Planned] = {}
         self._touching: _ByNode[None] = _ByNode()
@@ -115,8 +117,8 @@ class Board:
                 self._plan(key, Lone(now))
                 woken[key] = None
         self._tree = cluster.transitions.tree
-        silent = frozenset(unheard(cluster, reports))
-        for node in sorted(silent ^ self._silent):
+        silent = frozenset((node, is_out(cluster, node)) for node in unheard(cluster, reports))
+        for node in sorted({node for node, _ in silent ^ self._silent}):
             woken.update(dict.fromkeys(self._touching.keys(node)))
         self._silent = silent
         for node in self._newly_said(reports):

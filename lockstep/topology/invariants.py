@@ -155,6 +155,10 @@ def _range_problems(
         yield f"{where}: changed by {holder_of(cluster, moving[0])} and {holder_of(cluster, moving[1])}"
         return
     mover = _mover_of(cluster, moving[0]) if moving else None
+    if ring.id in cluster.tablets.by_group:
+        yield from _tablet_problems(where, replication, placed, moving[0] if moving else None)
+        yield from _writer_problems(where, placed.group, mover, moving[0] if moving else None)
+        return
     eligible = _eligible(cluster.directory, mover)
     for dc, factor in dc_factors(replication) or (("", replication.total),):
         readers = [n for n in placed.group.reads if dc in ("", cluster.directory.dc_by_id[n])]
@@ -162,6 +166,19 @@ def _range_problems(
         if len(readers) != expected:
             yield f"{where}: {len(readers)} readers {dc} {readers}, {expected} expected"
     yield from _writer_problems(where, placed.group, mover, moving[0] if moving else None)
+
+
+def _tablet_problems(
+    where: str, replication: Replication, placed: PlacedRange, moving: Transition | None
+) -> Iterator[str]:
+    """A tablet has exactly as many readers as copies are wanted, whoever else could be one, and while it
+    moves at most one writer beside them."""
+    reads, writes = placed.group.reads, placed.group.writes
+    if len(reads) != replication.total or len(set(reads)) != len(reads):
+        yield f"{where}: a tablet has readers {reads}, {replication.total} expected"
+    pending = 1 if moving is not None else 0
+    if len(set(writes) - set(reads)) > pending:
+        yield f"{where}: a tablet has writers {writes} beside readers {reads}"
 
 
 def _mover_of(cluster: ClusterMetadata, transition: Transition) -> Mover | None:

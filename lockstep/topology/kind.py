@@ -17,8 +17,8 @@ from lockstep.metadata.operations import Body, Operation, Stage
 from lockstep.metadata.requests import Request
 from lockstep.metadata.transitions import Lone, Transition
 from lockstep.placement.quorums import DcOf
-from lockstep.topology import stages
-from lockstep.topology.stages import StageRow, StreamTask
+from lockstep.topology import courses
+from lockstep.topology.stages import Course, StageRow, StreamTask
 from lockstep.values.ids import NodeId
 
 #: Says of the value between two steps whether something else should go first.
@@ -150,10 +150,15 @@ def moving(cluster: ClusterMetadata, mover: Mover) -> tuple[Transition, ...]:
     return (mover.transition,) if isinstance(mover, Lone) else cluster.transitions.of(mover.id)
 
 
+def course_of(lone: Lone) -> Course:
+    """The kind of a transition that moves by itself."""
+    return courses.COURSES[lone.kind]
+
+
 def stage_row(mover: Mover, stage: Stage | None = None) -> StageRow:
     """The row of the stage that it is in, or of another one; KeyError when the kind has no such stage."""
     wanted = mover.stage if stage is None else stage
-    rows = stages.COURSES[mover.kind].stages if isinstance(mover, Lone) else kind_of(mover).stages
+    rows = course_of(mover).stages if isinstance(mover, Lone) else kind_of(mover).stages
     for row in rows:
         if row.stage is wanted:
             return row

@@ -7,7 +7,7 @@ one value. Every range stays safe against the version before it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -17,13 +17,15 @@ from lockstep.metadata.degraded import DEGRADED
 from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.operations import Stage
 from lockstep.metadata.schema_part import PLACEMENTS
-from lockstep.metadata.transitions import TRANSITIONS, Lone, Position, Transition
+from lockstep.metadata.tablets import TABLETS, TabletGroup, Tablets
+from lockstep.metadata.transitions import TRANSITIONS, Lone, Transition
 from lockstep.placement.placements import PlacedRange
 from lockstep.topology.kind import stage_row
 from lockstep.topology.planning import Proved, regrouped_in
-from lockstep.topology.stages import Work
+from lockstep.topology.stages import Side, Work, side_of
 from lockstep.topology.streams import still_degraded
 from lockstep.values.errors import Rejected
+from lockstep.values.ids import NodeId
 from lockstep.values.node_limits import TRANSITIONS_ADVANCED_MAX
 
 
@@ -62,7 +64,7 @@ class AdvanceTransitions(msgspec.Struct, frozen=True, array_like=True):
                 ended.append(one)
                 value = value.changed(DEGRADED.set(still_degraded(value, lone)))
                 continue
-            moved = Lone(_entered(lone, target, epoch))
+            moved = Lone(entered(lone.transition, target, epoch, lone.stage))
             changed.append(moved.transition)
             placed = cluster.placements.ring(one.group).range_at(one.range.right)
             new = regrouped_in(placed, one, (row, stage_row(moved)), epoch, dc_of, proved)
@@ -76,6 +78,7 @@ class AdvanceTransitions(msgspec.Struct, frozen=True, array_like=True):
         ]
         return value.changed(
             PLACEMENTS.set(cluster.placements.with_rings(rings)),
+            TABLETS.set(_placed_on_shards(cluster.tablets, changed)),
             TRANSITIONS.set(cluster.transitions.moved(changed, ended)),
         )
 
@@ -90,12 +93,39 @@ def _found(cluster: ClusterMetadata, step: TransitionStep) -> Lone:
     return lone
 
 
-def _entered(lone: Lone, stage: Stage, epoch: int) -> Transition:
+def entered(one: Transition, stage: Stage, epoch: int, former: Stage | None = None) -> Transition:
     """The transition in a stage, with the session of its work."""
-    assert epoch > lone.stage_epoch and stage is not lone.stage, "stages follow each other"
-    session = "" if stage_row(lone, stage).work is Work.NONE else f"{lone.session_prefix}{epoch}"
-    position = Position(lone.kind, stage, epoch, session, lone.stage)
-    return msgspec.structs.replace(lone.transition, position=position)
+    assert one.position is not None and stage is not former, "stages follow each other"
+    position = msgspec.structs.replace(one.position, stage=stage, stage_epoch=epoch, former=former)
+    one = msgspec.structs.replace(one, position=position)
+    lone = Lone(one)
+    session = "" if stage_row(lone).work is Work.NONE else f"{lone.session_prefix}{epoch}"
+    return msgspec.structs.replace(one, position=msgspec.structs.replace(position, session_id=session))
+
+
+def _placed_on_shards(tablets: Tablets, moved: Sequence[Transition]) -> Tablets:
+    """With the shard of who gets a tablet from when it is written there, and without that of who gave it up
+    from when it is no more."""
+    edits: dict[int, dict[int, list[tuple[NodeId, int]]]] = {}
+    for one in moved:
+        group, position = tablets.by_group.get(one.group), one.position
+        if group is None or position is None or position.target is None:
+            continue
+        node, shard = position.target
+        row = stage_row(Lone(one))
+        at = dict(group.shards.of(one.range.right))
+        if node in one.gained or row.writes is Side.NEW:
+            at[node] = shard
+        written = side_of(one, row.writes)
+        kept = [(one_node, at.get(one_node, 0)) for one_node in written]
+        edits.setdefault(one.group, {})[one.range.right] = kept
+    found = []
+    for group_id, of_tablets in edits.items():
+        group = tablets.by_group[group_id]
+        shards = group.shards.changed(of_tablets)
+        if shards is not group.shards:
+            found.append(TabletGroup(group.head, shards))
+    return tablets.with_groups(found)
 
 
 KINDS: Final[Mapping[int, type[Any]]] = {EntryKind.ADVANCE_TRANSITIONS: AdvanceTransitions}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 import msgspec
 
@@ -166,15 +165,13 @@ class Filling(enum.StrEnum):
 
 
 class Course(msgspec.Struct, frozen=True):
-    """A kind of transitions that move by themselves, each for itself through the stages."""
+    """A kind of transitions that move by themselves, each for itself through the stages. What they move is in
+    `topology.courses`. `has_way_back`: reads that have moved may go back to the old replicas."""
 
     name: str
     stages: tuple[StageRow, ...]
     filling: Filling = Filling.GIVERS
-
-
-#: By name; what moves in operations has the stages of its operation's kind.
-COURSES: Mapping[str, Course] = MappingProxyType({})
+    has_way_back: bool = True
 
 
 class StreamTask(msgspec.Struct, frozen=True, array_like=True):
@@ -265,7 +262,8 @@ def _path_problems(rows: Sequence[StageRow]) -> list[str]:
                 found.append(f"{row.stage} -> {target} changes reads and writes at once")
         if row.reads is Side.NEW and row.stage not in streamed_before:
             found.append(f"{row.stage} reads new replicas that were never filled")
-        if row.on_failure is not None and row.reads is Side.NEW:
+        back = table[row.on_failure] if row.on_failure is not None else None
+        if back is not None and row.reads is Side.NEW and back.writes is not Side.UNION:
             found.append(f"{row.stage} goes back in one step although reads have moved")
     return found
 

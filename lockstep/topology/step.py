@@ -15,16 +15,17 @@ import msgspec
 
 from lockstep.metadata import features
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.directory import NodeState
 from lockstep.metadata.features import EnableFeatures
 from lockstep.metadata.operations import Operation, Stage
 from lockstep.metadata.transitions import Lone
 from lockstep.topology import requests
 from lockstep.topology.barriers import BarrierState, GuardReport, Missing, barrier_need, evaluate
-from lockstep.topology.kind import Mover, kind_of, moving, row_can_go_back, stage_row
+from lockstep.topology.kind import Mover, course_of, kind_of, moving, row_can_go_back, stage_row
 from lockstep.topology.lone_steps import AdvanceTransitions, TransitionStep
 from lockstep.topology.planning import streaming_session
 from lockstep.topology.requests import FailRequest
-from lockstep.topology.stages import DELETING, STREAMING, StreamTask, Work
+from lockstep.topology.stages import DELETING, STREAMING, Side, StreamTask, Work
 from lockstep.topology.streams import stream_plan
 from lockstep.topology.transformations import (
     AdvanceOperation,
@@ -224,6 +225,8 @@ def decide(mover: Mover, cluster: ClusterMetadata, reports: Reports) -> Decision
     assert mover.stage_epoch <= cluster.epoch, "a stage of an epoch that is to come"
     row = stage_row(mover)
     orders = work_orders(mover, cluster, unheard(cluster, reports))
+    if isinstance(mover, Lone) and goes_back(mover, cluster):
+        return _stepping(mover, failed=True)
     failed = [order for order in orders if report_of(reports, order) is WorkReport.FAILED]
     if failed and row.on_failure is not None:
         if isinstance(mover, Lone):
@@ -256,6 +259,28 @@ def decide(mover: Mover, cluster: ClusterMetadata, reports: Reports) -> Decision
         return _stepping(mover)
     at_ms = reports.at_ms if Stage.COMMIT_CDC_GENERATION in (row.stage, row.next) else 0
     return Propose(AdvanceOperation(mover.id, mover.stage, mover.step, at_ms), mover.id)
+
+
+def is_out(cluster: ClusterMetadata, node: NodeId) -> bool:
+    """Whether a node is shut out, or has left: nobody waits for its part in what moves by itself."""
+    info = cluster.node(node)
+    return node in cluster.excluded_by_node or info is None or info.state is NodeState.LEFT
+
+
+def goes_back(lone: Lone, cluster: ClusterMetadata) -> bool:
+    """Whether nodes that are shut out send it where failure leads: while the old replicas are read, one that
+    was to get the range, or the last from which it could be filled; later, when of the new replicas more are
+    lost than of the old ones."""
+    one, row = lone.transition, stage_row(lone)
+    out = [node for node in one.union if is_out(cluster, node)]
+    if not out or row.on_failure is None:
+        return False
+    if row.reads is Side.NEW:
+        lost_new, lost_old = (sum(node in out for node in side) for side in (one.new, one.old))
+        return course_of(lone).has_way_back and lost_new > lost_old
+    if any(node in out for node in one.gained):
+        return True
+    return row.work in STREAMING and any(not task.sources for task in stream_plan(lone, cluster, out))
 
 
 def _stepping(lone: Lone, failed: bool = False) -> Propose:
@@ -314,14 +339,16 @@ def _heard(cluster: ClusterMetadata, seen: Mapping[NodeId, int]) -> Mapping[Node
 def work_orders(mover: Mover, cluster: ClusterMetadata, dead: Sequence[NodeId]) -> tuple[WorkOrder, ...]:
     """The stage's work, one order for each node that has a part, ascending; empty when the stage has none.
 
-    A node that is dead or departing cleans nothing up, and drops nothing that it was to gain: whatever it
-    keeps is wiped before it may own it again. One that leaves alive gives away what it keeps for others.
+    What moves by itself waits for a node that only seems dead: the range may be wanted there again before
+    that one is back. In an operation, a node that is dead or departing cleans nothing up, and drops nothing
+    that it was to gain: whatever it keeps is wiped before it may own it again. One that leaves
+    alive gives away what it keeps for others.
     They are kept with what moves: who asks again at every report walks its ranges once.
     """
     found = partial(_work_orders, mover, cluster, dead)
     # A transition that moves by itself is the same as long as its `Lone` is.
     ranges = moving(cluster, mover) if isinstance(mover, Operation) else None
-    made_from = (cluster.directory, cluster.degraded, ranges)
+    made_from = (cluster.directory, cluster.degraded, ranges, cluster.excluded)
     return memo_from(mover, "_orders", made_from, tuple(dead), found)
 
 
@@ -336,7 +363,8 @@ def _work_orders(mover: Mover, cluster: ClusterMetadata, dead: Sequence[NodeId])
     elif row.work in DELETING:
         for transition in moving(cluster, mover):
             for node in transition.lost if row.work is Work.CLEANUP else transition.gained:
-                if node != about.departing and node not in dead:
+                missed = is_out(cluster, node) if isinstance(mover, Lone) else node in dead
+                if node != about.departing and not missed:
                     ranges.setdefault(node, []).append((transition.group, transition.range))
         leaver = NodeId(0) if about.presumed_dead else about.departing
         if row.work is Work.CLEANUP and leaver and leaver not in dead:

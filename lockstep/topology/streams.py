@@ -22,7 +22,7 @@ from lockstep.metadata.operations import Operation, Stage
 from lockstep.metadata.transitions import Lone, Transition
 from lockstep.placement.deltas import Passage, refilled
 from lockstep.placement.quorums import DcOf, dc_factors, majority
-from lockstep.topology import stages
+from lockstep.topology import courses
 from lockstep.topology.kind import Mover, kind_of, moving
 from lockstep.topology.stages import Filling, StreamTask
 from lockstep.values.ids import NodeId
@@ -46,7 +46,7 @@ def stream_plan(mover: Mover, cluster: ClusterMetadata, dead: Sequence[NodeId]) 
             absent = (*dead, *gone, *shunned(mover, piece, lacking, dc_of))
             if not isinstance(mover, Lone):
                 tasks.extend(kind_of(mover).tasks(mover, piece, dc_of, absent, lacking))
-            elif stages.COURSES[mover.kind].filling is Filling.GIVERS:
+            elif courses.COURSES[mover.kind].filling is Filling.GIVERS:
                 tasks.extend(tasks_of_givers(piece, dc_of, absent, lacking))
             else:
                 tasks.extend(tasks_of_quorum(piece, dc_of, absent, lacking))

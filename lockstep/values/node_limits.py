@@ -202,3 +202,7 @@ TRANSITIONS_ADVANCED_MAX: Final = 512
 #: Orders for one node at once of transitions that move by themselves: it does few at a time, and each is
 #: asked for again until it is done.
 LONE_ORDERS_PER_NODE_MAX: Final = 16
+#: Moves of tablets that one entry begins: each costs what a step of one does.
+MOVES_BEGUN_MAX: Final = 512
+#: Nodes have one shard each.
+SHARDS_PER_NODE: Final = 1

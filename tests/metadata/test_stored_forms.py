@@ -71,8 +71,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "session_id": "", "history": (), "cancel_reason": "", "step": 0,
     },
     "Transition": {"new_replication": None, "operation_id": 0, "position": None},
-    "Position": {"session_id": "", "former": None},
-    "TabletGroupHead": {"is_balanced": True},
+    "Position": {"session_id": "", "former": None, "target": None},
     "Request": {
         "policy": Policy.WAIT, "actor": "",
         "requested_epoch": 0, "state": RequestState.QUEUED, "operation_id": 0, "began_epoch": 0,
@@ -149,7 +148,7 @@ NUMBERS: dict[type[enum.IntEnum], dict[str, int]] = {
         "FORCE_REMOVE": 15, "MARK_REPAIRED": 16, "ENQUEUE_REQUEST": 20, "CANCEL_REQUEST": 21,
         "FAIL_REQUEST": 22, "EXCLUDE_NODES": 23, "INCLUDE_NODES": 24, "ENABLE_FEATURES": 30,
         "ROLE_CHANGE": 31, "ROLE_MEMBERSHIP": 32, "PERMISSIONS": 33, "BEGIN_REPAIR": 34, "END_REPAIR": 35,
-        "RECORD_UNDELIVERED": 36, "ADVANCE_TRANSITIONS": 37,
+        "RECORD_UNDELIVERED": 36, "ADVANCE_TRANSITIONS": 37, "BEGIN_MOVES": 38,
     },
     RecordKind: {"HEADER": 1, "PIECE": 2, "ENTRIES": 3, "TRAILER": 4},
 }  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 from lockstep.metadata.operations import Stage
 from lockstep.metadata.schema_part import PLACEMENTS
 from lockstep.metadata.transitions import TRANSITIONS, Lone
-from lockstep.topology import stages
+from lockstep.topology import courses as kinds_that_move
 from lockstep.topology.board import Board
 from lockstep.topology.invariants import (
     check_endings,
@@ -36,7 +36,7 @@ NODES = 6
 
 @pytest.fixture(autouse=True)
 def courses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "COURSES", COURSES)
+    monkeypatch.setattr(kinds_that_move, "COURSES", COURSES)
 
 
 def cluster(factor: int = 3, per_node: int = 2) -> History:
@@ -74,7 +74,9 @@ def stage_of(history: History, right: int) -> Stage:
 def test_each_goes_through_its_stages_and_no_reader_misses_a_write(
     factor: int, filling: Filling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stages, "COURSES", {SHUFFLE.name: Course(SHUFFLE.name, SHUFFLE.stages, filling)})
+    monkeypatch.setattr(
+        kinds_that_move, "COURSES", {SHUFFLE.name: Course(SHUFFLE.name, SHUFFLE.stages, filling)}
+    )
     history, rng = cluster(factor), random.Random(factor)
     world = World(history, rng)
     wanted = dict[int, tuple[NodeId, ...]]()

@@ -15,7 +15,7 @@ from lockstep.metadata.operations import Stage
 from lockstep.metadata.schema_part import PLACEMENTS
 from lockstep.metadata.transitions import TRANSITIONS, Transition
 from lockstep.placement.placements import PlacedRange, ReplicaGroup
-from lockstep.topology import barriers, board, stages, step, streams
+from lockstep.topology import barriers, board, courses, step, streams
 from lockstep.topology.barriers import barrier_need
 from lockstep.topology.kinds.bootstrap import Bootstrap
 from lockstep.topology.lone_steps import AdvanceTransitions, TransitionStep
@@ -148,7 +148,7 @@ def tablets() -> tuple[ClusterMetadata, list[Transition]]:
 def test_one_of_many_that_move_by_themselves_costs_a_look_at_it(
     looked_at: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stages, "COURSES", COURSES)
+    monkeypatch.setattr(courses, "COURSES", COURSES)
     judged = board.decide
 
     def counted(*given: Any) -> Any:
