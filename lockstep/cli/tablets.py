@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Final
 
@@ -10,11 +11,14 @@ import click
 
 from lockstep.cli.shared import client, render, tablet_picture
 from lockstep.documents import read
-from lockstep.documents.tablets import HeldTablets, Replica, Tablet, TabletMap, TabletTables
-from lockstep.values.errors import ConfigurationError
+from lockstep.documents.tablets import HeldTablets, Replica, Tablet, TabletMap, TabletMoved, TabletTables
+from lockstep.local.admin_client import AdminClient
+from lockstep.values.errors import ConfigurationError, LockstepError, OutcomeUnknown
 
 #: As many rows as fit into a terminal's memory at once; JSON has all.
 _ROWS_MAX: Final = 4096
+#: How often a wait asks again; a person sees no delay, a node no load.
+_POLL_S: Final = 0.2
 
 
 @click.group()
@@ -131,3 +135,72 @@ def picture(name: str, output: str, target: Path | None, host: str, call_timeout
         return
     target.write_bytes(drawn)
     click.echo(f"wrote {target}")
+
+
+@tablets.command()
+@click.argument("name", metavar="KEYSPACE.TABLE")
+@click.argument("tablet", type=click.INT)
+@click.option("--from", "source", type=click.INT, required=True, help="The node that gives its replica up.")
+@click.option("--to", "target", type=click.INT, required=True, help="The node that gets it.")
+@click.option("--force", is_flag=True, help="Also to another data centre, or a fuller rack.")
+@render.of_change
+def move(
+    name: str,
+    tablet: int,
+    source: int,
+    target: int,
+    force: bool,
+    dry_run: bool,
+    wait: bool,
+    timeout_s: float,
+    host: str,
+    call_timeout_s: float,
+    output: str,
+) -> None:
+    """Move the replica of a TABLET, by its number, from one node to another."""
+    keyspace, _, table = name.partition(".")
+    if not table:
+        raise ConfigurationError(f"{name} is no KEYSPACE.TABLE")
+    admin = client.connect(host, call_timeout_s).admin
+    wanted = {"keyspace": keyspace, "table": table, "tablet": tablet, "from": source, "to": target}
+    answer = admin.post("/v1/tablets/move", {**wanted, "force": force, "dry_run": dry_run})
+    told = read(TabletMoved, answer)
+    if output != "json":
+        does = "would move" if dry_run else "moves"
+        click.echo(f"tablet {tablet} of {name} {does} from {_places(told.replicas)} to {_places(told.next)}")
+    replicas = told.replicas
+    if wait and not dry_run:
+        replicas = _wait_until_there(admin, told, timeout_s)
+    if output == "json":
+        render.json_out(answer, "tablet-move/1")
+    if not wait or dry_run:
+        return
+    if sorted(one.node for one in replicas) != sorted(one.node for one in told.next):
+        raise LockstepError(
+            f"tablet {tablet} of {name} went back: it is on {_places(replicas)}",
+            hint="a node that was to get it is excluded, or its work failed: the node's log says why",
+        )
+    if output != "json":
+        click.echo(f"tablet {tablet} of {name} is on {_places(replicas)}")
+
+
+def _wait_until_there(admin: AdminClient, told: TabletMoved, timeout_s: float) -> tuple[Replica, ...]:
+    """The replicas once the tablet is not on its way any more; stages are told on stderr as they come."""
+    deadline, seen = time.monotonic() + timeout_s, ""
+    while True:
+        answer = admin.get("/v1/tablets", keyspace=told.keyspace, table=told.table)
+        at = read(TabletMap, answer)
+        found = next((one for one in at.tablets if one.end == told.end), None)
+        if found is None:
+            raise LockstepError(f"tablet {told.tablet} of {told.keyspace}.{told.table} is not there any more")
+        if at.epoch >= told.epoch and not found.stage:
+            return found.replicas
+        if found.stage != seen:
+            seen = found.stage
+            click.echo(f"stage: {seen}", err=True)
+        if time.monotonic() >= deadline:
+            raise OutcomeUnknown(
+                f"tablet {told.tablet} is still in {seen} after {timeout_s:g} s; the move goes on",
+                hint=f"`lockstep tablets list {told.keyspace}.{told.table}` shows it",
+            )
+        time.sleep(_POLL_S)

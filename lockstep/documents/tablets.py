@@ -1,4 +1,5 @@
-"""`tablets/1`, the tables that spread by tablets; `tablet-map/1`, where the tablets of one of them lie."""
+"""`tablets/1`, the tables that spread by tablets; `tablet-map/1`, where the tablets of one of them lie;
+`tablet-move/1`, a move of one that has begun, or would."""
 
 from __future__ import annotations
 
@@ -66,3 +67,19 @@ class TabletMap(msgspec.Struct, frozen=True):
     table: str = ""
     nodes: tuple[HeldTablets, ...] = ()
     tablets: tuple[Tablet, ...] = ()
+
+
+class TabletMoved(msgspec.Struct, frozen=True):
+    """`epoch`: of the entry that began it; of a dry run, that of the metadata it is about."""
+
+    schema: str = "tablet-move/1"
+    keyspace: str = ""
+    table: str = ""
+    tablet: int = 0
+    start: int = 0
+    end: int = 0
+    kind: str = ""
+    replicas: tuple[Replica, ...] = ()
+    next: tuple[Replica, ...] = ()
+    epoch: int = 0
+    dry_run: bool = False

@@ -46,13 +46,13 @@ from lockstep.server.admin.repairs import RepairRequests
 from lockstep.server.admin.requests import BODY as EXCLUDE_BODY
 from lockstep.server.admin.requests import LIVE_PATH, ExcludeList, Requests
 from lockstep.server.admin.requests import PATH as EXCLUDED_PATH
+from lockstep.server.admin.tablet_requests import TabletRequests
 from lockstep.server.cql.cql_server import CqlServer
 from lockstep.server.metrics.exposition import CONTENT_TYPE, exposition
 from lockstep.server.reports import documents as reports
 from lockstep.server.reports import leader_views
 from lockstep.server.reports.leader_views import BARRIERS, REPAIRS, REQUESTS, TOPOLOGY_REQUESTS, VOTERS
 from lockstep.server.reports.stories import Stories
-from lockstep.server.reports.tablets import tablet_map, tablet_tables
 from lockstep.server.views.live_views import PATH as GOSSIP_PATH
 from lockstep.server.views.live_views import barrier_rows, found_by, gossip
 from lockstep.server.views.system_views import request_rows
@@ -303,12 +303,6 @@ class Admin:
             REPAIRS: lambda: {"rows": list(repair_rows(node))},
         }
 
-    async def _tablets(self, request: HttpRequest, _: dict[str, str]) -> Any:
-        keyspace, table = request.query.get("keyspace", ""), request.query.get("table", "")
-        if table:
-            return await tablet_map(self._node, keyspace, table)
-        return tablet_tables(self._node.log.cluster, keyspace)
-
     def _operations(self) -> list[Operation]:
         node = self._node
         return [
@@ -327,13 +321,7 @@ class Admin:
                 _KEYSPACE,
                 Parameter("table", "Ranges belong to keyspaces: only checked to exist"),
             ),
-            get(
-                "/v1/tablets",
-                "The tables that spread by tablets, or the tablets of one",
-                later(self._tablets),
-                Parameter("keyspace", "Only tables of this keyspace"),
-                Parameter("table", "The tablets of this table of the keyspace, with their sizes"),
-            ),
+            *TabletRequests(node).operations(),
             get(
                 "/v1/describe",
                 "CQL that makes a keyspace or table again",

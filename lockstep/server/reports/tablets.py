@@ -6,13 +6,16 @@ says is unknown, not empty.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from lockstep.documents.tablets import HeldTablets, Replica, Tablet, TabletMap, TabletTable, TabletTables
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.tablets import TabletGroup
+from lockstep.metadata.transitions import Transition
 from lockstep.node.services import NodeServices
 from lockstep.schema.model import Table
+from lockstep.topology.tablets.stages import WAY_BACK
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import SIZE_RANGES_ASKED_MAX
@@ -40,7 +43,7 @@ def _table(cluster: ClusterMetadata, group: TabletGroup) -> TabletTable:
         table=head.table,
         group=group.id,
         tablets=cluster.placements.ring(group.id).count,
-        moving=0,
+        moving=sum(1 for _ in _moving(cluster, group)),
         is_balanced=head.is_balanced and cluster.tablets.is_balanced,
         with_it=tuple(table.name for table in listed if table.name != head.table),
         nodes=_held(cluster, (group,)),
@@ -53,10 +56,29 @@ def _held(cluster: ClusterMetadata, groups: Iterable[TabletGroup]) -> tuple[Held
         for placed in cluster.placements.ring(group.id).ranges:
             for node in placed.group.reads:
                 counts.setdefault(node, [0, 0, 0])[0] += 1
+        for one in _moving(cluster, group):
+            is_forward = not _goes_back(one)
+            for node in one.gained if is_forward else ():
+                counts.setdefault(node, [0, 0, 0])[1] += 1
+            for node in one.lost if is_forward else one.gained:
+                counts.setdefault(node, [0, 0, 0])[2] += 1
     by_id = cluster.directory.by_id
     return tuple(
         HeldTablets(int(node), by_id[node].dc, by_id[node].rack, *counts[node]) for node in sorted(counts)
     )
+
+
+def _moving(cluster: ClusterMetadata, group: TabletGroup) -> Iterator[Transition]:
+    """Its tablets on their way, in the order of tokens."""
+    if cluster.transitions.count:
+        for placed in cluster.placements.ring(group.id).ranges:
+            one = cluster.transitions.at(group.id, placed.range.right)
+            if one is not None:
+                yield one
+
+
+def _goes_back(one: Transition) -> bool:
+    return one.position is not None and one.position.stage in WAY_BACK
 
 
 def table_named(cluster: ClusterMetadata, keyspace: str, table: str) -> tuple[Table, TabletGroup]:
@@ -78,6 +100,7 @@ async def tablet_map(node: NodeServices, keyspace: str, table: str) -> TabletMap
     cluster = node.log.cluster
     _, group = table_named(cluster, keyspace, table)
     sizes = await _sizes(node, cluster, group)
+    moving = {one.range.right: one for one in _moving(cluster, group)}
     tablets = (
         Tablet(
             number=number,
@@ -86,6 +109,7 @@ async def tablet_map(node: NodeServices, keyspace: str, table: str) -> TabletMap
             replicas=tuple(Replica(int(one), shard) for one, shard in tablet.replicas),
             epoch=tablet.epoch,
             bytes=sizes.get(tablet.right),
+            **_told(moving.get(tablet.right), tablet.replicas),
         )
         for number, tablet in enumerate(group.map(cluster.placements).tablets())
     )
@@ -96,6 +120,18 @@ async def tablet_map(node: NodeServices, keyspace: str, table: str) -> TabletMap
         nodes=_held(cluster, (group,)),
         tablets=tuple(tablets),
     )
+
+
+def _told(one: Transition | None, replicas: tuple[tuple[NodeId, int], ...]) -> dict[str, Any]:
+    """Of its transition, if it has one."""
+    if one is None or one.position is None:
+        return {}
+    at = dict(replicas)
+    if one.position.target is not None:
+        at.update((one.position.target,))
+    side = one.old if _goes_back(one) else one.new
+    next_ = tuple(Replica(int(node), at.get(node, 0)) for node in side)
+    return {"kind": one.position.kind, "stage": one.position.stage.value, "next": next_}
 
 
 async def _sizes(node: NodeServices, cluster: ClusterMetadata, group: TabletGroup) -> dict[int, int]:

@@ -118,6 +118,12 @@ TABLET_STAGES: Final = (
     ),
 )
 
+#: Those in which a tablet is on its way back to its old replicas.
+WAY_BACK: Final = (
+    Stage.WRITE_BOTH_READ_OLD_FALLBACK_CLEANUP,
+    Stage.CLEANUP_TARGET,
+    Stage.REVERT_MIGRATION,
+)
 #: A replica goes to another node, which is filled by the one that gives it up.
 MIGRATION: Final = Course("migration", TABLET_STAGES)
 #: A replica goes to another shard of its node: the nodes stay, so there is no other side to go back to.
