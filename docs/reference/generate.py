@@ -31,6 +31,7 @@ from lockstep.server.metrics.metric_table import METRICS
 from lockstep.server.views.system_local import SystemTables
 from lockstep.server.views.system_schema import SchemaTables
 from lockstep.server.views.system_views import ViewTables
+from lockstep.server.views.tablet_views import NO_TABLET_VALUE, TabletTables
 from lockstep.server.views.tool_keyspaces import AuthTables, distributed_tables
 from lockstep.server.views.topology_view import NOT_APPLICABLE, request_uuid
 from lockstep.topology import joining
@@ -431,6 +432,7 @@ def virtual_tables() -> str:
         *SystemTables(MagicMock(), MagicMock()).tables(),
         *SchemaTables(MagicMock(), MagicMock()).tables(),
         *ViewTables(MagicMock(), MagicMock()).tables(),
+        *TabletTables(MagicMock()).tables(),
         *AuthTables(MagicMock()).tables(),
         *distributed_tables(MagicMock()),
     ]
@@ -461,6 +463,9 @@ def _topology_columns() -> list[str]:
         f"the time: request 12 is `{uuid_text(request_uuid(12))}`. Times are those of the entries, null once "
         "a node keeps them no more. These columns are always null:",
         table(["columns", "why"], list(NOT_APPLICABLE.items())),
+        "`system.tablets` has a row for each tablet of each table with tablets; of these, columns of a "
+        "transition are null where there is none, and these always:",
+        table(["columns", "why"], list(NO_TABLET_VALUE.items())),
     ]
 
 

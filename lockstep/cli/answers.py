@@ -26,12 +26,15 @@ from lockstep.documents.status import (
 
 
 @click.command()
-@click.argument("keyspace", required=False, shell_complete=completion.keyspaces)
+@click.argument("name", metavar="[KEYSPACE[.TABLE]]", required=False, shell_complete=completion.keyspaces)
 @render.of_call
-def ring(keyspace: str | None, host: str, call_timeout_s: float, output: str) -> None:
-    """Show each node's share of the ring; with KEYSPACE, who holds each range of it."""
+def ring(name: str | None, host: str, call_timeout_s: float, output: str) -> None:
+    """Show each node's share of the ring; with KEYSPACE, who holds each range of it.
+
+    In a keyspace with tablets each table has ranges of its own: name the table, too.
+    """
     cluster = client.connect(host, call_timeout_s)
-    if keyspace is None:
+    if name is None:
         answer = cluster.nodes()
         if output == "json":
             render.json_out(answer, "nodes/1")
@@ -42,12 +45,13 @@ def ring(keyspace: str | None, host: str, call_timeout_s: float, output: str) ->
         ]
         render.table(["node", "address", "dc", "rack", "state", "tokens", "owns"], rows)
         return
-    answer = cluster.placements(keyspace)
+    answer = cluster.placements(*_parts(name))
     if output == "json":
         render.json_out(answer, "placements/1")
         return
     placed = read(Placements, answer)
-    click.echo(f"keyspace {keyspace}, epoch {placed.epoch}, {len(placed.ranges)} ranges")
+    kind = "table" if placed.table else "keyspace"
+    click.echo(f"{kind} {name}, epoch {placed.epoch}, {len(placed.ranges)} ranges")
     render.table(
         ["from (exclusive)", "to (inclusive)", "read replicas", "write replicas"],
         [[one.start, one.end, _replicas(one.reads), _replicas(one.writes)] for one in placed.ranges],

@@ -161,6 +161,7 @@ class PlacedRange(msgspec.Struct, frozen=True):
 class Placements(msgspec.Struct, frozen=True):
     schema: str = "placements/1"
     keyspace: str = ""
+    table: str = ""
     epoch: int = 0
     ranges: tuple[PlacedRange, ...] = ()
 

@@ -51,8 +51,8 @@ class ClusterClient(msgspec.Struct, frozen=True):
     def features(self) -> dict[str, Any]:
         return self.admin.get("/v1/features")
 
-    def placements(self, keyspace: str) -> dict[str, Any]:
-        return self.admin.get("/v1/placements", keyspace=keyspace)
+    def placements(self, keyspace: str, table: str | None = None) -> dict[str, Any]:
+        return self.admin.get("/v1/placements", keyspace=keyspace, table=table)
 
     def describe(self, keyspace: str, table: str | None) -> dict[str, Any]:
         return self.admin.get("/v1/describe", keyspace=keyspace, table=table)

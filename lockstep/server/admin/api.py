@@ -316,10 +316,14 @@ class Admin:
             ),
             get(
                 "/v1/placements",
-                "Replicas of each token range of a keyspace",
-                now(lambda request, _: reports.placements(node, required(request, "keyspace"))),
+                "Replicas of each token range of a keyspace, or of a table of a keyspace with tablets",
+                now(
+                    lambda request, _: reports.placements(
+                        node, required(request, "keyspace"), request.query.get("table", "")
+                    )
+                ),
                 _KEYSPACE,
-                Parameter("table", "Ranges belong to keyspaces: only checked to exist"),
+                Parameter("table", "A table of it: needed where the keyspace has tablets"),
             ),
             *TabletRequests(node).operations(),
             get(

@@ -48,6 +48,7 @@ from lockstep.server.statements.schema_statements import SchemaStatements
 from lockstep.server.views.system_local import SystemTables
 from lockstep.server.views.system_schema import SchemaTables
 from lockstep.server.views.system_views import ViewTables
+from lockstep.server.views.tablet_views import TabletTables
 from lockstep.server.views.tool_keyspaces import AuthTables, distributed_tables, trace_tables
 from lockstep.server.views.virtual import VirtualTables
 from lockstep.values.errors import ConfigurationError
@@ -268,6 +269,7 @@ class CqlServer:
                 *SystemTables(node, watch).tables(),
                 *SchemaTables(lambda: node.log.cluster.schema, self._virtual_schema).tables(),
                 *ViewTables(node, lambda: list(self.clients.connections)).tables(),
+                *TabletTables(node).tables(),
                 *AuthTables(lambda: node.log.cluster.access).tables(),
                 *distributed_tables(node),
                 *trace_tables(),

@@ -129,18 +129,30 @@ def ring_shares(cluster: ClusterMetadata) -> dict[int, float]:
     return shares
 
 
-def placements(node: NodeServices, keyspace_name: str) -> Placements:
+def placements(node: NodeServices, keyspace_name: str, table_name: str = "") -> Placements:
+    """Of a keyspace, or of a table, which has its own where its keyspace has tablets. ConfigurationError."""
     cluster = node.log.cluster
     keyspace = cluster.schema.by_name.get(keyspace_name)
     if keyspace is None:
         raise ConfigurationError(f"there is no keyspace {keyspace_name}")
+    table = keyspace.by_name.get(table_name)
+    if table_name and table is None:
+        raise ConfigurationError(
+            f"there is no table {keyspace_name}.{table_name}", hint=f"lockstep describe {keyspace_name}"
+        )
+    if keyspace.tablets is not None and table is None:
+        raise ConfigurationError(
+            f"keyspace {keyspace_name} has tablets: each of its tables has ranges of its own",
+            hint=f"lockstep ring {keyspace_name}.TABLE (its tables: `lockstep tablets list {keyspace_name}`)",
+        )
+    group = table.group if keyspace.tablets is not None and table is not None else keyspace.group
     ranges = (
         PlacedRange(
             placed.range.left, placed.range.right, placed.group.reads, placed.group.writes, placed.group.epoch
         )
-        for placed in cluster.placements.ring(keyspace.group).ranges
+        for placed in cluster.placements.ring(group).ranges
     )
-    return Placements(keyspace=keyspace_name, epoch=cluster.epoch, ranges=tuple(ranges))
+    return Placements(keyspace=keyspace_name, table=table_name, epoch=cluster.epoch, ranges=tuple(ranges))
 
 
 def describe(catalog: Catalog, keyspace_name: str, table_name: str | None) -> Description:

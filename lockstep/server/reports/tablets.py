@@ -132,6 +132,25 @@ def _told(one: Transition | None, replicas: tuple[tuple[NodeId, int], ...]) -> d
     side = one.old if _goes_back(one) else one.new
     next_ = tuple(Replica(int(node), at.get(node, 0)) for node in side)
     return {"kind": one.position.kind, "stage": one.position.stage.value, "next": next_}
+#: (group, last token, node) -> bytes.
+Held = dict[tuple[int, int, NodeId], int]
+
+
+async def sizes_held(node: NodeServices, cluster: ClusterMetadata) -> Held:
+    """What each replica of each tablet holds, of as many on each node as one question may ask about."""
+    asked: dict[NodeId, list[tuple[int, Range]]] = {}
+    for group in cluster.tablets.groups:
+        for placed in cluster.placements.ring(group.id).ranges:
+            for one in placed.group.reads:
+                wanted = asked.setdefault(one, [])
+                if one in cluster.directory.present_ids and len(wanted) < SIZE_RANGES_ASKED_MAX:
+                    wanted.append((group.id, placed.range))
+    told = await node.work.sizes.ask(asked)
+    return {
+        (group, range_.right, one): size
+        for one, sizes in told.items()
+        for (group, range_), size in zip(asked[one], sizes.bytes, strict=False)
+    }
 
 
 async def _sizes(node: NodeServices, cluster: ClusterMetadata, group: TabletGroup) -> dict[int, int]:

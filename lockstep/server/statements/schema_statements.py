@@ -257,8 +257,8 @@ class SchemaStatements:
         """(last token, who reads as /address:port) of every range of a keyspace with replicas."""
         cluster = self._node.log.cluster
         space = cluster.schema.by_name.get(keyspace)
-        if space is None or keyspace in SYSTEM_KEYSPACES:
-            return ()
+        if space is None or keyspace in SYSTEM_KEYSPACES or space.tablets is not None:
+            return ()  # Each table with tablets has ranges of its own.
         addresses = {info.id: f"/{info.address}:{info.internode_port}" for info in cluster.directory.nodes}
         return tuple(
             (

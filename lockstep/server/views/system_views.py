@@ -77,12 +77,13 @@ class ViewTables:
             ),
             view(
                 "placements",
-                "keyspace_name text; start_token bigint; end_token bigint; read_replicas frozen<list<int>>; "
-                "write_replicas frozen<list<int>>; epoch bigint",
+                "keyspace_name text; start_token bigint; table_name text; end_token bigint; "
+                "read_replicas frozen<list<int>>; write_replicas frozen<list<int>>; epoch bigint",
                 ("keyspace_name",),
-                ("start_token",),
+                ("start_token", "table_name"),
                 KeyedRows(self._placements, self._placements_of),
-                "Who holds each token range (start exclusive, end inclusive)",
+                "Who holds each token range (start exclusive, end inclusive), of a keyspace (table_name is "
+                "empty) or of each of its tables that have tablets",
             ),
             view(
                 "topology_requests",
@@ -189,16 +190,21 @@ class ViewTables:
         keyspace = cluster.schema.by_name.get(name)
         if keyspace is None:
             return
-        for placed in cluster.placements.ring(keyspace.group).ranges:
-            if tokens.low <= placed.range.left <= tokens.high:
-                yield {
-                    "keyspace_name": keyspace.name,
-                    "start_token": placed.range.left,
-                    "end_token": placed.range.right,
-                    "read_replicas": list(placed.group.reads),
-                    "write_replicas": list(placed.group.writes),
-                    "epoch": placed.group.epoch,
-                }
+        rings = {"": keyspace.group}
+        if keyspace.tablets is not None:
+            rings = {table.name: table.group for table in keyspace.tables}
+        for table, group in rings.items():
+            for placed in cluster.placements.ring(group).ranges:
+                if tokens.low <= placed.range.left <= tokens.high:
+                    yield {
+                        "keyspace_name": keyspace.name,
+                        "table_name": table,
+                        "start_token": placed.range.left,
+                        "end_token": placed.range.right,
+                        "read_replicas": list(placed.group.reads),
+                        "write_replicas": list(placed.group.writes),
+                        "epoch": placed.group.epoch,
+                    }
 
 
 def request_rows(node: NodeServices) -> Iterator[VirtualRow]:

@@ -238,7 +238,7 @@ class TopologyTables:
             "transition_state": first.stage.value if first is not None else None,
             "session": first.session_id or None if first is not None else None,
             "enabled_features": list(cluster.features.enabled),
-            "tablet_balancing_enabled": False,
+            "tablet_balancing_enabled": cluster.tablets.is_balanced,
             "upgrade_state": "done",
             **_generations(cluster),
             "global_topology_request": request_type(foremost) if foremost is not None else None,

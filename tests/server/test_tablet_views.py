@@ -1,0 +1,123 @@
+"""What virtual tables and the admin API show of tables with tablets, compared with the metadata."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from cassandra.cluster import Cluster, Session
+
+from lockstep.server.reports import documents
+from lockstep.values.errors import ConfigurationError
+from tests.server.parts import CQL_PORT, Nodes
+
+
+@pytest.fixture(scope="module")
+def session(three: Nodes) -> Iterator[Session]:
+    cluster = Cluster([three.members[0].address], port=CQL_PORT)
+    session = cluster.connect()
+    session.execute(
+        "CREATE KEYSPACE shown "
+        "WITH replication = {'class': 'NetworkTopologyStrategy', 'replication_factor': 2} "
+        "AND tablets = {'enabled': true, 'initial': 4}"
+    )
+    session.execute("CREATE TABLE shown.t (a int, b int, v int, PRIMARY KEY (a, b))")
+    session.execute(
+        "CREATE MATERIALIZED VIEW shown.w AS SELECT * FROM shown.t "
+        "WHERE a IS NOT NULL AND b IS NOT NULL AND v IS NOT NULL PRIMARY KEY (a, v, b)"
+    )
+    insert = session.prepare("INSERT INTO shown.t (a, b, v) VALUES (?, 1, 2)")
+    for key in range(50):
+        session.execute(insert, (key,))
+    yield session
+    cluster.shutdown()
+
+
+def hosts(three: Nodes) -> dict[int, uuid.UUID]:
+    nodes = three.members[0].node.log.cluster.directory.nodes
+    return {info.id: uuid.UUID(info.host_id) for info in nodes}
+
+
+def test_system_tablets_has_each_tablet_of_each_table(three: Nodes, session: Session) -> None:
+    cluster = three.members[0].node.log.cluster
+    base = cluster.schema.table("shown", "t")
+    assert base is not None
+    known = hosts(three)
+    expected = [
+        (tablet.right, [(known[node], shard) for node, shard in tablet.replicas])
+        for tablet in cluster.tablets.by_group[base.group].map(cluster.placements).tablets()
+    ]
+    for name, lies_with in (("t", None), ("w", uuid.UUID(base.uuid))):
+        table = cluster.schema.table("shown", name)
+        assert table is not None
+        rows = list(
+            session.execute("SELECT * FROM system.tablets WHERE table_id = %s", (uuid.UUID(table.uuid),))
+        )
+        assert [(row.last_token, row.replicas) for row in rows] == expected
+        assert {(row.keyspace_name, row.table_name, row.tablet_count) for row in rows} == {("shown", name, 4)}
+        assert {row.base_table for row in rows} == {lies_with}
+        assert {(row.new_replicas, row.stage, row.transition, row.session) for row in rows} == {(None,) * 4}
+    two = session.execute(
+        "SELECT last_token FROM system.tablets WHERE table_id = %s AND last_token > %s",
+        (uuid.UUID(base.uuid), expected[1][0]),
+    )
+    assert [row.last_token for row in two] == [right for right, _ in expected[2:]]
+    missing = session.execute("SELECT * FROM system.tablets WHERE table_id = %s", (uuid.uuid4(),))
+    assert not list(missing)
+    all_of_them = session.execute("SELECT table_name FROM system.tablets")
+    assert {"t", "w"} <= {row.table_name for row in all_of_them}
+
+
+def test_sizes_and_loads_are_what_nodes_say(three: Nodes, session: Session) -> None:
+    cluster = three.members[0].node.log.cluster
+    base = cluster.schema.table("shown", "t")
+    assert base is not None
+    sizes = session.execute(
+        "SELECT * FROM system_views.tablet_sizes WHERE table_id = %s", (uuid.UUID(base.uuid),)
+    )
+    rows = list(sizes)
+    assert len(rows) == 4
+    assert all(len(row.replicas) == 2 and not row.missing_replicas for row in rows)
+    assert sum(size for row in rows for size in row.replicas.values()) > 0
+    loads = list(session.execute("SELECT * FROM system_views.load_per_node"))
+    assert {load.node for load in loads} == set(hosts(three).values())
+    assert all(load.up and load.storage_load is not None for load in loads)
+    held = [
+        node
+        for group in cluster.tablets.groups
+        for placed in cluster.placements.ring(group.id).ranges
+        for node in placed.group.reads
+    ]
+    assert {load.node_id: load.tablets_allocated for load in loads} == {
+        n: held.count(n) for n in hosts(three)
+    }
+
+
+def test_placements_are_those_of_tables(three: Nodes, session: Session) -> None:
+    rows = list(session.execute("SELECT * FROM system_views.placements WHERE keyspace_name = 'shown'"))
+    assert sorted(row.table_name for row in rows) == ["t"] * 4 + ["w"] * 4
+    assert all(len(row.read_replicas) == 2 for row in rows)
+    everything = list(session.execute("SELECT * FROM system_views.placements"))
+    assert len(everything) >= len(rows)
+    node = three.members[0].node
+    told = documents.placements(node, "shown", "t")
+    assert (told.table, len(told.ranges)) == ("t", 4)
+    assert [one.reads for one in told.ranges] == [
+        tuple(row.read_replicas) for row in rows if row.table_name == "t"
+    ]
+    with pytest.raises(ConfigurationError, match="each of its tables has ranges of its own"):
+        documents.placements(node, "shown")
+    with pytest.raises(ConfigurationError, match=r"there is no table shown\.x"):
+        documents.placements(node, "shown", "x")
+
+
+def test_the_topology_says_whether_tablets_are_balanced(three: Nodes, session: Session) -> None:
+    rows = session.execute("SELECT tablet_balancing_enabled, shard_count FROM system.topology")
+    balanced = three.members[0].node.log.cluster.tablets.is_balanced
+    assert {tuple(row) for row in rows} == {(balanced, 1)}
+
+
+def test_a_cluster_is_described_from_a_keyspace_with_tablets(session: Session) -> None:
+    session.set_keyspace("shown")
+    assert session.execute("DESCRIBE CLUSTER").one().cluster
