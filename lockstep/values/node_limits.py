@@ -206,3 +206,6 @@ LONE_ORDERS_PER_NODE_MAX: Final = 16
 MOVES_BEGUN_MAX: Final = 512
 #: Nodes have one shard each.
 SHARDS_PER_NODE: Final = 1
+#: Tablets of which one connection remembers what it was told, some 200 bytes each: of the newest that changed
+#: since it began, or that lie elsewhere.
+TABLETS_TOLD_MAX: Final = 4096

@@ -28,13 +28,10 @@ from lockstep.cql.wire.constants import (
     USES_SEGMENTS,
     VERSION_4,
     VERSION_MAX,
-    VERSION_NAMES,
     Opcode,
 )
 from lockstep.cql.wire.frames import (
-    ALGORITHMS,
     LZ4,
-    SNAPPY,
     Envelope,
     EnvelopeReader,
     EnvelopeRefused,
@@ -59,10 +56,12 @@ from lockstep.server.auth.authentication import AUTHENTICATOR, Authentication, L
 from lockstep.server.auth.permits import Session
 from lockstep.server.cql.backpressure import Backpressure, NodeLoad, NodeResponses, Responses
 from lockstep.server.cql.buffers import ReadBuffer, WriteBuffer
+from lockstep.server.cql.handshake import SUPPORTED, endpoint_of, startup_options
 from lockstep.server.cql.loop_budget import LoopBudget, work_of_texts
 from lockstep.server.log import Audit
 from lockstep.server.metrics.latencies import WRITE, Latencies, Latency
 from lockstep.server.statements.execution import Answer, Executor
+from lockstep.server.statements.tablet_routing import TABLETS_ROUTING, TabletRouting
 from lockstep.server.statements.tracing import PayloadNotes, Trace, answered_payload, notes_for
 from lockstep.server.statements.user_functions import is_long
 from lockstep.values.errors import ColumnsGone, InvalidRequest, LockstepError, ProtocolViolation, ServerFault
@@ -142,42 +141,13 @@ class _Written(msgspec.Struct, eq=False):
             self._latency.note(self._latencies.now_s() - self._began_s)
             if error is not None:
                 self._latencies.failed(WRITE, error)
-            connection.written(self._stream, error)
+            connection.written(self._stream, self._request, error)
             connection.ended(self._size)
         except Exception as defect:
             # Whoever calls this has other writes to tell.
             connection.broken(defect)
 
 
-def endpoint_of(name: object) -> tuple[str, int]:
-    """Address and port of a client; nothing where the transport does not tell."""
-    return (str(name[0]), int(name[1])) if isinstance(name, tuple) and len(name) >= 2 else ("", 0)
-
-
-def startup_options(version: int, request: Request) -> dict[str, str]:
-    """Of a STARTUP that can be served; ProtocolViolation for anything else."""
-    if not isinstance(request, Startup):
-        raise ProtocolViolation(f"Unexpected message {type(request).__name__.upper()} before STARTUP")
-    compression = request.options.get("COMPRESSION", "").lower()
-    if compression and compression not in ALGORITHMS:
-        if compression == SNAPPY:
-            raise ProtocolViolation("This instance does not support Snappy compression")
-        raise ProtocolViolation(f"Unknown compression algorithm: {compression}")
-    if compression == SNAPPY and version in USES_SEGMENTS:
-        raise ProtocolViolation("Snappy compression is not supported in protocol V5")
-    if "CQL_VERSION" not in request.options:
-        raise ProtocolViolation("Missing value CQL_VERSION in STARTUP message")
-    return request.options
-
-
-CQL_VERSION: Final = "3.4.7"
-_SUPPORTED: Final = responses.supported(
-    {
-        "CQL_VERSION": [CQL_VERSION],
-        "COMPRESSION": list(ALGORITHMS),
-        "PROTOCOL_VERSIONS": list(VERSION_NAMES),
-    }
-)
 _RESULT: Final = int(Opcode.RESULT)
 _ERROR: Final = int(Opcode.ERROR)
 _EXECUTE: Final = int(Opcode.EXECUTE)
@@ -218,6 +188,8 @@ class CqlConnection(asyncio.Protocol):
         self._finishing = self._ended = False  # Ended: what is read is dropped.
         self.session: Session | None = None
         self._login: Login | None = None
+        #: None unless the client asks to be told of tablets.
+        self._routing: TabletRouting | None = None
         self.events: frozenset[str] = frozenset()
         self.peer = ("", 0)
         self.options: dict[str, str] = {}
@@ -306,7 +278,7 @@ class CqlConnection(asyncio.Protocol):
 
     def _handshake(self, version: int, stream: int, request: Request) -> None:
         if isinstance(request, Options):
-            self._send(int(Opcode.SUPPORTED), stream, _SUPPORTED, version=version)
+            self._send(int(Opcode.SUPPORTED), stream, SUPPORTED, version=version)
             return
         if self._login is not None:
             self._login.take(stream, request)
@@ -324,6 +296,8 @@ class CqlConnection(asyncio.Protocol):
         algorithm = self.options.get("COMPRESSION", "").lower()
         self._reader.algorithm = self._outbox.algorithm = algorithm or LZ4
         compressed = self._outbox.compressed = bool(algorithm)
+        if TABLETS_ROUTING in self.options:
+            self._routing = self._server.executor.tablet_routing()
         self._flow.throws = self.options.get("THROW_ON_OVERLOAD") == "1"
         if version in USES_SEGMENTS:
             if self._reader.pending_bytes:
@@ -354,7 +328,7 @@ class CqlConnection(asyncio.Protocol):
         stream = envelope.stream
         self._turns.begun(work_of_texts(request))
         if isinstance(request, Options):
-            self._send(int(Opcode.SUPPORTED), stream, _SUPPORTED)
+            self._send(int(Opcode.SUPPORTED), stream, SUPPORTED)
         elif isinstance(request, Register):
             self.events |= frozenset(request.event_types)
             self._send(int(Opcode.READY), stream, responses.READY)
@@ -407,11 +381,11 @@ class CqlConnection(asyncio.Protocol):
                 trace = await executor.tracer.begin(request, self.peer[0])
             if trace is not None:
                 answer = await executor.run_traced(given.session, request, trace)
-                self._answer(stream, answer, trace.id, notes)
+                self._answer(stream, answer, trace.id, notes, request)
                 return
             answer = await executor.run(given.session, request, begun=given.begun)
             warned = Answer(answer.body, (*answer.warnings, _TRACING_WARNING)) if given.traced else answer
-            self._answer(stream, warned, None, notes)
+            self._answer(stream, warned, None, notes, request)
         except LockstepError as error:
             failure = error
             body = responses.error(self._version, error)
@@ -435,12 +409,14 @@ class CqlConnection(asyncio.Protocol):
         if self._finishing:
             self._end_if_answered()
 
-    def written(self, stream: int, error: LockstepError | None) -> None:
+    def written(self, stream: int, request: Execute, error: LockstepError | None) -> None:
         """A write that ran without a task ended."""
-        if error is None:
+        if error is not None:
+            self._outbox.error(stream, error)
+        elif self._routing is None:
             self._send(_RESULT, stream, responses.VOID)
         else:
-            self._outbox.error(stream, error)
+            self._outbox.result(stream, responses.VOID, (), None, self._routing.payload(request))
 
     def broken(self, defect: Exception) -> None:
         """An answer could not be given: report it, and let the client see a lost connection."""
@@ -453,9 +429,17 @@ class CqlConnection(asyncio.Protocol):
     # -- answers ----------------------------------------------------------------------------------
 
     def _answer(
-        self, stream: int, answer: Answer, trace_id: bytes | None = None, notes: PayloadNotes | None = None
+        self,
+        stream: int,
+        answer: Answer,
+        trace_id: bytes | None = None,
+        notes: PayloadNotes | None = None,
+        request: Request | None = None,
     ) -> None:
         payload = answered_payload(notes)
+        if self._routing is not None and isinstance(request, Execute):
+            routed = self._routing.payload(request)
+            payload = {**(payload or {}), **routed} if routed is not None else payload
         self._outbox.result(stream, answer.body, answer.warnings, trace_id, payload)
 
     def send_event(self, body: bytes) -> None:

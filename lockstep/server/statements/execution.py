@@ -52,6 +52,7 @@ from lockstep.server.statements.batch_writes import (
 from lockstep.server.statements.schema_statements import SchemaStatements
 from lockstep.server.statements.selects import Selects
 from lockstep.server.statements.statements import Catalogs, Statement, Statements, refuse_uncapturable
+from lockstep.server.statements.tablet_routing import TabletRouting
 from lockstep.server.statements.tracing import Trace, Tracer, texts_of
 from lockstep.server.statements.user_functions import (
     LongStatements,
@@ -217,6 +218,11 @@ class Executor:
             raise serial_write(parameters.consistency)
         mutations = plan_modification(statement.prepared, parameters.values, self.context(parameters))
         return mutations[0] if mutations else None
+
+    def tablet_routing(self) -> TabletRouting:
+        """For one connection."""
+        node = self._node
+        return TabletRouting(lambda: node.log.cluster, node.context.own_id, self.statements.known)
 
     def begin_writes(self, writes: Sequence[Begun]) -> None:
         """Start what `plan_write` made; each hears once of its end, perhaps before this returns."""

@@ -305,6 +305,11 @@ class Statements:
             raise Unprepared(statement_id)
         return found
 
+    def known(self, statement_id: bytes) -> Prepared | None:
+        """What was prepared under this id, though it may be outdated."""
+        found = self._prepared.get(statement_id)
+        return found.prepared if found is not None else None
+
     def planned_anew(self, statement_id: bytes) -> Statement:
         """A prepared statement under the present schema for one more attempt at a request whose values are
         here: also an outdated one, if it has the same variables. Unprepared, SyntaxError_ or InvalidRequest.
