@@ -233,6 +233,7 @@ def reached(seed: int, seeds: int, all_of_them: bool, record: bool, tests: str |
 @click.option(
     "--nodes", default=1, show_default=True, help="With several, one at a time is killed or cut off."
 )
+@click.option("--tablets", is_flag=True, help="Spread the tables by tablets.")
 @click.option("--table", default=-1, help="Only the script of this table.")
 @click.option("--shrink", is_flag=True, help="Shorten what fails, and print it as CQL.")
 @click.option("--planted", is_flag=True, help="Look for bugs planted on purpose.")
@@ -246,6 +247,7 @@ def fuzz(
     seeds: int,
     statements: int,
     nodes: int,
+    tablets: bool,
     table: int,
     shrink: bool,
     planted: bool,
@@ -273,7 +275,13 @@ def fuzz(
             failed += bool(wrong)
             continue
         order = report.Order(
-            seed=at, statements=statements, nodes=nodes, shrink=shrink, plant=plant, only=table
+            seed=at,
+            statements=statements,
+            nodes=nodes,
+            shrink=shrink,
+            plant=plant,
+            only=table,
+            tablets=tablets,
         )
         outcome = report.run(order, click.echo)
         click.echo(report.text_of(outcome, order, time.monotonic() - began))

@@ -16,7 +16,7 @@ import msgspec
 from lockstep.cql.wire import client as wire
 from lockstep.cql.wire.constants import BATCH_COUNTER, BATCH_LOGGED, BATCH_UNLOGGED, Opcode
 from lockstep.cql.wire.messages import BatchStatement, QueryParameters
-from lockstep.node.configuration import Configuration, FunctionsSection
+from lockstep.node.configuration import Configuration, FunctionsSection, TabletsSection
 from lockstep.runtime.ports import Runtime
 from lockstep.schema.types import CqlType, ListType
 from lockstep.sim.cluster import Shape, SimCluster
@@ -185,17 +185,24 @@ NOT_DONE: Final = (0x1000, 0x1001)
 
 
 class _Cluster(SimCluster):
+    tablets = TabletsSection()
+
     def configuration(self, name: str) -> Configuration:
         enabled = FunctionsSection(user_defined_functions_enabled=True)
-        return msgspec.structs.replace(super().configuration(name), functions=enabled)
+        return msgspec.structs.replace(super().configuration(name), functions=enabled, tablets=self.tablets)
+
+
+class _TabletCluster(_Cluster):
+    tablets = TabletsSection("enabled")
 
 
 class Door:
-    """`nodes` simulated nodes, all of them replicas of everything."""
+    """`nodes` simulated nodes, all of them replicas of everything; with `tablets` each table has its own."""
 
-    def __init__(self, seed: int, nodes: int = 1) -> None:
+    def __init__(self, seed: int, nodes: int = 1, *, tablets: bool = False) -> None:
         self.world = World(seed)
-        self.cluster = _Cluster(self.world, Shape(founders=nodes, spares=0, tokens=4))
+        made = _TabletCluster if tablets else _Cluster
+        self.cluster = made(self.world, Shape(founders=nodes, spares=0, tokens=4))
         self.names = list(self.cluster.processes)
         self.client = self.world.process("client")
         self._asking = Asking(lambda name: self.cluster.processes[name].host)
@@ -203,9 +210,10 @@ class Door:
         self.client.start(_wait_for_ever)
         self.cluster.start()
         self.until(lambda: all(self.cluster.ready(name) for name in self.names), _START_S)
+        strategy = "NetworkTopologyStrategy" if tablets else "SimpleStrategy"
         for statement in (
             f"CREATE KEYSPACE {KEYSPACE} WITH replication = "
-            f"{{'class': 'SimpleStrategy', 'replication_factor': {nodes}}}",
+            f"{{'class': '{strategy}', 'replication_factor': {nodes}}}",
             *FUNCTIONS,
         ):
             told = self.run(statement)

@@ -128,6 +128,7 @@ class Script(msgspec.Struct, frozen=True):
     table: Table
     steps: tuple[Step, ...]
     nodes: int = 1
+    tablets: bool = False
 
     def with_tables(self) -> Iterator[tuple[Table, Step]]:
         """Each step with the table as it is then."""
@@ -375,5 +376,5 @@ def _how(sent: Said) -> str:
 
 def fresh(script: Script) -> Difference | None:
     """Play it on nodes of its own."""
-    with Door(1, script.nodes) as door:
+    with Door(1, script.nodes, tablets=script.tablets) as door:
         return play(script, door)

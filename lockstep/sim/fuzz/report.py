@@ -136,7 +136,7 @@ _FAULTY_STATEMENTS: Final = 150
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run: `nodes` above one strikes them with faults."""
+    """What to run: `nodes` above one strikes them with faults; with `tablets` tables spread by tablets."""
 
     seed: int = 1
     statements: int = 10_000
@@ -144,6 +144,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     shrink: bool = False
     plant: str = ""
     only: int = -1
+    tablets: bool = False
 
 
 class Outcome(msgspec.Struct):
@@ -156,18 +157,19 @@ def run(order: Order, told: Callable[[str], None]) -> Outcome:
     outcome = Outcome(Tally(), [])
     size = _FAULTY_STATEMENTS if order.nodes > 1 else min(SCRIPT_STATEMENTS, order.statements)
     with _planted(order.plant):
-        door = Door(order.seed, order.nodes)
+        door = Door(order.seed, order.nodes, tablets=order.tablets)
         try:
             number = max(order.only, 0)
             while outcome.tally.statements < order.statements:
                 script = draw_script(order.seed, number, statements=size, nodes=order.nodes)
+                script = msgspec.structs.replace(script, tablets=order.tablets)
                 difference = play(script, door, outcome.tally)
                 if difference is not None:
                     outcome.found.append(difference)
                     told(_text(order, number, difference))
                     # The nodes may be in any state now.
                     door.close()
-                    door = Door(order.seed, order.nodes)
+                    door = Door(order.seed, order.nodes, tablets=order.tablets)
                 number += 1
                 if order.only >= 0 or (order.plant and outcome.found):
                     break
@@ -178,6 +180,7 @@ def run(order: Order, told: Callable[[str], None]) -> Outcome:
 
 def _text(order: Order, number: int, difference: Difference) -> str:
     again = f"lockstep sim fuzz --seed {order.seed} --table {number} --nodes {order.nodes}"
+    again += " --tablets" if order.tablets else ""
     shown = shrunk(difference) if order.shrink else difference
     where = f"seed {order.seed}, table {number}, statement {difference.index}"
     head = f"{where}: {difference.sort}\n  {again} --shrink"
