@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from cassandra.cluster import Cluster, Session
+from cassandra.protocol import ConfigurationException
 
 from lockstep.server.reports import documents
 from lockstep.values.errors import ConfigurationError
@@ -121,3 +122,13 @@ def test_the_topology_says_whether_tablets_are_balanced(three: Nodes, session: S
 def test_a_cluster_is_described_from_a_keyspace_with_tablets(session: Session) -> None:
     session.set_keyspace("shown")
     assert session.execute("DESCRIBE CLUSTER").one().cluster
+
+
+def test_the_replication_of_tables_with_tablets_cannot_be_altered(three: Nodes, session: Session) -> None:
+    alter = "ALTER KEYSPACE shown WITH replication = {{'class': '{}', '{}': {}}}"
+    network, dc = "NetworkTopologyStrategy", three.members[0].node.log.cluster.directory.nodes[0].dc
+    for options in ((network, dc, 3), (network, dc, 1), ("SimpleStrategy", "replication_factor", 2)):
+        with pytest.raises(ConfigurationException, match="cannot be altered yet: its tables have tablets"):
+            session.execute(alter.format(*options))
+    session.execute(alter.format(network, dc, 2))
+    assert not three.members[0].node.log.cluster.requests.live

@@ -155,7 +155,12 @@ class Stories:
         if not TOKEN_MIN < token <= TOKEN_MAX:
             raise ConfigurationError(f"{token} is no token", hint=f"{TOKEN_MIN + 1} to {TOKEN_MAX}")
         schema = self._node.log.cluster.schema
-        names = [keyspace] if keyspace else [one.name for one in schema.keyspaces]
+        if keyspace in schema.by_name and schema.by_name[keyspace].tablets is not None:
+            raise ConfigurationError(
+                f"tables of keyspace {keyspace} have tablets: it has no ranges of its own",
+                hint=f"`lockstep ring {keyspace}.TABLE` shows who holds a token now",
+            )
+        names = [keyspace] if keyspace else [one.name for one in schema.keyspaces if one.tablets is None]
         if table and (keyspace not in schema.by_name or table not in schema.by_name[keyspace].by_name):
             raise ConfigurationError(
                 f"there is no table {keyspace}.{table}", hint=f"lockstep describe {keyspace}"

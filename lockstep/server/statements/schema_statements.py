@@ -31,6 +31,7 @@ from lockstep.node.services import NodeServices
 from lockstep.placement.quorums import dc_factors
 from lockstep.schema.changes import SYSTEM_KEYSPACES, AlterKeyspace, CreateKeyspace, spread
 from lockstep.schema.model import Replication
+from lockstep.schema.replication_options import parse_replication, refuse_recount_of_tablets
 from lockstep.schema.statements import meant
 from lockstep.schema.summaries import EMPTIED, UPDATED
 from lockstep.server.cql.schema_watch import SchemaWatch
@@ -73,8 +74,15 @@ class ReplicationChanges:
         self._node = node
 
     def target_of(self, change: AlterKeyspace) -> Replication | None:
-        """The replication that needs an operation; None when the statement is an ordinary schema change."""
-        return target_of(self._node.log.cluster, change)
+        """The replication that needs an operation; None when the statement is an ordinary schema change.
+        Rejected for tables with tablets."""
+        cluster = self._node.log.cluster
+        space = cluster.schema.by_name.get(change.keyspace)
+        if space is not None and change.replication is not None:
+            centers = cluster.directory.data_centers
+            wanted = parse_replication(space.name, change.replication, centers, space.replication)
+            refuse_recount_of_tablets(space, wanted)
+        return target_of(cluster, change)
 
     async def run(self, change: AlterKeyspace, target: Replication) -> tuple[int, str]:
         """(the newest epoch of the change, a warning or ""). Rejected when it was refused, failed or was
