@@ -43,7 +43,8 @@ def main() -> int:
         arguments.file_timeout,
         arguments.protocol,
     )
-    cluster = suite_run.make_cluster(arguments.nodes)
+    spread = {"tablets": {"mode_for_new_keyspaces": "enabled"}} if arguments.tablets else {}
+    cluster = suite_run.make_cluster(arguments.nodes, settings=spread)
     results: list[suite_run.FileResult] = []
     broken = False
     try:
@@ -97,6 +98,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--test-timeout", type=int, default=60, metavar="S")
     parser.add_argument("--file-timeout", type=int, default=600, metavar="S")
     parser.add_argument("--bare", action="store_true", help="without namespaces, on this machine's loopback")
+    parser.add_argument("--tablets", action="store_true", help="new keyspaces have tablets if they can")
     parser.add_argument("--strict", action="store_true", help="exit 1 when any test fails")
     parser.add_argument("--write-docs", action="store_true", help="write docs/reference/conformance.md")
     return parser.parse_args()

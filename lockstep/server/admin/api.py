@@ -314,18 +314,7 @@ class Admin:
                 now(lambda request, _: gossip(node, request.query.get("node"))),
                 Parameter("node", "Only this one: its id, host id or address"),
             ),
-            get(
-                "/v1/placements",
-                "Replicas of each token range of a keyspace, or of a table of a keyspace with tablets",
-                now(
-                    lambda request, _: reports.placements(
-                        node, required(request, "keyspace"), request.query.get("table", "")
-                    )
-                ),
-                _KEYSPACE,
-                Parameter("table", "A table of it: needed where the keyspace has tablets"),
-            ),
-            *TabletRequests(node).operations(),
+            *self._range_operations(),
             get(
                 "/v1/describe",
                 "CQL that makes a keyspace or table again",
@@ -375,6 +364,23 @@ class Admin:
                 content_type=CONTENT_TYPE,
             ),
             *self._fault_operations(),
+        ]
+
+    def _range_operations(self) -> list[Operation]:
+        node = self._node
+        return [
+            get(
+                "/v1/placements",
+                "Replicas of each token range of a keyspace, or of a table of a keyspace with tablets",
+                now(
+                    lambda request, _: reports.placements(
+                        node, required(request, "keyspace"), request.query.get("table", "")
+                    )
+                ),
+                _KEYSPACE,
+                Parameter("table", "A table of it: needed where the keyspace has tablets"),
+            ),
+            *TabletRequests(node).operations(),
         ]
 
     def _request_operations(self) -> list[Operation]:

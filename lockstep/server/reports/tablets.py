@@ -132,6 +132,8 @@ def _told(one: Transition | None, replicas: tuple[tuple[NodeId, int], ...]) -> d
     side = one.old if _goes_back(one) else one.new
     next_ = tuple(Replica(int(node), at.get(node, 0)) for node in side)
     return {"kind": one.position.kind, "stage": one.position.stage.value, "next": next_}
+
+
 #: (group, last token, node) -> bytes.
 Held = dict[tuple[int, int, NodeId], int]
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from lockstep.cql.bind.keys import derived_key
 from lockstep.cql.compile.prepared import Prepared
 from lockstep.cql.wire.messages import Execute
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.placement.tablets.map import Tablet
+from lockstep.schema.clustering import derived_key
 from lockstep.schema.types import parse_uuid
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.node_limits import TABLETS_TOLD_MAX
