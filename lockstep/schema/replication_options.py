@@ -118,5 +118,5 @@ def refuse_recount_of_tablets(keyspace: Keyspace, target: Replication) -> None:
             f"the replication of keyspace {keyspace.name} cannot be altered yet: its tables have tablets",
             cql_code=CONFIGURATION,
             keyspace=keyspace.name,
-            hint="make a keyspace with the wanted replication, and restore a backup of this one into it",
+            hint="back it up, drop it, make it and its tables again as wanted, and restore with --merge",
         )
