@@ -337,7 +337,8 @@ class Watch:
         return {node: one for node, one in self.disks(self.cluster.newest).items() if node not in unfilled}
 
     def unowned(self, metadata: ClusterMetadata) -> list[str]:
-        """What nodes in service store of ranges that are not theirs, as sentences."""
+        """What nodes in service store of ranges that are not theirs, as sentences; TAB-1, where a group is of
+        tablets: both sides of one that moves by itself may store it."""
         found = []
         for name in self.cluster.in_service():
             node, content = NodeId(self.cluster.node_id(name)), self._content(name)
@@ -346,6 +347,9 @@ class Watch:
             for group, listed in groups:
                 tables = [table.id for table in listed]
                 for placed in metadata.placements.ring(group).ranges:
+                    moving = metadata.transitions.at(group, placed.range.right)
+                    if moving is not None and moving.position is not None and node in moving.union:
+                        continue
                     if node not in placed.group.writes and (held := content.held(tables, placed.range)):
                         found.append(f"node {node} stores {held} partitions of {placed.range}")
         return found

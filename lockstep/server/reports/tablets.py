@@ -58,8 +58,9 @@ def _held(cluster: ClusterMetadata, groups: Iterable[TabletGroup]) -> tuple[Held
                 counts.setdefault(node, [0, 0, 0])[0] += 1
         for one in _moving(cluster, group):
             is_forward = not _goes_back(one)
+            readers = cluster.placements.ring(group.id).group_for(one.range.right).reads
             for node in one.gained if is_forward else ():
-                counts.setdefault(node, [0, 0, 0])[1] += 1
+                counts.setdefault(node, [0, 0, 0])[1] += node not in readers
             for node in one.lost if is_forward else one.gained:
                 counts.setdefault(node, [0, 0, 0])[2] += 1
     by_id = cluster.directory.by_id
