@@ -15,6 +15,7 @@ from typing import Final, Protocol
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.directory import NodeState
 from lockstep.placement.placements import PlacedRange, ReplicaGroup, RingPlacement
 from lockstep.placement.quorums import (
     MONOTONIC_LEVELS,
@@ -257,6 +258,7 @@ class TablePlacement:
         "additional_write",
         "changed_epoch",
         "epoch",
+        "has_tablets",
         "has_views",
         "plans",
         "recounts",
@@ -267,7 +269,13 @@ class TablePlacement:
     )
 
     def __init__(
-        self, epoch: int, changed_epoch: int, ring: RingPlacement, recounts: bool, table: Table
+        self,
+        epoch: int,
+        changed_epoch: int,
+        ring: RingPlacement,
+        recounts: bool,
+        table: Table,
+        has_tablets: bool = False,
     ) -> None:
         #: Of the metadata value.
         assert changed_epoch <= epoch, "a metadata value holds no change that comes after it"
@@ -278,6 +286,8 @@ class TablePlacement:
         #: Whether the replication of its placement group changes.
         self.recounts = recounts
         self.has_views = bool(table.views)
+        #: Whether the placement group is tablets of one table.
+        self.has_tablets = has_tablets
         #: By (whether it writes, level, right bound of the range).
         self.plans: dict[tuple[bool, Consistency, int], Plan] = {}
         #: Of reads of several ranges, by (level, right bound of the first one).
@@ -353,7 +363,8 @@ class PlanBook:
         changed_epoch = max(table.epoch, keyspace.epoch, *views)
         assert changed_epoch <= cluster.epoch, f"table {table_id} changes later"
         recounts = ring.id in cluster.recounting
-        found = TablePlacement(cluster.epoch, changed_epoch, ring, recounts, table)
+        has_tablets = ring.id in cluster.tablets.by_group
+        found = TablePlacement(cluster.epoch, changed_epoch, ring, recounts, table, has_tablets)
         self._tables[table_id] = found
         return found
 
@@ -422,11 +433,12 @@ class PlanBook:
             placement.recounts,
         )
         by_id, shadowed = cluster.directory.by_id, cluster.directory.shadowed
-        # What is sent to a node whose address another one took would be answered, and counted, twice.
+        # What is sent to a node whose address another one took would be answered, and counted, twice; who
+        # has left counts as a replica of its tablets until they are built anew, and is never asked.
         targets = tuple(
             Target(node, (by_id[node].address, by_id[node].internode_port), by_id[node].dc)
             for node in nodes
-            if node not in shadowed
+            if node not in shadowed and by_id[node].state is not NodeState.LEFT
         )
         assert {*nodes} <= {*group.reads, *group.writes}, "only replicas of the group answer for it"
         addresses = {target.address for target in targets}

@@ -37,6 +37,7 @@ from lockstep.schema.model import Replication
 from lockstep.topology.kind import kind_of
 from lockstep.topology.planning import EXCLUDED as PLANNING_EXCLUDED
 from lockstep.topology.planning import holder_of
+from lockstep.topology.tablets import drains
 from lockstep.topology.transformations import CancelOperation, preparation
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
@@ -89,6 +90,7 @@ class Rule(enum.StrEnum):
     """Which rule holds a request up."""
 
     FREEZE = "freeze"
+    TABLETS = "tablets"
     PARALLEL = "parallel"
     VOTE = "vote"
     EXCLUSION = "exclusion"
@@ -135,6 +137,7 @@ def choose(cluster: ClusterMetadata, follows: str = "") -> Choice:
         cluster.directory,
         cluster.placements,
         cluster.transitions,
+        cluster.tablets,
         cluster.service,
         cluster.excluded,
         cluster.degraded,
@@ -235,6 +238,9 @@ def _held(cluster: ClusterMetadata, request: Request, follows: str) -> Waiting |
     leaving = request.about.departing
     if not leaving:
         return None
+    paused = drains.paused(cluster, request)
+    if paused:
+        return Waiting(request.id, Rule.TABLETS, paused, 0, leaving)
     if any(held is Held.VOTE for held, _ in excluded_by(cluster, Wanted.RING, (leaving,))):
         reason = f"node {leaving} votes on the metadata: another node gets its vote first"
         return Waiting(request.id, Rule.VOTE, reason, 0, leaving)
@@ -361,12 +367,20 @@ class CancelRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FailRequest(msgspec.Struct, frozen=True, array_like=True):
-    """End the queued request that goes first and can never run; refused while it may still."""
+    """End the queued request that goes first and can never run; refused while it may still. With `reason`,
+    one whose node cannot be emptied of tablets, as the coordinator knows by what nodes told of their load."""
 
     request_id: int
+    reason: str = ""
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
         request = _live(cluster, self.request_id)
+        if self.reason:
+            if request.state is not RequestState.QUEUED or not drains.paused(cluster, request):
+                raise Rejected(f"{request.title()} does not wait for tablets")
+            if len(self.reason) > SERVICE_TEXT_CHARACTERS_MAX:
+                raise Rejected(f"a reason has at most {SERVICE_TEXT_CHARACTERS_MAX} characters")
+            return _ended(cluster, request, RequestState.FAILED, self.reason, epoch)
         fails = judged_anew(cluster).fails
         if fails is None or fails[0].id != request.id:
             raise Rejected(f"{request.title()} may still run")
@@ -396,6 +410,7 @@ def _begun_at_once(cluster: ClusterMetadata, request: Request, epoch: int) -> Cl
     excluded = next((node for node in taking_part(request) if node in cluster.excluded_by_node), None)
     if excluded is not None:
         raise Rejected(f"node {excluded} is excluded: {TABLE[Wanted.RING, Held.EXCLUSION].why}")
+    drains.refuse_holding(cluster, request.body)
     begun = preparation(request, 0).apply(cluster, epoch)
     running = begun.requests.by_id[request.id]
     assert running.operation_id in begun.operations_by_id, "what begins has an operation"

@@ -28,6 +28,7 @@ from lockstep.topology.planning import (
     session_id_of,
 )
 from lockstep.topology.stages import Work
+from lockstep.topology.tablets.drains import refuse_holding
 from lockstep.values.errors import Rejected
 from lockstep.values.limits import (
     CDC_GENERATIONS_KEPT_MAX,
@@ -124,6 +125,8 @@ class PrepareOperation(msgspec.Struct, frozen=True, array_like=True):
     request_id: int = 0
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
+        if self.request_id:
+            refuse_holding(cluster, self.body)
         return kind_of(self.body).begun(cluster, Request(self.request_id, self.body), epoch)
 
 

@@ -1,0 +1,234 @@
+"""What the balancer does next: from the metadata and what nodes said of their load to an entry of the log.
+
+Invariant: the planner decides; this room puts its question and says its answer in entries. A plan is begun at
+the epoch that it was made at or not at all. Statistics follow the moves that end until nodes are asked again.
+What nodes are told of is never guessed: a live node that did not answer is neither source nor target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import msgspec
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.directory import NodeState
+from lockstep.metadata.requests import Request, RequestState
+from lockstep.metadata.transitions import Lone, Transition
+from lockstep.placement.placements import RingPlacement
+from lockstep.placement.tablets import balancer
+from lockstep.placement.tablets.balancer import Plan, Target
+from lockstep.placement.tablets.load import Drain, Host, LoadStatistics, NodeLoad, is_measured
+from lockstep.placement.tablets.map import TabletMap
+from lockstep.placement.tablets.moves import Move, MoveKind, Running, Why
+from lockstep.placement.tablets.shards import Shards
+from lockstep.placement.tablets.target import BalancedTable, Cluster
+from lockstep.topology.kind import stage_row
+from lockstep.topology.requests import FailRequest
+from lockstep.topology.stages import DELETING, Side
+from lockstep.topology.tablets.drains import drained_by, drains, left_holders
+from lockstep.topology.tablets.moves import BeginMoves, TabletMove
+from lockstep.values.ids import NodeId
+from lockstep.values.limits import SERVICE_TEXT_CHARACTERS_MAX
+
+
+class Planned(msgspec.Struct, frozen=True):
+    """A plan, what it was made from, and what follows: the moves to begin, and requests that must fail.
+    `waits`: what is not planned, and why."""
+
+    cluster: Cluster
+    plan: Plan
+    target: Target
+    begins: BeginMoves | None
+    fails: tuple[FailRequest, ...]
+    waits: tuple[str, ...]
+
+
+class Planner:
+    """The coordinator's memory of what it knows of load, and where it is heading."""
+
+    def __init__(self) -> None:
+        self.statistics = LoadStatistics()
+        self._target: Target | None = None
+        self._maps: dict[int, tuple[RingPlacement, Shards, TabletMap]] = {}
+        self._running: dict[tuple[int, int], Running] = {}
+
+    def refreshed(self, nodes: Mapping[NodeId, NodeLoad]) -> None:
+        """All nodes were asked, and these answered."""
+        self.statistics = LoadStatistics(self.statistics.round + 1, dict(nodes))
+
+    def look(self, cluster: ClusterMetadata, dead: Collection[NodeId]) -> Planned:
+        """What there is to do; looking again comes to the same until something changes."""
+        self._follow(cluster)
+        asked = self._question(cluster, dead)
+        plan, target = balancer.plan(asked, self._target)
+        moves = tuple([_entry(move) for move in plan.moves])
+        fails, waits = _failures(cluster, plan, asked)
+        begins = BeginMoves(cluster.epoch, moves) if moves and not cluster.service.frozen else None
+        frozen = (f"the metadata is frozen: {cluster.service.frozen}",) if cluster.service.frozen else ()
+        return Planned(
+            asked, plan, target, begins, fails, (*frozen, *plan.waits, *waits, *_unmeasured(asked))
+        )
+
+    def begun(self, planned: Planned) -> None:
+        """The moves of a plan are on their way: what is left of the target is what comes next."""
+        self._target = planned.target
+
+    def refused(self) -> None:
+        """The moves of a plan were not begun: the target is computed anew."""
+        self._target = None
+
+    def _follow(self, cluster: ClusterMetadata) -> None:
+        """Take in what has moved since the last look."""
+        running = running_moves(cluster, self.statistics)
+        for (group, right), one in self._running.items():
+            if (group, right) in running or group not in cluster.tablets.by_group:
+                continue
+            source, target = one.move.source[0], one.move.target[0]
+            reads = cluster.placements.ring(group).group_for(right).reads
+            if source != target and target in reads and source not in reads:
+                self.statistics = self.statistics.moved(group, right, source, target)
+        self._running = running
+
+    def _question(self, cluster: ClusterMetadata, dead: Collection[NodeId]) -> Cluster:
+        return Cluster(
+            hosts=hosts_of(cluster, dead),
+            tables=self._tables(cluster),
+            statistics=self.statistics,
+            running=tuple(self._running.values()),
+            held=held_tablets_of(cluster, self._running),
+            is_on=cluster.tablets.is_balanced,
+        )
+
+    def _tables(self, cluster: ClusterMetadata) -> tuple[BalancedTable, ...]:
+        """The identical map as long as nothing of a group has changed, by which the planner knows that."""
+        known, self._maps = self._maps, {}
+        found = []
+        for group in cluster.tablets.groups:
+            ring = cluster.placements.ring(group.id)
+            kept = known.get(group.id)
+            if kept is None or kept[0] is not ring or kept[1] is not group.shards:
+                kept = (ring, group.shards, group.map(cluster.placements))
+            self._maps[group.id] = kept
+            found.append(BalancedTable(kept[2], is_on=group.head.is_balanced))
+        return tuple(found)
+
+
+def hosts_of(cluster: ClusterMetadata, dead: Collection[NodeId]) -> tuple[Host, ...]:
+    """The nodes that may hold tablets, and those that hold some although they are gone, or on their way out:
+    what a node that has left holds is built anew elsewhere."""
+    leaving, holders = drains(cluster), left_holders(cluster)
+    found = []
+    for node in cluster.directory.nodes:
+        has_left = node.state is NodeState.LEFT
+        drain = Drain.REMOVE if has_left else leaving.get(node.id, Drain.NONE)
+        if node.state is not NodeState.NORMAL and node.id not in holders and drain is Drain.NONE:
+            continue
+        if node.is_zero_token:
+            continue
+        found.append(
+            Host(
+                node.id,
+                node.dc,
+                node.rack,
+                drain=drain,
+                is_up=not has_left and node.id not in dead,
+                is_excluded=has_left or node.id in cluster.excluded_by_node,
+            )
+        )
+    return tuple(found)
+
+
+def running_moves(cluster: ClusterMetadata, statistics: LoadStatistics) -> dict[tuple[int, int], Running]:
+    """The moves of tablets that go forward, by group and last token."""
+    found: dict[tuple[int, int], Running] = {}
+    if not cluster.transitions.lone_count:
+        return found
+    for _, one in cluster.transitions.tree.items():
+        if one.position is None or one.group not in cluster.tablets.by_group or _goes_back(one):
+            continue
+        if len(one.lost) != 1 or len(one.gained) != 1:
+            continue
+        source, target = one.lost[0], one.gained[0]
+        shards = cluster.tablets.by_group[one.group].map(cluster.placements).ending(one.range.right)
+        shard_of = dict(shards.replicas) if shards is not None else {}
+        is_lost = cluster.directory.by_id[source].state is NodeState.LEFT
+        move = Move(
+            MoveKind.REBUILD if is_lost or one.position.kind == "rebuild" else MoveKind.MIGRATION,
+            Why.BALANCE,
+            one.group,
+            one.range.right,
+            (source, shard_of.get(source, 0)),
+            (target, shard_of.get(target, 0)),
+            statistics.tablet(one.group, one.range.right, one.old).bytes,
+        )
+        row = stage_row(Lone(one))
+        found[one.group, one.range.right] = Running(move, is_streaming=row.reads is Side.OLD)
+    return found
+
+
+def _goes_back(one: Transition) -> bool:
+    """Whether it ends where it began: old replicas are read, and what is left to do is to drop what came."""
+    row = stage_row(Lone(one))
+    return row.reads is Side.OLD and (row.work in DELETING or row.on_failure is None)
+
+
+def held_tablets_of(
+    cluster: ClusterMetadata, running: Mapping[tuple[int, int], Running]
+) -> dict[tuple[int, int], str]:
+    """Tablets that something else has than a move that goes forward, by group and last token."""
+    held: dict[tuple[int, int], str] = {}
+    for _, one in cluster.transitions.tree.items() if cluster.transitions.count else ():
+        key = (one.group, one.range.right)
+        if one.group in cluster.tablets.by_group and key not in running:
+            operation = cluster.operations_by_id.get(one.operation_id)
+            held[key] = operation.title() if operation is not None else Lone(one).title()
+    return held
+
+
+def _entry(move: Move) -> TabletMove:
+    return TabletMove(move.group, move.right, move.kind.name.lower(), move.source, move.target)
+
+
+def _draining(cluster: ClusterMetadata) -> dict[NodeId, Request]:
+    """Queued requests by the node that they empty."""
+    return {
+        node: request
+        for request in cluster.requests.live
+        if request.state is RequestState.QUEUED and (node := drained_by(request))
+    }
+
+
+def _failures(
+    cluster: ClusterMetadata, plan: Plan, asked: Cluster
+) -> tuple[tuple[FailRequest, ...], tuple[str, ...]]:
+    """The requests that cannot be, and what only waits for a node that is down."""
+    queued = _draining(cluster)
+    hosts = {host.node: host for host in asked.hosts}
+    fails: list[FailRequest] = []
+    waits: list[str] = []
+    for one in plan.failures:
+        group = cluster.tablets.by_group[one.group].head
+        where = f"the tablet of {group.keyspace}.{group.table} that ends at {one.right}"
+        text = f"{where} cannot leave node {one.node}: {one.reason}"
+        dc = hosts[one.node].dc
+        down = [
+            host.node
+            for host in asked.hosts
+            if host.dc == dc and host.drain is Drain.NONE and not host.is_up and not host.is_excluded
+        ]
+        request = queued.get(one.node)
+        if request is None or down:
+            waits.append(f"{text}; node {down[0]} is down" if down else text)
+        else:
+            fails.append(FailRequest(request.id, text[:SERVICE_TEXT_CHARACTERS_MAX]))
+    # What is in the way of one may be that another one goes: the last that was asked for makes room.
+    return tuple(sorted(fails, key=lambda fail: fail.request_id)[-1:]), tuple(waits)
+
+
+def _unmeasured(asked: Cluster) -> tuple[str, ...]:
+    return tuple(
+        f"node {host.node} has no statistics: nothing moves to it, or from it"
+        for host in asked.hosts
+        if host.drain is Drain.NONE and not is_measured(host, asked.statistics)
+    )
