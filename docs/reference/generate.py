@@ -116,6 +116,7 @@ MEANINGS = {
     "purge.interval_ms": "shortest time between two passes over a table that merge and purge it",
     "tablets.mode_for_new_keyspaces": "`disabled`: on the ring unless they say otherwise; `enabled`: with "
     "tablets unless they say otherwise; `enforced`: with tablets",
+    "tablets.load_refresh_ms": "how often the balancer asks nodes what their tablets weigh",
     "topology.barrier_minimum_level": "`quorum`: a barrier may let go of quorums within data centres",
     "topology.barrier_relax_after_ms": "how long it waits before it does",
     "clock.skew_warn_ms": "this node's clock is further than that from the middle of all nodes' clocks: a "

@@ -11,7 +11,16 @@ import click
 
 from lockstep.cli.shared import client, render, tablet_picture
 from lockstep.documents import read
-from lockstep.documents.tablets import HeldTablets, Replica, Tablet, TabletMap, TabletMoved, TabletTables
+from lockstep.documents.tablets import (
+    HeldTablets,
+    PlannedMove,
+    Replica,
+    Tablet,
+    TabletMap,
+    TabletMoved,
+    TabletPlan,
+    TabletTables,
+)
 from lockstep.local.admin_client import AdminClient
 from lockstep.values.errors import ConfigurationError, LockstepError, OutcomeUnknown
 
@@ -108,6 +117,71 @@ def status(host: str, call_timeout_s: float, output: str) -> None:
         ["node", "dc", "rack", "tablets", "coming", "leaving"],
         [[one.node, one.dc, one.rack, one.tablets, one.coming, one.leaving] for one in told.nodes],
     )
+
+
+@tablets.command()
+@click.option("--explain", "tablet", default="", metavar="KEYSPACE.TABLE:N", help="Why it moves or not.")
+@render.of_call
+def plan(tablet: str, host: str, call_timeout_s: float, output: str) -> None:
+    """Show what the balancer moves now and later, what waits, and why."""
+    answer = client.connect(host, call_timeout_s).admin.get("/v1/tablets/plan", explain=tablet or None)
+    if output == "json":
+        render.json_out(answer, "tablet-plan/1")
+        return
+    told = read(TabletPlan, answer)
+    if tablet:
+        click.echo(f"tablet {tablet}:")
+        for line in told.explained:
+            click.echo(f"  {line}")
+        return
+    click.echo(
+        f"balancer {'on' if told.is_balanced else 'off'}: {told.running} moving, "
+        f"{render.counted(told.now_count, 'move')} now, {told.later_count} later, "
+        f"{render.bytes_text(told.bytes)}, about {told.seconds:.0f} s"
+    )
+    for drain in told.drains:
+        left = f"{render.counted(drain.tablets, 'tablet')}, {render.bytes_text(drain.bytes)} to move"
+        click.echo(f"request {drain.request} empties node {drain.node}: {left}, about {drain.seconds:.0f} s")
+    for reason in told.waits:
+        click.echo(f"waits: {reason}")
+    rows = [("now", one) for one in told.now] + [("later", one) for one in told.later]
+    if rows:
+        render.table(
+            ["when", "table", "last token", "kind", "from", "to", "size", "why"],
+            [
+                [
+                    when,
+                    one.table,
+                    one.end,
+                    one.kind,
+                    one.source,
+                    one.target,
+                    render.bytes_text(one.bytes),
+                    one.why,
+                ]
+                for when, one in rows[:_ROWS_MAX]
+            ],
+        )
+
+
+def _planned_row(when: str, one: PlannedMove) -> list[object]:
+    size = render.bytes_text(one.bytes)
+    return [when, one.table, one.end, one.kind, one.source, one.target, size, one.why]
+
+
+@tablets.command()
+@click.argument("switch", type=click.Choice(["on", "off"]))
+@click.argument("name", metavar="[KEYSPACE.TABLE]", required=False, default="")
+@render.of_call
+def balance(switch: str, name: str, host: str, call_timeout_s: float, output: str) -> None:
+    """Have tablets moved to even out the load, or not; nodes that leave are emptied all the same."""
+    answer = client.connect(host, call_timeout_s).admin.post(
+        "/v1/tablets/balance", {"on": switch == "on", "table": name}
+    )
+    if output == "json":
+        render.json_out(answer, "tablet-balance/1")
+        return
+    click.echo(f"the balancer is {switch}{f' for {name}' if name else ''}, epoch {answer['epoch']}")
 
 
 @tablets.command("map")

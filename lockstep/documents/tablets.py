@@ -83,3 +83,46 @@ class TabletMoved(msgspec.Struct, frozen=True):
     next: tuple[Replica, ...] = ()
     epoch: int = 0
     dry_run: bool = False
+
+
+class PlannedMove(msgspec.Struct, frozen=True):
+    """`end`: the last token of the tablet. `why`: drain, balance, shards or merge."""
+
+    table: str
+    end: int
+    kind: str = ""
+    why: str = ""
+    source: int = 0
+    target: int = 0
+    bytes: int = 0
+
+
+class PlannedDrain(msgspec.Struct, frozen=True):
+    """What a node that is to be gone still holds, and about how long that takes to move."""
+
+    request: int
+    node: int
+    tablets: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+class TabletPlan(msgspec.Struct, frozen=True):
+    """`tablet-plan/1`: what the balancer moves now and later, its bytes, and about how long all of it takes.
+    `round` counts how often nodes were asked; `waits`: what is not planned, and why; `explained`: lines about
+    the tablet that was asked for."""
+
+    schema: str = "tablet-plan/1"
+    epoch: int = 0
+    is_balanced: bool = True
+    round: int = 0
+    running: int = 0
+    now: tuple[PlannedMove, ...] = ()
+    later: tuple[PlannedMove, ...] = ()
+    now_count: int = 0
+    later_count: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    waits: tuple[str, ...] = ()
+    drains: tuple[PlannedDrain, ...] = ()
+    explained: tuple[str, ...] = ()

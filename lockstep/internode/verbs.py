@@ -51,6 +51,8 @@ MANAGE: Final = 60
 GROUP_REPORT: Final = 61
 RANGE_SIZES: Final = 62
 LIVE_VIEW: Final = 63
+TABLET_LOADS: Final = 64
+TABLET_PLAN: Final = 65
 COUNTER: Final = 84
 BASE_SETTLED: Final = 87
 CAS_PREPARE: Final = 70
@@ -102,6 +104,8 @@ NAMES: Final = {
     GROUP_REPORT: "group-report",
     RANGE_SIZES: "range-sizes",
     LIVE_VIEW: "live-view",
+    TABLET_LOADS: "tablet-loads",
+    TABLET_PLAN: "tablet-plan",
     COUNTER: "counter",
     BASE_SETTLED: "base-settled",
     CAS_PREPARE: "cas-prepare",

@@ -234,9 +234,11 @@ class TopologySection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TabletsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether tables spread by tablets. `mode_for_new_keyspaces`, for those that do not say it themselves and
     are replicated per data centre: disabled, they lie on the ring; enabled, they have tablets; enforced, a
-    keyspace on the ring is refused. The settings of the node that a client asks count."""
+    keyspace on the ring is refused. The settings of the node that a client asks count. `load_refresh_ms`: how
+    often the metadata leader asks nodes what they hold; its own setting counts."""
 
     mode_for_new_keyspaces: Literal["disabled", "enabled", "enforced"] = "disabled"
+    load_refresh_ms: Annotated[int, msgspec.Meta(ge=100, le=3_600_000)] = 10_000
 
 
 class FunctionsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

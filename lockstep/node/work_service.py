@@ -23,6 +23,8 @@ from lockstep.node.work.lacking import Refill
 from lockstep.node.work.purging import TombstonePurge
 from lockstep.node.work.range_sizes import RangeSizes
 from lockstep.node.work.repairs import Comparison, RepairDriver, RepairQuestions
+from lockstep.node.work.tablet_balancer import TabletBalancer
+from lockstep.node.work.tablet_loads import TabletLoads
 from lockstep.node.work.topology_driver import TopologyDriver
 from lockstep.node.work.worker import WorkService
 
@@ -33,6 +35,7 @@ class NodeWork(msgspec.Struct, frozen=True, eq=False):
 
     context: NodeContext
     topology: TopologyDriver
+    balancer: TabletBalancer
     service: ServiceDriver
     stages: WorkService
     comparison: Comparison
@@ -44,6 +47,7 @@ class NodeWork(msgspec.Struct, frozen=True, eq=False):
 
     def start(self) -> None:
         self.topology.start()
+        self.balancer.start()
         self.service.start()
 
     def start_upkeep(self) -> None:
@@ -69,6 +73,9 @@ def wire_work(log: NodeLog, membership: NodeMembership, data: NodeData) -> NodeW
     service = ServiceDriver(context, state, log.registry, lambda: log.member.group, management.unsettled)
     context.internode.own.listen(topology.heard)
     log.member.roles.add(topology.wake)
+    loads = TabletLoads(context, data.engine, data.replica.counts)
+    balancer = TabletBalancer(context, state, submitter, loads, lambda: log.is_leader)
+    log.member.roles.add(balancer.wake)
     log.member.roles.add(service.wake)
     conditions.watch(watch_groups(conditions, management, topology, service, context.runtime.clock))
     questions = RepairQuestions(context, data.repair_participant, guards)
@@ -100,6 +107,7 @@ def wire_work(log: NodeLog, membership: NodeMembership, data: NodeData) -> NodeW
     return NodeWork(
         context=context,
         topology=topology,
+        balancer=balancer,
         service=service,
         stages=stages,
         comparison=comparison,

@@ -36,6 +36,7 @@ from lockstep.quorum.failure_codes import (
 from lockstep.quorum.plans import PlanBook, TablePlacement
 from lockstep.replica.merging import reply_to
 from lockstep.replica.messages import ReadReply, ReadRequest, WriteReply, WriteRequest
+from lockstep.replica.tablet_counts import TabletCounts
 from lockstep.runtime.ports import Runtime
 from lockstep.values.errors import LockstepError, NotReplica, StaleEpoch
 from lockstep.values.node_limits import WRITES_A_TURN
@@ -85,6 +86,7 @@ class ReplicaService:
         self._catch_up = catch_up
         self._plans = PlanBook(metadata, own_id)
         self.refusals = Refusals(runtime.probes)
+        self.counts = TabletCounts()
         self._unsynced: list[_Unsynced] = []
         self._syncing = False
         self._accepted = 0
@@ -149,7 +151,8 @@ class ReplicaService:
         placement = self._plans.placement(mutation.table_id)
         if placement is None:
             raise self._unknown_table(mutation.table_id, epoch, WRITE)
-        group = placement.ring.group_for(mutation.token)
+        placed = placement.ring.range_at(mutation.token)
+        group = placed.group
         if group.epoch > epoch or placement.changed_epoch > epoch:
             raise self._stale(placement, mutation.table_id, epoch, WRITE)
         if self._plans.own not in group.writes:
@@ -162,6 +165,8 @@ class ReplicaService:
         first_epoch = request.first_epoch if placement.has_views else None
         sequence = self._engine.apply(request.mutation, first_epoch=first_epoch)
         self._accepted += 1
+        if placement.has_tablets:
+            self.counts.wrote((placement.ring.id, placed.range.right))
         self._probes.reach("replica.write.applied")
         self._unsynced.append((sequence, placement.epoch, answer, request))
         if not self._syncing:
@@ -278,6 +283,8 @@ class ReplicaService:
                 self.refusals.refused(READ, NOT_REPLICA)
                 raise NotReplica(f"node {own} answers no reads of tokens behind {command.left}")
         self.require_held(command.table_id, Range(command.left, command.right))
+        if placement.has_tablets:
+            self.counts.read((placement.ring.id, placement.ring.range_at(command.right).range.right))
         return placement.epoch
 
     # -- judging ----------------------------------------------------------------------------------

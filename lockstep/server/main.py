@@ -54,6 +54,7 @@ from lockstep.server.admin.admin_access import checked, own_token
 from lockstep.server.cql.cql_server import CqlServer
 from lockstep.server.log import LineLog
 from lockstep.server.reports.leader_views import serve_live
+from lockstep.server.reports.tablet_plans import serve_plans
 from lockstep.server.statements.user_functions import WORKERS_HANDLER
 from lockstep.storage.rocks.rocks_building import BUILD_HANDLER, BUILD_PACKAGES
 from lockstep.storage.store import STORE_DIRECTORY, Store
@@ -108,6 +109,7 @@ async def serve_admin(node: NodeServices, cql: CqlServer, token: str = "") -> Ad
     configuration = node.context.configuration
     door = AdminDoor(node, cql, token or await own_token(node.context.runtime))
     serve_live(node, door.live)
+    serve_plans(node)
     tls = configuration.tls.files
     # Whoever asks shows a token or a password, so it shows no certificate.
     shown = Tls(tls.certificate, tls.key) if tls is not None else None

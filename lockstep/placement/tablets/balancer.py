@@ -19,8 +19,8 @@ from lockstep.placement.tablets.moves import Move, MoveKind, Slots, duration_ms
 from lockstep.placement.tablets.shards import Replica
 from lockstep.placement.tablets.target import Cluster, DrainFailure, goal_of
 
-#: Moves that one plan starts: one entry of the log carries them, and it is to stay below a megabyte.
-PLAN_MOVES_MAX: Final = 4096
+#: Moves that one plan starts: one entry of the log begins them, and each costs a proof when it is applied.
+PLAN_MOVES_MAX: Final = 512
 
 
 class Target(msgspec.Struct, frozen=True):

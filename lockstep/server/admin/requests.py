@@ -40,6 +40,7 @@ from lockstep.server.reports.request_plans import (
     progress,
     with_newcomer,
 )
+from lockstep.server.reports.tablet_plans import drain_of, drained_text
 from lockstep.topology.force_remove import ForceRemove
 from lockstep.topology.kinds.registry import BY_NAME, asked
 from lockstep.topology.kinds.replication import target_in
@@ -230,12 +231,14 @@ class Requests:
         found = why(node.log.cluster, request, node.work.topology.follows() if node.log.is_leader else "")
         waiting: list[Document] = []
         if found is not None:
+            drain = drain_of(node, request.id) if found.rule is Rule.TABLETS else None
+            more = f" ({drained_text(drain)})" if drain is not None else ""
             waiting.append(
                 {
                     "node": int(found.node) or None,
                     "operation": found.operation_id or None,
                     "rule": found.rule.value,
-                    "reason": found.reason,
+                    "reason": f"{found.reason}{more}",
                 }
             )
         votes = found is not None and found.rule is Rule.VOTE

@@ -71,7 +71,7 @@ def serve_live(node: NodeServices, views: Callable[[], dict[str, Callable[[], Do
 
 async def ask_leaders(node: NodeServices, view: str, fits: Callable[[Document], bool]) -> Document | None:
     """The view of the metadata leader: of the first voter that leads and whose answer fits; None."""
-    for info in _leaders(node):
+    for info in likely_leaders(node):
         try:
             document = await _asked(node, info, view)
         except LockstepError as error:
@@ -121,7 +121,7 @@ async def _asked(node: NodeServices, info: NodeInfo, view: str) -> Document:
     return document
 
 
-def _leaders(node: NodeServices) -> Iterator[NodeInfo]:
+def likely_leaders(node: NodeServices) -> Iterator[NodeInfo]:
     """Live voters, the likeliest leader first."""
     known = node.log.leader_id
     for voter in sorted(node.log.cluster.voters, key=lambda voter: voter != known):

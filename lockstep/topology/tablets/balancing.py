@@ -62,6 +62,7 @@ class Planner:
         self._follow(cluster)
         asked = self._question(cluster, dead)
         plan, target = balancer.plan(asked, self._target)
+        assert len(plan.moves) <= balancer.PLAN_MOVES_MAX, "an entry has room for the moves of a plan"
         moves = tuple([_entry(move) for move in plan.moves])
         fails, waits = _failures(cluster, plan, asked)
         begins = BeginMoves(cluster.epoch, moves) if moves and not cluster.service.frozen else None
@@ -118,6 +119,7 @@ def hosts_of(cluster: ClusterMetadata, dead: Collection[NodeId]) -> tuple[Host, 
     """The nodes that may hold tablets, and those that hold some although they are gone, or on their way out:
     what a node that has left holds is built anew elsewhere."""
     leaving, holders = drains(cluster), left_holders(cluster)
+    busy = {node for operation in cluster.operations for node in operation.about.nodes}
     found = []
     for node in cluster.directory.nodes:
         has_left = node.state is NodeState.LEFT
@@ -132,7 +134,8 @@ def hosts_of(cluster: ClusterMetadata, dead: Collection[NodeId]) -> tuple[Host, 
                 node.dc,
                 node.rack,
                 drain=drain,
-                is_up=not has_left and node.id not in dead,
+                # Nothing is moved to a node, or from it, while its place in the ring changes.
+                is_up=not has_left and node.id not in dead and node.id not in busy,
                 is_excluded=has_left or node.id in cluster.excluded_by_node,
             )
         )
@@ -183,6 +186,13 @@ def held_tablets_of(
         if one.group in cluster.tablets.by_group and key not in running:
             operation = cluster.operations_by_id.get(one.operation_id)
             held[key] = operation.title() if operation is not None else Lone(one).title()
+    for repair in cluster.repairs.running:
+        for part in repair.parts:
+            if part.group in cluster.tablets.by_group:
+                ring = cluster.placements.ring(part.group)
+                for range_ in part.ranges:
+                    for placed in ring.overlapping(range_):
+                        held[part.group, placed.range.right] = repair.title()
     return held
 
 
@@ -219,7 +229,7 @@ def _failures(
         ]
         request = queued.get(one.node)
         if request is None or down:
-            waits.append(f"{text}; node {down[0]} is down" if down else text)
+            waits.append(f"{text}; node {down[0]} is down, or changes its place" if down else text)
         else:
             fails.append(FailRequest(request.id, text[:SERVICE_TEXT_CHARACTERS_MAX]))
     # What is in the way of one may be that another one goes: the last that was asked for makes room.

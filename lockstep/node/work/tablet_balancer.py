@@ -1,0 +1,148 @@
+"""Runs the balancer while this node leads the metadata group.
+
+Invariant: this module decides nothing: it asks nodes what they hold, has `topology.tablets.balancing` say
+what follows, and submits the entries that it proposes. A plan that was refused is made anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.directory import NodeState
+from lockstep.node.context import NodeContext
+from lockstep.node.log.metadata_state import MetadataState
+from lockstep.node.log.submission import Submitter
+from lockstep.node.work.tablet_loads import TabletLoads
+from lockstep.topology.tablets.balancing import Planned, Planner
+from lockstep.values.errors import LockstepError, Rejected
+from lockstep.values.ids import NodeId
+
+#: One submission of moves; a leader that cannot commit in it has probably lost its place.
+SUBMIT_TIMEOUT_MS: Final = 10_000
+#: Pause after a plan: what changes meanwhile is looked at together.
+PLAN_PAUSE_S: Final = 0.05
+#: Pause after an entry that was refused for another reason than a newer epoch: it would be refused again.
+REFUSED_PAUSE_S: Final = 1.0
+#: Nodes are asked again at once after what changes much, though not more often than this.
+ASK_PAUSE_S: Final = 1.0
+
+
+class TabletBalancer:
+    def __init__(
+        self,
+        context: NodeContext,
+        state: MetadataState,
+        submitter: Submitter,
+        loads: TabletLoads,
+        is_leader: Callable[[], bool],
+    ) -> None:
+        self._context = context
+        self._state = state
+        self._submitter = submitter
+        self._loads = loads
+        self._is_leader = is_leader
+        self._refresh_s = context.configuration.tablets.load_refresh_ms / 1000
+        self._wake = asyncio.Event()
+        self._planner = Planner()
+        #: When nodes were asked last; None: they are to be asked.
+        self._asked_s: float | None = None
+        self._is_due = True
+        self._asking: asyncio.Task[None] | None = None
+        state.listen(self._applied, parts_only=True)
+
+    def start(self) -> None:
+        self._context.runtime.tasks.spawn(self._run(), "tablets.balancer")
+
+    def wake(self) -> None:
+        """Another node may lead now."""
+        self._wake.set()
+
+    @property
+    def is_leading(self) -> bool:
+        return self._is_leader()
+
+    def planned(self) -> Planned:
+        """What would be begun now; looking begins nothing."""
+        return self._planner.look(self._state.current, self._dead())
+
+    def _dead(self) -> tuple[NodeId, ...]:
+        alive = self._context.alive
+        return tuple(node for node in self._state.current.directory.present_ids if not alive(node))
+
+    def _applied(self, before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
+        tables = before.tablets.by_group.keys() != after.tablets.by_group.keys()
+        ended = before.transitions.lone_count > after.transitions.lone_count == 0
+        if tables or ended or _normal(before) != _normal(after):
+            self._is_due = True
+        if after.tablets.by_group:
+            self._wake.set()
+
+    async def _run(self) -> None:
+        while True:
+            await self._next()
+            if not self._is_leader() or self._state.broken is not None:
+                # Another leader asks for itself; what this one knows is old when it leads again.
+                self._planner, self._asked_s = Planner(), None
+                continue
+            if not self._state.current.tablets.by_group:
+                continue
+            try:
+                self._refresh()
+                await self._round()
+            except LockstepError as error:
+                self._planner.refused()
+                self._context.log("tablets.plan_failed", error=str(error))
+                await asyncio.sleep(REFUSED_PAUSE_S)
+
+    async def _next(self) -> None:
+        """Until something changes, or nodes are to be asked."""
+        await asyncio.sleep(PLAN_PAUSE_S)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), ASK_PAUSE_S if self._is_due else self._refresh_s)
+        self._wake.clear()
+
+    def _refresh(self) -> None:
+        """Ask nodes, when it is time and nobody is being asked; planning goes on with what is known."""
+        now_s = self._context.runtime.clock.monotonic_s()
+        pause_s = ASK_PAUSE_S if self._is_due else self._refresh_s
+        is_early = self._asked_s is not None and now_s - self._asked_s < pause_s
+        if is_early or (self._asking is not None and not self._asking.done()):
+            return
+        self._asked_s, self._is_due = now_s, False
+        self._asking = self._context.runtime.tasks.spawn(self._ask(self._planner), "tablets.loads")
+
+    async def _ask(self, planner: Planner) -> None:
+        cluster = self._state.current
+        present = [node.id for node in cluster.directory.nodes if node.state is NodeState.NORMAL]
+        planner.refreshed(await self._loads.ask(node for node in present if self._context.alive(node)))
+        self._wake.set()
+
+    async def _round(self) -> None:
+        if not self._planner.statistics.round:
+            return
+        planned = self.planned()
+        for fail in planned.fails:
+            await self._submitter.submit(fail, SUBMIT_TIMEOUT_MS)
+        if planned.begins is None or planned.fails:
+            return
+        self._context.runtime.probes.reach("tablets.begin")
+        try:
+            await self._submitter.submit(planned.begins, SUBMIT_TIMEOUT_MS)
+        except Rejected as refusal:
+            self._planner.refused()
+            self._wake.set()
+            if self._state.current.epoch == planned.begins.plan_epoch:
+                self._context.log("tablets.refused", error=str(refusal))
+                await asyncio.sleep(REFUSED_PAUSE_S)
+            return
+        self._planner.begun(planned)
+        moves, total = planned.plan.moves, sum(move.bytes for move in planned.plan.moves)
+        self._context.log("tablets.begun", moves=len(moves), left=len(planned.plan.left), bytes=total)
+
+
+def _normal(cluster: ClusterMetadata) -> list[NodeId]:
+    return [node.id for node in cluster.directory.nodes if node.state is NodeState.NORMAL]
