@@ -19,6 +19,7 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.degraded import Degraded
 from lockstep.metadata.directory import OWNING_STATES, NodeState
 from lockstep.schema.model import Keyspace
+from lockstep.topology.tablets.drains import held_tablets, left_holders
 from lockstep.values.conditions import Condition, ConditionKind, Level, kind_of
 from lockstep.values.ids import NodeId
 
@@ -145,6 +146,9 @@ def _of_metadata(cluster: ClusterMetadata, view: View) -> Iterator[Condition]:
         yield Condition("METADATA_NO_MAJORITY")
     if cluster.service.frozen:
         yield Condition("METADATA_FROZEN", detail=cluster.service.frozen)
+    for node in left_holders(cluster):
+        detail = f"{held_tablets(cluster, node)} of node {node}"
+        yield Condition("TABLETS_LACK_REPLICAS", f"node {node}", detail=detail)
     for keyspace in cluster.schema.keyspaces if cluster.degraded else ():
         lines = degraded_of(cluster, keyspace)
         if lines:

@@ -210,6 +210,14 @@ _ROWS: Final = (
         "node-down",
     ),
     ConditionKind(
+        "TABLETS_LACK_REPLICAS",
+        Level.DEGRADED,
+        "tablets lack a replica that a node which has left had: {detail}",
+        "nothing of itself; they survive fewer losses until their replicas are built anew",
+        "lockstep tablets plan shows what is built, and what that waits for",
+        "node-down",
+    ),
+    ConditionKind(
         "OPERATION_STUCK",
         Level.DEGRADED,
         "{subject} does not go on: {detail}",

@@ -19,7 +19,8 @@ from lockstep.placement.placements import PlacedRange, ReplicaGroup
 from lockstep.placement.tablets.load import GIB, Drain, NodeLoad, TabletLoad
 from lockstep.placement.tablets.moves import WRITES_MAX, Why
 from lockstep.quorum.plans import PlanBook
-from lockstep.topology import stages
+from lockstep.topology import courses
+from lockstep.topology.health import View, findings
 from lockstep.topology.kinds.decommission import Decommission
 from lockstep.topology.kinds.remove import Remove
 from lockstep.topology.requests import CancelRequest, EnqueueRequest, FailRequest, Rule, choose, why
@@ -303,7 +304,7 @@ def on_its_way(cluster: ClusterMetadata, stage: Stage) -> tuple[ClusterMetadata,
 
 
 def test_what_is_on_its_way_counts_as_arrived_and_is_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "COURSES", COURSES)
+    monkeypatch.setattr(courses, "COURSES", COURSES)
     before = without_tablets(cluster_of(4).now, 4)
     cluster, one = on_its_way(before, Stage.WRITE_BOTH_READ_OLD)
     planned = measured(cluster).look(cluster, ())
@@ -316,14 +317,14 @@ def test_what_is_on_its_way_counts_as_arrived_and_is_not_moved(monkeypatch: pyte
 
 
 def test_what_goes_back_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "COURSES", COURSES)
+    monkeypatch.setattr(courses, "COURSES", COURSES)
     cluster, one = on_its_way(without_tablets(cluster_of(4).now, 4), Stage.ROLLBACK_TO_NORMAL)
     planned = measured(cluster).look(cluster, ())
     assert not planned.cluster.running and list(planned.cluster.held) == [(one.group, one.range.right)]
 
 
 def test_statistics_follow_a_move_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "COURSES", COURSES)
+    monkeypatch.setattr(courses, "COURSES", COURSES)
     before = without_tablets(cluster_of(4).now, 4)
     moving, one = on_its_way(before, Stage.WRITE_BOTH_READ_NEW)
     planner = measured(before)
@@ -342,3 +343,13 @@ def test_an_excluded_node_can_hand_nothing_over() -> None:
     history.submit(ExcludeNodes((NodeId(4),), "broken"))
     (fail,) = measured(history.now).look(history.now, (NodeId(4),)).fails
     assert "it can be removed" in fail.reason
+
+
+def test_the_verdict_warns_until_what_left_is_built_anew() -> None:
+    cluster = left(cluster_of(5).now, 4)
+    view = View(1, frozenset(cluster.directory.present_ids), {}, frozenset())
+    told = {finding.condition.code: finding.condition for finding in findings(cluster, view)}
+    held = drains.held_tablets(cluster, NodeId(4))
+    assert told["TABLETS_LACK_REPLICAS"].detail == f"{held} of node 4"
+    built = without_tablets(cluster, 4)
+    assert not [one for one in findings(built, view) if one.condition.code == "TABLETS_LACK_REPLICAS"]

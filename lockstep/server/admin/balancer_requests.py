@@ -1,4 +1,4 @@
-"""The balancer of tablets for the admin API: what it does next, and switching it on and off.
+"""Tablets for the admin API: where they lie, what the balancer does next, and switching it on and off.
 
 Invariant: a switch becomes an entry of the log and nothing else.
 """
@@ -10,14 +10,16 @@ from typing import Any, Final
 import msgspec
 
 from lockstep.node.services import NodeServices
+from lockstep.server.admin.http import HttpRequest
 from lockstep.server.admin.operations import Operation, Parameter, get, later
 from lockstep.server.reports.tablet_plans import tablet_plan
-from lockstep.server.reports.tablets import table_named
+from lockstep.server.reports.tablets import table_named, tablet_map, tablet_tables
 from lockstep.topology.tablets.switch import SetBalancing
 from lockstep.values.errors import ConfigurationError
 
 Document = dict[str, Any]
 
+PATH: Final = "/v1/tablets"
 PLAN_PATH: Final = "/v1/tablets/plan"
 BALANCE_PATH: Final = "/v1/tablets/balance"
 
@@ -43,6 +45,12 @@ class BalancerRequests:
     def __init__(self, node: NodeServices) -> None:
         self._node = node
 
+    async def _shown(self, request: HttpRequest, _: dict[str, str]) -> Any:
+        keyspace, table = request.query.get("keyspace", ""), request.query.get("table", "")
+        if table:
+            return await tablet_map(self._node, keyspace, table)
+        return tablet_tables(self._node.log.cluster, keyspace)
+
     async def balance(self, body: Any) -> Document:
         """Switch the balancer. ConfigurationError for a wrong wish, Rejected where nothing would change."""
         try:
@@ -61,6 +69,13 @@ class BalancerRequests:
     def operations(self) -> list[Operation]:
         """For the admin API."""
         return [
+            get(
+                PATH,
+                "The tables that spread by tablets, or the tablets of one",
+                later(self._shown),
+                Parameter("keyspace", "Only tables of this keyspace"),
+                Parameter("table", "The tablets of this table of the keyspace, with their sizes"),
+            ),
             get(
                 PLAN_PATH,
                 "What the balancer of tablets moves now and later, what waits, and why",

@@ -147,6 +147,7 @@ def running_moves(cluster: ClusterMetadata, statistics: LoadStatistics) -> dict[
     found: dict[tuple[int, int], Running] = {}
     if not cluster.transitions.lone_count:
         return found
+    emptied, gone = drains(cluster), left_holders(cluster)
     for _, one in cluster.transitions.tree.items():
         if one.position is None or one.group not in cluster.tablets.by_group or _goes_back(one):
             continue
@@ -155,14 +156,15 @@ def running_moves(cluster: ClusterMetadata, statistics: LoadStatistics) -> dict[
         source, target = one.lost[0], one.gained[0]
         shards = cluster.tablets.by_group[one.group].map(cluster.placements).ending(one.range.right)
         shard_of = dict(shards.replicas) if shards is not None else {}
-        is_lost = cluster.directory.by_id[source].state is NodeState.LEFT
+        is_lost = source in gone or emptied.get(source) is Drain.REMOVE
+        to_shard = one.position.target[1] if one.position.target is not None else 0
         move = Move(
-            MoveKind.REBUILD if is_lost or one.position.kind == "rebuild" else MoveKind.MIGRATION,
+            MoveKind.REBUILD if is_lost else MoveKind.MIGRATION,
             Why.BALANCE,
             one.group,
             one.range.right,
             (source, shard_of.get(source, 0)),
-            (target, shard_of.get(target, 0)),
+            (target, to_shard),
             statistics.tablet(one.group, one.range.right, one.old).bytes,
         )
         row = stage_row(Lone(one))
