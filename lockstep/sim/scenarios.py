@@ -14,12 +14,8 @@ _OPERATIONS = ("join completed", "decommission completed", "operation cancelled"
 _VOTERS = ("voters changed", "voters cancelled", "voter substituted", "voter asked to leave")
 #: Without faults an operation is over before anyone thinks of cancelling it.
 _UNDISTURBED = ("join completed", "decommission completed", "table created")
-_RETRIES = (
-    "retry: same epoch again",
-    "retry: same epoch after a snapshot",
-    "retry: unknown no more",
-    "retry: id expired",
-)
+_RETRIED = ("same epoch again", "same epoch after a snapshot", "unknown no more", "id expired")
+_RETRIES = tuple(f"retry: {how}" for how in _RETRIED)
 _STALE = ("replica.refused.stale", "write.replanned")
 
 SCENARIOS: dict[str, Scenario] = {
