@@ -70,7 +70,7 @@ def holder(cluster: ClusterMetadata, request: Request) -> tuple[Operation | None
     node, tokens = ring.surely(cluster.directory, request.body)
     dc = cluster.directory.dc_by_id.get(NodeId(node), "")
     held: list[tuple[Transition, Replication]] = []
-    for placement in cluster.placements.rings:
+    for placement in cluster.shared_rings:
         factors = dict(dc_factors(placement.replication))
         if not factors or factors.get(dc):
             found = (cluster.transitions.holder_at(placement, token) for token in tokens)

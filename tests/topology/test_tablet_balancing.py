@@ -314,6 +314,8 @@ def test_what_is_on_its_way_counts_as_arrived_and_is_not_moved(monkeypatch: pyte
     assert len(moves) == TABLETS * 3 // 4 - 1
     assert one.range.right not in {move.right for move in planned.plan.moves}
     assert drains.held_tablets(cluster, NodeId(4)) == 1, "a node that takes one in is not empty"
+    assert "holds 1 tablet," in drains.paused(cluster, Decommission(NodeId(4)))
+    assert not drains.paused(cluster, Remove(NodeId(4))), "who is gone takes nothing in"
 
 
 def test_what_goes_back_is_held(monkeypatch: pytest.MonkeyPatch) -> None:

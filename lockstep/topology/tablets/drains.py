@@ -32,12 +32,13 @@ def held_by_node(ring: RingPlacement) -> dict[NodeId, int]:
     return memo(ring, "_held_by_node", _counted)
 
 
-def held_tablets(cluster: ClusterMetadata, node: NodeId) -> int:
-    """How many tablets a node has, or may have something of: those that move count until they have."""
+def held_tablets(cluster: ClusterMetadata, node: NodeId, is_gone: bool = False) -> int:
+    """How many tablets a node has, or may have something of: those that move count until they have, but not
+    for a node that is gone, which has nothing to hand over or to drop."""
     rings = cluster.placements.by_id
     groups = cluster.tablets.by_group
     held = sum(held_by_node(rings[group]).get(node, 0) for group in groups)
-    if held or not cluster.transitions.count:
+    if held or is_gone or not cluster.transitions.count:
         return held
     return sum(one.group in groups and node in one.union for _, one in cluster.transitions.tree.items())
 
@@ -76,7 +77,8 @@ def paused(cluster: ClusterMetadata, request: Request | Body) -> str:
     if not cluster.tablets.by_group:
         return ""
     node = drained_by(request)
-    held = held_tablets(cluster, node) if node else 0
+    ring = kind_of(request).ring
+    held = held_tablets(cluster, node, ring is not None and ring.of_dead) if node else 0
     if not held:
         return ""
     return f"paused: node {node} holds {held} tablet{'' if held == 1 else 's'}, which other nodes get first"
