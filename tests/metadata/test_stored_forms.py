@@ -70,6 +70,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "Operation": {
         "session_id": "", "history": (), "cancel_reason": "", "step": 0,
     },
+    "TabletGroupHead": {"is_balanced": True},
     "Transition": {"new_replication": None, "operation_id": 0, "position": None},
     "Position": {"session_id": "", "former": None, "target": None},
     "Request": {
@@ -149,6 +150,7 @@ NUMBERS: dict[type[enum.IntEnum], dict[str, int]] = {
         "FAIL_REQUEST": 22, "EXCLUDE_NODES": 23, "INCLUDE_NODES": 24, "ENABLE_FEATURES": 30,
         "ROLE_CHANGE": 31, "ROLE_MEMBERSHIP": 32, "PERMISSIONS": 33, "BEGIN_REPAIR": 34, "END_REPAIR": 35,
         "RECORD_UNDELIVERED": 36, "ADVANCE_TRANSITIONS": 37, "BEGIN_MOVES": 38,
+        "SET_BALANCING": 39,
     },
     RecordKind: {"HEADER": 1, "PIECE": 2, "ENTRIES": 3, "TRAILER": 4},
 }  # fmt: skip
