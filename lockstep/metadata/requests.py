@@ -178,7 +178,6 @@ def begun(requests: Requests, wanted: Request, epoch: int) -> Requests:
     `wanted.id` 0: it was asked for just now, and waited for nothing. Raises Rejected when the request is
     not queued, is for something else, or when one of the nodes, or the keyspace, has another one.
     """
-    assert wanted.operation_id > 0, "what begins is done by an operation"
     busy = requests.by_keyspace.get(wanted.about.keyspace)
     if busy is not None and busy.id != wanted.id:
         raise keyspace_busy(busy)

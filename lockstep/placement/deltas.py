@@ -191,8 +191,7 @@ def paired(before: Plan, after: Plan) -> tuple[Delta, ...]:
 
 
 def _append_joined(found: list[Delta], delta: Delta) -> None:
-    assert delta.old != delta.new, "a difference differs"
-    assert not found or found[-1].range.right <= delta.range.left, "differences come in ring order"
+    assert not found or found[-1].range.right <= delta.range.left, "pieces come in ring order"
     if found:
         last = found[-1]
         if last.range.right == delta.range.left and (last.old, last.new) == (delta.old, delta.new):
