@@ -52,6 +52,8 @@ def test_no_acknowledged_write_is_lost_while_all_tablets_move(tmp_path: Path) ->
             f"AND tablets = {{'initial': {TABLETS}}}"
         )
         session.execute("CREATE TABLE h.t (k int PRIMARY KEY, v int)")
+        # Else it moves them again.
+        cluster.any_admin().post("/v1/tablets/balance", {"on": False})
         insert = session.prepare("INSERT INTO h.t (k, v) VALUES (?, ?)")
         insert.consistency_level = ConsistencyLevel.QUORUM
         acknowledged: dict[int, int] = {}

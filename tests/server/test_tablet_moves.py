@@ -29,7 +29,9 @@ def admin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AdminClient]:
             "AND tablets = {'initial': 4}"
         )
         session.execute("CREATE TABLE k.t (a int PRIMARY KEY)")
-        yield AdminClient(made.members[0].address, ADMIN_PORT, credential=Credential(f"Bearer {TOKEN}"))
+        found = AdminClient(made.members[0].address, ADMIN_PORT, credential=Credential(f"Bearer {TOKEN}"))
+        found.post("/v1/tablets/balance", {"on": False})
+        yield found
         driver.shutdown()
         made.loop.call_soon_threadsafe(door.close)
 
