@@ -96,6 +96,7 @@ def with_tablet_groups(
         ]
         left = {group for space in spaces for group in space.groups}
         dropped = sorted(group for group in gone if group not in left)
+        assert all(group in tablets.by_group for group in dropped), "a group goes with its table, once"
         placements, tablets = placements.without(dropped), tablets.without(dropped)
     return schema, placements, tablets
 
@@ -153,5 +154,9 @@ def _new_map(
             keyspace=keyspace.name,
             hint="let more nodes join first (`lockstep cluster add`), or use a smaller replication factor",
         )
+    assert len(found) == count, "each tablet has its replicas"
+    assert all(len(replicas) == keyspace.replication.total for replicas in found), (
+        "as many as the factors say"
+    )
     pairs = list(zip(even_rights(count), found, strict=True))
     return map_of(group, keyspace.replication, pairs, epoch)

@@ -77,6 +77,7 @@ class Tablets(msgspec.Struct, frozen=True, dict=True):
     def with_groups(self, changed: Iterable[TabletGroup]) -> Tablets:
         by_group = self.by_group
         for group in changed:
+            assert group.id > 0 and group.head.table, "a tablet group is that of a table"
             by_group = by_group.insert(group.id, group)
         return self if by_group is self.by_group else Tablets(by_group, self.is_balanced)
 
@@ -129,6 +130,7 @@ def lies_with(table: Table, schema: Schema) -> Table | None:
         return None
     base = schema.table(table.keyspace, table.view.base)
     assert base is not None, "a base table is dropped after its views"
+    assert base.view is None, "a view is made from a table"
     same = [(one.name, one.type) for one in table.partition_key] == [
         (one.name, one.type) for one in base.partition_key
     ]

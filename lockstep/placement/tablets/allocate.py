@@ -76,6 +76,10 @@ def allocate(
         names = wanted or sorted(racks)
         for number in range(count):
             found[number] += _dealt(number, factor, names, racks)
+    total = replication.total
+    assert all(len({node for node, _ in replicas}) == len(replicas) == total for replicas in found), (
+        "a tablet has as many replicas as the factors say, on as many nodes"
+    )
     return [tuple(replicas) for replicas in found]
 
 

@@ -119,6 +119,9 @@ def _per_shard(table: CountedTable, racks: Mapping[Rack, int], each: float) -> f
     for rack, replicas in sorted(table.replicas.items()):
         shards[rack[0]] = shards.get(rack[0], 0) + racks.get(rack, 0)
         factors[rack[0]] = factors.get(rack[0], 0.0) + replicas
+    assert all(factor > 0 for factor in factors.values()), (
+        "where there are shards to fill, there are replicas"
+    )
     return max((each * shards[dc] / factors[dc] for dc in shards), default=1.0)
 
 

@@ -90,6 +90,7 @@ class LoadStatistics(msgspec.Struct, frozen=True):
 
     def split(self, group: int, right: int, middle: int, nodes: Sequence[NodeId]) -> LoadStatistics:
         """After a tablet was cut behind `middle`."""
+        assert middle < right, "a tablet is cut before its last token"
         assert middle < right, "the first half ends before the second"
         edits: dict[NodeId, dict[int, dict[int, TabletLoad | None]]] = {}
         for node in nodes:
@@ -101,6 +102,7 @@ class LoadStatistics(msgspec.Struct, frozen=True):
 
     def merged(self, group: int, left: int, right: int, nodes: Sequence[NodeId]) -> LoadStatistics:
         """After the tablets that end at `left` and `right` became one."""
+        assert left < right, "a pair keeps the last token of the one behind"
         assert left < right, "the first one ends before the second"
         edits: dict[NodeId, dict[int, dict[int, TabletLoad | None]]] = {}
         for node in nodes:

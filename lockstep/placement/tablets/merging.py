@@ -52,6 +52,7 @@ def moves_together(
             continue
         wanted = [one for one in first.replicas if one not in second.replicas]
         spare = [one for one in second.replicas if one not in first.replicas]
+        assert len(wanted) == len(spare) > 0, "what is apart lies in as many other places"
         source, target = _nearest(spare, wanted, second.nodes, by_node)
         kind = MoveKind.INTRANODE if source[0] == target[0] else MoveKind.MIGRATION
         found.append(Move(kind, Why.MERGE, map_.id, right, source, target, bytes_of.get(right, 0)))

@@ -87,6 +87,7 @@ class Planner:
                 continue
             source, target = one.move.source[0], one.move.target[0]
             reads = cluster.placements.ring(group).group_for(right).reads
+            assert source != target or one.move.kind is MoveKind.INTRANODE, "only shards of one node share it"
             if source != target and target in reads and source not in reads:
                 self.statistics = self.statistics.moved(group, right, source, target)
         self._running = running
@@ -111,6 +112,7 @@ class Planner:
             if kept is None or kept[0] is not ring or kept[1] is not group.shards:
                 kept = (ring, group.shards, group.map(cluster.placements))
             self._maps[group.id] = kept
+            assert kept[2].id == group.id, "a map is that of its group"
             found.append(BalancedTable(kept[2], is_on=group.head.is_balanced))
         return tuple(found)
 

@@ -24,6 +24,7 @@ def _counted(ring: RingPlacement) -> dict[NodeId, int]:
     for placed in ring.ranges:
         for node in placed.group.writes:
             counts[node] = counts.get(node, 0) + 1
+    assert max(counts.values(), default=0) <= ring.count, "a node has at most one replica of a tablet"
     return counts
 
 

@@ -220,6 +220,7 @@ def _first(cluster: ClusterMetadata, move: TabletMove, tablet: Tablet, epoch: in
 
 
 def _replaced(nodes: Sequence[Any], move: TabletMove) -> tuple[Any, ...]:
+    assert move.source[0] in nodes, "who gives a tablet up has it"
     return tuple(move.target[0] if node == move.source[0] else node for node in nodes)
 
 
