@@ -82,6 +82,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     dcs: int = 1
     #: Whether writes are kept for replicas that miss them.
     hints: bool = True
+    #: How many tablets each table begins with; 0: the keyspace lies on the ring.
+    tablets: int = 0
 
 
 def draw_shape(

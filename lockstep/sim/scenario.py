@@ -118,6 +118,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     repair_s: float = 0.0
     #: Whether some repairs are of a part of the ring, of one table, or between some replicas only.
     partial_repairs: bool = False
+    #: How many tablets each table begins with; 0: the keyspace lies on the ring.
+    tablets: int = 0
     #: How many clients; 0 leaves it to the seed.
     clients: int = 0
     #: How many requests a client sends at once, one of these.
@@ -278,6 +280,10 @@ class Run:
             duplicate = self.world.stream("duplicate").choice(scenario.duplicate)
             shape = msgspec.structs.replace(shape, duplicate=duplicate)
         shape = msgspec.structs.replace(shape, hints=self.world.stream("hints").choice(scenario.hints))
+        if scenario.tablets:
+            shape = msgspec.structs.replace(
+                shape, tablets=scenario.tablets, strategy="NetworkTopologyStrategy"
+            )
         load = self._load(draw)
         self.cluster = SimCluster(self.world, shape)
         self.cluster.append_bytes_max = self.world.stream("appends").choice(scenario.append_bytes)
@@ -541,6 +547,8 @@ class Run:
         for side in self.sides:
             self.judged += side.judge()
         self.watch.inspect("REP-1", self.cluster.newest)
+        if self.scenario.tablets and (stored := self.watch.unowned(self.cluster.newest)):
+            raise Violation("TAB-1", f"at the end, {stored[0]}")
         self.telling.ended()
         if self.scenario.repair_s:
             self.watch.check_unchanged(self.cluster.newest)

@@ -22,6 +22,15 @@ SCENARIOS: dict[str, Scenario] = {
     scenario.name: scenario
     for scenario in (
         Scenario(
+            name="tablets",
+            chaos_s=15.0,
+            founders=(3, 3, 4),
+            tablets=8,
+            faults=tuple(ALL_KINDS),
+            clients=3,
+            sometimes=(*_OPERATIONS[:2], "leader changed", "tablets.begin", "write.replanned"),
+        ),
+        Scenario(
             name="swarm",
             chaos_s=15.0,
             faults=tuple(ALL_KINDS),
@@ -60,10 +69,8 @@ SCENARIOS: dict[str, Scenario] = {
         ),
         Scenario(
             name="volleys",
-            chaos_s=12.0,
             founders=(3,),
             factors=(3, 3, 2),
-            spares=2,
             busy_s=0.8,
             clients=2,
             volley=(4, 8, 16),
@@ -82,7 +89,6 @@ SCENARIOS: dict[str, Scenario] = {
             chaos_s=15.0,
             founders=(3,),
             factors=(3, 2),
-            busy_s=1.5,
             kinds_s=0.6,
             replication_s=2.0,
             faults=("pause", "slow_node", "partition", "latency", "flapping", "slow_disk", "isolate_leader"),
@@ -112,10 +118,7 @@ SCENARIOS: dict[str, Scenario] = {
         ),
         Scenario(
             name="stamps",
-            chaos_s=12.0,
             founders=(3,),
-            spares=2,
-            busy_s=1.5,
             clients=1,
             stamped=4,
             dcs=(1, 1, 2),
@@ -132,7 +135,6 @@ SCENARIOS: dict[str, Scenario] = {
         ),
         Scenario(
             name="damage",
-            chaos_s=12.0,
             founders=(3,),
             factors=(3,),
             spares=1,
@@ -148,7 +150,6 @@ SCENARIOS: dict[str, Scenario] = {
         ),
         Scenario(
             name="counts",
-            chaos_s=12.0,
             founders=(3,),
             factors=(3, 2),
             spares=3,
@@ -173,7 +174,6 @@ SCENARIOS: dict[str, Scenario] = {
             chaos_s=25.0,
             founders=(3,),
             factors=(3, 3, 2),
-            spares=2,
             busy_s=12.0,
             repair_s=0.7,
             faults=(
@@ -184,7 +184,6 @@ SCENARIOS: dict[str, Scenario] = {
         ),
         Scenario(
             name="power",
-            chaos_s=12.0,
             founders=(3,),
             spares=1,
             busy_s=4.0,
@@ -218,7 +217,6 @@ SCENARIOS: dict[str, Scenario] = {
         ),
         Scenario(
             name="log",
-            chaos_s=12.0,
             founders=(3,),
             spares=1,
             busy_s=6.0,
@@ -249,7 +247,6 @@ SCENARIOS: dict[str, Scenario] = {
             name="metadata",
             chaos_s=10.0,
             founders=(3, 3, 1, 5),
-            spares=2,
             busy_s=2.5,
             clients=1,
             metadata_ms=150.0,
@@ -281,7 +278,6 @@ SCENARIOS: dict[str, Scenario] = {
         ),
         Scenario(
             name="lwt",
-            chaos_s=12.0,
             founders=(3,),
             factors=(3, 3, 2),
             spares=3,
@@ -327,7 +323,6 @@ SCENARIOS: dict[str, Scenario] = {
         ),
         Scenario(
             name="views",
-            chaos_s=12.0,
             founders=(3, 3, 4),
             factors=(3, 3, 2),
             spares=3,
@@ -347,7 +342,6 @@ SCENARIOS: dict[str, Scenario] = {
         ),
         Scenario(
             name="indexes",
-            chaos_s=12.0,
             founders=(3, 3, 4),
             factors=(3, 3, 2),
             spares=3,
@@ -367,7 +361,6 @@ SCENARIOS: dict[str, Scenario] = {
         ),
         Scenario(
             name="builds",
-            chaos_s=12.0,
             founders=(3,),
             factors=(3, 2, 1),
             spares=1,
@@ -381,11 +374,8 @@ SCENARIOS: dict[str, Scenario] = {
         ),
         Scenario(
             name="batches",
-            chaos_s=12.0,
             founders=(3,),
             factors=(3, 3, 2),
-            spares=2,
-            busy_s=1.5,
             clients=1,
             batching=4,
             dcs=(1, 1, 2),
@@ -406,7 +396,6 @@ SCENARIOS: dict[str, Scenario] = {
             chaos_s=10.0,
             founders=(4, 5),
             factors=(3, 2),
-            spares=2,
             busy_s=0.5,
             cancel=0.1,
             clients=1,
@@ -428,8 +417,6 @@ SCENARIOS: dict[str, Scenario] = {
             chaos_s=10.0,
             founders=(3,),
             factors=(3, 3, 2),
-            spares=2,
-            busy_s=1.5,
             clients=1,
             columns=5,
             hints=(False, False, True),
@@ -450,7 +437,6 @@ SCENARIOS: dict[str, Scenario] = {
             chaos_s=15.0,
             founders=(3, 3, 4),
             factors=(3, 3, 2),
-            spares=2,
             busy_s=4.0,
             clients=2,
             columns=3,
@@ -476,7 +462,6 @@ SCENARIOS: dict[str, Scenario] = {
             chaos_s=15.0,
             founders=(4, 5),
             factors=(3, 3, 2),
-            spares=2,
             busy_s=5.0,
             clients=2,
             levels=(Consistency.ALL,),

@@ -82,7 +82,8 @@ class Operators:
         shape = self.cluster.shape
         places = ["replication_factor"] if shape.strategy == "SimpleStrategy" else self.cluster.dcs()
         options = (("class", shape.strategy), *((place, str(shape.factor)) for place in places))
-        keyspace = ChangeSchema(CreateKeyspace(KEYSPACE, options, True, True))
+        tablets = (("initial", str(shape.tablets)),) if shape.tablets else None
+        keyspace = ChangeSchema(CreateKeyspace(KEYSPACE, options, True, True, tablets=tablets))
         while self.cluster.newest.schema.by_name.get(KEYSPACE) is None:
             await self.submit(runtime, EntryKind.SCHEMA_CHANGE, keyspace)
         while not await self._create_table(runtime, self._tables[0]):

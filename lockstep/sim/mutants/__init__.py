@@ -19,6 +19,7 @@ from lockstep.sim.mutants.service import DIRECTED as _SERVICE_DIRECTED
 from lockstep.sim.mutants.sessions import DIRECTED as _DIRECTED
 from lockstep.sim.mutants.sessions import SESSIONS, TOPOLOGY
 from lockstep.sim.mutants.sessions import TOPOLOGY_DIRECTED as _TOPOLOGY_DIRECTED
+from lockstep.sim.mutants.tablets import TABLETS
 from lockstep.sim.plant import Planted
 
 REGISTRY: dict[str, Planted] = {
@@ -45,6 +46,7 @@ REGISTRY: dict[str, Planted] = {
         *MACHINES,
         *OVERLOAD,
         *ACCESS,
+        *TABLETS,
     )
 }
 #: Those that a test brings about; no seed is looked for.
