@@ -33,7 +33,9 @@ CASES = cases()
 #: Probes of what comes after the request path has judged, or of other things.
 _OTHERS = (
     "read.local_failure",
+    "read.narrowed",
     "replica.drain",
+    "replica.expired",
     "replica.refused",
     "replica.refused.stale",
     "replica.write.accepted",

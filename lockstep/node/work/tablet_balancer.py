@@ -102,7 +102,9 @@ class TabletBalancer:
         """Until something changes, or nodes are to be asked."""
         await asyncio.sleep(PLAN_PAUSE_S)
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), ASK_PAUSE_S if self._is_due else self._refresh_s)
+            # Not `wait_for`, which misses its cancellation where the event comes at the same time.
+            async with asyncio.timeout(ASK_PAUSE_S if self._is_due else self._refresh_s):
+                await self._wake.wait()
         self._wake.clear()
 
     def _refresh(self) -> None:

@@ -201,8 +201,8 @@ def _failed_sync_forgotten() -> contextlib.AbstractContextManager[None]:
     """A node whose store failed stays in service."""
     original = GroupCommit.__init__
 
-    def deaf(self: Any, store: Any, runtime: Any, on_failure: Any = None, period_ms: int = 0) -> None:
-        original(self, store, runtime, None, period_ms)
+    def deaf(self: Any, store: Any, runtime: Any, _: Any = None, period: int = 0, reserve: int = 0) -> None:
+        original(self, store, runtime, None, period, reserve)
 
     return replaced((GroupCommit, "__init__", deaf))
 

@@ -413,7 +413,7 @@ def _vote_not_durable() -> contextlib.AbstractContextManager[None]:
     append = RaftJournal.append
 
     async def forgetful(self: Any, hard_state: Any, entries: Any, commit_index: int = 0) -> None:
-        if entries:
+        if entries or commit_index:
             await append(self, None, entries, commit_index)
 
     return replaced((RaftJournal, "append", forgetful))
