@@ -41,7 +41,9 @@ def left_behind(town: Town, name: str) -> dict[str, Any]:
         for _, _, owner, callback in town.world._heap
         if owner is loop and not callback.dropped and "." in callback.name()
     ]
-    return {"tasks": tasks, "timers": timers, "ends": list(loop.ends)}
+    connections = town.world.network.connections.values()
+    ends = [end for both in connections for end in both if end.loop is loop and not end.closed]
+    return {"tasks": tasks, "timers": timers, "ends": ends}
 
 
 def test_stopping_leaves_nothing_and_a_new_node_starts_in_the_same_process() -> None:
