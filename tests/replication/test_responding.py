@@ -31,11 +31,8 @@ class Connection:
         self.has_room = has_room
         self.shared: list[tuple[int, list[int], bytes]] = []
 
-    def small(self, body: bytes) -> bool:
-        return len(body) < 100
-
-    def room(self) -> bool:
-        return self.has_room
+    def shares(self, body: bytes) -> bool:
+        return len(body) < 100 and self.has_room
 
     def reply_all(self, verb: int, streams: list[int], body: bytes) -> None:
         self.shared.append((verb, list(streams), body))

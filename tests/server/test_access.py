@@ -156,7 +156,7 @@ def test_a_role_that_may_not_log_in(place: Place, root: Session) -> None:
 def test_a_client_that_never_logs_in_is_sent_away(
     place: Place, root: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lockstep.server.cql.cql_server.LOGIN_MS_MAX", 300)
+    monkeypatch.setattr("lockstep.server.cql.connection.LOGIN_MS_MAX", 300)
     address = place.cluster.members[0].address
     with (
         socket.create_connection((address, CQL_PORT), timeout=10) as plain,

@@ -205,7 +205,7 @@ def test_custom_payloads_come_back_where_that_is_set(
     cluster: Nodes, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for member in cluster.members:
-        monkeypatch.setattr(member.server, "mirrors_payloads", True)
+        monkeypatch.setattr(member.server.clients, "mirrors_payloads", True)
     payload = {"a": b"1", "empty": b"", "null": None}
     insert = session.prepare("INSERT INTO t (a, b, c) VALUES (?, ?, ?)")
     batch = BatchStatement()

@@ -58,7 +58,7 @@ class Place:
                 alive=lambda node: node not in self.dead,
                 answers_somebody=answers,
                 silent_s=lambda _: 1.5,
-                suspected_in_s=lambda _: 3.0,
+                opinions=SimpleNamespace(suspected_in_s=lambda _: 3.0),
             ),
             management=SimpleNamespace(group=None),
             topology=SimpleNamespace(blocking=(), moved=Moved(lambda: 1), follows=lambda: ""),

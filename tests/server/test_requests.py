@@ -41,6 +41,7 @@ class Asked(Requests):
                         operations_by_id={operation.id: operation for operation in own},
                         requests=requests_of(own),
                         directory=Directory(),
+                        excluded=(),
                         excluded_by_node={},
                         degraded=(),
                         transitions=NO_TRANSITIONS,
