@@ -32,7 +32,7 @@ _POLL_S: Final = 0.2
 
 @click.group()
 def tablets() -> None:
-    """Tables that spread by tablets: where these lie, move, split and merge."""
+    """Tables that spread by tablets: where these lie, and how they move."""
 
 
 @tablets.command("list")
