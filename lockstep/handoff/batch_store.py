@@ -187,17 +187,23 @@ class BatchStore:
                 await self._wake.wait()
             await asyncio.sleep(BATCH_REPLAY_ROUND_MS / 1000)
             try:
-                await self.replay_due()
+                while await self.replay_due():
+                    pass
             except LockstepError:
                 self.replay_failures += 1  # a store that is busy, or that says itself that it died
 
-    async def replay_due(self, everything: bool = False) -> None:
-        """Write what nobody says to be done; `everything`: also what is not due, for this node leaves."""
+    async def replay_due(self, everything: bool = False) -> bool:
+        """Write a page of what nobody says to be done; whether all of it was written, and more is due.
+
+        `everything`: also what is not due, for this node leaves.
+        """
         now_s = self._runtime.clock.monotonic_s()
         everything = everything or self._is_leaving()
         due = [key for key, (due_s, _) in self._kept.items() if everything or due_s <= now_s]
-        for key in due[:BATCH_LOG_PAGE]:
+        page = due[:BATCH_LOG_PAGE]
+        for key in page:
             await self._replay(key)
+        return len(due) > len(page) and not any(key in self._kept for key in page)
 
     def _is_leaving(self) -> bool:
         info = self._hints.plans.cluster.directory.by_id.get(NodeId(self._own_id()))

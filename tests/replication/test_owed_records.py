@@ -67,7 +67,7 @@ def size_of(one: KeepBatch) -> int:
 class Keeper:
     """A batch store over `records`, and what it answers to others."""
 
-    def __init__(self, records: Records) -> None:
+    def __init__(self, records: Records, hints: Any = None) -> None:
         self.records = records
         self.internode = ScriptedInternode(Wire(), 1, lambda: 1)
         self.store = BatchStore(
@@ -75,7 +75,7 @@ class Keeper:
             self.internode,  # type: ignore[arg-type]
             records,
             writes=None,  # type: ignore[arg-type]
-            hints=None,  # type: ignore[arg-type]
+            hints=hints,
             own_id=lambda: 1,
             replay_after_ms=REPLAY_AFTER_MS,
         )
@@ -120,6 +120,27 @@ def test_what_was_kept_is_found_after_a_start_whatever_pages_it_fills() -> None:
         await keeper.store.load()
         assert (len(keeper.store), keeper.store.oldest_us()) == (len(batches), 1000)
         assert keeper.store.bytes == sum(map(size_of, batches))
+
+    run(test)
+
+
+def test_a_replay_goes_on_while_whole_pages_are_written() -> None:
+    """A page a round, with a pause after each, would leave a backlog of minutes behind a long outage."""
+
+    async def test() -> None:
+        records = Records()
+        batches = [batch(number, 1000 + number) for number in range(2 * BATCH_LOG_PAGE + 1)]
+        records.pairs = {batch_key(one.created_us, one.batch_id): encode(one) for one in batches}
+        tables_are_gone = SimpleNamespace(
+            gc_grace_s=lambda _table_id: None,
+            plans=SimpleNamespace(cluster=SimpleNamespace(directory=SimpleNamespace(by_id={}))),
+        )
+        keeper = Keeper(records, tables_are_gone)
+        await keeper.store.load()
+        assert [await keeper.store.replay_due() for _ in range(3)] == [True, True, False]
+        assert (len(keeper.store), records.pairs) == (0, {})
+        await keeper.store.keep(batch(1, 1))
+        assert not await keeper.store.replay_due() and len(keeper.store) == 1, "its coordinator has its time"
 
     run(test)
 
