@@ -25,10 +25,18 @@ Owed = tuple[bool, int]
 
 
 def begin_guaranteed(
-    writes: Writes, mutation: Mutation, timeout_ms: float, pair: Plan | None = None, made_us: int = 0
+    writes: Writes,
+    mutation: Mutation,
+    timeout_ms: float,
+    pair: Plan | None = None,
+    made_us: int = 0,
+    is_admitted: bool = False,
 ) -> asyncio.Future[Owed]:
-    """Write to every replica now, or to that of `pair`; nothing is owed to a table that is gone. `made_us`:
-    when a write was made that is replayed; its hints are as old as that."""
+    """Write to every replica now, or to that of `pair`; nothing is owed to a table that is gone.
+
+    `made_us`: when a write was made that is replayed; its hints are as old as that. `is_admitted`: a part of
+    something that was admitted as a whole.
+    """
     future: asyncio.Future[Owed] = asyncio.get_running_loop().create_future()
 
     def settled(whole: bool, sequence: int) -> None:
@@ -43,7 +51,8 @@ def begin_guaranteed(
     if made_us:
         terms = replace(terms, made_us=made_us)
     try:
-        writes.admit()
+        if not is_admitted:
+            writes.admit()
         plan = pair or writes.plans.write_plan(mutation.table_id, mutation.token, Consistency.ANY)
         deadline_s = writes.runtime.clock.monotonic_s() + timeout_ms / 1000
         write = Write(writes, Round(WRITE, plan), mutation, deadline_s, told, terms, "BATCH")

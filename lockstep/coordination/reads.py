@@ -152,16 +152,29 @@ def places_named(command: ReadCommand, results: Sequence[ReadResult]) -> tuple[R
                 continue
             rows = named.setdefault((partition.token, partition.key), {})
             rows.update(dict.fromkeys(row.clustering for row in partition.rows))
-    places = [
-        Place(token, key, command.slices if command.index.whole else _exactly(sorted(named[token, key])))
-        for token, key in sorted(named)
-    ]
+    places: list[Place] = []
+    for token, key in sorted(named):
+        slices = command.slices if command.index.whole else _exactly(sorted(named[token, key]))
+        if end is not None and end.clustering is not None and (token, key) == (end.token, end.key):
+            slices = _up_to(end.clustering, slices)
+        if slices or not command.slices:
+            places.append(Place(token, key, slices))
     return replace(command, index=None, places=tuple(places), row_limit=0, partition_row_limit=0), end
 
 
 def _exactly(rows: Sequence[bytes]) -> tuple[Slice, ...]:
     # Above a clustering nothing comes before itself and a zero byte.
     return tuple(Slice(clustering, clustering + b"\x00") for clustering in rows)
+
+
+def _up_to(last: bytes, slices: tuple[Slice, ...]) -> tuple[Slice, ...]:
+    """What of the slices is not behind `last`: who goes on there reads the rest."""
+    bound = last + b"\x00"
+    return tuple(
+        Slice(one.start, one.end if one.end and one.end <= bound else bound)
+        for one in slices
+        if one.start < bound
+    )
 
 
 def ended(result: ReadResult, command: ReadCommand, end: Position | None) -> ReadResult:

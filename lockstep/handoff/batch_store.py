@@ -248,10 +248,18 @@ class BatchStore:
         return owed
 
     async def _write(self, mutations: Sequence[Mutation], made_us: int) -> bool:
-        """Whether every write is on all its replicas, or has durable hints for the others."""
+        """Whether every write is on all its replicas, or has durable hints for the others.
+
+        The batch is admitted once, as its coordinator did: it may have more writes than may be in flight.
+        """
         timeout_ms = self._replay_after_ms / 2
+        try:
+            self._writes.admit()
+        except Overloaded:
+            return False
         ends = [
-            begin_guaranteed(self._writes, mutation, timeout_ms, made_us=made_us) for mutation in mutations
+            begin_guaranteed(self._writes, mutation, timeout_ms, made_us=made_us, is_admitted=True)
+            for mutation in mutations
         ]
         told = await asyncio.gather(*ends)
         for whole, sequence in told:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from lockstep.coordination.reads import agreed, ended, places_named, scan
 from lockstep.values.errors import ReadTimeout
@@ -169,6 +170,29 @@ def test_every_row_that_anybody_names_is_read_up_to_where_all_looked() -> None:
     assert (asked.index, asked.row_limit, asked.partition_row_limit) == (None, 0, 0)
     asked, end = places_named(command(0, 10), [one, one])
     assert end is None and [place.token for place in asked.places] == [3, 7]
+
+
+def test_no_row_behind_the_place_where_one_stopped_is_read_here_and_again_afterwards() -> None:
+    """Who asks goes on behind b"2" of the partition at 5."""
+    stops = Position(5, b"k", b"2")
+    one = ReadResult((partition(3, b"9"), partition(5, b"1", b"2")), True, stops)
+    other = ReadResult((partition(3, b"9"), partition(5, b"1", b"3"), partition(7, b"1")))
+    asked, end = places_named(command(0, 10), [one, other])
+    assert end == stops
+    assert asked.places == (
+        Place(3, b"k", (Slice(b"9", b"9\0"),)),
+        Place(5, b"k", (Slice(b"1", b"1\0"), Slice(b"2", b"2\0"))),
+    )
+    only_behind = ReadResult((partition(5, b"3"),))
+    nothing = ReadResult((), True, stops)
+    assert places_named(command(0, 10), [nothing, only_behind])[0].places == ()
+    whole = replace(
+        command(0, 10), slices=(Slice(b"1", b"2"), Slice(b"2", b"")), index=IndexRead(3, b"", b"", True)
+    )
+    assert places_named(whole, [one, other])[0].places == (
+        Place(3, b"k", whole.slices),
+        Place(5, b"k", (Slice(b"1", b"2"), Slice(b"2", b"2\0"))),
+    )
 
 
 @pytest.mark.parametrize(

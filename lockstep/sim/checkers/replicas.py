@@ -156,6 +156,7 @@ class DurableContent:
         row = decode_row(store_key, value, clustering)
         states = [(cell.timestamp_us, cell.value or b"") for cell in row.cells]
         states += [(part.timestamp_us, b"") for part in (row.liveness, row.deletion) if part is not None]
+        states += [(gone.deletion.timestamp_us, b"") for gone in row.column_deletions]
         partition.rows[clustering] = max(partition.rows.get(clustering, NOTHING), *states, NOTHING)
 
 
