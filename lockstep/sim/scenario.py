@@ -205,7 +205,6 @@ def _sides(scenario: Scenario, operators: Operators, watch: Watch) -> list[Side]
             side.when_read = partial(watch.check_equal, COLUMNED)
         if isinstance(side, BatchWorkload):
             side.is_recorded = watch.keeping.left.is_recorded
-            side.is_slow = scenario.tight
     return sides
 
 
