@@ -121,6 +121,62 @@ def test_owners_share_no_process_and_the_pool_has_a_bound() -> None:
     run(work)
 
 
+class Pretended:
+    """A process and its pipes. To start, to answer and to end take turns of the loop."""
+
+    def __init__(self, running: list[Pretended]) -> None:
+        self.stdin = self.stdout = self
+        self.returncode: int | None = None
+        self._running = running
+        self._told = bytearray(struct.pack(">I", 0))
+        running.append(self)
+
+    def write(self, question: bytes) -> None:
+        self._told += question
+
+    async def drain(self) -> None:
+        await asyncio.sleep(0)
+
+    async def readexactly(self, count: int) -> bytes:
+        await asyncio.sleep(0)
+        found = bytes(self._told[:count])
+        del self._told[:count]
+        return found
+
+    def kill(self) -> None:
+        self.returncode = -9
+
+    async def wait(self) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        if self in self._running:
+            self._running.remove(self)
+
+    def close(self) -> None:
+        pass
+
+
+def test_those_that_start_and_those_that_end_count_as_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    running: list[Pretended] = []
+    counts: list[int] = []
+
+    async def start(*_: object, **__: object) -> tuple[Pretended, Pretended]:
+        made = Pretended(running)
+        counts.append(len(running))
+        await asyncio.sleep(0)
+        return made, made
+
+    monkeypatch.setattr(workers, "start", start)
+
+    async def work(made: ConfinedWorkers) -> None:
+        owners = ("a", "b", "c", "b", "d", "c", "a", "b", "d") * 3
+        answers = await asyncio.gather(*(made.evaluate(owner, owner.encode(), 5000) for owner in owners))
+        assert answers == [owner.encode() for owner in owners]
+
+    run(work)
+    assert max(counts) == workers.WORKERS_MAX
+
+
 def test_where_nothing_can_be_filtered_nothing_is_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
     unfiltered = workers._PROGRAM.replace(
         "from lockstep.runtime.real.worker_process import main; ",

@@ -18,6 +18,8 @@ from lockstep.values.node_limits import HELPER_NICENESS, HELPERS_MAX
 
 HANDLER = "tests.runtime.test_helper_processes:work"
 FOREVER_MS = 60_000
+#: The kernel lowers priorities no further.
+NICENESS_MAX = 19
 
 
 def work(order: bytes) -> bytes:
@@ -68,7 +70,8 @@ def test_helpers_are_few_come_after_everybody_else_and_are_used_again() -> None:
     async def test(made: HelperProcesses) -> None:
         answers = await asyncio.gather(*(made.do(b"", FOREVER_MS) for _ in range(6)))
         assert len({answer.split()[0] for answer in answers}) <= HELPERS_MAX
-        assert {int(answer.split()[1]) for answer in answers} == {HELPER_NICENESS}
+        nicest = min(os.nice(0) + HELPER_NICENESS, NICENESS_MAX)
+        assert {int(answer.split()[1]) for answer in answers} == {nicest}
         for pid in pids(made):
             assert os.getpgid(pid) == pid and os.getsid(pid) == os.getsid(0), "compared with its node"
 

@@ -130,6 +130,7 @@ class ConfinedWorkers:
         self._unfiltered = unfiltered
         self._idle: list[_Worker] = []
         self._all: list[_Worker] = []
+        self._starting = 0
         self._waiting = 0
         self._free = asyncio.Semaphore(WORKERS_MAX)
 
@@ -166,7 +167,7 @@ class ConfinedWorkers:
             if worker.owner == owner and worker.runs:
                 self._idle.remove(worker)
                 return worker
-        while self._idle and len(self._all) >= WORKERS_MAX:
+        while self._idle and len(self._all) + self._starting >= WORKERS_MAX:
             await self._ended(self._idle.pop(0))
         return await self._started(owner)
 
@@ -174,9 +175,13 @@ class ConfinedWorkers:
         program = _PROGRAM.format(
             paths=_paths(), handler=self._handler, memory=WORKER_MEMORY_BYTES, cpu_s=WORKER_CPU_S_MAX
         )
-        started = await start(program, errors=DEVNULL, environment={}, directory="/", apart=True)
-        worker = _Worker(owner, *started)
-        self._all.append(worker)
+        self._starting += 1
+        try:
+            started = await start(program, errors=DEVNULL, environment={}, directory="/", apart=True)
+            worker = _Worker(owner, *started)
+            self._all.append(worker)
+        finally:
+            self._starting -= 1
         try:
             async with asyncio.timeout(WORKER_START_S_MAX):
                 refused = await worker.read()
@@ -189,8 +194,11 @@ class ConfinedWorkers:
         return worker
 
     async def _ended(self, worker: _Worker) -> None:
-        self._all.remove(worker)
-        await worker.end()
+        """It counts until it is gone."""
+        try:
+            await worker.end()
+        finally:
+            self._all.remove(worker)
 
     async def stop(self) -> None:
         """End all; nothing may be evaluated any more."""
