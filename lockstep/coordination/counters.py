@@ -101,17 +101,17 @@ class CounterLeader:
             return CounterReply(True, self.incarnation)
         outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._known[name] = outcome
+        while len(self._known) > COUNTER_IDS_KEPT_MAX:
+            self._known.popitem(last=False)
         try:
             await self._count(request)
         except BaseException as error:
             refused = isinstance(error, LockstepError) and error.outcome_known
             if refused:
-                del self._known[name]
+                self._known.pop(name, None)
             self._settle(outcome, error)
             raise
         self._settle(outcome, None)
-        while len(self._known) > COUNTER_IDS_KEPT_MAX:
-            self._known.popitem(last=False)
         return CounterReply(True, self.incarnation)
 
     @staticmethod
