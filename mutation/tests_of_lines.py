@@ -24,11 +24,14 @@ from mutation.trial import CPU_FACTOR, CPU_S_MIN, Verdict, in_child
 _OF_REQUESTS = (
     *(f"node/test_{name}.py" for name in (
         "batches", "forwarding", "full_disks", "hints", "old_decisions", "owed_to_emptied_tables",
-        "pages_while_moving", "repairs", "replacing", "requests_while_moving", "stale_work", "views", "work",
+        "pages_while_moving", "purging", "repairs", "replacing", "requests_while_moving", "stale_work",
+        "views", "work",
     )),
     *(f"server/test_{name}.py" for name in (
-        "ballots_move", "conditional_time", "counters", "index_consistency", "indexes", "tracing", "views",
+        "ballots_move", "conditional", "conditional_time", "counters", "index_consistency", "indexes",
+        "tracing", "views",
     )),
+    "sim/test_coordinator.py",
 )  # fmt: skip
 #: Folders or modules whose tests are run beside those of the room itself: they use it most.
 ALSO: Mapping[str, tuple[str, ...]] = {

@@ -11,15 +11,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import Cluster, NoHostAvailable
 
 import lockstep
-from lockstep.internode import repeated_log
-from lockstep.internode.repeated_log import RepeatedLog
 from lockstep.local import admin_client
 from lockstep.local.admin_client import AdminClient
 from lockstep.node.settings import MASKED, is_secret, masked
@@ -178,38 +175,6 @@ def in_a_loop(work: Callable[[], None]) -> None:
         work()
 
     asyncio.run(run())
-
-
-def test_what_comes_in_crowds_is_told_at_once_and_then_with_its_count() -> None:
-    said: list[tuple[str, dict[str, Any]]] = []
-
-    def work() -> None:
-        log = RepeatedLog(lambda event, **facts: said.append((event, facts)))
-        for number in range(5):
-            log.note("replica.refused", "n1", facts=lambda number=number: {"node": 1, "at": number})
-        log.note("replica.refused", "n2", facts=lambda: {"node": 2})
-        log.stop()
-
-    in_a_loop(work)
-    assert said == [
-        ("replica.refused", {"node": 1, "at": 0}),
-        ("replica.refused", {"node": 2}),
-        ("replica.refused", {"node": 1, "at": 4, "count": 4}),
-    ]
-
-
-def test_crowds_of_crowds_share_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeated_log, "REPEATED_LOG_KINDS_MAX", 3)
-    said: list[dict[str, Any]] = []
-
-    def work() -> None:
-        log = RepeatedLog(lambda event, **facts: said.append(facts))
-        for number in range(100):
-            log.note("login", number, facts=lambda number=number: {"at": number})
-        log.stop()
-
-    in_a_loop(work)
-    assert len(said) == 5 and said[-1] == {"at": 99, "count": 96}
 
 
 def test_the_audit_file_has_who_what_and_how_it_ended_without_secrets() -> None:
