@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import uuid
+from collections.abc import Iterator
 
 import pytest
 from cassandra.cluster import Cluster
@@ -11,6 +13,7 @@ from lockstep.cql.wire import client as wire
 from lockstep.cql.wire.constants import Opcode
 from lockstep.cql.wire.messages import QueryParameters
 from lockstep.server.statements.tablet_routing import PAYLOAD_KEY, TABLETS_ROUTING
+from lockstep.topology.tablets.switch import SetBalancing
 from lockstep.values.ids import Consistency
 from lockstep.values.tokens import token_of
 from tests.server.parts import CQL_PORT, Member, Nodes
@@ -61,8 +64,21 @@ class Asking:
         return decoded(payload) if payload is not None else None
 
 
+def balance(three: Nodes, *, is_on: bool) -> int:
+    """Switch the balancer; the epoch of that."""
+    return three.call(three.members[0].node.log.submit(SetBalancing(is_on)))
+
+
 @pytest.fixture(scope="module")
-def table(three: Nodes) -> str:
+def table(three: Nodes) -> Iterator[str]:
+    """Of eight tablets that stay where they are."""
+    epoch, deadline_s = balance(three, is_on=False), time.monotonic() + 30
+    while any(
+        member.node.log.cluster.epoch < epoch or member.node.log.cluster.transitions.lone_count
+        for member in three.members
+    ):
+        assert time.monotonic() < deadline_s, "tablets go on moving"
+        time.sleep(0.02)
     cluster = Cluster([three.members[0].address], port=CQL_PORT)
     session = cluster.connect()
     session.execute(
@@ -76,7 +92,8 @@ def table(three: Nodes) -> str:
     )
     session.execute("CREATE TABLE on_ring.t (a int PRIMARY KEY, v int)")
     cluster.shutdown()
-    return "routed.t"
+    yield "routed.t"
+    balance(three, is_on=True)
 
 
 def host_of(member: Member) -> str:
