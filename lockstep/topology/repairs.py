@@ -77,6 +77,10 @@ class BeginRepair(msgspec.Struct, frozen=True, array_like=True):
         driver = cluster.node(self.driver)
         if driver is None or driver.state is NodeState.LEFT:
             raise Rejected(f"there is no node {self.driver} to drive a repair")
+        for id_ in self.nodes:
+            info = cluster.node(id_)
+            if info is None or info.state is NodeState.LEFT:
+                raise Rejected(f"there is no node {id_} to take part in a repair")
         if not any(part.tables and part.ranges for part in self.parts):
             raise Rejected("there is nothing to repair")
         if self.purpose not in ("", *PURPOSES):
@@ -154,6 +158,10 @@ def _refuse_part(cluster: ClusterMetadata, repairs: Repairs, part: RepairPart) -
     keyspace = cluster.schema.by_name.get(part.keyspace)
     if keyspace is None or part.group not in keyspace.groups:
         raise Rejected(f"keyspace {part.keyspace} is replicated otherwise by now")
+    there = {table.id for table in keyspace.groups[part.group]}
+    gone = [table for table in part.tables if table not in there]
+    if gone:
+        raise Rejected(f"keyspace {part.keyspace} has no table of id {gone[0]}, which was to be repaired")
     for operation in cluster.operations:
         if operation.about.keyspace == part.keyspace:
             raise Rejected(f"keyspace {part.keyspace} is not repaired during {operation.title()}", hint=_WAIT)

@@ -7,6 +7,7 @@ from random import Random
 import msgspec
 import pytest
 
+from lockstep.metadata.degraded import DEGRADED, Degraded
 from lockstep.metadata.groups.membership import ServiceWish, SetService
 from lockstep.metadata.log.apply import state_digest
 from lockstep.metadata.log.snapshot import SnapshotDecoder, pieces
@@ -23,6 +24,7 @@ from lockstep.topology.repairs import (
     BeginRepair,
     EndRepair,
     is_unchanged,
+    mended,
     refuse_emptied,
     units,
 )
@@ -223,10 +225,21 @@ def test_what_no_repair_can_be_is_refused() -> None:
             BeginRepair(ONE, (msgspec.structs.replace(whole, group=9),), 1000),
             "keyspace ks is replicated otherwise",
         ),
+        (
+            BeginRepair(ONE, (msgspec.structs.replace(whole, tables=(*whole.tables, 999)),), 1000),
+            "keyspace ks has no table of id 999",
+        ),
+        (BeginRepair(ONE, (whole,), 1000, (ONE, NodeId(9))), "no node 9 to take part"),
     ):
         assert why in refused(history, entry)
     history.submit(ForceRemove(NodeId(4), "its disk burnt"))
     assert "no node 4 to drive" in refused(history, BeginRepair(NodeId(4), (whole,), 1000))
+    assert "no node 4 to take part" in refused(history, BeginRepair(ONE, (whole,), 1000, (ONE, NodeId(4))))
+    second = history.now.schema.by_name["ks"].by_name["second"].id
+    history.submit(ChangeSchema(DropTable("ks", "second")))
+    gone = f"keyspace ks has no table of id {second}, which was to be repaired"
+    assert refused(history, BeginRepair(ONE, (whole,), 1000)) == gone
+    whole = part(history)
     history.submit(SetService(ServiceWish.FREEZE, text="upgrade"))
     assert "while the freeze: upgrade" in refused(history, BeginRepair(ONE, (whole,), 1000))
 
@@ -351,3 +364,20 @@ def test_units_ask_only_the_nodes_that_take_part_and_are_cut_by_number() -> None
     narrow = msgspec.structs.replace(repair, parts=(part(history, Range(-10, 10)),), nodes=())
     cut = [range_ for unit in units(history.now, narrow, 9) for range_ in unit.ranges]
     assert min(one.left for one in cut) == -10 and max(one.right for one in cut) == 10
+
+
+def test_of_a_range_that_was_degraded_twice_the_later_loss_counts() -> None:
+    """The entry that says it is repaired takes both lines away."""
+    history = ring()
+    repair = begin(history)
+    lost = NodeId(2), NodeId(3)
+    group, since = part(history).group, history.now.repairs.running[0].began_epoch
+    twice = tuple(
+        Degraded(group, FULL_RING, epoch, (node,)) for epoch, node in zip((1, since), lost, strict=True)
+    )
+    history.values[-1] = history.now.changed(DEGRADED.set(twice))
+    ending = EndRepair(repair, RepairState.DONE, ((FULL_RING,),), 990)
+    after = ending.apply(history.now, history.now.epoch + 1)
+    assert list(mended(after)) == [] and after.degraded == twice, "it may have begun before the second loss"
+    once = history.now.changed(DEGRADED.set(twice[:1]))
+    assert ending.apply(once, once.epoch + 1).degraded == ()

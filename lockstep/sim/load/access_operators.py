@@ -195,10 +195,13 @@ def _of_repairs(cluster: ClusterMetadata) -> list[Wish]:
     strange = (
         RepairPart(_NO_KEYSPACE, here, tables, (FULL_RING,)),
         RepairPart(KEYSPACE, _NEVER, tables, (FULL_RING,)),
+        RepairPart(KEYSPACE, here, (*tables, _NEVER), (FULL_RING,)),
     )
+    left = [one.id for one in cluster.directory.nodes if one.state.value == "left"][:1]
     begun = [BeginRepair(_NOBODY, (part,), 1), BeginRepair(node, (), 1)]
     begun += [BeginRepair(node, (part,), 1, purpose="fun")]
     begun += [BeginRepair(node, (one,), 1) for one in strange]
+    begun += [BeginRepair(node, (part,), 1, nodes=(node, other)) for other in (_NOBODY, *left)]
     return [
         *((EntryKind.BEGIN_REPAIR, one) for one in begun),
         (EntryKind.END_REPAIR, EndRepair(_NEVER, RepairState.DONE)),
