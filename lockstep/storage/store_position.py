@@ -203,10 +203,20 @@ def lacked(lacks: Sequence[Lack], table_id: int, tokens: Range) -> Range | None:
     return None
 
 
+class Filling(Protocol):
+    """How far it is."""
+
+    ranges: int
+    ranges_total: int
+
+
 class Lacking:
+    """`filling` is of the work that fills it; None while there is none."""
+
     def __init__(self, facts: LocalFacts) -> None:
         """CorruptFile when the store cannot say what it lacks."""
         self._facts = facts
+        self.filling: Filling | None = None
         self.current: tuple[Lack, ...] = lacks_in(facts.local_fact(FACT))
 
     @property

@@ -156,7 +156,7 @@ _ROWS: Final = (
     ConditionKind(
         "RANGE_LACKING",
         Level.DEGRADED,
-        "{node} lost a part of its store ({subject}) and is filled from other replicas",
+        "{node} lost a part of its store ({subject}) and is filled from other replicas: {detail}",
         "acknowledged writes, if other replicas of the same ranges fail before it is filled",
         "lockstep topology watch",
         "damaged-table-file",

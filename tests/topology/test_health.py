@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.degraded import DEGRADED
+from lockstep.metadata.degraded import DEGRADED, Degraded
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.features import ExcludeNodes
 from lockstep.metadata.groups.membership import ServiceWish, SetService
@@ -19,6 +19,7 @@ from lockstep.topology.kinds.bootstrap import Bootstrap
 from lockstep.topology.requests import EnqueueRequest
 from lockstep.values.conditions import CONDITIONS, Condition, Level
 from lockstep.values.ids import NodeId
+from lockstep.values.tokens import FULL_RING
 from tests.metadata.histories import simple, started
 from tests.topology.drills import register
 
@@ -65,8 +66,13 @@ def test_what_a_node_lost_that_nobody_else_has_is_as_bad_for_all() -> None:
         name = "this node" if own == 2 else "node 2"
         assert level is Level.UNAVAILABLE
         assert text == f"unavailable: {name} lost k.t (0, 9], of which no other replica exists"
-    lacking = Condition("RANGE_LACKING", "000007.sst", since_us=1)
-    assert said([1, 2, 3], {2: [lacking]})[0] is Level.DEGRADED, "others fill it"
+    detail = "3 of 16 ranges are filled; it lacks k.t"
+    lacking = Condition("RANGE_LACKING", "all of it", since_us=1, detail=detail)
+    level, text = said([1, 2, 3], {2: [lacking]})
+    assert level is Level.DEGRADED, "others fill it"
+    assert text.endswith(
+        f"node 2 lost a part of its store (all of it) and is filled from other replicas: {detail}"
+    )
 
 
 def test_full_disks_count_for_writes_only() -> None:
@@ -150,6 +156,14 @@ def test_ranges_that_may_lack_writes_are_a_finding_until_they_are_repaired() -> 
     assert (one.condition.code, one.condition.subject, one.level) == ("RANGES_DEGRADED", "ks", Level.DEGRADED)
     assert one.condition.detail.startswith("2 ranges, where nodes 1, 2 may lack writes")
     assert findings(now.changed(DEGRADED.set(())), View(1, frozenset((1, 2, 3)), {})) == ()
+
+
+def test_a_keyspace_of_which_nothing_is_degraded_is_no_finding() -> None:
+    history = started([(100,), (200,), (300,), (400,)], ("ks", simple(2)), ("whole", simple(3)))
+    group = history.now.schema.by_name["ks"].group
+    now = history.now.changed(DEGRADED.set((Degraded(group, FULL_RING, 2, (NodeId(1),)),)))
+    found = findings(now, View(1, frozenset((1, 2, 3, 4)), {}))
+    assert [one.condition.subject for one in found] == ["ks"]
 
 
 def test_a_newcomer_that_died_a_drained_and_a_silent_node_are_findings() -> None:

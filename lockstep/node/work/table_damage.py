@@ -22,6 +22,7 @@ from lockstep.storage.store_position import Lacking, tokens_between
 from lockstep.values.conditions import Condition
 from lockstep.values.errors import StorageError, TableFileDamaged
 from lockstep.values.node_limits import DAMAGED_FILES_MAX
+from lockstep.values.tokens import FULL_RING
 
 #: Tables named in one line; a file of many says how many more there are.
 TABLES_NAMED_MAX = 4
@@ -59,13 +60,20 @@ class TableDamage:
             if lack.sole:
                 now["RANGE_LOST", content] = lack.lost
             else:
-                now["RANGE_LACKING", lack.lost or ALL_OF_IT] = content
+                now["RANGE_LACKING", lack.lost or ALL_OF_IT] = f"{self._filled()}; it lacks {content}"
         for code, subject in self._told:
             if (code, subject) not in now:
                 self._conditions.clear(code, subject)
         for (code, subject), detail in now.items():
             self._conditions.report(code, subject, detail)
         self._told = dict.fromkeys(now)
+
+    def _filled(self) -> str:
+        """How far the rebuild is that fills what is lacking. Until it ends, nothing is taken for filled."""
+        filling = self._lacking.filling
+        if filling is None:
+            return "no rebuild has begun"
+        return f"{filling.ranges} of {filling.ranges_total} ranges are filled"
 
 
 def lacks_everything(told: Sequence[Condition]) -> bool:
@@ -81,7 +89,8 @@ def content_between(first_key: bytes, last_key: bytes, cluster: ClusterMetadata)
             tokens = tokens_between(first_key, last_key, stored_id)
             if tokens is not None:
                 name = cluster.schema.tables_by_id[table_of(stored_id)].name
-                found[f"{keyspace.name}.{name} ({tokens.left}, {tokens.right}]"] = None
+                where = "" if tokens == FULL_RING else f" ({tokens.left}, {tokens.right}]"
+                found[f"{keyspace.name}.{name}{where}"] = None
     more = len(found) - TABLES_NAMED_MAX
     named = ", ".join(list(found)[:TABLES_NAMED_MAX]) or "no table, but records of this node"
     return f"{named} and {more} more" if more > 0 else named

@@ -22,6 +22,7 @@ from lockstep.node.log.messages import RunWork, WorkStatus
 from lockstep.node.log.metadata_state import MetadataState
 from lockstep.node.work.lacking import of_sole_replica, refill_actor
 from lockstep.storage.rows.keys import ballots_of
+from lockstep.storage.store_position import Lack
 from lockstep.streaming.stream_progress import StreamProgress
 from lockstep.topology.kind import Mover, moving, stage_row
 from lockstep.topology.kinds.rebuild import Rebuild
@@ -210,11 +211,10 @@ class WorkService:
                     # It was filled before this start: what was asked for then is there.
                     return
                 began_s = self._runtime.clock.monotonic_s()
-                await self._stream(operation, running.progress)
                 if operation.body == Rebuild(operation.node):
-                    # From replicas that hold every acknowledged write, each table of each range.
-                    sole = of_sole_replica(lacks, self._state.current, operation.node)
-                    await self._lacking.filled(lacks, sole)
+                    await self._fill(operation, running.progress, lacks)
+                else:
+                    await self._stream(operation, running.progress)
                 self._note_rate(running.progress, self._runtime.clock.monotonic_s() - began_s)
             self._runtime.probes.reach("work.done")
         except LockstepError as error:
@@ -224,6 +224,15 @@ class WorkService:
             raise
         finally:
             running.done.set()
+
+    async def _fill(self, operation: Mover, progress: StreamProgress, lacks: Sequence[Lack]) -> None:
+        """Stream from replicas that hold every acknowledged write, each table of each range."""
+        self._lacking.filling = progress
+        try:
+            await self._stream(operation, progress)
+            await self._lacking.filled(lacks, of_sole_replica(lacks, self._state.current, operation.node))
+        finally:
+            self._lacking.filling = None
 
     def _is_refill(self, operation: Mover) -> bool:
         """Whether this node itself asked for the rebuild, since it lacked something."""
