@@ -38,6 +38,23 @@ def test_a_promise_holds_against_older_and_equal_times() -> None:
     assert paxos.accept(accepted, own(7))[1], "a later one needs no promise"
 
 
+@pytest.mark.parametrize("first", [1, 2])
+def test_of_two_requests_in_one_microsecond_an_acceptor_takes_one(first: int) -> None:
+    """Whichever comes first, whatever the draws, and also once it has accepted or heard what was decided."""
+    won, lost = ballot(5, first), ballot(5, 3 - first)
+    mine, other = (Proposal(one, one, b"%d" % one.draw) for one in (won, lost))
+    promised, _ = paxos.prepare(Acceptor(), won)
+    accepted, _ = paxos.accept(promised, mine)
+    heard = paxos.commit(Acceptor(), mine)
+    for state in (promised, accepted, paxos.commit(accepted, mine), heard):
+        assert paxos.prepare(state, lost) == (state, False)
+        assert paxos.accept(state, other) == (state, False)
+    assert paxos.prepare(accepted, won) == (accepted, True), (
+        "asked again, it is repeated, with what came since"
+    )
+    assert paxos.prepare(heard, won) == (heard, False), "what is decided needs no promise any more"
+
+
 def test_what_is_decided_ends_what_is_in_progress_and_bars_older_ballots() -> None:
     state, _ = paxos.accept(Acceptor(), own(3))
     state = paxos.commit(state, own(4))
@@ -105,6 +122,8 @@ class World:
         self.acceptors = {A: Acceptor(), B: Acceptor(), C: Acceptor()}
         self.applied: dict[NodeId, set[bytes]] = {A: set(), B: set(), C: set()}
         self.decided: dict[Ballot, bytes] = {}
+        #: Time -> the ballot under which something was decided then.
+        self.ballots: dict[int, Ballot] = {}
         self.time = self.rounds = 0
         self.late: list[tuple[NodeId, Proposal]] = []
 
@@ -155,6 +174,8 @@ class World:
         if len(holders) < 2:
             return False
         self.decided[proposal.origin] = proposal.value
+        known = self.ballots.setdefault(proposal.ballot.time_us, proposal.ballot)
+        assert known == proposal.ballot, f"{proposal.ballot} was decided in the microsecond of {known}"
         return True
 
     def commit(self, node: NodeId, proposal: Proposal) -> None:
@@ -182,16 +203,38 @@ def test_every_decision_is_made_on_all_earlier_ones(seed: int) -> None:
     world.check()
 
 
-@pytest.mark.parametrize("bug", ["promise", "in_progress", "lacking"])
-def test_the_schedules_find_broken_steps(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def prepare_by_draw(state: Acceptor, ballot: Ballot) -> tuple[Acceptor, bool]:
+    """Of two ballots of one time the one with the larger draw is later."""
+    return (replace(state, promised=ballot), True) if ballot >= state.floor else (state, False)
+
+
+def accept_by_draw(state: Acceptor, proposal: Proposal) -> tuple[Acceptor, bool]:
+    if proposal.ballot < state.floor:
+        return state, False
+    return replace(state, promised=proposal.ballot, accepted=proposal), True
+
+
+@pytest.mark.parametrize(
+    ("bug", "what"),
+    [
+        ("promise", "was decided without"),
+        ("in_progress", "was decided without"),
+        ("lacking", "was decided without"),
+        ("one time", "was decided in the microsecond of"),
+    ],
+)
+def test_the_schedules_find_broken_steps(bug: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     judge = paxos.judge
-    if bug == "promise":
+    if bug == "one time":
+        monkeypatch.setattr(paxos, "prepare", prepare_by_draw)
+        monkeypatch.setattr(paxos, "accept", accept_by_draw)
+    elif bug == "promise":
         monkeypatch.setattr(paxos, "accept", lambda state, p: (replace(state, accepted=p), True))
     elif bug == "in_progress":
         monkeypatch.setattr(paxos, "judge", lambda states: replace(judge(states), in_progress=None))
     else:
         monkeypatch.setattr(paxos, "judge", lambda states: replace(judge(states), lacking=()))
-    with pytest.raises(AssertionError, match="was decided without"):
+    with pytest.raises(AssertionError, match=what):
         for seed in range(500):
             world = World(seed)
             world.run(40)
