@@ -153,6 +153,7 @@ def test_what_is_kept_is_what_changed_and_is_read_as_it_was() -> None:
     whole = Acceptor(ballot(30), proposal(20, b"v"), proposal(10))
     mutation = kept(Acceptor(), whole)
     assert (mutation.table_id, mutation.timestamp_us) == (ballots_of(TABLE_ID), 30)
+    assert (mutation.token, mutation.key, mutation.mutation_id) == (1, b"k", b"id")
     [row] = mutation.rows
     assert [(cell.column, cell.timestamp_us) for cell in row.cells] == [(1, 30), (2, 20), (3, 10)]
     assert {(cell.ttl_s, cell.expires_at_s) for cell in row.cells} == {(BALLOTS_KEPT_S, 100 + BALLOTS_KEPT_S)}

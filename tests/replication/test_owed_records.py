@@ -279,3 +279,30 @@ def test_what_another_coordinator_says_is_passed_on() -> None:
         assert teller.here == [b"1", b"2"]
 
     run(test)
+
+
+def test_what_is_adopted_is_due_after_its_time_and_wakes_who_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        keeper = Keeper(Records())
+        replayed: list[bytes] = []
+
+        async def replay(key: bytes) -> None:
+            replayed.append(key)
+
+        monkeypatch.setattr(keeper.store, "_replay", replay)
+        monkeypatch.setattr(keeper.store, "_is_leaving", lambda: False)
+        one = batch(1, 100)
+        key = batch_key(100, one.batch_id)
+        keeper.store.adopt(("put", key, encode(one)))
+        assert keeper.store._wake.is_set()
+        await keeper.store.replay_due()
+        assert replayed == []
+        due_s, size = keeper.store._kept[key]
+        keeper.store._kept[key] = (due_s - REPLAY_AFTER_MS / 1000 - 1, size)
+        await keeper.store.replay_due()
+        assert replayed == [key]
+        keeper.store._kept[key] = (due_s, size)
+        await keeper.store.replay_due(everything=True)
+        assert replayed == [key, key]
+
+    run(test)
