@@ -84,7 +84,7 @@ class ModuleTests(NamedTuple):
         own = [test for test in self.tests if not lines.isdisjoint(test.lines.get(mutant.path, ()))]
         if own or lines.isdisjoint(self.shared.get(mutant.path, ())):
             return own
-        return [test for test in self.tests if mutant.path in test.lines]
+        return [test for test in self.tests if mutant.path in test.lines] or list(self.tests)
 
 
 def folders_of(root: Path, room: str) -> tuple[str, ...]:

@@ -163,6 +163,13 @@ def test_what_only_imports_reach_is_tried_by_all_tests_that_run_the_file() -> No
     assert names == {"one.py::slow", "one.py::quick", "one.py::other", "two.py::quick"}
 
 
+def test_a_file_that_is_only_imported_is_tried_by_all_tests_of_the_modules_that_import_it() -> None:
+    values = ModuleTests("three.py", MODULES[0].tests, {"values.py": frozenset({3})})
+    mutant = Mutant("values.py", 3, "f", "1", "2", 1, "logic", (3,))
+    names = set().union(*(turn.tests for turn in chosen([*MODULES, values], mutant)))
+    assert names == {"one.py::slow", "one.py::quick", "one.py::other"}
+
+
 def test_tests_of_a_mutant_take_no_longer_than_allowed_but_one_is_always_tried() -> None:
     many = [OneTest(f"m.py::{number}", TESTS_CPU_S_MAX / 4, {}) for number in range(9)]
     assert sum(len(turn.tests) for turn in in_turns(many)) == 4

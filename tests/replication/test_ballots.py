@@ -159,6 +159,9 @@ def test_what_is_kept_is_what_changed_and_is_read_as_it_was() -> None:
     assert {(cell.ttl_s, cell.expires_at_s) for cell in row.cells} == {(BALLOTS_KEPT_S, 100 + BALLOTS_KEPT_S)}
     assert state_in(ReadResult((Partition(1, b"k", rows=mutation.rows),))) == whole
     assert state_in(ReadResult(())) == Acceptor()
+    command = command_for(TABLE_ID, 1, b"k")
+    assert (command.table_id, command.left, command.right, command.key) == (ballots_of(TABLE_ID), 0, 1, b"k")
+    assert not command.row_limit and not command.partition_row_limit and not command.now_s
     promised = kept(whole, msgspec.structs.replace(whole, promised=ballot(40)))
     assert [cell.column for cell in promised.rows[0].cells] == [1]
     [gone] = kept(whole, msgspec.structs.replace(whole, accepted=proposal(50, b"w"))).rows

@@ -42,6 +42,17 @@ def test_a_change_is_added_to_the_own_shard_alone() -> None:
     assert shown(merge_partitions([state(first), state(second), state(third)])) == 6
 
 
+def test_static_counters_and_those_of_rows_are_counted_apart() -> None:
+    path = shard_path(1, 1)
+    static = Row(b"", cells=change(7, 100).rows[0].cells)
+    both = Mutation(1, 5, b"k", b"i" * 14, 100, None, (), static, change(5, 100, b"").rows)
+    first = counted(both, (), path)
+    second = counted(both, (state(first),), path)
+    assert second.static is not None
+    values = [row.cells[0].value for row in (second.static, *second.rows)]
+    assert values == [(14).to_bytes(8, "big"), (10).to_bytes(8, "big")]
+
+
 def test_what_is_asked_is_what_is_changed() -> None:
     command = asks(change(1, 1), 7)
     assert (command.slices, command.columns, command.reads_static) == (

@@ -64,3 +64,13 @@ def test_the_most_that_one_read_scanned_is_noted_above_the_warning_threshold(fai
         assert 3 not in notes.dead_by_node, "no threshold is none"
     finally:
         REQUEST_TRACE.reset(token)
+
+
+def test_just_as_many_as_the_warning_threshold_are_not_noted() -> None:
+    notes = RequestTrace()
+    token = REQUEST_TRACE.set(notes)
+    try:
+        Scanned(Thresholds(tombstone_warn=10)).add(plan(), [answer(A, 10), answer(B, 11)])
+        assert notes.dead_by_node == {2: 11}
+    finally:
+        REQUEST_TRACE.reset(token)
