@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from lockstep.coordination.conditional import Gates
+from lockstep.coordination import conditional
+from lockstep.coordination.conditional import Conditionals, Gates
+from lockstep.replica.messages import Place
+from lockstep.values.errors import ConditionalUnknown, LockstepError, Overloaded, Unavailable, WriteTimeout
+from lockstep.values.ids import Consistency
 
 from .support import run
 
@@ -108,5 +113,74 @@ def test_the_gate_is_left_also_by_who_fails() -> None:
             async with gates.passing(PLACE, LONG_S):
                 raise ValueError("inside")
         assert not gates._waiting
+
+    run(test)
+
+
+class Request:
+    """As the gates see it. `own` is what it proposed."""
+
+    def __init__(self, number: int, own: object = None) -> None:
+        self.place = Place(1, number, b"%d" % number)
+        self.own = own
+        self.serial, self.required = Consistency.SERIAL, 2
+        self.voters: LockstepError | None = None
+
+    def require_voters(self) -> None:
+        if self.voters is not None:
+            raise self.voters
+
+    def contention_left_s(self) -> float:
+        return LONG_S
+
+    def late(self, received: int) -> WriteTimeout:
+        return WriteTimeout(self.serial, received, self.required, "CAS")
+
+
+def test_so_many_are_in_flight_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conditional, "CONDITIONAL_IN_FLIGHT_MAX", 2)
+
+    async def test() -> None:
+        shared: Any = None
+        requests: Any = Conditionals(shared)
+        for _ in range(2):
+            gate = asyncio.Event()
+            running = [asyncio.create_task(requests._passing(Request(at), gate.wait)) for at in range(2)]
+            await turns()
+            with pytest.raises(Overloaded):
+                await requests._passing(Request(2), gate.wait)
+            gate.set()
+            assert await asyncio.gather(*running) == [True, True]
+        hopeless = Request(3)
+        hopeless.voters = Unavailable(Consistency.SERIAL, 2, 1)
+        with pytest.raises(Unavailable):
+            await requests._passing(hopeless, gate.wait)
+        assert requests._requests == 0 and not requests._gates._waiting
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("own", "error", "told"),
+    [
+        (None, Overloaded("nothing was done"), Overloaded),
+        ("proposed", Overloaded("nothing was done"), ConditionalUnknown),
+        ("proposed", WriteTimeout(Consistency.SERIAL, 0, 2, "CAS"), WriteTimeout),
+        (None, TimeoutError(), WriteTimeout),
+    ],
+)
+def test_what_was_proposed_may_be_decided_whatever_ends_the_request(
+    own: object, error: Exception, told: type[Exception]
+) -> None:
+    async def test() -> None:
+        shared: Any = None
+        requests: Any = Conditionals(shared)
+
+        async def fails() -> None:
+            raise error
+
+        with pytest.raises(told) as found:
+            await requests._passing(Request(1, own), fails)
+        assert type(found.value) is told and requests._requests == 0
 
     run(test)
