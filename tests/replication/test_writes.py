@@ -174,6 +174,30 @@ def test_a_dropped_table_is_an_invalid_request() -> None:
     run(test)
 
 
+def test_who_answers_after_a_write_ended_for_its_table_is_gone_is_heard_and_changes_nothing() -> None:
+    async def test() -> None:
+        _, nodes = make_nodes(4, whole_ring(5, [2, 3, 4], dcs={1: "dc1"}))
+        problems: list[dict[str, object]] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, problem: problems.append(problem))
+        for node in nodes:
+            node.engine.sync_gate.clear()
+        writing = asyncio.ensure_future(nodes[0].coordinator.write(upsert(1), QUORUM, 2000))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        nodes[0].cluster = whole_ring(6, [2, 3, 4], dcs={1: "dc1"}, tables=False)
+        for node in nodes[1:3]:
+            node.engine.sync_gate.set()
+        with pytest.raises(InvalidRequest):
+            await writing
+        nodes[3].engine.sync_gate.set()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not problems, problems
+
+    run(test)
+
+
 # -- changes of ownership -------------------------------------------------------------------------
 
 
