@@ -8,6 +8,7 @@ a view with its base's partition key does, has that one's group.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Final
@@ -20,22 +21,57 @@ from lockstep.metadata.part import Item, Part, Parts, collected
 from lockstep.metadata.schema_part import PLACEMENTS, SCHEMA
 from lockstep.placement.placements import Placements
 from lockstep.placement.tablets.map import TabletMap
+from lockstep.placement.tablets.resize import NO_RESIZE, Resize, ResizeKind
 from lockstep.placement.tablets.shards import NO_SHARDS, Shards, shards_of_items
 from lockstep.schema.model import Schema, Table
 from lockstep.values import codec
 from lockstep.values.hash_tree import blake
 
 
+class ResizePhase(enum.StrEnum):
+    """Where a split or merge is. PREPARING: its replicas get ready, its pairs come together. CLOSING: no move
+    begins, and those under way end. SETTLING: the new map is there, and not yet everywhere."""
+
+    NONE = "none"
+    PREPARING = "preparing"
+    CLOSING = "closing"
+    SETTLING = "settling"
+
+
+class Resizing(msgspec.Struct, frozen=True, array_like=True):
+    """What was decided last of how many tablets a table has, and how far that is; `epoch` is when the phase
+    was entered. The decision of a map that settles says already that there is none."""
+
+    resize: Resize = NO_RESIZE
+    phase: ResizePhase = ResizePhase.NONE
+    epoch: int = 0
+
+    @property
+    def holds_still(self) -> bool:
+        """Whether moves wait, but for those of nodes that are to be emptied."""
+        return self.phase in (ResizePhase.CLOSING, ResizePhase.SETTLING)
+
+    def title(self) -> str:
+        """How people refer to it: `split 3`."""
+        if self.phase is ResizePhase.SETTLING:
+            return f"the new map of epoch {self.epoch}"
+        return f"{self.resize.kind.name.lower()} {self.resize.sequence}"
+
+
+NOT_RESIZING: Final = Resizing()
+
+
 class TabletGroupHead(msgspec.Struct, frozen=True, array_like=True):
     """A tablet group without its shards; `table` is the name of the table whose group it is.
 
-    `is_balanced`: whether the balancer may move its tablets.
+    `is_balanced`: whether the balancer may move its tablets. `resizing`: how its number changes.
     """
 
     id: int
     keyspace: str
     table: str
     is_balanced: bool = True
+    resizing: Resizing = NOT_RESIZING
 
 
 class TabletGroup(msgspec.Struct, frozen=True, dict=True):
@@ -137,6 +173,13 @@ def lies_with(table: Table, schema: Schema) -> Table | None:
     return base if same else None
 
 
+def _validate_resizing(head: TabletGroupHead) -> None:
+    phase, kind = head.resizing.phase, head.resizing.resize.kind
+    is_decided = phase in (ResizePhase.PREPARING, ResizePhase.CLOSING)
+    assert is_decided is (kind is not ResizeKind.NONE), "what is decided is on its way"
+    assert head.resizing.epoch > 0 or phase is ResizePhase.NONE, "a phase was entered at some epoch"
+
+
 def _validate(now: Parts, before: Parts | None) -> None:
     schema, placements, tablets = now[SCHEMA], now[PLACEMENTS], now[TABLETS]
     known = before[TABLETS].by_group if before is not None else NO_TABLET_GROUPS
@@ -144,6 +187,7 @@ def _validate(now: Parts, before: Parts | None) -> None:
     for group in tablets.groups:
         ring = placements.by_id.get(group.id)
         assert ring is not None, f"tablet group {group.id} has a placement"
+        _validate_resizing(group.head)
         if known.get(group.id) is not group or former is None or former.get(group.id) is not ring:
             group.map(placements).validate()
     if before is not None and now.is_same(before, SCHEMA) and now.is_same(before, TABLETS):

@@ -20,7 +20,7 @@ from lockstep.topology import force_remove, lone_steps, repairs
 from lockstep.topology import requests as topology_requests
 from lockstep.topology import transformations as topology_transformations
 from lockstep.topology.kinds.registry import UNIONS
-from lockstep.topology.tablets import moves, switch
+from lockstep.topology.tablets import moves, resizes, switch
 from lockstep.values.errors import ConfigurationError
 
 _TABLES: Final[tuple[Mapping[int, type[Any]], ...]] = (
@@ -31,6 +31,7 @@ _TABLES: Final[tuple[Mapping[int, type[Any]], ...]] = (
     lone_steps.KINDS,
     moves.KINDS,
     switch.KINDS,
+    resizes.KINDS,
     topology_requests.KINDS,
     force_remove.KINDS,
     repairs.KINDS,

@@ -31,6 +31,7 @@ from lockstep.topology.lone_steps import KINDS as LONE_KINDS
 from lockstep.topology.repairs import KINDS as REPAIR_KINDS
 from lockstep.topology.requests import KINDS as REQUEST_KINDS
 from lockstep.topology.tablets.moves import KINDS as MOVE_KINDS
+from lockstep.topology.tablets.resizes import KINDS as RESIZE_KINDS
 from lockstep.topology.transformations import KINDS as TOPOLOGY_KINDS
 from lockstep.values import codec
 from lockstep.values.errors import Rejected
@@ -75,6 +76,7 @@ def registry(*more: Mapping[int, type[Any]]) -> Registry:
         TOPOLOGY_KINDS,
         LONE_KINDS,
         MOVE_KINDS,
+        RESIZE_KINDS,
         REQUEST_KINDS,
         FORCE_KINDS,
         REPAIR_KINDS,

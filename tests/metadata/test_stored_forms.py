@@ -27,6 +27,8 @@ from lockstep.metadata.log.snapshot_entries import ANY_TIME
 from lockstep.metadata.log.snapshot_file import RecordKind
 from lockstep.metadata.repairs import RepairState
 from lockstep.metadata.requests import Policy, RequestState
+from lockstep.metadata.tablets import NOT_RESIZING, ResizePhase
+from lockstep.placement.tablets.resize import NO_RESIZE
 
 BASE = ("cluster-features", "file-streaming", "metadata-log", "replication-change", "zero-token-nodes")
 
@@ -70,7 +72,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "Operation": {
         "session_id": "", "history": (), "cancel_reason": "", "step": 0,
     },
-    "TabletGroupHead": {"is_balanced": True},
+    "TabletGroupHead": {"is_balanced": True, "resizing": NOT_RESIZING},
+    "Resizing": {"resize": NO_RESIZE, "phase": ResizePhase.NONE, "epoch": 0},
     "Transition": {"new_replication": None, "operation_id": 0, "position": None},
     "Position": {"session_id": "", "former": None, "target": None},
     "Request": {
@@ -150,7 +153,7 @@ NUMBERS: dict[type[enum.IntEnum], dict[str, int]] = {
         "FAIL_REQUEST": 22, "EXCLUDE_NODES": 23, "INCLUDE_NODES": 24, "ENABLE_FEATURES": 30,
         "ROLE_CHANGE": 31, "ROLE_MEMBERSHIP": 32, "PERMISSIONS": 33, "BEGIN_REPAIR": 34, "END_REPAIR": 35,
         "RECORD_UNDELIVERED": 36, "ADVANCE_TRANSITIONS": 37, "BEGIN_MOVES": 38,
-        "SET_BALANCING": 39,
+        "SET_BALANCING": 39, "DECIDE_RESIZES": 40, "ADVANCE_RESIZE": 41,
     },
     RecordKind: {"HEADER": 1, "PIECE": 2, "ENTRIES": 3, "TRAILER": 4},
 }  # fmt: skip

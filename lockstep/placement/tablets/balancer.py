@@ -68,12 +68,15 @@ def plan(cluster: Cluster, target: Target | None = None) -> tuple[Plan, Target]:
 def _basis(cluster: Cluster) -> tuple[Any, ...]:
     tables = tuple(
         [
-            (table.map.id, table.map.count, table.is_on, table.target_bytes, table.lists)
+            (
+                *(table.map.id, table.map.count, table.is_on, table.target_bytes, table.lists),
+                *(table.resize, table.is_finalising),
+            )
             for table in cluster.tables
         ]
     )
     hosts = tuple(sorted(cluster.hosts, key=lambda host: host.node))
-    return hosts, tables, cluster.statistics.round, cluster.is_on, cluster.is_finalising
+    return hosts, tables, cluster.statistics.round, cluster.is_on
 
 
 def _holds(target: Target, cluster: Cluster) -> bool:

@@ -83,8 +83,8 @@ def _still(cluster: Cluster, plan: Plan, table: BalancedTable, tablet: Tablet) -
         return [f"it stays: {reason}" for reason in plan.waits]
     if not cluster.is_on:
         return ["it stays: balance is off for the cluster"]
-    if cluster.is_finalising:
-        return ["it stays: a split or merge waits for moves to end"]
+    if table.is_finalising:
+        return ["it stays: its table is about to split or merge, which waits for moves to end"]
     if not table.is_on:
         return ["it stays: balance is off for its table"]
     if table.is_merging:

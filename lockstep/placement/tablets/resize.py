@@ -264,14 +264,16 @@ Ready = Mapping[NodeId, Mapping[int, Mapping[int, int]]]
 
 
 def resized_tablets(map_: TabletMap, resize: Resize) -> list[Tablet]:
-    """The tablets that a split is of."""
-    assert resize.kind is ResizeKind.SPLIT, "replicas get ready for a split"
+    """The tablets that are cut, or joined; of a merge of the whole table all, also one that is left alone."""
+    assert resize.kind is not ResizeKind.NONE, "replicas get ready for a split or a merge"
     chosen = dict.fromkeys(resize.rights)
+    if resize.kind is ResizeKind.MERGE:
+        chosen.update([(map_.at(right + 1).right, None) for right in resize.rights])
     return [one for one in map_.tablets() if not chosen or one.right in chosen]
 
 
 def unready(map_: TabletMap, resize: Resize, ready: Ready, hosts: Sequence[Host]) -> list[tuple[NodeId, int]]:
-    """(node, tablets) that are not ready for a split. A replica on a node that has left, is excluded, or
+    """(node, tablets) that are not ready. A replica on a node that has left, is excluded, or
     whose data is to be built anew elsewhere is not, whatever it said."""
     sound = {host.node for host in hosts if not host.is_excluded and host.drain is not Drain.REMOVE}
     missing: dict[NodeId, int] = {}

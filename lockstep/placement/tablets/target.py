@@ -38,13 +38,15 @@ _RATE_UNITS: Final = 1000
 
 class BalancedTable(msgspec.Struct, frozen=True):
     """A placement group with tablets. `lists`: the racks of data centres that have such a list; `is_on`:
-    whether it is moved for balance; `target_bytes` of one tablet; `resize`: what is decided about it."""
+    whether it is moved for balance; `target_bytes` of one tablet; `resize`: what is decided about it;
+    `is_finalising`: that waits for moves to end, or for its new map to be everywhere."""
 
     map: TabletMap
     lists: Mapping[str, Sequence[str]] = {}
     is_on: bool = True
     target_bytes: int = TARGET_TABLET_BYTES
     resize: Resize = NO_RESIZE
+    is_finalising: bool = False
 
     @property
     def is_merging(self) -> bool:
@@ -53,12 +55,12 @@ class BalancedTable(msgspec.Struct, frozen=True):
     @property
     def is_balanced(self) -> bool:
         """Pairs that came together to be merged are not taken apart for balance."""
-        return self.is_on and not self.is_merging
+        return self.is_on and not self.is_merging and not self.is_finalising
 
 
 class Cluster(msgspec.Struct, frozen=True):
-    """What a target follows from. `is_on`: whether anything is moved for balance; `is_finalising`: a split or
-    merge waits for moves to end; `held`: tablets that something else has, by group and last token."""
+    """What a target follows from. `is_on`: whether anything is moved for balance; `held`: tablets that
+    something else has, by group and last token."""
 
     hosts: Sequence[Host]
     tables: Sequence[BalancedTable]
@@ -66,11 +68,6 @@ class Cluster(msgspec.Struct, frozen=True):
     running: Sequence[Running] = ()
     held: Mapping[tuple[int, int], str] = {}
     is_on: bool = True
-    is_finalising: bool = False
-
-    @property
-    def is_balancing(self) -> bool:
-        return self.is_on and not self.is_finalising
 
 
 class DrainFailure(msgspec.Struct, frozen=True):
@@ -231,7 +228,7 @@ class DomainPlan:
             return
         for at in sorted(draining):
             self._drain(self._hosts[at], draining[at], is_on)
-        if self._cluster.is_balancing:
+        if self._cluster.is_on:
             self._packing.settle()
         assert all(len({piece.bin for piece in spot.pieces}) == len(spot.pieces) for spot in self._spots), (
             "no node gets two replicas of a tablet"
@@ -299,7 +296,7 @@ class DomainPlan:
                 coming.append(made)
         for made in sorted(coming, key=lambda one: -one.size):
             packing.place(made, every, is_on[made.table])
-        if self._cluster.is_balancing:
+        if self._cluster.is_on:
             packing.settle()
         for piece, made in pairs:
             piece.to_shard = made.bin
@@ -396,7 +393,7 @@ def goal_of(cluster: Cluster) -> Goal:
         "a replica goes to one place"
     )
     moves.sort(key=lambda move: move.why)
-    if not moves and not waits and cluster.is_balancing:
+    if not moves and not waits and cluster.is_on:
         moves = _together(cluster)
     return Goal(tuple(moves), tuple(failures), tuple(waits))
 
@@ -406,7 +403,7 @@ def _together(cluster: Cluster) -> list[Move]:
     busy = [*[(one.move.group, one.move.right) for one in cluster.running], *cluster.held]
     found: list[Move] = []
     for table in cluster.tables:
-        if table.is_merging:
+        if table.is_merging and not table.is_finalising:
             loads = tablet_loads(table.map, cluster.statistics)
             bytes_of = {right: load.bytes for right, load in loads.items()}
             found += moves_together(table.map, table.resize, cluster.hosts, busy, bytes_of)

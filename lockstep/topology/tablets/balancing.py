@@ -18,7 +18,16 @@ from lockstep.metadata.transitions import Lone, Transition
 from lockstep.placement.placements import RingPlacement
 from lockstep.placement.tablets import balancer
 from lockstep.placement.tablets.balancer import Plan, Target
-from lockstep.placement.tablets.load import Drain, Host, LoadStatistics, NodeLoad, is_measured
+from lockstep.placement.tablets.load import (
+    NO_LOAD,
+    TARGET_TABLET_BYTES,
+    Drain,
+    Host,
+    LoadStatistics,
+    NodeLoad,
+    TabletLoad,
+    is_measured,
+)
 from lockstep.placement.tablets.map import TabletMap
 from lockstep.placement.tablets.moves import Move, MoveKind, Running, Why
 from lockstep.placement.tablets.shards import Shards
@@ -47,8 +56,9 @@ class Planned(msgspec.Struct, frozen=True):
 class Planner:
     """The coordinator's memory of what it knows of load, and where it is heading."""
 
-    def __init__(self) -> None:
+    def __init__(self, target_bytes: int = TARGET_TABLET_BYTES) -> None:
         self.statistics = LoadStatistics()
+        self._target_bytes = target_bytes
         self._target: Target | None = None
         self._maps: dict[int, tuple[RingPlacement, Shards, TabletMap]] = {}
         self._running: dict[tuple[int, int], Running] = {}
@@ -91,6 +101,10 @@ class Planner:
             if source != target and target in reads and source not in reads:
                 self.statistics = self.statistics.moved(group, right, source, target)
         self._running = running
+        for ring, _, _ in self._maps.values():
+            now = cluster.placements.by_id.get(ring.id)
+            if now is not None and now.count != ring.count:
+                self.statistics = recut(self.statistics, ring, now)
 
     def _question(self, cluster: ClusterMetadata, dead: Collection[NodeId]) -> Cluster:
         return Cluster(
@@ -113,8 +127,42 @@ class Planner:
                 kept = (ring, group.shards, group.map(cluster.placements))
             self._maps[group.id] = kept
             assert kept[2].id == group.id, "a map is that of its group"
-            found.append(BalancedTable(kept[2], is_on=group.head.is_balanced))
+            head = group.head
+            found.append(
+                BalancedTable(
+                    kept[2],
+                    is_on=head.is_balanced,
+                    target_bytes=self._target_bytes,
+                    resize=head.resizing.resize,
+                    is_finalising=head.resizing.holds_still,
+                )
+            )
         return tuple(found)
+
+
+def recut(statistics: LoadStatistics, before: RingPlacement, now: RingPlacement) -> LoadStatistics:
+    """What is known once tablets were cut, or joined: halves share what a tablet had, a pair adds it up.
+    Costs as many as there are tablets, and replicas that are known."""
+    heirs = {placed.range.right: [now.range_at(placed.range.right).range.right] for placed in before.ranges}
+    for placed in now.ranges:
+        known = heirs[before.range_at(placed.range.right).range.right]
+        if placed.range.right not in known:
+            known.append(placed.range.right)
+    assert before.id == now.id and len(heirs) == before.count, "one map after the other"
+    nodes: dict[NodeId, NodeLoad] = {}
+    for node, load in statistics.nodes.items():
+        held: dict[int, TabletLoad] = {}
+        for right, one in load.tablets.get(before.id, {}).items():
+            for heir in heirs.get(right, ()):
+                had, share = held.get(heir, NO_LOAD), len(heirs[right])
+                held[heir] = TabletLoad(
+                    had.bytes + one.bytes // share,
+                    had.reads_per_s + one.reads_per_s / share,
+                    had.writes_per_s + one.writes_per_s / share,
+                )
+        tablets = {**load.tablets, before.id: held} if before.id in load.tablets else load.tablets
+        nodes[node] = NodeLoad(load.capacity_bytes, load.cpu, tablets)
+    return LoadStatistics(statistics.round, nodes)
 
 
 def hosts_of(cluster: ClusterMetadata, dead: Collection[NodeId]) -> tuple[Host, ...]:

@@ -24,6 +24,7 @@ from lockstep.topology import courses
 from lockstep.topology.lone_steps import entered
 from lockstep.topology.planning import differently_shaped, holder_of, refuse_unsafe
 from lockstep.topology.stages import Course
+from lockstep.topology.tablets.resizes import refuse_held_still
 from lockstep.topology.tablets.stages import INTRANODE
 from lockstep.values import node_limits
 from lockstep.values.errors import Rejected
@@ -59,6 +60,7 @@ class BeginMoves(msgspec.Struct, frozen=True, array_like=True):
         by_course: dict[str, list[Transition]] = {}
         for move in self.moves:
             tablet = _tablet_of(cluster, move)
+            refuse_held_still(cluster, _group_of(cluster, move), move.source[0])
             _refuse_held(cluster, move, tablet)
             _refuse_move(cluster, move, tablet)
             if not self.force:

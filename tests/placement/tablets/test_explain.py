@@ -52,7 +52,7 @@ def test_a_tablet_that_stays() -> None:
     right = even_rights(4)[0]
     cases = {
         "balance is off for the cluster": Cluster(hosts, [BalancedTable(two)], known, is_on=False),
-        "waits for moves to end": Cluster(hosts, [BalancedTable(two)], known, is_finalising=True),
+        "waits for moves to end": Cluster(hosts, [BalancedTable(two, is_finalising=True)], known),
         "balance is off for its table": Cluster(hosts, [BalancedTable(two, is_on=False)], known),
     }
     for text, cluster in cases.items():
