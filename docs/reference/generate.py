@@ -117,6 +117,8 @@ MEANINGS = {
     "tablets.mode_for_new_keyspaces": "`disabled`: on the ring unless they say otherwise; `enabled`: with "
     "tablets unless they say otherwise; `enforced`: with tablets",
     "tablets.load_refresh_ms": "how often the balancer asks nodes what their tablets weigh",
+    "tablets.target_size_bytes": "what a tablet is to weigh: tables split their tablets above twice this on "
+    "average, and merge them below half",
     "topology.barrier_minimum_level": "`quorum`: a barrier may let go of quorums within data centres",
     "topology.barrier_relax_after_ms": "how long it waits before it does",
     "clock.skew_warn_ms": "this node's clock is further than that from the middle of all nodes' clocks: a "

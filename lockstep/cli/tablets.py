@@ -19,6 +19,7 @@ from lockstep.documents.tablets import (
     TabletMap,
     TabletMoved,
     TabletPlan,
+    TabletTable,
     TabletTables,
 )
 from lockstep.local.admin_client import AdminClient
@@ -79,12 +80,13 @@ def _show_tables(told: TabletTables) -> None:
         click.echo("no table has tablets")
         return
     render.table(
-        ["table", "tablets", "moving", "with it", "balanced", "on nodes", "imbalance"],
+        ["table", "tablets", "moving", "resize", "with it", "balanced", "on nodes", "imbalance"],
         [
             [
                 f"{one.keyspace}.{one.table}",
                 one.tablets,
                 one.moving,
+                _resize(one),
                 " ".join(one.with_it),
                 "yes" if one.is_balanced else "no",
                 sum(bool(node.tablets) for node in one.nodes),
@@ -95,6 +97,26 @@ def _show_tables(told: TabletTables) -> None:
     )
 
 
+def _resize(one: TabletTable) -> str:
+    """`split 3: preparing`; nothing where nothing is decided."""
+    if one.resize_phase == "none":
+        return ""
+    what = "new map" if one.resize == "none" else one.resize
+    return f"{what} {one.resize_number}: {one.resize_phase}"
+
+
+def _show_resizes(admin: AdminClient, told: TabletTables) -> None:
+    """Splits and merges under way; what they wait for is known to the leader alone."""
+    resized = [one for one in told.tables if one.resize_phase != "none"]
+    if not resized:
+        return
+    waits = read(TabletPlan, admin.get("/v1/tablets/plan")).resizes
+    for one in resized:
+        name = f"{one.keyspace}.{one.table}"
+        reasons = [wait.reason for wait in waits if wait.table == name]
+        click.echo(f"{name}: {_resize(one)}" + "".join([f"; {reason}" for reason in reasons]))
+
+
 def _imbalance(nodes: tuple[HeldTablets, ...]) -> float:
     return tablet_picture.imbalance([node.tablets for node in nodes])
 
@@ -102,8 +124,9 @@ def _imbalance(nodes: tuple[HeldTablets, ...]) -> float:
 @tablets.command()
 @render.of_call
 def status(host: str, call_timeout_s: float, output: str) -> None:
-    """Show how many tablets each node holds, and whether the balancer is on."""
-    answer = client.connect(host, call_timeout_s).admin.get("/v1/tablets")
+    """Show how many tablets each node holds, whether the balancer is on, and what splits and merges."""
+    admin = client.connect(host, call_timeout_s).admin
+    answer = admin.get("/v1/tablets")
     if output == "json":
         render.json_out(answer, "tablets/1")
         return
@@ -113,6 +136,7 @@ def status(host: str, call_timeout_s: float, output: str) -> None:
         f"balancer {'on' if told.is_balanced else 'off'}, {render.counted(len(told.tables), 'table')} with "
         f"{render.counted(sum(one.tablets for one in told.tables), 'tablet')}, {moving} moving"
     )
+    _show_resizes(admin, told)
     render.table(
         ["node", "dc", "rack", "tablets", "coming", "leaving"],
         [[one.node, one.dc, one.rack, one.tablets, one.coming, one.leaving] for one in told.nodes],
@@ -142,7 +166,7 @@ def plan(tablet: str, host: str, call_timeout_s: float, output: str) -> None:
     for drain in told.drains:
         left = f"{render.counted(drain.tablets, 'tablet')}, {render.bytes_text(drain.bytes)} to move"
         click.echo(f"request {drain.request} empties node {drain.node}: {left}, about {drain.seconds:.0f} s")
-    for reason in told.waits:
+    for reason in (*told.waits, *(f"{one.table}: {one.reason}" for one in told.resizes)):
         click.echo(f"waits: {reason}")
     rows = [("now", one) for one in told.now] + [("later", one) for one in told.later]
     if rows:

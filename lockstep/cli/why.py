@@ -22,6 +22,7 @@ from lockstep.documents import read
 from lockstep.documents.requests import Request, Story
 from lockstep.documents.service import GlobalState, LocalStates, Service
 from lockstep.documents.status import ListedNode, Status
+from lockstep.documents.tablets import TabletPlan
 from lockstep.local.admin_client import class_by_code, error_classes
 from lockstep.values.errors import ConfigurationError, LockstepError, RequestError
 
@@ -263,10 +264,12 @@ Reasons = list[dict[str, str]]
 
 KINDS: Final = ("node", "request", "operation", "epoch", "token")
 _PREFIXED: Final = re.compile(rf"({'|'.join(KINDS)})[:/](.+)")
+_TABLET: Final = "tablet:"
 _RANGE: Final = re.compile(r"([A-Za-z]\w*)(?:\.(\w+))?:(-?\d+)")
 _USAGE: Final = (
     "a node (id, host id or address), node:ID, request:ID, operation:ID, epoch:E, token:T, "
-    "KEYSPACE[.TABLE]:TOKEN, `range KEYSPACE TOKEN`, cms, cmg, or a code of lockstep explain"
+    "KEYSPACE[.TABLE]:TOKEN, `range KEYSPACE TOKEN`, tablet:KEYSPACE.TABLE:N, cms, cmg, or a code of "
+    "lockstep explain"
 )
 
 
@@ -281,8 +284,9 @@ def why(
     """Tell the story of THING, why it waits or does not work, and what to do about it.
 
     THING is a node (id, host id or address; also one that has left), `request:ID`, `operation:ID`, `epoch:E`,
-    a token (`KEYSPACE.TABLE:TOKEN`, `range KEYSPACE TOKEN`, or `token:T` for all keyspaces), `cms` or `cmg`
-    (the groups behind the metadata), or an error code. A plain number is a node; a prefix says otherwise.
+    a token (`KEYSPACE.TABLE:TOKEN`, `range KEYSPACE TOKEN`, or `token:T` for all keyspaces), a tablet
+    (`tablet:KEYSPACE.TABLE:N`), `cms` or `cmg` (the groups behind the metadata), or an error code. A plain
+    number is a node; a prefix says otherwise.
     """
     code = thing[0].upper().removeprefix("ERROR[").rstrip("]:")
     if len(thing) == 1 and class_by_code(code) is not None:
@@ -310,6 +314,9 @@ def _told(cluster: ClusterClient, thing: tuple[str, ...]) -> dict[str, Any]:
             "reasons": _group(read(GlobalState, cluster.group_global("cmg"))),
             "story": [],
         }
+    if kind == "tablet":
+        plan = read(TabletPlan, cluster.admin.get("/v1/tablets/plan", explain=name))
+        return {"thing": f"tablet {name}", "reasons": [_reason(line) for line in plan.explained], "story": []}
     if kind == "node":
         return _node(cluster, name)
     found = cluster.story(kind, name, keyspace=keyspace or None, table=table or None)
@@ -332,6 +339,8 @@ def _parsed(thing: tuple[str, ...]) -> tuple[str, str, str, str]:
         return "service", text, "", ""
     if text == "cmg":
         return "group", text, "", ""
+    if text.startswith(_TABLET):
+        return "tablet", text.removeprefix(_TABLET), "", ""
     prefixed = _PREFIXED.fullmatch(text)
     if prefixed is not None:
         return prefixed[1], prefixed[2], "", ""

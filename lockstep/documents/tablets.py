@@ -18,7 +18,10 @@ class HeldTablets(msgspec.Struct, frozen=True):
 
 
 class TabletTable(msgspec.Struct, frozen=True):
-    """`with_it`: the tables that lie with it, tablet by tablet. `group`: its placement group."""
+    """`with_it`: the tables that lie with it, tablet by tablet. `group`: its placement group.
+
+    `resize`: split or merge, where one is decided; `resize_number`: of the last decision; `resize_phase`:
+    none, preparing, closing or settling."""
 
     keyspace: str
     table: str
@@ -28,6 +31,9 @@ class TabletTable(msgspec.Struct, frozen=True):
     is_balanced: bool = True
     with_it: tuple[str, ...] = ()
     nodes: tuple[HeldTablets, ...] = ()
+    resize: str = "none"
+    resize_number: int = 0
+    resize_phase: str = "none"
 
 
 class TabletTables(msgspec.Struct, frozen=True):
@@ -107,10 +113,18 @@ class PlannedDrain(msgspec.Struct, frozen=True):
     seconds: float = 0.0
 
 
+class WaitingResize(msgspec.Struct, frozen=True):
+    """A split or merge of a table that waits, why, and for which nodes."""
+
+    table: str
+    reason: str
+    nodes: tuple[int, ...] = ()
+
+
 class TabletPlan(msgspec.Struct, frozen=True):
     """`tablet-plan/1`: what the balancer moves now and later, its bytes, and about how long all of it takes.
     `round` counts how often nodes were asked; `waits`: what is not planned, and why; `explained`: lines about
-    the tablet that was asked for."""
+    the tablet that was asked for; `resizes`: what splits and merges wait for."""
 
     schema: str = "tablet-plan/1"
     epoch: int = 0
@@ -126,3 +140,4 @@ class TabletPlan(msgspec.Struct, frozen=True):
     waits: tuple[str, ...] = ()
     drains: tuple[PlannedDrain, ...] = ()
     explained: tuple[str, ...] = ()
+    resizes: tuple[WaitingResize, ...] = ()

@@ -53,6 +53,7 @@ RANGE_SIZES: Final = 62
 LIVE_VIEW: Final = 63
 TABLET_LOADS: Final = 64
 TABLET_PLAN: Final = 65
+TABLET_READY: Final = 66
 COUNTER: Final = 84
 BASE_SETTLED: Final = 87
 CAS_PREPARE: Final = 70
@@ -106,6 +107,7 @@ NAMES: Final = {
     LIVE_VIEW: "live-view",
     TABLET_LOADS: "tablet-loads",
     TABLET_PLAN: "tablet-plan",
+    TABLET_READY: "tablet-ready",
     COUNTER: "counter",
     BASE_SETTLED: "base-settled",
     CAS_PREPARE: "cas-prepare",

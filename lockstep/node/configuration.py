@@ -26,6 +26,7 @@ from lockstep.node.settings import (
     problem,
     secret_problem,
 )
+from lockstep.placement.tablets.load import TARGET_TABLET_BYTES
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.limits import STREAM_FILE_BYTES, TOKENS_PER_NODE_MAX
 
@@ -235,10 +236,13 @@ class TabletsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether tables spread by tablets. `mode_for_new_keyspaces`, for those that do not say it themselves and
     are replicated per data centre: disabled, they lie on the ring; enabled, they have tablets; enforced, a
     keyspace on the ring is refused. The settings of the node that a client asks count. `load_refresh_ms`: how
-    often the metadata leader asks nodes what they hold; its own setting counts."""
+    often the metadata leader asks nodes what they hold. `target_size_bytes` of one tablet: a table splits its
+    tablets when they are more than twice as large on average, and merges them below half of it. Of both, the
+    leader's own setting counts."""
 
     mode_for_new_keyspaces: Literal["disabled", "enabled", "enforced"] = "disabled"
     load_refresh_ms: Annotated[int, msgspec.Meta(ge=100, le=3_600_000)] = 10_000
+    target_size_bytes: Annotated[int, msgspec.Meta(ge=1024, le=1 << 50)] = TARGET_TABLET_BYTES
 
 
 class FunctionsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -25,6 +25,7 @@ from lockstep.node.work.range_sizes import RangeSizes
 from lockstep.node.work.repairs import Comparison, RepairDriver, RepairQuestions
 from lockstep.node.work.tablet_balancer import TabletBalancer
 from lockstep.node.work.tablet_loads import TabletLoads
+from lockstep.node.work.tablet_resizes import TabletReadiness
 from lockstep.node.work.topology_driver import TopologyDriver
 from lockstep.node.work.worker import WorkService
 
@@ -74,7 +75,8 @@ def wire_work(log: NodeLog, membership: NodeMembership, data: NodeData) -> NodeW
     context.internode.own.listen(topology.heard)
     log.member.roles.add(topology.wake)
     loads = TabletLoads(context, data.engine, data.replica.counts)
-    balancer = TabletBalancer(context, state, submitter, loads, lambda: log.is_leader)
+    readiness = TabletReadiness(context, data.replica)
+    balancer = TabletBalancer(context, state, submitter, loads, readiness, lambda: log.is_leader)
     log.member.roles.add(balancer.wake)
     log.member.roles.add(service.wake)
     conditions.watch(watch_groups(conditions, management, topology, service, context.runtime.clock))

@@ -13,11 +13,14 @@ from typing import Final
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeState
+from lockstep.metadata.tablets import ResizePhase
 from lockstep.node.context import NodeContext
 from lockstep.node.log.metadata_state import MetadataState
 from lockstep.node.log.submission import Submitter
 from lockstep.node.work.tablet_loads import TabletLoads
+from lockstep.node.work.tablet_resizes import ResizeDriver, TabletReadiness
 from lockstep.topology.tablets.balancing import Planned, Planner
+from lockstep.topology.tablets.resizing import Looked
 from lockstep.values.errors import LockstepError, Rejected
 from lockstep.values.ids import NodeId
 
@@ -38,6 +41,7 @@ class TabletBalancer:
         state: MetadataState,
         submitter: Submitter,
         loads: TabletLoads,
+        readiness: TabletReadiness,
         is_leader: Callable[[], bool],
     ) -> None:
         self._context = context
@@ -47,7 +51,9 @@ class TabletBalancer:
         self._is_leader = is_leader
         self._refresh_s = context.configuration.tablets.load_refresh_ms / 1000
         self._wake = asyncio.Event()
-        self._planner = Planner()
+        self._target_bytes = context.configuration.tablets.target_size_bytes
+        self._planner = Planner(self._target_bytes)
+        self._resizes = ResizeDriver(context, submitter, readiness, self.wake)
         #: When nodes were asked last; None: they are to be asked.
         self._asked_s: float | None = None
         self._is_due = True
@@ -69,12 +75,18 @@ class TabletBalancer:
         """What would be begun now; looking begins nothing."""
         return self._planner.look(self._state.current, self._dead())
 
+    def resizing(self, planned: Planned) -> Looked:
+        """What tables wait for whose number of tablets is to change."""
+        return self._resizes.look(self._state.current, planned, self._dead())
+
     def _dead(self) -> tuple[NodeId, ...]:
         alive = self._context.alive
         return tuple(node for node in self._state.current.directory.present_ids if not alive(node))
 
     def _applied(self, before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
         tables = before.tablets.by_group.keys() != after.tablets.by_group.keys()
+        if before.tablets is not after.tablets:
+            tables = tables or _settled(before) != _settled(after)
         ended = before.transitions.lone_count > after.transitions.lone_count == 0
         if tables or ended or _normal(before) != _normal(after):
             self._is_due = True
@@ -86,7 +98,8 @@ class TabletBalancer:
             await self._next()
             if not self._is_leader() or self._state.broken is not None:
                 # Another leader asks for itself; what this one knows is old when it leads again.
-                self._planner, self._asked_s = Planner(), None
+                self._planner, self._asked_s = Planner(self._target_bytes), None
+                self._resizes.forget()
                 continue
             if not self._state.current.tablets.by_group:
                 continue
@@ -127,6 +140,9 @@ class TabletBalancer:
         if not self._planner.statistics.round:
             return
         planned = self.planned()
+        if await self._resizes.round(self._state.current, planned, self._dead()):
+            self._wake.set()
+            return
         for fail in planned.fails:
             await self._submitter.submit(fail, SUBMIT_TIMEOUT_MS)
         if planned.begins is None or planned.fails:
@@ -144,6 +160,11 @@ class TabletBalancer:
         self._planner.begun(planned)
         moves, total = planned.plan.moves, sum(move.bytes for move in planned.plan.moves)
         self._context.log("tablets.begun", moves=len(moves), left=len(planned.plan.left), bytes=total)
+
+
+def _settled(cluster: ClusterMetadata) -> list[int]:
+    """The tablet groups whose map is new."""
+    return [one.id for one in cluster.tablets.groups if one.head.resizing.phase is ResizePhase.SETTLING]
 
 
 def _normal(cluster: ClusterMetadata) -> list[NodeId]:

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from lockstep.documents.tablets import PlannedDrain, PlannedMove, TabletPlan
+from lockstep.documents.tablets import PlannedDrain, PlannedMove, TabletPlan, WaitingResize
 from lockstep.internode import verbs
 from lockstep.metadata.requests import RequestState
 from lockstep.node.services import NodeServices
@@ -85,7 +85,9 @@ def _question(node: NodeServices, tablet: str) -> AskPlan:
 def _own_plan(node: NodeServices, question: AskPlan) -> TabletPlan:
     planned = node.work.balancer.planned()
     plan, cluster = planned.plan, node.log.cluster
-    explained = explain(planned.cluster, plan, question.group, question.right) if question.group else ()
+    waiting = node.work.balancer.resizing(planned).waits
+    explained = explain(planned.cluster, plan, question.group, question.right) if question.group else []
+    explained += [one.reason for one in waiting if one.group == question.group]
     names = {group.id: f"{group.head.keyspace}.{group.head.table}" for group in cluster.tablets.groups}
     running = [one.move for one in planned.cluster.running]
     return TabletPlan(
@@ -102,6 +104,9 @@ def _own_plan(node: NodeServices, question: AskPlan) -> TabletPlan:
         waits=planned.waits,
         drains=_drains(node, planned),
         explained=tuple(explained),
+        resizes=tuple(
+            WaitingResize(names.get(one.group, ""), one.reason, tuple(map(int, one.nodes))) for one in waiting
+        ),
     )
 
 

@@ -47,6 +47,9 @@ def _table(cluster: ClusterMetadata, group: TabletGroup) -> TabletTable:
         is_balanced=head.is_balanced and cluster.tablets.is_balanced,
         with_it=tuple(table.name for table in listed if table.name != head.table),
         nodes=_held(cluster, (group,)),
+        resize=head.resizing.resize.kind.name.lower(),
+        resize_number=head.resizing.resize.sequence,
+        resize_phase=head.resizing.phase.value,
     )
 
 

@@ -39,7 +39,6 @@ _COLUMNS: Final = (
 #: Columns that are always null, and why.
 NO_TABLET_VALUE: Final[Mapping[str, str]] = {
     "repair_time": "repairs are kept by ranges of tokens: system_views.repairs",
-    "resize_type, resize_seq_number": "no table splits or merges its tablets by itself",
 }
 
 
@@ -167,6 +166,8 @@ def _rows(cluster: ClusterMetadata, table: Table, tokens: Between) -> Iterator[V
         "tablet_count": placed.count,
         "keyspace_name": table.keyspace,
         "table_name": table.name,
+        "resize_type": group.head.resizing.resize.kind.name.lower(),
+        "resize_seq_number": group.head.resizing.resize.sequence,
         "base_table": parse_uuid(base.uuid) if base.id != table.id else None,
     }
     for tablet in placed.tablets():
