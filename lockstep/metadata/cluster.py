@@ -180,7 +180,9 @@ class ClusterMetadata(msgspec.Struct, frozen=True, dict=True):
         """By placement group, the operation that changes its replication."""
         keyspaces = self.schema.by_name
         changing = (operation for operation in self.operations if operation.about.keyspace)
-        return {keyspaces[operation.about.keyspace].group: operation for operation in changing}
+        return {
+            group: operation for operation in changing for group in keyspaces[operation.about.keyspace].groups
+        }
 
     def group_for(self, group: int, token: int) -> ReplicaGroup:
         """The replica group of a token; KeyError when there is no such placement group."""

@@ -26,9 +26,9 @@ from lockstep.metadata.transitions import TRANSITIONS
 from lockstep.placement.deltas import Passage, computed_ring, paired, plan_of, refilled
 from lockstep.placement.placements import Placements, RingPlacement
 from lockstep.schema.changes import AlterKeyspace, DropKeyspace, SchemaChange, apply_change
-from lockstep.schema.model import Keyspace, Replication, Schema
+from lockstep.schema.model import Replication, Schema
 from lockstep.schema.summaries import ChangeSummary
-from lockstep.values.errors import Rejected
+from lockstep.values.errors import OperationRunning, Rejected
 
 
 def shared_group(
@@ -102,6 +102,8 @@ class ChangeSchema(msgspec.Struct, frozen=True, array_like=True):
             _refuse_moved_data(cluster, schema)
             degraded = _carried(cluster, schema)
         schema, placements, tablets = with_tablet_groups(cluster, schema, placements, epoch)
+        if tablets is not cluster.tablets:
+            _refuse_other_groups(cluster, schema)
         degraded = of_groups(degraded, placements.by_id)
         assert schema.next_table_id >= cluster.schema.next_table_id, "table ids are never given twice"
         assert placements.next_id >= cluster.placements.next_id, "ids of groups are never given twice"
@@ -132,14 +134,18 @@ class ChangeSchema(msgspec.Struct, frozen=True, array_like=True):
         return apply_change(before.schema, self.change, epoch, before.directory.data_centers)
 
 
-def tablets_stay(keyspace: Keyspace) -> Rejected:
-    """What is said when the replication of a keyspace with tablets, which has tables, is to change."""
-    return Rejected(
-        f"the replication of keyspace {keyspace.name} cannot change: its tables spread by tablets",
-        cql_code=0x2300,
-        keyspace=keyspace.name,
-        hint="make a keyspace with that replication, and restore a backup of the tables into it",
-    )
+def _refuse_other_groups(cluster: ClusterMetadata, schema: Schema) -> None:
+    """Raises OperationRunning when tablets would come or go of a keyspace whose replication changes: all of
+    them take each step together."""
+    for operation in cluster.operations:
+        name = operation.about.keyspace
+        before, after = cluster.schema.by_name.get(name), schema.by_name.get(name)
+        if before is not None and after is not None and before.groups.keys() != after.groups.keys():
+            raise OperationRunning(
+                f"no table with tablets of its own comes to keyspace {name}, or goes, while "
+                f"{operation.title()} runs",
+                hint="wait for it to finish (`lockstep topology watch`) or cancel it",
+            )
 
 
 def _refuse_moved_data(cluster: ClusterMetadata, schema: Schema) -> None:
@@ -147,12 +153,10 @@ def _refuse_moved_data(cluster: ClusterMetadata, schema: Schema) -> None:
     for before, after in cluster.schema.keyspaces_changed_in(schema):
         if before is None or after is None or before.replication == after.replication or not before.by_name:
             continue
-        if before.tablets is not None:
-            raise tablets_stay(before)
         # Nodes list the tables of each ring at different times while they fill a new replica: a table
         # that changes rings in between would be in none of the lists.
         refuse_while_locked(cluster, _REPLICATION_STAYS)
-        if moves_data(cluster, before.replication, after.replication):
+        if before.tablets is not None or moves_data(cluster, before.replication, after.replication):
             raise Rejected(
                 f"keyspace {before.name} has tables, and the new replication would move their data",
                 cql_code=0x2300,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lockstep.schema.model import Keyspace, Replication
+from lockstep.schema.model import Replication
 from lockstep.values.errors import Rejected
 
 CONFIGURATION = 0x2300
@@ -109,14 +109,3 @@ def replication_map(replication: Replication) -> dict[str, str]:
     for name, factor in replication.factors:
         found[name or _FACTOR] = str(factor)
     return found
-
-
-def refuse_recount_of_tablets(keyspace: Keyspace, target: Replication) -> None:
-    """Rejected when tables with tablets would get other replicas."""
-    if keyspace.tablets is not None and keyspace.by_name and target != keyspace.replication:
-        raise Rejected(
-            f"the replication of keyspace {keyspace.name} cannot be altered yet: its tables have tablets",
-            cql_code=CONFIGURATION,
-            keyspace=keyspace.name,
-            hint="back it up, drop it, make it and its tables again as wanted, and restore with --merge",
-        )

@@ -28,9 +28,13 @@ SCENARIOS: dict[str, Scenario] = {
             chaos_s=15.0,
             founders=(3, 3, 4),
             tablets=8,
+            replication_s=3.0,
             faults=tuple(ALL_KINDS),
             clients=3,
-            sometimes=(*_OPERATIONS[:2], "leader changed", "tablets.begin", "write.replanned"),
+            sometimes=(
+                *_OPERATIONS[:2],
+                *("leader changed", "tablets.begin", "tablets.raised", "tablets.lowered", "write.replanned"),
+            ),
         ),
         Scenario(
             name="swarm",

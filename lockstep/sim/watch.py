@@ -62,6 +62,7 @@ from lockstep.sim.runtime.world import World
 from lockstep.storage.store import Store
 from lockstep.topology.kind import kind_of
 from lockstep.topology.kinds.bootstrap import Bootstrap
+from lockstep.topology.kinds.replication import Walk
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
 
@@ -296,6 +297,9 @@ class Watch:
             self.cluster.fact("join completed")
         else:
             self.cluster.fact(f"{operation.kind} completed")
+            if isinstance(operation.body, Walk) and self.cluster.shape.tablets:
+                path = operation.body.path
+                self.cluster.fact(f"tablets.{'raised' if path[-1].total > path[0].total else 'lowered'}")
 
     def _tell_stage(self, operation: Operation, stage: Stage | None) -> None:
         for listener in self.listeners:

@@ -14,7 +14,7 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.operations import Operation, Stage
-from lockstep.placement.placements import RingPlacement
+from lockstep.placement.placements import Placements
 from lockstep.topology.barriers import barrier_need
 from lockstep.topology.kind import kind_of, stage_row
 from lockstep.topology.stages import STREAMING, StageRow, StreamTask
@@ -114,28 +114,40 @@ def preview(cluster: ClusterMetadata, wanted: PrepareOperation, dead: tuple[Node
     )
 
 
-def present_ring(cluster: ClusterMetadata, operation: Operation) -> RingPlacement | None:
-    """The ring of the keyspace whose replication the operation changes; None where it changes none."""
+class Present(msgspec.Struct, frozen=True):
+    """Where a keyspace lies before its replication changes. Tablets have the groups that they have then; a
+    ring has one of its own, and lies in `group` now."""
+
+    placements: Placements
+    group: int
+
+    def reads(self, task: StreamTask) -> tuple[NodeId, ...]:
+        known = self.placements.by_id.get(task.group) or self.placements.ring(self.group)
+        return known.group_for(task.range.right).reads
+
+
+def present_ring(cluster: ClusterMetadata, operation: Operation) -> Present | None:
+    """That of the keyspace whose replication the operation changes; None where it changes none."""
     if not operation.about.keyspace:
         return None
-    return cluster.placements.ring(cluster.schema.by_name[operation.about.keyspace].group)
+    return Present(cluster.placements, cluster.schema.by_name[operation.about.keyspace].group)
 
 
 #: Bytes that a source holds of a range, all tables together.
 Held = Mapping[tuple[NodeId, int, Range], int]
 
 
-def holder(source: NodeId, task: StreamTask, present: RingPlacement | None) -> NodeId:
+def holder(source: NodeId, task: StreamTask, present: Present | None) -> NodeId:
     """Who holds now what the source holds by then: itself, or a replica on the present ring of a keyspace
     whose replication changes, where the source gets the range in a step before."""
     if present is None:
         return source
-    reads = present.group_for(task.range.right).reads
+    reads = present.reads(task)
     return source if source in reads or not reads else reads[0]
 
 
 def needed_sizes(
-    tasks: tuple[StreamTask, ...], present: RingPlacement | None = None
+    tasks: tuple[StreamTask, ...], present: Present | None = None
 ) -> dict[NodeId, list[tuple[int, Range]]]:
     """What each holder would have to say how much it holds of."""
     found: dict[NodeId, dict[tuple[int, Range], None]] = {}
@@ -192,4 +204,7 @@ def _tables(found: Preview, task: StreamTask) -> int:
     """How many tables a task copies: each is a stream of its own."""
     changing = found.operation.about.keyspace
     schema = found.first.schema
-    return len(schema.by_name[changing].by_name) if changing else len(schema.tables_in(task.group))
+    if not changing:
+        return len(schema.tables_in(task.group))
+    keyspace = schema.by_name[changing]
+    return len(keyspace.by_name if keyspace.tablets is None else keyspace.groups[task.group])

@@ -21,7 +21,7 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.conflicts import Held, holders
 from lockstep.metadata.degraded import DEGRADED, Degraded, carried
 from lockstep.metadata.requests import keyspace_busy
-from lockstep.metadata.schema_change import shared_group, tablets_stay
+from lockstep.metadata.schema_change import shared_group
 from lockstep.metadata.schema_part import PLACEMENTS, SCHEMA
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.metadata.transitions import Transition
@@ -33,6 +33,7 @@ from lockstep.schema.changes import SYSTEM_KEYSPACES
 from lockstep.schema.model import Keyspace, Replication
 from lockstep.topology.planning import differently_shaped, refuse_unsafe
 from lockstep.topology.stages import RANGE_MOVEMENT
+from lockstep.topology.tablets import recount
 from lockstep.values.errors import Rejected
 from lockstep.values.limits import PARALLEL_OPERATIONS_MAX, REPLICATION_STEPS_MAX
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
@@ -133,11 +134,20 @@ def wanted_keyspace(cluster: ClusterMetadata, name: str, target: Replication | N
         raise refused("Replication factor must be non-negative", name)
     if target.total < 1:
         raise refused(f"keyspace {name} would have no replicas", name, "drop the keyspace instead")
-    if keyspace.tablets is not None and keyspace.by_name:
-        raise tablets_stay(keyspace)
-    if keyspace.replication == target and keyspace.group not in cluster.recounting:
+    if keyspace.tablets is not None and target.strategy == SIMPLE:
+        raise refused(
+            f"tablets need {NETWORK_TOPOLOGY}, keyspace {name} would be replicated by {SIMPLE}", name
+        )
+    if keyspace.tablets is not None:
+        recount.refuse_too_many(cluster, keyspace, target)
+    if keyspace.replication == target and not is_recounted(cluster, keyspace):
         raise refused(f"keyspace {name} is replicated this way already", name)
     return keyspace
+
+
+def is_recounted(cluster: ClusterMetadata, keyspace: Keyspace) -> bool:
+    """Whether an operation changes its replication."""
+    return any(operation.about.keyspace == keyspace.name for operation in cluster.operations)
 
 
 def refuse_start(cluster: ClusterMetadata, keyspace: Keyspace, request_id: int) -> None:
@@ -153,6 +163,8 @@ def refuse_start(cluster: ClusterMetadata, keyspace: Keyspace, request_id: int) 
     if len(cluster.operations) >= PARALLEL_OPERATIONS_MAX:
         running = ", ".join(operation.title() for operation in cluster.operations)
         raise Rejected(f"at most {PARALLEL_OPERATIONS_MAX} operations run at once: {running}")
+    if keyspace.tablets is not None:
+        recount.refuse_moving(cluster, keyspace)
 
 
 def path_to(cluster: ClusterMetadata, keyspace: Keyspace, target: Replication) -> tuple[Replication, ...]:
@@ -160,11 +172,15 @@ def path_to(cluster: ClusterMetadata, keyspace: Keyspace, target: Replication) -
     eligible: dict[str, int] = {}
     for owner in cluster.directory.owners:
         eligible[owner.dc] = eligible.get(owner.dc, 0) + 1
+    if keyspace.tablets is not None:
+        # No factor leaps: a tablet has as many replicas as it says, whatever nodes there are.
+        eligible = dict.fromkeys(eligible, max(keyspace.replication.total, target.total) + 1)
+    prove = _prove if keyspace.tablets is None else recount.prove_counts
     why: list[Rejected] = []
 
     def proved(before: Replication, after: Replication) -> bool:
         try:
-            _prove(cluster, before, after)
+            prove(cluster, before, after)
         except Rejected as problem:
             why.append(problem)
             return False
@@ -186,8 +202,8 @@ def path_to(cluster: ClusterMetadata, keyspace: Keyspace, target: Replication) -
             "change the factors in several statements",
         )
     for before, after in itertools.pairwise(path):
-        _prove(cluster, before, after)
-        _prove(cluster, after, before)
+        prove(cluster, before, after)
+        prove(cluster, after, before)
     return path
 
 
@@ -207,19 +223,35 @@ def transitions_between(
     return tuple(Transition(group, delta.range, delta.old, delta.new, before, after) for delta in pairs)
 
 
+def step_transitions(
+    cluster: ClusterMetadata, name: str, before: Replication, after: Replication
+) -> tuple[Transition, ...]:
+    """Those of a step of the keyspace; Rejected where a tablet has no place to go to."""
+    keyspace = cluster.schema.by_name[name]
+    if keyspace.tablets is not None:
+        return recount.tablet_transitions(cluster, keyspace, before, after)
+    return transitions_between(cluster, keyspace.group, before, after)
+
+
 # The group of its own
 
 
 def with_own_group(cluster: ClusterMetadata, name: str) -> ClusterMetadata:
-    """The value with the keyspace in a new placement group of its own, which has the same replicas."""
+    """The value with the keyspace in a new placement group of its own, which has the same replicas. Tables
+    with tablets have groups of their own at any time."""
     keyspace, placements = cluster.schema.by_name[name], cluster.placements
+    if keyspace.tablets is not None:
+        return cluster
     ring = placements.ring(keyspace.group).with_id(placements.next_id)
     return _moved(cluster, keyspace, placements.with_rings((ring,)), ring.id, keyspace.epoch)
 
 
 def recounted(cluster: ClusterMetadata, name: str, to: Replication, epoch: int) -> ClusterMetadata:
-    """The value with another replication of the keyspace and its group, every range changed at `epoch`."""
+    """The value with another replication of the keyspace and what it lies on, every range changed at
+    `epoch`."""
     keyspace, placements = cluster.schema.by_name[name], cluster.placements
+    if keyspace.tablets is not None:
+        return recount.recounted_tablets(cluster, keyspace, to, epoch)
     ring = placements.ring(keyspace.group).recounted(to, epoch)
     changed = msgspec.structs.replace(keyspace, replication=to, epoch=epoch)
     return cluster.changed(
@@ -231,6 +263,8 @@ def with_shared_group(cluster: ClusterMetadata, name: str) -> ClusterMetadata:
     """The value with the keyspace, whose replication changes no more, in the group of those that are
     replicated alike; where there are none, it keeps its own."""
     keyspace = cluster.schema.by_name[name]
+    if keyspace.tablets is not None:
+        return cluster
     shared = shared_group(cluster, cluster.placements, keyspace.replication)
     if shared is None or shared.id == keyspace.group:
         return cluster

@@ -38,6 +38,7 @@ from lockstep.topology.kind import kind_of
 from lockstep.topology.planning import EXCLUDED as PLANNING_EXCLUDED
 from lockstep.topology.planning import holder_of
 from lockstep.topology.tablets import drains
+from lockstep.topology.tablets.recount import PAUSED
 from lockstep.topology.transformations import CancelOperation, preparation
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
@@ -204,7 +205,7 @@ def _choose(cluster: ClusterMetadata, follows: str, judge: Judge) -> Choice:
             return Choice(run=request, waiting=tuple(waiting))
         planned += verdict.is_planned
         waits = _refused(cluster, request, verdict.refusal)
-        if not may_change and waits.rule is not Rule.EXCLUSION:
+        if not may_change and waits.rule not in (Rule.EXCLUSION, Rule.TABLETS):
             return Choice(fails=(request, verdict.refusal))
         may_change = True
         waiting.append(waits)
@@ -268,7 +269,9 @@ def _refusal(cluster: ClusterMetadata, request: Request) -> Verdict | None:
     """
     groups = tuple((ring.id, ring.replication) for ring in cluster.placements.rings)
     alone = cluster.transitions if cluster.transitions.lone_count else None
-    state = (_running(cluster), groups, alone, cluster.service, cluster.excluded, cluster.degraded)
+    # Where tablets lie, and which nodes they are to leave, no other part of this tells.
+    lie = (cluster.placements.digest, tuple(drains.drains(cluster))) if cluster.tablets.by_group else None
+    state = (_running(cluster), groups, alone, lie, cluster.service, cluster.excluded, cluster.degraded)
     known = kept(cluster.directory, _REFUSALS)
     if known is None or known[0] != state:
         known = (state, {})
@@ -303,7 +306,8 @@ def _refused(cluster: ClusterMetadata, request: Request, refusal: str) -> Waitin
     for node in cluster.excluded_by_node:
         if PLANNING_EXCLUDED.format(node=node) in refusal:
             return Waiting(request.id, Rule.EXCLUSION, refusal, 0, node)
-    return Waiting(request.id, Rule.CLUSTER, refusal)
+    rule = Rule.TABLETS if refusal.startswith(PAUSED) else Rule.CLUSTER
+    return Waiting(request.id, rule, refusal)
 
 
 def why(cluster: ClusterMetadata, request: Request, follows: str = "") -> Waiting | None:

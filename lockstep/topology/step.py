@@ -18,7 +18,7 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.features import EnableFeatures
 from lockstep.metadata.operations import Operation, Stage
-from lockstep.metadata.transitions import Lone
+from lockstep.metadata.transitions import Lone, Transition
 from lockstep.topology import requests
 from lockstep.topology.barriers import BarrierState, GuardReport, Missing, barrier_need, evaluate
 from lockstep.topology.kind import Mover, course_of, kind_of, moving, row_can_go_back, stage_row
@@ -339,20 +339,44 @@ def _heard(cluster: ClusterMetadata, seen: Mapping[NodeId, int]) -> Mapping[Node
 def work_orders(mover: Mover, cluster: ClusterMetadata, dead: Sequence[NodeId]) -> tuple[WorkOrder, ...]:
     """The stage's work, one order for each node that has a part, ascending; empty when the stage has none.
 
-    What moves by itself waits for a node that only seems dead: the range may be wanted there again before
-    that one is back. In an operation, a node that is dead or departing cleans nothing up, and drops nothing
+    A tablet waits for a node that only seems dead: it may be wanted there again before that one is back. On
+    a ring, a node that is dead or departing cleans nothing up, and drops nothing
     that it was to gain: whatever it keeps is wiped before it may own it again. One that leaves
     alive gives away what it keeps for others.
     They are kept with what moves: who asks again at every report walks its ranges once.
     """
-    found = partial(_work_orders, mover, cluster, dead)
+    given_up = _given_up(cluster) if isinstance(mover, Operation) and mover.about.keyspace else ()
+    found = partial(_work_orders, mover, cluster, dead, given_up)
     # A transition that moves by itself is the same as long as its `Lone` is.
     ranges = moving(cluster, mover) if isinstance(mover, Operation) else None
     made_from = (cluster.directory, cluster.degraded, ranges, cluster.excluded)
-    return memo_from(mover, "_orders", made_from, tuple(dead), found)
+    return memo_from(mover, "_orders", made_from, (tuple(dead), given_up), found)
 
 
-def _work_orders(mover: Mover, cluster: ClusterMetadata, dead: Sequence[NodeId]) -> tuple[WorkOrder, ...]:
+def _given_up(cluster: ClusterMetadata) -> tuple[NodeId, ...]:
+    """Whom requests that wait say to be dead: they are to be removed or replaced."""
+    return tuple(r.about.presumed_dead for r in cluster.requests.queue if r.about.presumed_dead)
+
+
+def _has_no_part(
+    mover: Mover,
+    transition: Transition,
+    node: NodeId,
+    cluster: ClusterMetadata,
+    dead: Sequence[NodeId],
+    given_up: Sequence[NodeId],
+) -> bool:
+    """Whether a node is not waited for to delete what it does not own."""
+    if isinstance(mover, Lone):
+        return is_out(cluster, node)
+    if transition.group in cluster.tablets.by_group:
+        return is_out(cluster, node) or (node in dead and node in given_up)
+    return node in dead
+
+
+def _work_orders(
+    mover: Mover, cluster: ClusterMetadata, dead: Sequence[NodeId], given_up: Sequence[NodeId] = ()
+) -> tuple[WorkOrder, ...]:
     row, about = stage_row(mover), mover.about
     ranges: dict[NodeId, list[tuple[int, Range]]] = {}
     tasks: dict[NodeId, list[StreamTask]] = {}
@@ -363,7 +387,7 @@ def _work_orders(mover: Mover, cluster: ClusterMetadata, dead: Sequence[NodeId])
     elif row.work in DELETING:
         for transition in moving(cluster, mover):
             for node in transition.lost if row.work is Work.CLEANUP else transition.gained:
-                missed = is_out(cluster, node) if isinstance(mover, Lone) else node in dead
+                missed = _has_no_part(mover, transition, node, cluster, dead, given_up)
                 if node != about.departing and not missed:
                     ranges.setdefault(node, []).append((transition.group, transition.range))
         leaver = NodeId(0) if about.presumed_dead else about.departing

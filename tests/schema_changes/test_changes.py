@@ -13,7 +13,15 @@ from lockstep.cql.compile.prepared import Catalog
 from lockstep.cql.ddl.changes import schema_change
 from lockstep.cql.ddl.describe import ClusterFacts, describe
 from lockstep.schema.changes import SchemaChange, apply_change, validate
-from lockstep.schema.model import ColumnKind, Schema, SchemaImage, schema_of_pieces
+from lockstep.schema.model import (
+    ColumnKind,
+    Keyspace,
+    Replication,
+    Schema,
+    SchemaImage,
+    schema_of,
+    schema_of_pieces,
+)
 from lockstep.schema.statements import meant
 from lockstep.schema.summaries import ChangeSummary
 from lockstep.schema.table_options import option, option_map
@@ -251,6 +259,17 @@ def described(schema: Schema, text: str, keyspace: str | None = None) -> list[tu
     found = describe(prepare(text, keyspace, Catalog(schema)), Catalog(schema), ClusterFacts("c"))
     assert [column.type.text for column in found.columns] == ["text"] * len(found.columns)
     return [tuple(value.decode() for value in row if value is not None) for row in found.rows]
+
+
+def test_what_there_is_to_say_of_a_keyspace_stands_behind_its_statement() -> None:
+    schema = schema_of([Keyspace("K", Replication("NetworkTopologyStrategy", (("dc1", 1),)))])
+    catalog = Catalog(schema)
+    facts = ClusterFacts("c", notes={"K": "on its way to three copies", "other": "not shown"})
+    (row,) = describe(prepare('DESCRIBE KEYSPACE "K"', None, catalog), catalog, facts).rows
+    text = row[-1]
+    assert text is not None and text.decode().endswith(";\n-- on its way to three copies")
+    ((*_, plain),) = described(schema, 'DESCRIBE KEYSPACE "K"')
+    assert text.decode() == f"{plain}\n-- on its way to three copies"
 
 
 _TYPES = (

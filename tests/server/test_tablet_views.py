@@ -124,11 +124,20 @@ def test_a_cluster_is_described_from_a_keyspace_with_tablets(session: Session) -
     assert session.execute("DESCRIBE CLUSTER").one().cluster
 
 
-def test_the_replication_of_tables_with_tablets_cannot_be_altered(three: Nodes, session: Session) -> None:
+def test_the_replication_of_tables_with_tablets_is_altered(three: Nodes, session: Session) -> None:
     alter = "ALTER KEYSPACE shown WITH replication = {{'class': '{}', '{}': {}}}"
     network, dc = "NetworkTopologyStrategy", three.members[0].node.log.cluster.directory.nodes[0].dc
-    for options in ((network, dc, 3), (network, dc, 1), ("SimpleStrategy", "replication_factor", 2)):
-        with pytest.raises(ConfigurationException, match="cannot be altered yet: its tables have tablets"):
-            session.execute(alter.format(*options))
+    with pytest.raises(ConfigurationException, match="tablets need NetworkTopologyStrategy"):
+        session.execute(alter.format("SimpleStrategy", "replication_factor", 2))
+    with pytest.raises(ConfigurationException, match="each tablet of keyspace shown would have 4 replicas"):
+        session.execute(alter.format(network, dc, 4))
     session.execute(alter.format(network, dc, 2))
     assert not three.members[0].node.log.cluster.requests.live
+    for factor in (3, 1, 2):
+        session.execute(alter.format(network, dc, factor) + " AND tablets = {'enabled': true}")
+        rows = session.execute(
+            "SELECT read_replicas FROM system_views.placements WHERE keyspace_name = 'shown'"
+        )
+        assert {len(row.read_replicas) for row in rows} == {factor}
+        described = session.execute("DESCRIBE KEYSPACE shown").one().create_statement
+        assert f"'{dc}': '{factor}'" in described

@@ -109,11 +109,12 @@ def test_a_change_of_replication_is_copied_from_those_that_hold_the_keyspace_now
     history = with_table(5, simple(1), others=(simple(3),))
     told = preview(history.now, PrepareOperation(ReplicationChange("ks", simple(3))))
     present = present_ring(history.now, told.operation)
-    assert present is ring_with(history.now, simple(1))
+    assert present is not None
+    assert present.placements.ring(present.group) is ring_with(history.now, simple(1))
     assert told.point_of_no_return is None and len(told.steps) == 10, "two steps of five stages"
     later = 0
     for task in told.tasks:
-        (owner,) = present.group_for(task.range.right).reads
+        (owner,) = present.reads(task)
         for source in task.sources:
             assert holder(source, task, present) == owner
             assert holder(source, task, None) == source

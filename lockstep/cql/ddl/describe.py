@@ -9,7 +9,7 @@ Invariant: as in `describe`; functions come before the aggregates that call them
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -111,12 +111,14 @@ _SHOWN_KINDS = {
 
 class ClusterFacts(msgspec.Struct, frozen=True):
     """What DESCRIBE CLUSTER tells beside the schema. `ownership`: (last token, addresses of the replicas) of
-    every range of the session's keyspace, () where there is none."""
+    every range of the session's keyspace, () where there is none. `notes`: what there is to say of keyspaces
+    beside their statements, by name."""
 
     name: str
     partitioner: str = "org.apache.cassandra.dht.Murmur3Partitioner"
     snitch: str = "org.apache.cassandra.locator.SimpleSnitch"
     ownership: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    notes: Mapping[str, str] = {}
 
 
 class Description(msgspec.Struct, frozen=True):
@@ -146,7 +148,17 @@ def describe(prepared: Prepared, catalog: Catalog, cluster: ClusterFacts) -> Des
     if statement.what in ("functions", "aggregates"):
         spaces = _spaces(catalog, prepared.session_keyspace)
         return _description(_NAME_COLUMNS, listed(spaces, statement.what))
-    return _description(_STATEMENT_COLUMNS, _statements(statement, prepared.session_keyspace, catalog))
+    rows = _statements(statement, prepared.session_keyspace, catalog)
+    notes = {_q(name): note for name, note in cluster.notes.items()}
+    return _description(_STATEMENT_COLUMNS, [_noted(row, notes) for row in rows])
+
+
+def _noted(row: tuple[str, ...], notes: Mapping[str, str]) -> tuple[str, ...]:
+    """The row of a keyspace with what there is to say of it, as a comment behind its statement."""
+    name, kind, *others, text = row
+    if kind != "keyspace" or name not in notes:
+        return row
+    return (name, kind, *others, f"{text}\n-- {notes[name]}")
 
 
 def _cluster(cluster: ClusterFacts) -> Description:

@@ -25,7 +25,7 @@ from lockstep.node.log.messages import EpochQuery, EpochReply
 from lockstep.node.log.metadata_past import Past
 from lockstep.node.services import NodeServices
 from lockstep.schema.model import Replication
-from lockstep.schema.replication_options import parse_replication, refuse_recount_of_tablets, replication_map
+from lockstep.schema.replication_options import parse_replication, replication_map
 from lockstep.server.admin.operations import number_in
 from lockstep.server.admin.service_requests import waiting_for_voters
 from lockstep.server.reports.documents import exclusions
@@ -418,10 +418,7 @@ class _Wanted(msgspec.Struct, frozen=True):
         known = cluster.schema.by_name.get(self.keyspace)
         earlier = known.replication if known is not None else None
         options = tuple(self.replication.items())
-        target = parse_replication(self.keyspace, options, cluster.directory.data_centers, earlier)
-        if known is not None:
-            refuse_recount_of_tablets(known, target)
-        return target
+        return parse_replication(self.keyspace, options, cluster.directory.data_centers, earlier)
 
     def request(self, cluster: ClusterMetadata, actor: str) -> EnqueueRequest:
         return EnqueueRequest(self.body(cluster), self.policy, actor)

@@ -26,7 +26,6 @@ from lockstep.node.log.messages import WorkStatus
 from lockstep.node.services import NodeServices
 from lockstep.node.work.range_sizes import Sizes
 from lockstep.placement.circle import splitting_tokens
-from lockstep.placement.placements import RingPlacement
 from lockstep.schema.replication_options import replication_map
 from lockstep.server.reports.documents import metadata_diff
 from lockstep.topology.force_remove import ForceRemove
@@ -36,6 +35,7 @@ from lockstep.topology.kinds.replace import Replace
 from lockstep.topology.kinds.replication import Walk, target_in
 from lockstep.topology.preview import (
     Held,
+    Present,
     Preview,
     StepPreview,
     estimate,
@@ -119,7 +119,7 @@ def operation_plan(
     }
 
 
-def _held(found: Preview, sizes: Mapping[NodeId, Sizes], present: RingPlacement | None) -> Held:
+def _held(found: Preview, sizes: Mapping[NodeId, Sizes], present: Present | None) -> Held:
     """What each source holds, as it or who holds it now said."""
     said = {
         (node, *wanted): size

@@ -11,8 +11,9 @@ from typing import Any
 
 from lockstep.documents.tablets import HeldTablets, Replica, Tablet, TabletMap, TabletTable, TabletTables
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.operations import Operation, Stage
 from lockstep.metadata.tablets import TabletGroup
-from lockstep.metadata.transitions import Transition
+from lockstep.metadata.transitions import Position, Transition
 from lockstep.node.services import NodeServices
 from lockstep.schema.model import Table
 from lockstep.topology.tablets.stages import WAY_BACK
@@ -60,7 +61,7 @@ def _held(cluster: ClusterMetadata, groups: Iterable[TabletGroup]) -> tuple[Held
             for node in placed.group.reads:
                 counts.setdefault(node, [0, 0, 0])[0] += 1
         for one in _moving(cluster, group):
-            is_forward = not _goes_back(one)
+            is_forward = not _goes_back(cluster, one)
             readers = cluster.placements.ring(group.id).group_for(one.range.right).reads
             for node in one.gained if is_forward else ():
                 counts.setdefault(node, [0, 0, 0])[1] += node not in readers
@@ -81,8 +82,13 @@ def _moving(cluster: ClusterMetadata, group: TabletGroup) -> Iterator[Transition
                 yield one
 
 
-def _goes_back(one: Transition) -> bool:
-    return one.position is not None and one.position.stage in WAY_BACK
+def _mover(cluster: ClusterMetadata, one: Transition) -> Position | Operation:
+    """Whose kind and stage it has: its own, or those of an operation."""
+    return one.position or cluster.operations_by_id[one.operation_id]
+
+
+def _goes_back(cluster: ClusterMetadata, one: Transition) -> bool:
+    return _mover(cluster, one).stage in (*WAY_BACK, Stage.ROLLBACK_TO_NORMAL)
 
 
 def table_named(cluster: ClusterMetadata, keyspace: str, table: str) -> tuple[Table, TabletGroup]:
@@ -113,7 +119,7 @@ async def tablet_map(node: NodeServices, keyspace: str, table: str) -> TabletMap
             replicas=tuple(Replica(int(one), shard) for one, shard in tablet.replicas),
             epoch=tablet.epoch,
             bytes=sizes.get(tablet.right),
-            **_told(moving.get(tablet.right), tablet.replicas),
+            **_told(cluster, moving.get(tablet.right), tablet.replicas),
         )
         for number, tablet in enumerate(group.map(cluster.placements).tablets())
     )
@@ -126,16 +132,18 @@ async def tablet_map(node: NodeServices, keyspace: str, table: str) -> TabletMap
     )
 
 
-def _told(one: Transition | None, replicas: tuple[tuple[NodeId, int], ...]) -> dict[str, Any]:
+def _told(
+    cluster: ClusterMetadata, one: Transition | None, replicas: tuple[tuple[NodeId, int], ...]
+) -> dict[str, Any]:
     """Of its transition, if it has one."""
-    if one is None or one.position is None:
+    if one is None:
         return {}
-    at = dict(replicas)
-    if one.position.target is not None:
+    at, mover = dict(replicas), _mover(cluster, one)
+    if one.position is not None and one.position.target is not None:
         at.update((one.position.target,))
-    side = one.old if _goes_back(one) else one.new
+    side = one.old if _goes_back(cluster, one) else one.new
     next_ = tuple(Replica(int(node), at.get(node, 0)) for node in side)
-    return {"kind": one.position.kind, "stage": one.position.stage.value, "next": next_}
+    return {"kind": mover.kind, "stage": mover.stage.value, "next": next_}
 
 
 #: (group, last token, node) -> bytes.

@@ -16,6 +16,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from msgspec import structs
+
 from lockstep.cql.compile.context import Context
 from lockstep.cql.compile.prepared import Catalog, Prepared
 from lockstep.cql.ddl.changes import schema_change
@@ -31,12 +33,11 @@ from lockstep.node.services import NodeServices
 from lockstep.placement.quorums import dc_factors
 from lockstep.schema.changes import SYSTEM_KEYSPACES, AlterKeyspace, CreateKeyspace, spread
 from lockstep.schema.model import Replication
-from lockstep.schema.replication_options import parse_replication, refuse_recount_of_tablets
 from lockstep.schema.statements import meant
 from lockstep.schema.summaries import EMPTIED, UPDATED
 from lockstep.server.cql.schema_watch import SchemaWatch
 from lockstep.server.statements.user_functions import UserFunctions
-from lockstep.topology.kinds.replication import ReplicationChange, target_of, under_way
+from lockstep.topology.kinds.replication import ReplicationChange, target_in, target_of, under_way
 from lockstep.topology.requests import EnqueueRequest
 from lockstep.values.errors import (
     LockstepError,
@@ -74,22 +75,15 @@ class ReplicationChanges:
         self._node = node
 
     def target_of(self, change: AlterKeyspace) -> Replication | None:
-        """The replication that needs an operation; None when the statement is an ordinary schema change.
-        Rejected for tables with tablets."""
-        cluster = self._node.log.cluster
-        space = cluster.schema.by_name.get(change.keyspace)
-        if space is not None and change.replication is not None:
-            centers = cluster.directory.data_centers
-            wanted = parse_replication(space.name, change.replication, centers, space.replication)
-            refuse_recount_of_tablets(space, wanted)
-        return target_of(cluster, change)
+        """The replication that needs an operation; None when the statement is an ordinary schema change."""
+        return target_of(self._node.log.cluster, change)
 
     async def run(self, change: AlterKeyspace, target: Replication) -> tuple[int, str]:
         """(the newest epoch of the change, a warning or ""). Rejected when it was refused, failed or was
         cancelled."""
         node = self._node
-        if change.durable_writes is not None:
-            await node.log.submit(ChangeSchema(AlterKeyspace(change.keyspace, None, change.durable_writes)))
+        if change.durable_writes is not None or change.tablets is not None:
+            await node.log.submit(ChangeSchema(structs.replace(change, replication=None)))
         known = under_way(node.log.cluster, change.keyspace, target)
         request_id = known.id if known is not None else await self._asked(change.keyspace, target)
         ended = await self._ended(request_id)
@@ -276,11 +270,22 @@ class SchemaStatements:
             for placed in cluster.placements.ring(space.group).ranges
         )
 
+    def _notes(self) -> dict[str, str]:
+        """Where the replication of keyspaces is on its way to."""
+        requests = self._node.log.cluster.requests.by_keyspace
+        targets = ((name, request, target_in(request.body)) for name, request in requests.items())
+        return {
+            name: f"on its way to {target.text()}: request {request.id} is {request.state.value}"
+            for name, request, target in targets
+            if target is not None
+        }
+
     def describe(self, version: int, prepared: Prepared, catalog: Catalog) -> bytes:
         """Body of the rows that answer a DESCRIBE."""
         name = self._node.context.configuration.cluster.name
         statement, keyspace = prepared.statement, prepared.session_keyspace
         asks_cluster = isinstance(statement, tree.Describe) and statement.what == "cluster"
         ownership = self._ownership(keyspace) if asks_cluster and keyspace is not None else ()
-        found = describe(prepared, catalog, ClusterFacts(name, ownership=ownership))
+        facts = ClusterFacts(name, ownership=ownership, notes=self._notes())
+        found = describe(prepared, catalog, facts)
         return responses.rows(responses.encode_rows_metadata(version, found.columns), found.rows)

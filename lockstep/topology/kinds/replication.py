@@ -30,16 +30,18 @@ from lockstep.schema.replication_options import parse_replication
 from lockstep.topology.kind import Drill, GivesWay, Kind, stage_row
 from lockstep.topology.planning import laid_out, refuse_excluded_targets, session_id_of
 from lockstep.topology.replication_change import (
+    is_recounted,
     path_to,
     recounted,
     refuse_start,
-    transitions_between,
+    step_transitions,
     wanted_keyspace,
     with_own_group,
     with_shared_group,
 )
 from lockstep.topology.stages import RANGE_MOVEMENT, Side
 from lockstep.topology.streams import sources_of, still_degraded, tasks_of_quorum
+from lockstep.topology.tablets import recount
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
@@ -119,18 +121,17 @@ def target_of(cluster: ClusterMetadata, change: AlterKeyspace) -> Replication | 
     keyspace = cluster.schema.by_name.get(change.keyspace)
     if keyspace is None or change.replication is None or change.keyspace in SYSTEM_KEYSPACES:
         return None
-    if keyspace.tablets is not None:
-        return None
     present = keyspace.replication
     known = cluster.directory.data_centers
     target = parse_replication(keyspace.name, change.replication, known, present)
     running = under_way(cluster, keyspace.name, target)
     if running is not None:
         return target
-    if keyspace.group in cluster.recounting or not keyspace.by_name or target == present:
+    if is_recounted(cluster, keyspace) or not keyspace.by_name or target == present:
         return None
     # Nobody's replicas are a request too: its refusal says why.
-    return target if not target.total or moves_data(cluster, present, target) else None
+    moves = keyspace.tablets is not None or not target.total or moves_data(cluster, present, target)
+    return target if moves else None
 
 
 def under_way(cluster: ClusterMetadata, keyspace: str, target: Replication) -> Request | None:
@@ -161,8 +162,9 @@ def walk_begun(cluster: ClusterMetadata, request: Request, epoch: int) -> Cluste
     keyspace = wanted_keyspace(cluster, asked.keyspace, asked.target)
     refuse_start(cluster, keyspace, request.id)
     path, at = _whole_path(cluster, request, asked)
-    for ends in itertools.pairwise(path[at:]):
-        refuse_excluded_targets(cluster, transitions_between(cluster, keyspace.group, *ends))
+    # What a later step does with tablets, it finds as they are by then.
+    for ends in itertools.pairwise(path[at:] if keyspace.tablets is None else path[at : at + 2]):
+        refuse_excluded_targets(cluster, step_transitions(cluster, keyspace.name, *ends))
     operation = Operation(
         id=cluster.next_operation_id,
         body=Walk(keyspace.name, path, at),
@@ -211,11 +213,13 @@ def step_ended(
     walk = msgspec.structs.replace(walk, at=at, is_returning=walk.is_cancelled)
     at_end = msgspec.structs.replace(operation, body=walk)
     if not walk.is_at_end:
+        stuck = _cannot_go_on(cluster, at_end)
         if not walk.is_cancelled:
             resting = _resting(cluster, at_end)
-            if _gains_excluded(cluster, at_end) or gives_way(resting):
+            if stuck or gives_way(resting):
                 return resting
-        return _step_begun(_joined(cluster, walk), at_end, epoch)
+        if not (stuck and _has_tablets(cluster, walk)):
+            return _step_begun(_joined(cluster, walk), at_end, epoch)
     value = _released(cluster, at_end)
     return value.changed(
         REQUESTS.set(
@@ -230,8 +234,14 @@ def step_ended(
     )
 
 
+def _has_tablets(cluster: ClusterMetadata, walk: Walk) -> bool:
+    return cluster.schema.by_name[walk.keyspace].tablets is not None
+
+
 def _joined(cluster: ClusterMetadata, walk: Walk) -> ClusterMetadata:
-    """The value with the keyspace's ring without the cuts of the step that ended."""
+    """The value with the keyspace's ring without the cuts of the step that ended; tablets are not cut."""
+    if _has_tablets(cluster, walk):
+        return cluster
     ring = merged(cluster.placements.ring(cluster.schema.by_name[walk.keyspace].group))
     joined: ClusterMetadata = cluster.changed(PLACEMENTS.set(cluster.placements.with_rings((ring,))))
     return joined
@@ -258,12 +268,12 @@ def _resting(cluster: ClusterMetadata, operation: Operation) -> ClusterMetadata:
 def _next_transitions(cluster: ClusterMetadata, operation: Operation) -> tuple[Transition, ...]:
     """Those of the step from path[at] on."""
     walk = walk_of(operation)
-    group = cluster.schema.by_name[walk.keyspace].group
-    return transitions_between(cluster, group, walk.path[walk.at], walk.path[walk.next])
+    return step_transitions(cluster, walk.keyspace, walk.path[walk.at], walk.path[walk.next])
 
 
-def _gains_excluded(cluster: ClusterMetadata, operation: Operation) -> bool:
-    """Whether the next step gives a range to a node that is shut out."""
+def _cannot_go_on(cluster: ClusterMetadata, operation: Operation) -> bool:
+    """Whether the next step gives a range to a node that is shut out, or has no node for a tablet. Where that
+    is a step back, the walk ends before it: ranges on a ring follow from the nodes that there are."""
     try:
         refuse_excluded_targets(cluster, _next_transitions(cluster, operation))
     except Rejected:
@@ -302,12 +312,13 @@ def _step_begun(cluster: ClusterMetadata, operation: Operation, epoch: int) -> C
 
 def _entered(cluster: ClusterMetadata, left: Operation, entered: Operation, epoch: int) -> ClusterMetadata:
     """The value with the replication that the step leads to, once reads have moved."""
-    row = stage_row(entered)
+    row, walk = stage_row(entered), walk_of(entered)
+    if row.writes is Side.NEW and _has_tablets(cluster, walk):
+        return recount.without_stray_shards(cluster, cluster.schema.by_name[walk.keyspace])
     if stage_row(left).reads is row.reads:
         return cluster
     assert row.reads is Side.NEW, "reads go back by steps of their own"
-    to = cluster.transitions.of(entered.id)[0].replication_after
-    return recounted(cluster, walk_of(entered).keyspace, to, epoch)
+    return recounted(cluster, walk.keyspace, walk.path[walk.next], epoch)
 
 
 def _also_filled(operation: Operation, cluster: ClusterMetadata) -> Iterator[NodeId]:
@@ -350,9 +361,12 @@ def _running_problems(cluster: ClusterMetadata, operation: Operation) -> Iterato
     held = cluster.schema.by_name[walk.keyspace]
     transitions = cluster.transitions.of(operation.id)
     groups = {transition.group for transition in transitions}
-    users = [k.name for k in cluster.schema.keyspaces if k.group in groups]
-    if users != [walk.keyspace]:
+    users = [k.name for k in cluster.schema.keyspaces if not groups.isdisjoint(k.groups)]
+    if groups and users != [walk.keyspace]:
         yield f"OP-1: the placement group of {operation.title()} belongs to {users}"
+        return
+    if groups != set(held.groups):
+        yield f"OP-1: {operation.title()} holds groups {sorted(groups)}, of {sorted(held.groups)}"
         return
     row = stage_row(operation)
     ends = walk.path[walk.at], walk.path[walk.next]
@@ -362,10 +376,11 @@ def _running_problems(cluster: ClusterMetadata, operation: Operation) -> Iterato
     if held.replication != reached:
         has = held.replication.text()
         yield f"OP-1: {operation.title()} has reached {reached.text()}, its keyspace has {has}"
-    ranges = sorted(t.range for t in transitions)
-    bounds = [range_.left for range_ in ranges] + [TOKEN_MAX]
-    if bounds[0] != TOKEN_MIN or any(r.right != bounds[at + 1] for at, r in enumerate(ranges)):
-        yield f"OP-1: {operation.title()} does not hold the whole ring of its keyspace"
+    for group in sorted(groups):
+        ranges = sorted(t.range for t in transitions if t.group == group)
+        bounds = [range_.left for range_ in ranges] + [TOKEN_MAX]
+        if bounds[0] != TOKEN_MIN or any(r.right != bounds[at + 1] for at, r in enumerate(ranges)):
+            yield f"OP-1: {operation.title()} does not hold the whole ring of its keyspace"
 
 
 def _end_problems(before: ClusterMetadata, after: ClusterMetadata, operation: Operation) -> Iterator[str]:
@@ -382,6 +397,14 @@ def _end_problems(before: ClusterMetadata, after: ClusterMetadata, operation: Op
     elif walk.is_stopped:
         wanted = walk.path[walk.at]
     keyspace = after.schema.by_name.get(walk.keyspace)
+    reached = walk.at if rolled_back else walk.next
+    if (
+        back
+        and keyspace is not None
+        and keyspace.tablets is not None
+        and not _has_place(after, walk, reached)
+    ):
+        wanted = walk.path[reached]
     if keyspace is None or keyspace.replication != wanted:
         yield f"OP-1: {operation.title()} did not leave its keyspace with {wanted.text()}"
         return
@@ -389,9 +412,20 @@ def _end_problems(before: ClusterMetadata, after: ClusterMetadata, operation: Op
         yield f"OP-1: {operation.title()} ended in stage {operation.stage}"
     for transition in before.transitions.of(operation.id):
         replicas = transition.old if rolled_back else transition.new
-        for placed in after.placements.ring(keyspace.group).overlapping(transition.range):
+        group = keyspace.group or transition.group
+        for placed in after.placements.ring(group).overlapping(transition.range):
             if placed.group.reads != replicas or placed.group.writes != replicas:
                 yield f"OP-1: {operation.title()} left {placed}, not {replicas}"
+
+
+def _has_place(cluster: ClusterMetadata, walk: Walk, at: int) -> bool:
+    """Whether tablets of the keyspace can go the step back from path[at]."""
+    try:
+        if at:
+            step_transitions(cluster, walk.keyspace, walk.path[at], walk.path[at - 1])
+    except Rejected:
+        return False
+    return True
 
 
 KIND: Final[Kind] = Kind(

@@ -1,0 +1,67 @@
+"""The factor of a keyspace with tablets goes from one to three and to two, under a client at QUORUM.
+
+No error may reach the client, and whatever was acknowledged is there after each change.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.local.clusters import LocalCluster
+from tests.acceptance import parts
+from tests.acceptance.parts import Load
+
+pytestmark = pytest.mark.slow
+
+FIRST = "127.0.119.1"
+KEYSPACE = "counted"
+TABLETS = 8
+ROWS = 500
+
+
+def replicas(cluster: LocalCluster) -> list[set[int]]:
+    found = cluster.any_admin().get("/v1/tablets", keyspace=KEYSPACE, table="load")["tablets"]
+    assert not any(tablet["stage"] for tablet in found)
+    return [{replica["node"] for replica in tablet["replicas"]} for tablet in found]
+
+
+def at_rest(cluster: LocalCluster) -> bool:
+    requests = cluster.any_admin().get("/v1/requests")["requests"]
+    return all(request["state"] == "done" for request in requests)
+
+
+def test_factors_rise_and_fall_under_a_client_at_quorum(tmp_path: Path) -> None:
+    with LocalCluster.create("counted", 4, first_address=FIRST, ports=parts.PORTS, home=tmp_path) as cluster:
+        cluster.start()
+        driver = parts.connect([FIRST])
+        session = driver.connect()
+        alter = (
+            f"ALTER KEYSPACE {KEYSPACE} WITH replication = {{'class': 'NetworkTopologyStrategy', 'dc1': %d}}"
+        )
+        session.execute(
+            f"CREATE KEYSPACE {KEYSPACE} WITH replication = {{'class': 'NetworkTopologyStrategy', 'dc1': 1}} "
+            f"AND tablets = {{'initial': {TABLETS}}}"
+        )
+        session.execute(f"CREATE TABLE {KEYSPACE}.load (k int PRIMARY KEY, v int)")
+        session.execute(f"CREATE TABLE {KEYSPACE}.ballast (k int PRIMARY KEY, v text)")
+        insert = session.prepare(f"INSERT INTO {KEYSPACE}.ballast (k, v) VALUES (?, ?)")
+        for key in range(ROWS):
+            session.execute(insert, (key, f"{key}" * 50))
+        load = Load([FIRST], keyspace=KEYSPACE)
+        try:
+            load.goes_on()
+            for factor in (3, 2):
+                session.execute(alter % factor, timeout=30)
+                parts.until(lambda: at_rest(cluster), timeout_s=120)
+                assert {len(nodes) for nodes in replicas(cluster)} == {factor}
+                load.goes_on()
+                assert session.execute(f"SELECT count(*) FROM {KEYSPACE}.ballast").one()[0] == ROWS
+            load.stop()
+            assert load.errors == [] and load.count > 200
+            load.check_all()
+            assert parts.settled_errors(cluster) == ""
+        finally:
+            load.close()
+            driver.shutdown()
