@@ -17,6 +17,7 @@ from lockstep.documents.tablets import (
     Replica,
     Tablet,
     TabletMap,
+    TabletMigration,
     TabletMoved,
     TabletPlan,
     TabletTable,
@@ -206,6 +207,30 @@ def balance(switch: str, name: str, host: str, call_timeout_s: float, output: st
         render.json_out(answer, "tablet-balance/1")
         return
     click.echo(f"the balancer is {switch}{f' for {name}' if name else ''}, epoch {answer['epoch']}")
+
+
+@tablets.command()
+@click.argument("keyspace", metavar="KEYSPACE")
+@click.argument("step", type=click.Choice(["start", "status", "finalize", "rollback"]))
+@render.of_call
+def migrate(keyspace: str, step: str, host: str, call_timeout_s: float, output: str) -> None:
+    """Take a keyspace from the ring to tablets, under load. Nothing moves with start: the ranges of the
+    ring become tablets. With finalize these may move; rollback goes back to the ring before that."""
+    admin = client.connect(host, call_timeout_s).admin
+    path = "/v1/tablets/migrate"
+    if step == "status":
+        answer = admin.get(path, keyspace=keyspace)
+    else:
+        answer = admin.post(path, {"keyspace": keyspace, "step": step})
+    if output == "json":
+        render.json_out(answer, "tablet-migration/1")
+        return
+    told = read(TabletMigration, answer)
+    click.echo(
+        f"{told.keyspace}: {told.state}, {render.counted(told.tables, 'table')}"
+        + (f", {render.counted(told.tablets, 'tablet')}" if told.state != "ring" else "")
+        + (f", {told.apart} not where the ring has them: no way back" if told.apart else "")
+    )
 
 
 @tablets.command("map")

@@ -141,3 +141,16 @@ class TabletPlan(msgspec.Struct, frozen=True):
     drains: tuple[PlannedDrain, ...] = ()
     explained: tuple[str, ...] = ()
     resizes: tuple[WaitingResize, ...] = ()
+
+
+class TabletMigration(msgspec.Struct, frozen=True):
+    """`tablet-migration/1`: where a keyspace is between the ring and tablets. `state`: ring, on its way, or
+    tablets. `apart`: how many of its tablets do not lie where the ring has them: none may on the way back."""
+
+    schema: str = "tablet-migration/1"
+    epoch: int = 0
+    keyspace: str = ""
+    state: str = "ring"
+    tables: int = 0
+    tablets: int = 0
+    apart: int = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from lockstep.metadata import features, schema_change, transformations
+from lockstep.metadata import features, schema_change, tablet_migration, transformations
 from lockstep.metadata.access import role_changes
 from lockstep.metadata.groups import membership
 from lockstep.metadata.log import snapshot_entries
@@ -32,6 +32,7 @@ _TABLES: Final[tuple[Mapping[int, type[Any]], ...]] = (
     moves.KINDS,
     switch.KINDS,
     resizes.KINDS,
+    tablet_migration.KINDS,
     topology_requests.KINDS,
     force_remove.KINDS,
     repairs.KINDS,

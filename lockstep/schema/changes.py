@@ -280,6 +280,8 @@ def alter_keyspace(
     tablets = found.tablets
     if change.tablets is not None:
         tablets = keyspace_tablets(dict(change.tablets), found.name)
+        if tablets is not None and found.tablets is not None:
+            tablets = replace(tablets, from_ring=found.tablets.from_ring)
     refuse_other_spread(found.tablets, tablets, found.name)
     if tablets is not None and replication.strategy == SIMPLE:
         raise refused(f"tablets need {TOPOLOGY}, keyspace {found.name} would be replicated by {SIMPLE}")

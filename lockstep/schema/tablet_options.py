@@ -32,10 +32,12 @@ MIN_PER_SHARD: Final = "min_per_shard_tablet_count"
 
 class KeyspaceTablets(msgspec.Struct, frozen=True, array_like=True):
     """Whether tables of a keyspace are spread by tablets, and with how many of them a table begins; 0: with
-    as many as hints and the size of the cluster ask for."""
+    as many as hints and the size of the cluster ask for. `from_ring`: its tables lay on the ring before, and
+    may go back there."""
 
     enabled: bool = False
     initial: int = 0
+    from_ring: bool = False
 
 
 class TabletHints(msgspec.Struct, frozen=True, array_like=True):

@@ -47,6 +47,7 @@ from lockstep.sim.load.kind_operators import (
     ReplicationOperators,
 )
 from lockstep.sim.load.metadata_operators import MetadataOperators, SchemaOperators
+from lockstep.sim.load.migration_operators import MigrationOperators
 from lockstep.sim.load.operators import BusyOperators, Operators
 from lockstep.sim.load.overload_workload import OverloadWorkload
 from lockstep.sim.load.side_load import Side
@@ -120,6 +121,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     partial_repairs: bool = False
     #: How many tablets each table begins with; 0: the keyspace lies on the ring.
     tablets: int = 0
+    #: Mean pause between two steps of the keyspace from the ring to tablets, or back; 0 is none.
+    migrates_s: float = 0.0
     #: How many clients; 0 leaves it to the seed.
     clients: int = 0
     #: How many requests a client sends at once, one of these.
@@ -284,6 +287,8 @@ class Run:
             shape = msgspec.structs.replace(
                 shape, tablets=scenario.tablets, strategy="NetworkTopologyStrategy"
             )
+        if scenario.migrates_s:
+            shape = msgspec.structs.replace(shape, strategy="NetworkTopologyStrategy")
         load = self._load(draw)
         self.cluster = SimCluster(self.world, shape)
         self.cluster.append_bytes_max = self.world.stream("appends").choice(scenario.append_bytes)
@@ -310,6 +315,8 @@ class Run:
             changes = ReplicationOperators(self.operators, scenario.replication_s)
             self.operators.when_ready.append(changes.start)
             self.operators.at_end.append(changes.end)
+        if scenario.migrates_s:
+            self.operators.when_ready.append(MigrationOperators(self.operators, scenario.migrates_s).start)
         if scenario.repair_s:
             repairs = RepairOperators(self.operators, scenario.repair_s, partial=scenario.partial_repairs)
             self.operators.when_ready.append(repairs.start)

@@ -18,6 +18,7 @@ _VOTERS = ("voters changed", "voters cancelled", "voter substituted", "voter ask
 _UNDISTURBED = ("join completed", "decommission completed", "table created")
 _RETRIED = ("same epoch again", "same epoch after a snapshot", "unknown no more", "id expired")
 _RETRIES = tuple(f"retry: {how}" for how in _RETRIED)
+_TABLETS = ("tablets.begin", "tablets.raised", "tablets.lowered")
 _STALE = ("replica.refused.stale", "write.replanned")
 
 SCENARIOS: dict[str, Scenario] = {
@@ -31,10 +32,16 @@ SCENARIOS: dict[str, Scenario] = {
             replication_s=3.0,
             faults=tuple(ALL_KINDS),
             clients=3,
-            sometimes=(
-                *_OPERATIONS[:2],
-                *("leader changed", "tablets.begin", "tablets.raised", "tablets.lowered", "write.replanned"),
-            ),
+            sometimes=(*_OPERATIONS[:2], *_TABLETS, "leader changed", "write.replanned"),
+        ),
+        Scenario(
+            name="to_tablets",
+            chaos_s=12.0,
+            founders=(3, 3, 4),
+            replication_s=5.0,
+            migrates_s=1.0,
+            faults=("kill", "power", "pause", "partition", "latency", "crash_at_probe", "loss"),
+            sometimes=("tablets.started", "tablets.taken_back", "tablets.begin", "join completed", *_STALE),
         ),
         Scenario(
             name="swarm",

@@ -1,6 +1,7 @@
 """The factor of a keyspace with tablets goes from one to three and to two, under a client at QUORUM.
 
-No error may reach the client, and whatever was acknowledged is there after each change.
+No error may reach the client, and whatever was acknowledged is there after each change. So it is where a
+keyspace goes from the ring to tablets.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ FIRST = "127.0.119.1"
 KEYSPACE = "counted"
 TABLETS = 8
 ROWS = 500
+ALTER = f"ALTER KEYSPACE {KEYSPACE} WITH replication = {{'class': 'NetworkTopologyStrategy', 'dc1': %d}}"
+STEPS = (("start", "on its way"), ("rollback", "ring"), ("start", "on its way"), ("finalize", "tablets"))
 
 
 def replicas(cluster: LocalCluster) -> list[set[int]]:
@@ -37,9 +40,6 @@ def test_factors_rise_and_fall_under_a_client_at_quorum(tmp_path: Path) -> None:
         cluster.start()
         driver = parts.connect([FIRST])
         session = driver.connect()
-        alter = (
-            f"ALTER KEYSPACE {KEYSPACE} WITH replication = {{'class': 'NetworkTopologyStrategy', 'dc1': %d}}"
-        )
         session.execute(
             f"CREATE KEYSPACE {KEYSPACE} WITH replication = {{'class': 'NetworkTopologyStrategy', 'dc1': 1}} "
             f"AND tablets = {{'initial': {TABLETS}}}"
@@ -51,17 +51,41 @@ def test_factors_rise_and_fall_under_a_client_at_quorum(tmp_path: Path) -> None:
             session.execute(insert, (key, f"{key}" * 50))
         load = Load([FIRST], keyspace=KEYSPACE)
         try:
-            load.goes_on()
+            load.goes_on(40, 60)
             for factor in (3, 2):
-                session.execute(alter % factor, timeout=30)
+                session.execute(ALTER % factor, timeout=30)
                 parts.until(lambda: at_rest(cluster), timeout_s=120)
                 assert {len(nodes) for nodes in replicas(cluster)} == {factor}
-                load.goes_on()
+                load.goes_on(40, 60)
                 assert session.execute(f"SELECT count(*) FROM {KEYSPACE}.ballast").one()[0] == ROWS
             load.stop()
-            assert load.errors == [] and load.count > 200
+            assert load.errors == []
             load.check_all()
             assert parts.settled_errors(cluster) == ""
         finally:
             load.close()
             driver.shutdown()
+
+
+def test_a_keyspace_goes_from_the_ring_to_tablets_and_back_under_load(tmp_path: Path) -> None:
+    with LocalCluster.create("ringed", 4, first_address=FIRST, ports=parts.PORTS, home=tmp_path) as cluster:
+        cluster.start()
+        driver = parts.connect([FIRST])
+        parts.make_table(driver.connect(), KEYSPACE)
+        driver.shutdown()
+        load = Load([FIRST], keyspace=KEYSPACE)
+        try:
+            load.goes_on(40, 60)
+            for step, state in STEPS:
+                told = cluster.any_admin().post("/v1/tablets/migrate", {"keyspace": KEYSPACE, "step": step})
+                assert (told["state"], told["apart"]) == (state, 0)
+                load.goes_on(40, 60)
+            load.session.execute(ALTER % 2, timeout=30)
+            parts.until(lambda: at_rest(cluster), timeout_s=120)
+            load.goes_on(40, 60)
+            load.stop()
+            assert load.errors == []
+            load.check_all()
+            assert parts.settled_errors(cluster) == ""
+        finally:
+            load.close()

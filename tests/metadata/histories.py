@@ -22,6 +22,7 @@ from lockstep.metadata.log.tip import Appended, Refused, Tip
 from lockstep.metadata.schema_change import KINDS as SCHEMA_KINDS
 from lockstep.metadata.schema_change import placed, refuse_while_locked
 from lockstep.metadata.schema_part import PLACEMENTS, SCHEMA
+from lockstep.metadata.tablet_migration import KINDS as MIGRATION_KINDS
 from lockstep.metadata.transformations import KINDS, Founder, Initialize
 from lockstep.placement.placements import RingPlacement
 from lockstep.schema.model import Keyspace, Replication, schema_of
@@ -77,6 +78,7 @@ def registry(*more: Mapping[int, type[Any]]) -> Registry:
         LONE_KINDS,
         MOVE_KINDS,
         RESIZE_KINDS,
+        MIGRATION_KINDS,
         REQUEST_KINDS,
         FORCE_KINDS,
         REPAIR_KINDS,

@@ -9,6 +9,7 @@ import pytest
 from cassandra.cluster import Cluster, Session
 from cassandra.protocol import ConfigurationException
 
+from lockstep.server.admin.tablet_migrations import MigrationRequests
 from lockstep.server.reports import documents
 from lockstep.values.errors import ConfigurationError
 from tests.server.parts import CQL_PORT, Nodes
@@ -141,3 +142,26 @@ def test_the_replication_of_tables_with_tablets_is_altered(three: Nodes, session
         assert {len(row.read_replicas) for row in rows} == {factor}
         described = session.execute("DESCRIBE KEYSPACE shown").one().create_statement
         assert f"'{dc}': '{factor}'" in described
+
+
+def test_a_keyspace_goes_from_the_ring_to_tablets_and_back(three: Nodes, session: Session) -> None:
+    network = "{'class': 'NetworkTopologyStrategy', 'replication_factor': 2}"
+    session.execute(f"CREATE KEYSPACE ringed WITH replication = {network}")
+    session.execute("CREATE TABLE ringed.t (a int PRIMARY KEY, v int)")
+    session.execute("CREATE INDEX ON ringed.t (v)")
+    insert = session.prepare("INSERT INTO ringed.t (a, v) VALUES (?, ?)")
+    read = session.prepare("SELECT v FROM ringed.t WHERE a = ?")
+    migrations = MigrationRequests(three.members[0].node.services)
+    for at, (step, state) in enumerate(
+        (("start", "on its way"), ("rollback", "ring"), ("start", "on its way"), ("finalize", "tablets"))
+    ):
+        for key in range(40):
+            session.execute(insert, (key, at))
+        told = three.call(migrations.migrate({"keyspace": "ringed", "step": step}))
+        assert (told.state, told.apart, told.tables) == (state, 0, 1)
+        assert migrations.shown("ringed").state == state
+        assert [session.execute(read, (key,)).one().v for key in range(40)] == [at] * 40
+        assert len(list(session.execute("SELECT a FROM ringed.t WHERE v = %s", (at,)))) == 40
+    with pytest.raises(ConfigurationError, match="no such wish"):
+        three.call(migrations.migrate({"keyspace": "ringed", "step": "jump"}))
+    session.execute("DROP KEYSPACE ringed")

@@ -37,7 +37,7 @@ from lockstep.topology.requests import FailRequest
 from lockstep.topology.stages import DELETING, Side
 from lockstep.topology.tablets.drains import drained_by, drains, left_holders
 from lockstep.topology.tablets.moves import BeginMoves, TabletMove
-from lockstep.topology.tablets.recount import awaiting
+from lockstep.topology.tablets.recount import resting
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import SERVICE_TEXT_CHARACTERS_MAX
 
@@ -120,7 +120,7 @@ class Planner:
     def _tables(self, cluster: ClusterMetadata) -> tuple[BalancedTable, ...]:
         """The identical map as long as nothing of a group has changed, by which the planner knows that."""
         known, self._maps = self._maps, {}
-        waited_for = awaiting(cluster)
+        at_rest = resting(cluster)
         found = []
         for group in cluster.tablets.groups:
             ring = cluster.placements.ring(group.id)
@@ -133,7 +133,7 @@ class Planner:
             found.append(
                 BalancedTable(
                     kept[2],
-                    is_on=head.is_balanced and head.keyspace not in waited_for,
+                    is_on=head.is_balanced and head.keyspace not in at_rest,
                     target_bytes=self._target_bytes,
                     resize=head.resizing.resize,
                     is_finalising=head.resizing.holds_still,

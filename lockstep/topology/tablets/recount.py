@@ -67,11 +67,15 @@ def _title(one: Transition) -> str:
     return Lone(one).title()
 
 
-def awaiting(cluster: ClusterMetadata) -> frozenset[str]:
-    """The keyspaces with tablets whose replication is to change as soon as none of them moves: nothing moves
-    there for balance."""
-    found = (request.about.keyspace for request in cluster.requests.queue if request.about.keyspace)
-    return frozenset(found)
+def resting(cluster: ClusterMetadata) -> frozenset[str]:
+    """The keyspaces where nothing moves for balance: those whose replication is to change as soon as no
+    tablet of them moves, and those that may go back to the ring."""
+    asked = {request.about.keyspace for request in cluster.requests.queue if request.about.keyspace}
+    heads = {group.head.keyspace for group in cluster.tablets.groups}
+    spaces = [cluster.schema.by_name[name] for name in sorted(heads)]
+    return frozenset(
+        space.name for space in spaces if space.name in asked or (space.tablets and space.tablets.from_ring)
+    )
 
 
 # A step
