@@ -226,7 +226,7 @@ _TIGHT: Final[tuple[tuple[Any, str, tuple[int, ...]], ...]] = (
     (connection, "WRITE_BYTES_COALESCED", (0, 100)),
     (conditional, "CONDITIONAL_IN_FLIGHT_MAX", (0, 1)),
     (counters, "COUNTER_WAITERS_MAX", (0, 1)),
-    (batch_store, "BATCH_LOG_BYTES_MAX", (0, 3000, 10_000)),  # one write may need this much for its views
+    (batch_store, "BATCH_LOG_BYTES_MAX", (0, 10_000, 30_000)),  # what a write needs for its views, some times
     (batch_store, "BATCH_LOG_PAGE", (1, 3)),
     (hint_store, "HINTS_PAGE", (1, 3)),
     (merging, "REPAIR_ROWS_MAX", (1, 2)),

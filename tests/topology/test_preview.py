@@ -123,7 +123,8 @@ def test_a_change_of_replication_is_copied_from_those_that_hold_the_keyspace_now
     wanted = needed_sizes(told.tasks, present)
     for source, asked in wanted.items():
         assert list(wanted) == sorted(wanted) and len(asked) == len(set(asked))
-        assert all(present.group_for(range_.right).reads == (source,) for _, range_ in asked)
+        ring = present.placements.ring(present.group)
+        assert all(ring.group_for(range_.right).reads == (source,) for _, range_ in asked)
     assert present_ring(history.now, preview(history.now, LEAVE).operation) is None
 
 
