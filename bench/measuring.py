@@ -42,6 +42,12 @@ def resident_mb(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES / 1e6
 
 
+def shared_out_mb(pid: int) -> float:
+    """Memory of a process in units of 10^6 bytes; what several have in common is divided among them."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024 / 1e6
+
+
 def percentile(ordered: Sequence[float], share: float) -> float:
     """The value below which `share` of the ascending values lie."""
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else 0.0

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
-from lockstep.local import admin_client, layout, processes
+from lockstep.local import admin_client, layout, nursery, processes
 from lockstep.local.admin_client import AdminClient, Credential, class_by_code, of_node, revived
 from lockstep.local.layout import ClusterFile, LocalNode, Paths
 from lockstep.local.processes import State, node_environment
@@ -232,15 +232,17 @@ class LocalCluster(Known):
         stopped = [node for node in chosen if self.state(node.name) is State.STOPPED]
         together = [node for node in stopped if node.founder or self._ran_before(node)]
         joining = [node for node in stopped if node not in together]
+        # Of a whole cluster that was stopped the voters are who they were.
+        is_as_before = all(node in stopped and self._ran_before(node) for node in content.nodes)
         _require_memory(len(stopped), processes.available_memory_bytes())
         for node in stopped:
             _require_free_ports(content, node)
         for batch in [together, *([node] for node in joining)]:
-            log_begins = {node.name: self._launch(node) for node in batch}
+            log_begins = self._launch(batch)
             self._wait_ready(content, batch, log_begins, timeout_s)
             if batch is not together:
                 told(f"{batch[0].name} joined, {stopped.index(batch[0]) + 1} of {len(stopped)}")
-        if stopped:
+        if stopped and not is_as_before:
             self._wait_voters(stopped[-1])
         return [node.name for node in stopped]
 
@@ -360,17 +362,23 @@ class LocalCluster(Known):
         data = self.paths.data(node.name)
         return data.is_dir() and any(data.iterdir())
 
-    def _launch(self, node: LocalNode) -> int:
-        """Start the process; returns where in the log its output begins."""
-        log = self.paths.log(node.name)
-        begin = log.stat().st_size if log.exists() else 0
-        processes.spawn(
-            [*self._command, "--config", str(self.paths.configuration(node.name))],
-            log=log,
-            pid_file=self.paths.pid(node.name),
-            environment=node_environment(os.environ),
-        )
-        return begin
+    def _launch(self, batch: Sequence[LocalNode]) -> dict[str, int]:
+        """Start the processes; returns where in the log of each its output begins."""
+        logs = {node.name: self.paths.log(node.name) for node in batch}
+        begins = {name: log.stat().st_size if log.exists() else 0 for name, log in logs.items()}
+        environment = node_environment(os.environ)
+        commands = {
+            node.name: [*self._command, "--config", str(self.paths.configuration(node.name))]
+            for node in batch
+        }
+        if nursery.IS_USABLE and len(batch) > 1 and self._command == NODE_COMMAND:
+            children = [nursery.Child(commands[name], str(log)) for name, log in logs.items()]
+            for name, pid in zip(logs, nursery.start(children, environment), strict=True):
+                processes.record(pid, self.paths.pid(name))
+            return begins
+        for name, log in logs.items():
+            processes.spawn(commands[name], log=log, pid_file=self.paths.pid(name), environment=environment)
+        return begins
 
     def _wait_ready(
         self,

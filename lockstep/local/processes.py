@@ -78,8 +78,13 @@ def spawn(
         )
     # The process belongs to the directory, not to this object; `look` reaps it if it is still our child.
     child.returncode = 0
-    seen = _inspect(child.pid)
-    identity = ProcessIdentity(child.pid, seen[1] if seen else "")
+    return record(child.pid, pid_file)
+
+
+def record(pid: int, pid_file: Path) -> ProcessIdentity:
+    """Keep the identity of a process that was started in `pid_file`."""
+    seen = _inspect(pid)
+    identity = ProcessIdentity(pid, seen[1] if seen else "")
     partial = pid_file.with_name("pid.new")
     partial.write_bytes(msgspec.json.encode(identity))
     partial.replace(pid_file)
