@@ -122,6 +122,7 @@ class Driver:
             "per_second": done / answer["seconds"],
             "cpu_us_each": used["cpu_s"] / max(done, 1) * 1e6,
             "system_us_each": used["system_s"] / max(done, 1) * 1e6,
+            "loop_us_each": used["loop_s"] / max(done, 1) * 1e6,
             "cores_used": used["cpu_s"] / used["wall_s"],
             "p50_ms": answer["p50_ms"],
             "p99_ms": answer["p99_ms"],

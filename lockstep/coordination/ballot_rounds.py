@@ -32,7 +32,7 @@ from lockstep.metadata.purging import purge_before_s
 from lockstep.quorum.failure_codes import causes_of, late, note_refusal, reasons_of
 from lockstep.quorum.plans import Plan
 from lockstep.quorum.request_trace import REQUEST_TRACE
-from lockstep.quorum.round import BALLOT, Ask, Count, End, Round, Target
+from lockstep.quorum.round import BALLOT, VOTE, Ask, Count, End, Round, Target
 from lockstep.replica.ballots import MUTATION, BallotService
 from lockstep.replica.merging import lacking, merge_answers
 from lockstep.replica.messages import CommitRequest, Place, PrepareReply, PrepareRequest, ProposeRequest
@@ -58,6 +58,7 @@ from lockstep.values.limits import (
     PURGE_AGE_S_MIN,
     REPLICA_RETRY_MS,
 )
+from lockstep.values.node_limits import BALLOT_EXTRA_AFTER_MS
 from lockstep.values.rows import ReadCommand, ReadResult
 from lockstep.values.tokens import Range
 
@@ -79,6 +80,8 @@ class ConditionalsShared:
         self.writes = writes
         self.reach = context.runtime.probes.reach
         self.in_flight = Deadlines(context.runtime.clock)
+        #: Rounds that ask another replica when those asked are slow.
+        self.slow = Deadlines(context.runtime.clock)
         self._next_stamp_us = next_stamp_us
         #: Rounds planned anew.
         self.replans = 0
@@ -186,6 +189,16 @@ def outcome_of(error: LockstepError) -> str:
     return UNAVAILABLE if isinstance(error, Unavailable) else FAILED
 
 
+class _Slow:
+    """A reminder that votes take long; all share one timer, for most need none."""
+
+    __slots__ = ("deadline_s", "expired")
+
+    def __init__(self, paxos_round: PaxosRound, deadline_s: float) -> None:
+        self.deadline_s = deadline_s
+        self.expired = paxos_round.waited_long
+
+
 class PaxosRound:
     """`agrees` judges a reply. Hears replicas as an internode Waiter, with the target as context."""
 
@@ -210,16 +223,33 @@ class PaxosRound:
         self.retry: asyncio.TimerHandle | None = None
         self._future: asyncio.Future[End] = asyncio.get_running_loop().create_future()
         self._number = owner.in_flight.add(self)
+        #: Number of the reminder to ask another replica; 0 for none.
+        self._extra = 0
 
     async def run(self) -> End:
         carry_out(self, self.round.begin())
+        self._remind()
         try:
             return await self._future
         finally:
             self.round.stop()
             self._owner.in_flight.remove(self._number)
+            self._owner.slow.remove(self._extra)
             if self.retry is not None:
                 self.retry.cancel()
+
+    def _remind(self) -> None:
+        """Come back after a while when there are replicas that were not asked."""
+        if self.round.policy.replaces and self.round.end is None and self.round.has_fresh():
+            wait_s = BALLOT_EXTRA_AFTER_MS / 1000
+            self._extra = self._owner.slow.add(_Slow(self, self._owner.runtime.clock.monotonic_s() + wait_s))
+
+    def waited_long(self) -> None:
+        self._extra = 0
+        if self.round.end is None:
+            self._owner.reach("conditional.asked_another")
+            carry_out(self, self.round.slow())
+            self._remind()
 
     def ask(self, asked: Ask) -> None:
         owner, own = self._owner, self._owner.context.own_id()
@@ -339,9 +369,11 @@ class Rounds:
             raise Unavailable(self.serial, error.required, error.alive) from error
 
     def voters(self, plan: Plan) -> Sequence[Target]:
-        """LOCAL_SERIAL asks no other data centre."""
+        """In the order in which they are asked. LOCAL_SERIAL asks no other data centre."""
+        opinions = self.owner.context.opinions
+        ordered = self.owner.plans.read_order(plan, opinions.prefers, opinions.alive)
         dcs = {need.dc for need in plan.needs}
-        return plan.targets if "" in dcs else [target for target in plan.targets if target.dc in dcs]
+        return ordered if "" in dcs else [target for target in ordered if target.dc in dcs]
 
     # -- rounds -----------------------------------------------------------------------------------
 
@@ -443,7 +475,7 @@ class Rounds:
         return await self.won(plan, paxos_round) and not self.changed(plan)
 
     def paxos_round(self, plan: Plan, verb: int, request: Any, agrees: Callable[[Any], bool]) -> PaxosRound:
-        round_ = Round(BALLOT, plan, self.voters(plan))
+        round_ = Round(VOTE, plan, self.voters(plan))
         return PaxosRound(self.owner, round_, verb, request, self.deadline_s, agrees)
 
     async def won(self, plan: Plan, paxos_round: PaxosRound) -> bool:

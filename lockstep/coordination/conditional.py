@@ -128,6 +128,7 @@ class Conditionals:
 
     def stop(self) -> None:
         self.shared.in_flight.stop()
+        self.shared.slow.stop()
 
     async def write(
         self,

@@ -564,7 +564,9 @@ _AHEAD: Final = ((StaleEpoch,), Failure.AHEAD)
 WRITE: Final = Policy("write", First.EVERYONE, (_AHEAD, _TRANSIENT), follows=True)
 #: Questions for rows; their answers are of one plan.
 READ: Final = Policy("read", First.ENOUGH, (_AHEAD, _TRANSIENT), replaces=True, forgets=True)
-#: Promises, proposals and decisions of ballots.
+#: Promises and proposals of ballots: a majority decides, whichever it is.
+VOTE: Final = Policy("conditional", First.ENOUGH, (_AHEAD, _TRANSIENT), replaces=True, forgets=True)
+#: Decisions of ballots: each replica has to have them.
 BALLOT: Final = Policy("conditional", First.EVERYONE, (_AHEAD, _TRANSIENT), forgets=True)
 #: Who keeps a logged batch, which knows no plan.
 BATCH: Final = Policy("batches", First.ENOUGH, (_TRANSIENT,), replaces=True)

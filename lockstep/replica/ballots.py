@@ -2,21 +2,22 @@
 table's companion, a cell for each part.
 
 Invariant: The check of the epoch, the step of the acceptor, what it writes, and what a promise reads are one
-synchronous step. Nothing is answered before it is durable, and nothing when the replica group changed since
-the request was planned. What is known here as decided was applied before that is stored; nothing is applied
-that is older than what a repair lets this node purge and its sender does not know of. A cell's timestamp is
-its ballot's time, so that states of several replicas or fragments merge to the latest of each part, as cells
-do.
+synchronous step. Nothing is answered before it is durable, but for promises of times that are reserved
+(`ballot_states`), and nothing when the replica group changed since the request was planned. What is known
+here as decided was applied before that is stored; nothing is applied that is older than what a repair lets
+this node purge and its sender does not know of. A cell's timestamp is its ballot's time, so that states of
+several replicas or fragments merge to the latest of each part, as cells do.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from lockstep.consensus import paxos
-from lockstep.consensus.paxos import NO_BALLOT, Acceptor, Ballot, Proposal
+from lockstep.consensus.paxos import NO_BALLOT, Acceptor
 from lockstep.internode import verbs
 from lockstep.internode.handshake import PeerInfo
 from lockstep.internode.internode import Internode
@@ -33,6 +34,8 @@ from lockstep.quorum.failure_codes import (
     WRITE,
 )
 from lockstep.quorum.plans import PlanBook
+from lockstep.replica import ballot_states
+from lockstep.replica.ballot_states import BallotStates, ReservedTimes
 from lockstep.replica.messages import (
     CommitReply,
     CommitRequest,
@@ -44,83 +47,24 @@ from lockstep.replica.messages import (
 )
 from lockstep.replica.replica import CatchUp, ReplicaService
 from lockstep.runtime.ports import Runtime
-from lockstep.storage.rows.keys import ballots_of
-from lockstep.values.codec import decoder, encode
+from lockstep.values.codec import decoder
 from lockstep.values.errors import LockstepError, NotReplica, StaleEpoch
-from lockstep.values.limits import BALLOTS_KEPT_S, PURGE_AGE_S_MIN
+from lockstep.values.limits import PURGE_AGE_S_MIN
 from lockstep.values.node_limits import MERGED_BYTES_INLINE
-from lockstep.values.rows import ALL_ROWS, Cell, Mutation, ReadCommand, ReadResult, Row
+from lockstep.values.rows import Mutation, ReadCommand, ReadResult
 from lockstep.values.tokens import Range
-
-_PROMISED: Final = 1
-_ACCEPTED: Final = 2
-_COMMITTED: Final = 3
-_BALLOT = decoder(Ballot)
-_PROPOSAL = decoder(Proposal)
-
-
-def command_for(table_id: int, token: int, key: bytes) -> ReadCommand:
-    """The read of a partition's ballots. They have ended when they are purged, not when a clock says so."""
-    return ReadCommand(ballots_of(table_id), token - 1, token, key, ALL_ROWS, (), False, False, 0, 0, 0)
-
-
-def state_in(result: ReadResult) -> Acceptor:
-    """The acceptor's state that was read; a new one's when there is none."""
-    promised, proposals = NO_BALLOT, dict[int, Proposal]()
-    for partition in result.partitions:
-        for row in partition.rows:
-            for cell in row.cells:
-                if cell.value is None:
-                    continue
-                if cell.column == _PROMISED:
-                    promised = _BALLOT.decode(cell.value)
-                else:
-                    proposals[cell.column] = _PROPOSAL.decode(cell.value)
-    return Acceptor(promised, proposals.get(_ACCEPTED), proposals.get(_COMMITTED))
-
-
-def mutation_between(
-    before: Acceptor,
-    after: Acceptor,
-    *,
-    table_id: int,
-    token: int,
-    key: bytes,
-    mutation_id: bytes,
-    now_s: int,
-) -> Mutation:
-    """What has changed, to be written."""
-    cells: list[Cell] = []
-
-    def cell(column: int, ballot: Ballot, value: bytes) -> None:
-        cells.append(Cell(column, value, ballot.time_us, BALLOTS_KEPT_S, now_s + BALLOTS_KEPT_S))
-
-    if after.promised != before.promised:
-        cell(_PROMISED, after.promised, encode(after.promised))
-    if after.accepted is not None and after.accepted != before.accepted:
-        cell(_ACCEPTED, after.accepted.ballot, encode(after.accepted))
-    if after.committed is not None and after.committed != before.committed:
-        cell(_COMMITTED, after.committed.ballot, encode(after.committed))
-    newest_us = max(entry.timestamp_us for entry in cells)
-    row = Row(b"", None, None, tuple(cells))
-    return Mutation(ballots_of(table_id), token, key, mutation_id, newest_us, rows=(row,))
-
 
 MUTATION = decoder(Mutation)
 
 Request = PrepareRequest | ProposeRequest | CommitRequest
 
 
-class Engine(Protocol):
+class Engine(ballot_states.Engine, Protocol):
     """What acceptors need of one node's storage."""
-
-    def apply(self, mutation: Mutation) -> int: ...
 
     async def synced(self, sequence: int) -> None: ...
 
     async def read(self, command: ReadCommand) -> ReadResult: ...
-
-    def peek(self, command: ReadCommand) -> ReadResult: ...
 
 
 class BallotService:
@@ -142,7 +86,8 @@ class BallotService:
         self._metadata = metadata
         self._catch_up = catch_up
         self._own_id = own_id
-        self._new_mutation_id = new_mutation_id
+        self._states = BallotStates(engine, runtime.clock, new_mutation_id)
+        self._times = ReservedTimes(engine, runtime.clock)
         self._plans = PlanBook(metadata, own_id)
         self._refusals = replica.refusals
         self._steps: dict[type[Any], Callable[[Any], Any]] = {
@@ -172,6 +117,9 @@ class BallotService:
     # -- the three steps --------------------------------------------------------------------------
 
     async def _prepare(self, request: PrepareRequest) -> PrepareReply:
+        if request.ballot != NO_BALLOT and (wait_s := self._times.wait_s()):
+            self._runtime.probes.reach("ballots.waits_for_lost")
+            await asyncio.sleep(wait_s)
         epoch = self._judge(request)
         self._require_held(request.place)
         before = self._state(request.place)
@@ -184,11 +132,19 @@ class BallotService:
             if request.ballot.time_us == after.floor.time_us:
                 self._runtime.probes.reach("ballots.of_one_time")
             return PrepareReply(epoch, after, None)
-        sequence = self._keep(request.place, before, after)
+        # What the state has beside the promise is told, so it has to be durable.
+        sequence = self._states.unsynced(request.place)
+        reserving, until_us = self._times.reserve()
+        promise = self._keep(request.place, before, after)
+        if reserving or not self._times.covers(request.ballot):
+            sequence = promise
         self._runtime.probes.reach("ballots.promised")
         # Awaited here, it takes its snapshot in this very step.
         result = await self._engine.read(request.command)
-        await self._engine.synced(sequence)
+        if sequence:
+            await self._engine.synced(sequence)
+        if reserving:
+            self._times.reserved(until_us)
         self._fence(request)
         return PrepareReply(epoch, after, result)
 
@@ -242,23 +198,11 @@ class BallotService:
     # -- what is stored ---------------------------------------------------------------------------
 
     def _state(self, place: Place) -> Acceptor:
-        return state_in(self._engine.peek(command_for(place.table_id, place.token, place.key)))
+        return self._times.above(self._states.of(place))
 
     def _keep(self, place: Place, before: Acceptor, after: Acceptor) -> int:
-        """The sequence to await; 0 when nothing has changed that is not durable."""
-        if after == before:
-            # It was written before, perhaps a moment ago: an own write is the surest way to know it synced.
-            before = Acceptor()
-        mutation = mutation_between(
-            before,
-            after,
-            table_id=place.table_id,
-            token=place.token,
-            key=place.key,
-            mutation_id=self._new_mutation_id(),
-            now_s=self._runtime.clock.wall_us() // 1_000_000,
-        )
-        return self._engine.apply(mutation)
+        """The sequence to await."""
+        return self._states.keep(place, before, after)
 
     def _require_held(self, place: Place) -> None:
         self.require_held(place.table_id, Range(place.token - 1, place.token))

@@ -234,6 +234,8 @@ class StorageEngine:
         self.purge = Purge(store, runtime.probes)
         self.indexes = Indexes(store, runtime, partial(self.write_records, Family.INDEX), self._commit.fail)
         self._derive = derive
+        #: Grows whenever content comes or goes other than by `apply` and by what reads see no difference of.
+        self.rewrites = 0
 
     def apply(
         self, mutation: Mutation, also: Batch = (), *, by_repair: bool = False, first_epoch: int | None = 0
@@ -315,16 +317,20 @@ class StorageEngine:
             snapshot.close()
         return reading.result()
 
-    def peek(self, command: ReadCommand) -> ReadResult:
+    def peek(self, command: ReadCommand, *, asks: bool = True) -> ReadResult:
         """As `read`, in this very step and durable or not: for whoever tells nobody of it before a later
-        write of his own is synced."""
+        write of his own is synced. `asks`: that fragments be merged, where there are many."""
         snapshot = self._store.snapshot()
         try:
-            reading = Reading(snapshot, command, self._ask_merge)
+            reading = Reading(snapshot, command, self._ask_merge if asks else None)
             reading.run()
         finally:
             snapshot.close()
         return reading.result()
+
+    def unsynced(self, command: ReadCommand) -> int:
+        """The sequence to await before anybody is told what a read finds; 0: all of it is durable."""
+        return self._sequence_behind(command)
 
     def _sequence_behind(self, command: ReadCommand) -> int:
         if command.key is not None:
@@ -418,6 +424,7 @@ class StorageEngine:
         """Make a finished run visible in this step; the sequence to await with `synced`. Ingesting the same
         fragments again changes nothing. CorruptFile, without effect, when the file is damaged."""
         self.indexes.came(run.table_id, run.tokens)
+        self.rewrites += 1
         try:
             sequence = self._store.ingest(run.store_run)
         except DiskRefused as error:
@@ -508,6 +515,7 @@ class StorageEngine:
 
     def _write_deletions(self, ranges: Sequence[tuple[bytes, bytes]]) -> int:
         sequence = 0
+        self.rewrites += 1
         for lower, upper in ranges:
             try:
                 marks = self.unchanged.changed_between(lower, upper)

@@ -9,7 +9,8 @@ from lockstep.consensus.paxos import Ballot, Proposal
 from lockstep.coordination.ballot_rounds import Patience
 from lockstep.coordination.conditional import Decision
 from lockstep.node.node import Node
-from lockstep.replica.messages import CommitRequest, Place, ProposeRequest
+from lockstep.replica.messages import CommitRequest, Place, PrepareRequest, ProposeRequest
+from lockstep.sim.runtime.process import POWER
 from lockstep.values.codec import encode
 from lockstep.values.errors import InvalidRequest, StaleEpoch, Unavailable
 from lockstep.values.ids import MUTATION_ID_BYTES, Consistency
@@ -217,6 +218,45 @@ def test_what_was_left_undecided_lately_is_finished() -> None:
         town.process(2).crash()
         assert rows_seen(town, 1) == 1
         town.start(2)
+
+
+def lose_power_behind_a_promise() -> None:
+    """It was answered before the disk had it, and what is older is refused all the same."""
+    with purging_town() as town:
+        asked = command(town)
+        place = Place(asked.table_id, asked.right, NAME)
+        promised: list[Ballot] = []
+
+        async def promise(node: Node) -> None:
+            epoch, now_us = node.log.cluster.epoch, node.context.runtime.clock.wall_us()
+            for time_us in (now_us, now_us + 2000):
+                request = PrepareRequest(epoch, epoch, place, Ballot(time_us, 1), asked)
+                reply = await node.data.conditionals.shared.ballots.answer(request)
+                assert reply.result is not None
+                promised.append(request.ballot)
+            town.process(1).crash(POWER)
+
+        town.begin(1, promise)
+        town.until(lambda: not town.process(1).alive)
+        assert len(promised) == 2
+        back(town, 1)
+        at_us = promised[-1].time_us - 1000
+        older = Ballot(at_us, 1)
+
+        async def propose(node: Node) -> bool:
+            epoch = node.log.cluster.epoch
+            proposal = Proposal(older, older, encode(inserted(asked, at_us)))
+            request = ProposeRequest(epoch, epoch, place, proposal)
+            reply = await node.data.conditionals.shared.ballots.answer(request)
+            return bool(reply.accepted)
+
+        assert not done(town, town.begin(1, propose))
+        insert(town, 2)
+        assert rows_seen(town, 3) == 1
+
+
+def test_a_promise_outlives_a_loss_of_power() -> None:
+    lose_power_behind_a_promise()
 
 
 def test_who_knows_of_no_repair_brings_nothing_that_may_be_purged_by_it() -> None:

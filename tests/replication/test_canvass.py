@@ -13,7 +13,7 @@ from lockstep.coordination.ballot_rounds import PaxosRound
 from lockstep.internode import verbs
 from lockstep.internode.repeated_log import RepeatedLog
 from lockstep.internode.waiters import Deadlines
-from lockstep.quorum.round import BALLOT, Count, End, Round, Target
+from lockstep.quorum.round import BALLOT, VOTE, Count, End, Policy, Round, Target
 from lockstep.replica.messages import WriteReply
 from lockstep.values.errors import DiskRefused, LockstepError, Overloaded, PeerUnreachable, StaleEpoch
 from lockstep.values.ids import NodeId
@@ -28,23 +28,25 @@ Here = Callable[[], WriteReply]
 class Asked:
     """A paxos_round of three replicas, of which two must agree; this node is the first of them."""
 
-    def __init__(self, here: Here = lambda: YES, left_s: float = 60.0) -> None:
+    def __init__(self, here: Here = lambda: YES, left_s: float = 60.0, policy: Policy = BALLOT) -> None:
         runtime = real_runtime()
         self.sent: list[list[int]] = []
         self._here = here
         internode = SimpleNamespace(
             submit_each=self._submit_each, repeated_log=RepeatedLog(lambda event, **facts: None)
         )
-        self.in_flight = Deadlines(runtime.clock)
+        self.in_flight, self.slow = Deadlines(runtime.clock), Deadlines(runtime.clock)
         owner = SimpleNamespace(
             runtime=runtime,
             context=SimpleNamespace(internode=internode, own_id=lambda: 1),
             in_flight=self.in_flight,
+            slow=self.slow,
+            reach=lambda name: None,
             ballots=SimpleNamespace(answer=self._answer),
         )
         self.paxos_round = PaxosRound(
             owner,  # type: ignore[arg-type]
-            Round(BALLOT, Count(TARGETS, 2)),
+            Round(policy, Count(TARGETS, 2)),
             verbs.CAS_PREPARE,
             YES,
             runtime.clock.monotonic_s() + left_s,
@@ -74,7 +76,7 @@ class Asked:
         for node, answer in answers:
             self.hears(node, answer)
         found = await running
-        assert len(self.in_flight) == 0, "it waits for nothing any more"
+        assert len(self.in_flight) == len(self.slow) == 0, "it waits for nothing any more"
         return found
 
 
@@ -115,6 +117,43 @@ def test_it_ends_when_enough_agree_or_the_others_cannot_suffice(
         assert sorted(paxos_round.granted) == granted and sorted(paxos_round.round.failures) == failed, (
             "it has ended"
         )
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("here", "answers", "sent"),
+    [
+        (lambda: YES, [(2, YES)], [[2]]),
+        (lambda: NO, [(2, YES), (3, YES)], [[2], [3]]),
+        (lambda: YES, [(2, NO), (3, YES)], [[2], [3]]),
+        (lambda: YES, [(2, DiskRefused("full")), (3, YES)], [[2], [3]]),
+    ],
+)
+def test_votes_are_asked_of_as_many_as_suffice_and_of_another_for_each_who_does_not_agree(
+    here: Here, answers: list[tuple[int, WriteReply | LockstepError]], sent: list[list[int]]
+) -> None:
+    async def test() -> None:
+        asked = Asked(here, policy=VOTE)
+        assert await asked.ends(*answers) is End.ENOUGH
+        assert asked.sent == sent
+
+    run(test)
+
+
+def test_another_is_asked_when_votes_take_long() -> None:
+    async def test() -> None:
+        asked = Asked(policy=VOTE)
+        running = asyncio.ensure_future(asked.paxos_round.run())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert asked.sent == [[2]] and len(asked.slow) == 1
+        asked.paxos_round.waited_long()
+        assert asked.sent == [[2], [3]]
+        asked.hears(3, YES)
+        assert await running is End.ENOUGH
+        asked.paxos_round.waited_long()
+        assert asked.sent == [[2], [3]], "it has ended"
 
     run(test)
 

@@ -42,6 +42,7 @@ BROUGHT_ABOUT: dict[str, Callable[[], object]] = {
     "ballots_not_moved": test_ballots_move.test_what_was_accepted_outlives_its_replicas,
     "past_finished": test_old_decisions.leave_undecided_what_is_deleted_and_purged,
     "past_voided": test_old_decisions.lock_what_one_replica_alone_knows_to_be_locked,
+    "reserved_forgotten": test_old_decisions.lose_power_behind_a_promise,
     "view_not_logged": test_node_views.lose_power_before_view_updates_are_sent,
     "view_write_not_completed": test_node_views.lose_a_coordinator_that_left_no_hint,
     "view_dead_for_pairs": test_node_views.move_a_row_while_a_replica_is_away,

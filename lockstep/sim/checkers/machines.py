@@ -28,6 +28,7 @@ from lockstep.node.processors.raft import RaftProcessor
 from lockstep.quorum.plans import PlanBook
 from lockstep.quorum.round import Round
 from lockstep.quorum.speculation import Histogram, Latencies
+from lockstep.replica.ballot_states import BallotStates, ReservedTimes
 from lockstep.replica.session_guards import SessionGuards
 from lockstep.storage.group_commit import GroupCommit
 from lockstep.storage.model import OrderedMap
@@ -54,6 +55,8 @@ MACHINES: dict[type, int] = {
     Deadlines: 29,
     SessionGuards: 1,
     ConditionalCounts: 1,
+    BallotStates: 5,
+    ReservedTimes: 1,
     HintStore: 7,
     BatchStore: 7,
     ViewPairs: 7,

@@ -13,7 +13,7 @@ from typing import Final
 
 from lockstep.metadata.operations import Operation, Stage
 from lockstep.metadata.transitions import Transition
-from lockstep.replica.ballots import command_for, state_in
+from lockstep.replica.ballot_states import command_for, state_in
 from lockstep.sim.checkers.registers import NOTHING, Place, State
 from lockstep.sim.checkers.replicas import AcknowledgedWrites, DurableContent
 from lockstep.sim.cluster import SimCluster

@@ -30,6 +30,7 @@ from lockstep.node.work import worker as work_module
 from lockstep.node.work.view_builds import Build, ViewBuilds, joined
 from lockstep.quorum.round import COUNTER
 from lockstep.replica import merging as digests_module
+from lockstep.replica.ballot_states import ReservedTimes
 from lockstep.replica.ballots import BallotService
 from lockstep.replica.messages import PrepareRequest
 from lockstep.schema.clustering import routing_key
@@ -370,6 +371,11 @@ def _ballots_not_durable() -> contextlib.AbstractContextManager[None]:
     return replaced((BallotService, "_keep", keep))
 
 
+def _reserved_forgotten() -> contextlib.AbstractContextManager[None]:
+    """After a restart an acceptor takes ballots of times in which it gave promises that its disk lacks."""
+    return replaced((ReservedTimes, "above", lambda self, state: state))
+
+
 def _ballots_not_moved() -> contextlib.AbstractContextManager[None]:
     """A replica that gains a range gets its rows, and not its ballots."""
     return replaced((work_module, "ballots_of", lambda table_id: table_id))
@@ -456,6 +462,7 @@ DECISIONS = (
 )
 #: Brought about by tests: they take proposals that are left open, and replicas that are down or gone.
 DECISION_DIRECTED = (
+    Planted("reserved_forgotten", "a restart takes promises back", "lwt", _reserved_forgotten),
     Planted("ballots_not_moved", "new replicas do not know of ballots", "lwt", _ballots_not_moved),
     Planted("past_finished", "what was deleted and purged returns", "lwt", _past_finished),
     Planted("past_voided", "one lock is granted twice", "lwt", _past_voided),
