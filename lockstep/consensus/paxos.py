@@ -97,6 +97,14 @@ def accept(state: Acceptor, proposal: Proposal) -> tuple[Acceptor, bool]:
     return state, False
 
 
+def decide(state: Acceptor, proposal: Proposal) -> tuple[Acceptor, bool]:
+    """As `accept`, of a proposal that is decided when it is accepted here: others have done so."""
+    after, accepted = accept(state, proposal)
+    if not accepted:
+        return state, False
+    return Acceptor(after.promised, state.accepted, proposal), True
+
+
 def commit(state: Acceptor, proposal: Proposal) -> Acceptor:
     """The state after hearing that a proposal was decided; the same when it says nothing new."""
     assert proposal.ballot > NO_BALLOT, "a ballot of nobody"

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -210,8 +210,11 @@ class PaxosRound:
         request: Any,
         deadline_s: float,
         agrees: Callable[[Any], bool],
+        here: Callable[[], Awaitable[Any]] | None = None,
     ) -> None:
+        """`here`: what this node answers, instead of what it does when others ask it this."""
         self._owner = owner
+        self._here = here
         self.round = round_
         self._verb = verb
         self._request = request
@@ -262,7 +265,7 @@ class PaxosRound:
 
     async def _answer_here(self, target: Target) -> None:
         try:
-            reply = await self._owner.ballots.answer(self._request)
+            reply = await (self._here() if self._here else self._owner.ballots.answer(self._request))
         except LockstepError as error:
             self.failed(target, error)
         else:
@@ -481,8 +484,12 @@ class Rounds:
     async def won(self, plan: Plan, paxos_round: PaxosRound) -> bool:
         """Whether enough agreed; if not, this returns when another round may do better."""
         end = await paxos_round.run()
-        if end is End.ENOUGH:
-            return True
+        if end is not End.ENOUGH:
+            await self.came_of(plan, paxos_round, end)
+        return end is End.ENOUGH
+
+    async def came_of(self, plan: Plan, paxos_round: PaxosRound, end: End) -> None:
+        """Too few agreed: raises, or returns when another round may do better."""
         if end is End.STALE:
             await self.learn(paxos_round)
         elif end is End.REFUSED:
@@ -494,7 +501,6 @@ class Rounds:
             raise too_many_failed(plan, paxos_round, self.serial, _CAS)
         else:
             raise late(self.late(plan.counted(paxos_round.granted)), plan.targets, paxos_round.round.failures)
-        return False
 
     async def step_back(self, granted: Collection[NodeId]) -> None:
         """Others were first: let them end, for longer each time."""
@@ -545,6 +551,16 @@ class Rounds:
             owner.reach("conditional.repaired")
             mutation = repair_mutation(self.place.table_id, part, owner.context.new_mutation_id())
             await owner.writes.begin(mutation, COUNTED_AS[self.serial], self.left_ms())
+
+    def leave_hints(self, plan: Plan, decided: Proposal, paxos_round: PaxosRound) -> None:
+        """For replicas that seem dead; the next decision brings what others miss."""
+        owner = self.owner
+        missed = [
+            t for t in plan.targets if t.node not in paxos_round.granted and not owner.context.alive(t.node)
+        ]
+        if missed and owner.writes.hints is not None:
+            mutation, made_us = MUTATION.decode(decided.value), decided.origin.time_us
+            owner.writes.hints.leave(mutation, plan.epoch, missed, made_us=made_us)
 
     def late(self, received: int) -> RequestError:
         """The error of a request whose time is over."""

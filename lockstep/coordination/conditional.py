@@ -35,12 +35,12 @@ from lockstep.coordination.ballot_rounds import (
     promises,
     too_many_failed,
 )
+from lockstep.coordination.deciding import Reached, decide_at_once
 from lockstep.coordination.page import Page
 from lockstep.internode import verbs
 from lockstep.quorum.failure_codes import late
 from lockstep.quorum.plans import Plan
 from lockstep.quorum.round import BALLOT, End, Round
-from lockstep.replica.ballots import MUTATION
 from lockstep.replica.merging import merge_answers
 from lockstep.replica.messages import CommitRequest, Place, PrepareRequest
 from lockstep.storage.rows.fragments import require_fitting
@@ -153,8 +153,10 @@ class Conditionals:
         request = _Write(self.shared, self.writes_ended, place, serial, patience)
 
         async def run() -> Any:
-            decision = await self._passing(request, lambda: request.decided(command, decide, is_long=is_long))
-            if request.own is not None:
+            decision = await self._passing(
+                request, lambda: request.decided(command, decide, consistency, is_long=is_long)
+            )
+            if request.own is not None and request.phase is not Phase.ENDED:
                 await request.apply(request.own, consistency)
             return decision.answer
 
@@ -210,8 +212,11 @@ class Conditionals:
 class _Write(Rounds):
     """A conditional write."""
 
-    async def decided(self, command: ReadCommand, decide: Decide, *, is_long: bool) -> Decision:
-        """Returns once the decision has its outcome; `own` is then what was decided, or None."""
+    async def decided(
+        self, command: ReadCommand, decide: Decide, consistency: Consistency, *, is_long: bool
+    ) -> Decision:
+        """Returns once the decision has its outcome; `own` is then what was decided, or None. Where nothing
+        was decided, or it was applied too, the request has ended."""
         decision: Decision | None = None
         for _ in range(BALLOT_ROUNDS_MAX):
             plan = self.plan()
@@ -239,10 +244,16 @@ class _Write(Rounds):
                 return decision
             self.own = self.own.under(ballot)
             self.goes(Happened.PROPOSES)
-            if await self.accepted(plan, self.own):
-                self.goes(Happened.DECIDED)
-                return decision
-            self.goes(Happened.AGAIN)
+            reached = await decide_at_once(self, plan, self.own, consistency)
+            if reached is None:
+                reached = Reached.DECIDED if await self.accepted(plan, self.own) else Reached.AGAIN
+            if reached is Reached.AGAIN:
+                self.goes(Happened.AGAIN)
+                continue
+            self.goes(Happened.DECIDED)
+            if reached is Reached.HELD:
+                self.goes(Happened.HELD)
+            return decision
         raise self.late(0)
 
     def _decision(
@@ -273,7 +284,7 @@ class _Write(Rounds):
             if end is End.ENOUGH and not self.changed(plan):
                 self.goes(Happened.HELD)
                 self.did("Applied what was decided", paxos_round.granted)
-                self._leave_hints(plan, decided, paxos_round)
+                self.leave_hints(plan, decided, paxos_round)
                 return
             self.goes(Happened.AGAIN)
             if end is End.STALE:
@@ -284,16 +295,6 @@ class _Write(Rounds):
                 counted = plan.counted(paxos_round.granted)
                 timeout = WriteTimeout(consistency, counted, plan.required, "SIMPLE")
                 raise late(timeout, plan.targets, paxos_round.round.failures)
-
-    def _leave_hints(self, plan: Plan, decided: Proposal, paxos_round: PaxosRound) -> None:
-        """For replicas that seem dead; the next decision brings what others miss."""
-        owner = self.owner
-        missed = [
-            t for t in plan.targets if t.node not in paxos_round.granted and not owner.context.alive(t.node)
-        ]
-        if missed and owner.writes.hints is not None:
-            mutation, made_us = MUTATION.decode(decided.value), decided.origin.time_us
-            owner.writes.hints.leave(mutation, plan.epoch, missed, made_us=made_us)
 
 
 class _Read(Rounds):

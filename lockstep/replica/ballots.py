@@ -149,17 +149,24 @@ class BallotService:
         return PrepareReply(epoch, after, result)
 
     async def _propose(self, request: ProposeRequest) -> ProposeReply:
+        value = request.proposal.value
+        mutation = await self._decoded(value) if request.decides and value else None
         epoch = self._judge(request)
         self._require_held(request.place)
         before = self._state(request.place)
-        after, accepted = paxos.accept(before, request.proposal)
+        step = paxos.decide if request.decides else paxos.accept
+        after, accepted = step(before, request.proposal)
         if not accepted:
             return ProposeReply(epoch, False, after.floor)
+        if mutation is not None:
+            self._require_unpurged(request)
+            # Before the ballots, as in `_commit`.
+            self._engine.apply(mutation)
         sequence = self._keep(request.place, before, after)
         self._runtime.probes.reach("ballots.accepted")
         await self._engine.synced(sequence)
         self._fence(request)
-        return ProposeReply(epoch, True, after.floor)
+        return ProposeReply(epoch, True, after.floor, request.decides)
 
     async def _commit(self, request: CommitRequest) -> CommitReply:
         value, sequence = request.proposal.value, 0
@@ -183,7 +190,7 @@ class BallotService:
             return MUTATION.decode(value)
         return await self._runtime.tasks.run_blocking(partial(MUTATION.decode, value))
 
-    def _require_unpurged(self, request: CommitRequest) -> None:
+    def _require_unpurged(self, request: CommitRequest | ProposeRequest) -> None:
         """StaleEpoch when a later deletion may be gone here by a change that the sender may not know."""
         cluster, place = self._metadata(), request.place
         table = cluster.table(place.table_id)

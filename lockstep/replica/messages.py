@@ -172,10 +172,13 @@ class PrepareReply(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ProposeRequest(msgspec.Struct, frozen=True, array_like=True):
+    """`decides`: whoever accepts this makes a quorum, so it is decided then, and is to be applied."""
+
     epoch: int
     needs_epoch: int
     place: Place
     proposal: Proposal
+    decides: bool = False
 
 
 class ProposeReply(msgspec.Struct, frozen=True, array_like=True):
@@ -184,6 +187,7 @@ class ProposeReply(msgspec.Struct, frozen=True, array_like=True):
     accepted_epoch: int
     accepted: bool
     floor: Ballot
+    applied: bool = False
 
 
 class CommitRequest(msgspec.Struct, frozen=True, array_like=True):

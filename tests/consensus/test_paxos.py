@@ -64,6 +64,14 @@ def test_what_is_decided_ends_what_is_in_progress_and_bars_older_ballots() -> No
     assert paxos.commit(state, own(4)) is state
 
 
+def test_a_vote_that_decides_leaves_nothing_in_progress() -> None:
+    before, _ = paxos.accept(Acceptor(), own(2))
+    state, accepted = paxos.decide(before, own(4))
+    assert accepted and state == Acceptor(ballot(4), own(2), own(4)) and state.in_progress is None
+    assert paxos.decide(state, own(3)) == (state, False), "an older one is refused"
+    assert paxos.decide(state, own(4)) == (state, True), "told again"
+
+
 def test_a_quorum_says_what_is_in_progress_and_who_lacks_what() -> None:
     knows = paxos.commit(Acceptor(), own(4))
     behind, _ = paxos.accept(paxos.commit(Acceptor(), own(2)), own(3, 2))
@@ -114,7 +122,7 @@ class World:
     """Three acceptors, and proposers whose messages come late or never; each adds a name to a set.
 
     A replica holds the names it was told of; a value lists those that its proposer saw: so decided values
-    show lost decisions.
+    show lost decisions. Some proposers accept first, and tell the others that their vote decides.
     """
 
     def __init__(self, seed: int) -> None:
@@ -125,14 +133,15 @@ class World:
         #: Time -> the ballot under which something was decided then.
         self.ballots: dict[int, Ballot] = {}
         self.time = self.rounds = 0
-        self.late: list[tuple[NodeId, Proposal]] = []
+        #: Whom messages are on their way to, and whether their vote decides.
+        self.late: list[tuple[NodeId, Proposal, bool]] = []
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
             self.round()
-            for node, proposal in self.draw.sample(self.late, min(len(self.late), self.draw.randrange(3))):
-                self.acceptors[node], _ = paxos.accept(self.acceptors[node], proposal)
-                self.note(proposal)
+            for late in self.draw.sample(self.late, min(len(self.late), self.draw.randrange(3))):
+                self.vote(*late)
+                self.note(late[1])
 
     def some(self) -> list[NodeId]:
         return self.draw.sample([A, B, C], self.draw.choice((2, 2, 3)))
@@ -159,18 +168,30 @@ class World:
                     self.commit(node, found.committed)
             proposal = paxos.propose(at, b" ".join(sorted(seen)), found.committed)
         reached = self.some()[: self.draw.choice((1, 2, 3))]
-        for node in reached:
-            self.acceptors[node], _ = paxos.accept(self.acceptors[node], proposal)
+        decides = self.vote(reached[0], proposal, False) and self.draw.random() < 0.5
+        for node in reached[1:]:
+            self.vote(node, proposal, decides)
         self.late += [
-            (node, proposal) for node in (A, B, C) if node not in reached and self.draw.random() < 0.3
+            (node, proposal, decides)
+            for node in (A, B, C)
+            if node not in reached and self.draw.random() < 0.3
         ]
         if self.note(proposal):
             for node in self.draw.sample([A, B, C], self.draw.randrange(1, 4)):
                 self.commit(node, proposal)
 
+    def vote(self, node: NodeId, proposal: Proposal, decides: bool) -> bool:
+        step = paxos.decide if decides else paxos.accept
+        self.acceptors[node], accepted = step(self.acceptors[node], proposal)
+        if decides and accepted:
+            self.applied[node].add(_name(proposal.origin))
+        return accepted
+
     def note(self, proposal: Proposal) -> bool:
         """Whether a quorum has accepted, and what that means for all decisions."""
-        holders = [node for node, state in self.acceptors.items() if state.accepted == proposal]
+        holders = [
+            node for node, state in self.acceptors.items() if proposal in (state.accepted, state.committed)
+        ]
         if len(holders) < 2:
             return False
         self.decided[proposal.origin] = proposal.value
@@ -188,6 +209,15 @@ class World:
             missed = names - set(self.decided[origin].split())
             assert not missed, f"{origin} was decided without {missed}"
             names.add(_name(origin))
+
+
+def decides_alone(world: World, node: NodeId, proposal: Proposal, decides: bool) -> bool:
+    """The first vote applies, too: nobody but its node has accepted by then."""
+    world.acceptors[node], accepted = paxos.decide(world.acceptors[node], proposal)
+    if accepted:
+        world.applied[node].add(_name(proposal.origin))
+        world.decided[proposal.origin] = proposal.value
+    return accepted
 
 
 def _name(origin: Ballot) -> bytes:
@@ -220,6 +250,7 @@ def accept_by_draw(state: Acceptor, proposal: Proposal) -> tuple[Acceptor, bool]
         ("promise", "was decided without"),
         ("in_progress", "was decided without"),
         ("lacking", "was decided without"),
+        ("decides_alone", "was decided without"),
         ("one time", "was decided in the microsecond of"),
     ],
 )
@@ -232,6 +263,8 @@ def test_the_schedules_find_broken_steps(bug: str, what: str, monkeypatch: pytes
         monkeypatch.setattr(paxos, "accept", lambda state, p: (replace(state, accepted=p), True))
     elif bug == "in_progress":
         monkeypatch.setattr(paxos, "judge", lambda states: replace(judge(states), in_progress=None))
+    elif bug == "decides_alone":
+        monkeypatch.setattr(World, "vote", decides_alone)
     else:
         monkeypatch.setattr(paxos, "judge", lambda states: replace(judge(states), lacking=()))
     with pytest.raises(AssertionError, match=what):

@@ -350,6 +350,15 @@ def _promise_forgotten() -> contextlib.AbstractContextManager[None]:
     return replaced((paxos, "accept", accept))
 
 
+def _vote_not_judged() -> contextlib.AbstractContextManager[None]:
+    """An acceptor applies whatever it is told to be decided by its vote, also under an older ballot."""
+
+    def decide(state: Acceptor, proposal: Proposal) -> tuple[Acceptor, bool]:
+        return msgspec.structs.replace(state, committed=proposal), True
+
+    return replaced((paxos, "decide", decide))
+
+
 def _accepted_ignored() -> contextlib.AbstractContextManager[None]:
     """A proposer does not finish what others had accepted before it."""
     original = paxos.judge
@@ -451,6 +460,7 @@ def _one_local_voter() -> contextlib.AbstractContextManager[None]:
 
 DECISIONS = (
     Planted("promise_forgotten", "two proposals are decided at once", "lwt", _promise_forgotten),
+    Planted("vote_not_judged", "what was refused is applied", "lwt", _vote_not_judged),
     Planted("accepted_ignored", "what was decided is decided again", "lwt", _accepted_ignored),
     Planted("ballots_not_durable", "a power loss takes promises back", "lwt", _ballots_not_durable),
     Planted("fate_unheard", "not applied is said of what was applied", "lwt", _fate_unheard),
