@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lockstep.storage.rows import keys
 from lockstep.storage.store import FileSummary
 from lockstep.streaming.stream_building import HelpedBuilds, HelpedStretches, StreamBuild
-from lockstep.values.errors import DiskRefused
+from lockstep.values.errors import DiskRefused, Overloaded
 from lockstep.values.tokens import Range
 from tests.storage.support import LossyDisk
 
@@ -131,6 +131,28 @@ def test_files_come_in_key_order_without_gaps_and_only_the_last_says_so(
         assert stretches.most <= at_once
         build.close()
         assert stretches.closed and not disk.names("streams")
+
+    run(test)
+
+
+@pytest.mark.parametrize("refused", [OSError("no space"), Overloaded("later")])
+def test_a_build_that_fails_says_why_in_the_words_of_the_database(refused: Exception) -> None:
+    async def test() -> None:
+        disk = LossyDisk()
+        runtime = msgspec.structs.replace(real_runtime(), disk=disk)
+        stretches = Planned([[1, 1]], 1, 1, 3, disk)
+
+        async def fill(path: str) -> None:
+            raise refused
+
+        stretches.stretches[0].fill = fill  # type: ignore[method-assign, assignment]
+        build = StreamBuild(runtime, "streams/out-1", stretches, asyncio.Semaphore(1))
+        build.go_on()
+        await build.wait(0)
+        wanted = DiskRefused if isinstance(refused, OSError) else Overloaded
+        assert type(build.error) is wanted and str(refused) in build.error.message
+        assert not build.comes(0) and not build.files
+        build.close()
 
     run(test)
 

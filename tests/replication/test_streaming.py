@@ -365,6 +365,11 @@ def test_what_a_source_lacks_or_cannot_tell_is_to_be_streamed() -> None:
             with pytest.raises(SessionClosed):
                 await target.survey(source, TABLE_ID)
         source, target = two_nodes()
+        async with running(source, target):
+            source.service._source_of = lambda session_id: Snapshot(source.engine, [])  # type: ignore[assignment, return-value]
+            found = await target.survey(source, TABLE_ID, TABLE_ID + 1)
+            assert found == {TABLE_ID, TABLE_ID + 1}, "it is not the store that gives them"
+        source, target = two_nodes()
         async with running(target):
             assert await target.survey(source, TABLE_ID) == {TABLE_ID}, "nobody is there to ask"
 
