@@ -10,9 +10,16 @@ from typing import Any
 import pytest
 
 from lockstep.internode import verbs
-from lockstep.internode.frames import ERROR, REPLY, REQUEST, SHARED, Envelope, SharedReply
+from lockstep.internode.frames import ERROR, REPLY, REQUEST, SHARED, Envelope, FrameReader, SharedReply
 from lockstep.internode.link_faults import LinkFaults
-from lockstep.internode.peer import Link, Peer
+from lockstep.internode.peer import (
+    SHARED_REQUESTS_MAX,
+    SHARED_SPREAD_MS,
+    SHARED_STREAMS,
+    Link,
+    Peer,
+    SharedOut,
+)
 from lockstep.internode.verbs import encode_error
 from lockstep.replica.messages import WriteReply
 from lockstep.values.codec import decoder, encode
@@ -21,6 +28,7 @@ from lockstep.values.limits import (
     PEER_BACKOFF_MS_MAX,
     PEER_BACKOFF_MS_MIN,
     PEER_ONE_WAY_QUEUED_MAX,
+    PEER_REPLAYED_FRAMES_MAX,
     PEER_REQUESTS_IN_FLIGHT_MAX,
     PEER_SILENT_MS,
 )
@@ -315,3 +323,92 @@ def test_what_was_lost_with_the_connection_may_have_arrived() -> None:
         assert town.waiter.ends[2].message == "n2:1 was lost: reset", "it is left alone for a while"
 
     run(test)
+
+
+def test_an_opened_link_sends_what_waited_and_begins_pauses_anew() -> None:
+    async def test() -> None:
+        town = Town(is_open=False)
+        town.submit(50)
+        town.peer.send_one_way(verbs.PING, b"x")
+        town.peer._failures = 5
+        greeted = town.peer._greeted = asyncio.get_running_loop().create_future()
+        town.peer._opened(town.connection)  # type: ignore[arg-type]
+        assert greeted.done() and town.peer._greeted is None and town.peer.link is Link.OPEN
+        assert len(town.connection.sent) == 2 and not town.peer._queued and not town.peer._queued_one_way
+        assert town.peer._failures == 0 and town.node.logged[-1] == "internode.connected"
+
+    run(test)
+
+
+def test_frames_that_were_sent_twice_come_once_more_on_the_next_connection_the_last_ones_only() -> None:
+    async def test() -> None:
+        town = Town()
+        town.node.faults.duplicates = lambda: True
+        for number in range(PEER_REPLAYED_FRAMES_MAX + 3):
+            town.peer.send_one_way(verbs.PING, b"%d" % number)
+        sent = town.connection.sent[::2]
+        assert town.peer._replays == sent[-PEER_REPLAYED_FRAMES_MAX:]
+        town.connection.sent.clear()
+        town.peer._greeted = asyncio.get_running_loop().create_future()
+        town.peer._opened(town.connection)  # type: ignore[arg-type]
+        assert town.connection.sent == sent[-PEER_REPLAYED_FRAMES_MAX:] and town.peer._replays == []
+
+    run(test)
+
+
+class Crowd:
+    """What waits for one peer, and what of it was posted: (streams of a frame, its flags, its deadline)."""
+
+    def __init__(self) -> None:
+        self.clock = HandClock()
+        self.posted: list[tuple[int, list[int], int]] = []
+        newest: Any = SimpleNamespace(epoch=5)
+        clock: Any = self.clock
+        self.out = SharedOut(newest, clock, self._post)
+
+    def _post(self, first: int, frame: bytes) -> None:
+        [one] = FrameReader().feed(frame)
+        streams = SHARED_STREAMS.decode(one.body)[0] if one.flags & SHARED else [one.stream]
+        assert streams[0] == first and one.epoch == 5
+        self.posted.append((one.verb, streams, one.left_ms))
+
+    def add(self, stream: int, deadline_s: float = 110.0, verb: int = verbs.WRITE) -> bool:
+        is_first = self.out.add(verb, stream, encode(stream), deadline_s)
+        self.out.validate()
+        return is_first
+
+
+def test_what_waits_together_shares_a_frame_of_its_verb_with_the_latest_deadline() -> None:
+    crowd = Crowd()
+    spread_s = SHARED_SPREAD_MS / 1000
+    assert crowd.add(1) and not crowd.add(2, 110.0 + spread_s / 2) and not crowd.add(3, verb=verbs.READ)
+    crowd.out.post()
+    left_ms = int((10.0 + spread_s / 2) * 1000)
+    assert crowd.posted == [(verbs.WRITE, [1, 2], left_ms), (verbs.READ, [3], left_ms)]
+    crowd.out.post()
+    assert len(crowd.posted) == 2
+    assert crowd.add(4), "the first one again"
+    crowd.out.forget()
+    crowd.out.post()
+    assert len(crowd.posted) == 2
+
+
+def test_those_that_end_far_apart_do_not_share_a_frame() -> None:
+    for at_s in (110.0 + 2 * SHARED_SPREAD_MS / 1000, 110.0 - 2 * SHARED_SPREAD_MS / 1000):
+        crowd = Crowd()
+        crowd.add(1)
+        crowd.add(2, at_s)
+        assert [streams for _, streams, _ in crowd.posted] == [[1]]
+        crowd.out.post()
+        assert [streams for _, streams, _ in crowd.posted] == [[1], [2]]
+
+
+def test_a_frame_holds_so_many_and_what_is_too_late_is_not_sent() -> None:
+    crowd = Crowd()
+    for stream in range(1, SHARED_REQUESTS_MAX + 1):
+        crowd.add(stream)
+    assert [len(streams) for _, streams, _ in crowd.posted] == [SHARED_REQUESTS_MAX]
+    crowd.add(99)
+    crowd.clock.now_s = 110.0
+    crowd.out.post()
+    assert len(crowd.posted) == 1
