@@ -68,6 +68,34 @@ def test_requests_are_answered_both_ways_and_carry_epochs() -> None:
     run(test)
 
 
+def test_nobody_is_known_where_nobody_was_asked() -> None:
+    async def test() -> None:
+        one, two = pair()
+        assert one.internode.peer(two.address) is None and not one.internode.connected(two.address)
+        async with running(one):
+            one.internode.send(two.address, verbs.PING, Ping("a"))
+            assert one.internode.peer(two.address) is None, "it did not answer"
+            assert not one.internode.connected(two.address)
+
+    run(test)
+
+
+def test_strangers_whose_tls_fails_are_in_the_log_by_the_reason() -> None:
+    async def test() -> None:
+        node = TestNode(1)
+        for reason in ("its certificate is refused", "its certificate is refused", "it does not speak TLS"):
+            node.internode._tls_refused(reason)
+        node.internode.repeated_log.stop()
+        reasons = [(facts["reason"], facts.get("count")) for facts in node.logged("internode.tls_refused")]
+        assert reasons == [
+            ("its certificate is refused", None),
+            ("it does not speak TLS", None),
+            ("its certificate is refused", 1),
+        ]
+
+    run(test)
+
+
 def test_many_requests_in_one_tick_find_their_own_replies() -> None:
     async def test() -> None:
         one, two = pair(fast=fast_echo)
