@@ -6,6 +6,7 @@ from functools import partial
 import msgspec
 import pytest
 
+from lockstep.coordination import writes
 from lockstep.coordination.writes import Begun
 from lockstep.internode import verbs
 from lockstep.values.errors import (
@@ -410,17 +411,29 @@ def test_drain_fails_when_the_disk_did() -> None:
     run(test)
 
 
-def test_too_many_writes_in_flight_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("bound", "most"), [("WRITES_IN_FLIGHT_MAX", 50), ("WRITES_BYTES_IN_FLIGHT_MAX", 500)]
+)
+def test_too_many_writes_in_flight_are_refused(
+    bound: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writes, bound, most)
+
     async def test() -> None:
         wire, nodes = make_nodes(2, whole_ring(5, [2], factors={"": 1}, dcs={1: "dc1"}))
         wire.lose = lambda address, verb: True
         futures = []
         with pytest.raises(Overloaded):
-            for _ in range(20_000):
+            for _ in range(most + 1):
                 futures.append(nodes[0].coordinator._writes.begin(upsert(1), Consistency.ONE, 60_000))
+        in_flight = nodes[0].coordinator._writes
+        if bound == "WRITES_IN_FLIGHT_MAX":
+            assert len(futures) == most
+        else:
+            assert in_flight.bytes_in_flight >= most > in_flight.bytes_in_flight * (1 - 1 / len(futures))
         nodes[0].coordinator.stop()
         outcomes = await asyncio.gather(*futures, return_exceptions=True)
-        assert {type(outcome) for outcome in outcomes} == {WriteTimeout}
+        assert {type(outcome) for outcome in outcomes} == {WriteTimeout} and in_flight.bytes_in_flight == 0
 
     run(test)
 
