@@ -10,11 +10,13 @@ from lockstep.internode import serving, verbs
 from lockstep.internode.connection import Connection
 from lockstep.internode.frames import REPLY, SHARED, Envelope, encode_frame
 from lockstep.internode.handshake import PeerInfo
+from lockstep.internode.own_side import ExcludedNodes
 from lockstep.internode.peer import Peer
 from lockstep.internode.serving import Respond
 from lockstep.values.codec import encode
 from lockstep.values.errors import (
     HandshakeRefused,
+    NodeExcluded,
     NotReplica,
     PeerTimeout,
     PeerUnreachable,
@@ -568,5 +570,43 @@ def test_stopping_ends_what_is_in_flight() -> None:
             await one.internode.stop()
             with pytest.raises((PeerTimeout, PeerUnreachable)):
                 await waiting
+
+    run(test)
+
+
+def test_what_comes_from_who_is_blocked_is_not_served() -> None:
+    served: list[str] = []
+
+    async def serve(peer: PeerInfo, request: Ping) -> Pong:
+        served.append(request.text)
+        return Pong(request.text)
+
+    async def test() -> None:
+        one, two = pair(serve)
+        async with running(one, two):
+            await one.internode.request(two.address, verbs.PING, Ping("a"), 1000)
+            two.internode.faults.blocked_from = frozenset({one.address})
+            with pytest.raises(PeerTimeout):
+                await one.internode.request(two.address, verbs.PING, Ping("b"), 50)
+            two.internode.faults.blocked_from = frozenset()
+            await one.internode.request(two.address, verbs.PING, Ping("c"), 1000)
+            assert served == ["a", "c"]
+
+    run(test)
+
+
+def test_a_request_of_who_is_shut_out_and_one_that_nobody_serves_hear_why() -> None:
+    async def test() -> None:
+        one, two = pair()
+        one.internode.declare(verbs.READ, Ping, Pong)
+        async with running(one, two):
+            with pytest.raises(PeerUnreachable, match="not served here"):
+                await one.internode.request(two.address, verbs.READ, Ping("a"), 1000)
+            two.internode.register(verbs.READ, Ping, Pong, echo)
+            assert await one.internode.request(two.address, verbs.READ, Ping("b"), 1000) == Pong("b")
+            two.internode.own.excluded = ExcludedNodes(frozenset({one.greeting.host_id}), frozenset())
+            with pytest.raises(NodeExcluded):
+                await one.internode.request(two.address, verbs.READ, Ping("c"), 1000)
+            assert [connection.serving for connection in two.internode.own.incoming] == [0]
 
     run(test)
