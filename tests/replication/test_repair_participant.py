@@ -276,3 +276,14 @@ def test_who_is_asked_catches_up_first(verb: int, request_: Any, kind: type[Any]
         assert clinic.caught_up == [(4, clinic.internode.peer.endpoint)]
 
     run(test)
+
+
+def test_numbers_on_the_wire_stay_what_they_are_and_an_empty_answer_says_nothing() -> None:
+    assert {about.name: about.value for about in About} == {
+        "UNDELIVERED": 1,
+        "EXTENT": 2,
+        "EQUAL": 3,
+        "CHANGES": 4,
+    }
+    empty = Noted()
+    assert (empty.oldest_us, empty.bytes, empty.changed, empty.at_us) == (-1, 0, (), 0)
