@@ -66,6 +66,8 @@ class Engine(ballot_states.Engine, Protocol):
 
     async def read(self, command: ReadCommand) -> ReadResult: ...
 
+    def read_now(self, command: ReadCommand) -> ReadResult | None: ...
+
 
 class BallotService:
     def __init__(
@@ -134,13 +136,15 @@ class BallotService:
             return PrepareReply(epoch, after, None)
         # What the state has beside the promise is told, so it has to be durable.
         sequence = self._states.unsynced(request.place)
+        # First, for a look at the store has all of it written that was staged before.
+        found = self._engine.read_now(request.command)
         reserving, until_us = self._times.reserve()
         promise = self._keep(request.place, before, after)
         if reserving or not self._times.covers(request.ballot):
             sequence = promise
         self._runtime.probes.reach("ballots.promised")
         # Awaited here, it takes its snapshot in this very step.
-        result = await self._engine.read(request.command)
+        result = await self._engine.read(request.command) if found is None else found
         if sequence:
             await self._engine.synced(sequence)
         if reserving:

@@ -209,8 +209,9 @@ SHARDS_PER_NODE: Final = 1
 #: Tablets of which one connection remembers what it was told, some 200 bytes each: of the newest that changed
 #: since it began, or that lie elsewhere.
 TABLETS_TOLD_MAX: Final = 4096
-#: A ballot asks one more replica when its votes take longer than this: a few rounds' time.
-BALLOT_EXTRA_AFTER_MS: Final = 20
+#: A ballot asks one more replica when its votes take longer than this: some rounds' time, also on a machine
+#: that is busy, where more questions are what is needed least.
+BALLOT_EXTRA_AFTER_MS: Final = 50
 #: For how long ahead of its clock an acceptor reserves the times of promises that its disk does not have: one
 #: write in half of it, and a restart that comes sooner waits for the rest.
 BALLOTS_RESERVED_MS: Final = 500
