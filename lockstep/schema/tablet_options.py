@@ -192,4 +192,5 @@ def refuse_other_spread(before: KeyspaceTablets | None, after: KeyspaceTablets |
             f"keyspace {keyspace} cannot be altered {way} tablets",
             cql_code=CONFIGURATION,
             keyspace=keyspace,
+            hint=f"`lockstep tablets migrate {keyspace} start` takes one from the ring to tablets",
         )

@@ -163,7 +163,7 @@ def test_what_is_refused(history: History) -> None:
         (AlterOptions("k", "t", (("tablets", (("max", "2"),)),)), "unknown tablet option 'max'"),
         (
             AlterKeyspace("k", (("class", "NetworkTopologyStrategy"), ("dc1", "2"))),
-            "its tables spread by tablets",
+            "the new replication would move their data",
         ),
     ):
         assert reason in refusal(history, change), change

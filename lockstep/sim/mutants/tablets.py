@@ -5,14 +5,9 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-import msgspec
-
-from lockstep.metadata.schema_part import PLACEMENTS, SCHEMA
 from lockstep.metadata.transitions import Lone
-from lockstep.placement.placements import RingPlacement
 from lockstep.sim.plant import Planted, replaced
 from lockstep.topology import step as step_module
-from lockstep.topology import streams
 from lockstep.topology.stages import DELETING, STREAMING
 from lockstep.topology.tablets import recount
 
@@ -40,64 +35,25 @@ def _not_emptied() -> _Context:
     return _without(DELETING)
 
 
-def _of_tablets(mover: Any, cluster: Any) -> bool:
-    """Whether it changes the replication of a keyspace with tablets."""
-    return any(one.group in cluster.tablets.by_group for one in cluster.transitions.of(mover.id))
+def _left_behind() -> _Context:
+    """Who is down as it gives a tablet up keeps it, as on the ring."""
+
+    def has_no_part(mover: Any, one: Any, node: Any, cluster: Any, dead: Any, given_up: Any) -> bool:
+        return node in dead
+
+    return replaced((step_module, "_has_no_part", has_no_part))
 
 
-def _recount_not_filled() -> _Context:
-    """A replica more is read, and got nothing of what was there."""
-
-    def orders(mover: Any, cluster: Any, dead: Any, given_up: Any = ()) -> Any:
-        found = _work_orders(mover, cluster, dead, given_up)
-        if isinstance(mover, Lone) or not _of_tablets(mover, cluster):
-            return found
-        return tuple(order for order in found if order.kind not in STREAMING)
-
-    return replaced((step_module, "_work_orders", orders))
-
-
-def _counted_as_before() -> _Context:
-    """Who has not heard of another factor goes on counting by the old one: tablets keep their epochs."""
-
-    def recounted(cluster: Any, keyspace: Any, to: Any, epoch: int) -> Any:
-        rings = []
-        for group in sorted(keyspace.groups):
-            ring = cluster.placements.ring(group)
-            rings.append(RingPlacement(ring.id, to, ring.sectors))
-        changed = msgspec.structs.replace(keyspace, replication=to)
-        return cluster.changed(
-            SCHEMA.set(cluster.schema.with_keyspace(changed)),
-            PLACEMENTS.set(cluster.placements.with_rings(rings)),
-        )
-
-    return replaced((recount, "recounted_tablets", recounted))
-
-
-def _dropped_before_others_have_it() -> _Context:
-    """A replica goes whose writes those that stay may lack."""
-    return replaced((streams, "refills", lambda transition, dc_of: ()))
+def _changed_while_it_moves() -> _Context:
+    """A change of the factor begins while tablets of the keyspace move by themselves."""
+    return replaced((recount, "refuse_moving", lambda cluster, keyspace: None))
 
 
 TABLETS = (
     Planted("tablet_not_filled", "a tablet is read where it was not copied to", "tablets", _not_filled),
     Planted("tablet_not_emptied", "nodes keep tablets that they gave up", "tablets", _not_emptied),
+    Planted("tablet_left_behind", "nodes that were down keep tablets", "tablets", _left_behind),
     Planted(
-        "tablet_recount_not_filled",
-        "one more replica is read before it is filled",
-        "tablets",
-        _recount_not_filled,
-    ),
-    Planted(
-        "tablet_counted_as_before",
-        "a quorum is counted by the factor of before",
-        "tablets",
-        _counted_as_before,
-    ),
-    Planted(
-        "tablet_dropped_early",
-        "a replica goes before those that stay have what it has",
-        "tablets",
-        _dropped_before_others_have_it,
+        "tablet_changed_on_its_way", "a factor changes as tablets move", "tablets", _changed_while_it_moves
     ),
 )
