@@ -11,6 +11,7 @@ bounded by a number here; the machine itself knows no duration, the driver decid
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import Final
 
 import msgspec
@@ -177,12 +178,9 @@ class ConfigurationHistory:
 
     def may_have_vote(self, identity: int, commit_index: int) -> bool:
         """Whether the member votes in the committed configuration or in any that may still replace it."""
-        for start, configuration in reversed(self._items):
-            if configuration.has_vote(identity):
-                return True
-            if start <= commit_index:
-                break
-        return False
+        committed = bisect_right(self._items, commit_index, key=lambda item: item[0]) - 1
+        assert committed >= 0, "the oldest configuration kept is committed"
+        return any(configuration.has_vote(identity) for _, configuration in self._items[committed:])
 
     def compact(self, index: int) -> None:
         """Drop what was replaced at or before `index`."""

@@ -147,36 +147,31 @@ class Sight:
                 order.remove(first)
             elif node in order:
                 order.remove(node)
-            elif first is None:
-                self._drop_rack(dc, center)
             else:
-                self._drop_repeat(dc, center)
+                # With fewer replicas than the factor everyone is one, and nobody is new.
+                assert self._counts[dc] == center.factor, "a data centre has as many replicas as its factor"
+                if first is None:
+                    self._drop_rack(dc)
+                else:
+                    self._drop_repeat(dc)
         assert node not in order, "a node is a replica once"
         order.insert(0, node)
         self.replicas = replicas = tuple(order)
         return replicas
 
-    def _drop_rack(self, dc: str, center: Center) -> None:
+    def _drop_rack(self, dc: str) -> None:
         """The rack that is met last makes room for a new one."""
-        if self._counts[dc] < center.factor:
-            self._counts[dc] += 1
-            return
-        assert self._counts[dc] == center.factor, "a data centre has no more replicas than its factor"
         node = next(n for n in reversed(self._order) if self._seats[n][0] == dc)
+        assert self._firsts[self._seats[node]] == node, "no rack has a second replica while another has none"
         self._order.remove(node)
         del self._firsts[self._seats[node]]
 
-    def _drop_repeat(self, dc: str, center: Center) -> None:
+    def _drop_repeat(self, dc: str) -> None:
         """Of those that are not the first of their rack, the one that is met last falls out."""
-        if self._counts[dc] < center.factor:
-            self._counts[dc] += 1
-            return
-        assert self._counts[dc] == center.factor, "a data centre has no more replicas than its factor"
-        for node in reversed(self._order):
-            seat = self._seats[node]
-            if seat[0] == dc and self._firsts[seat] != node:
-                self._order.remove(node)
-                return
+        seated, firsts = self._seats, self._firsts
+        last = next(n for n in reversed(self._order) if seated[n][0] == dc and firsts[seated[n]] != n)
+        assert last in self.replicas, "it was a replica until now"
+        self._order.remove(last)
 
 
 def swept(replication: Replication, circle: Circle) -> list[ReplicaList]:

@@ -169,7 +169,8 @@ def step(cluster: ClusterMetadata, reports: Reports, looked: Looked | None = Non
             return decision
         if isinstance(decision, RunWorkOrders):
             orders.extend(decision.orders)
-        elif isinstance(decision, Wait):
+        else:
+            assert isinstance(decision, Wait), "what runs is never idle"
             waits.append(decision)
     if looked.steps and not cluster.service.frozen:
         return Propose(AdvanceTransitions(looked.steps), 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -38,12 +39,13 @@ from lockstep.consensus.messages import (
     InstallSnapshot,
     Message,
     Snapshot,
+    TimeoutNow,
     decode_message,
     encode_message,
 )
 from lockstep.consensus.progress import Mode, Progress
 from lockstep.consensus.raft import Raft
-from lockstep.consensus.state import Writes
+from lockstep.consensus.state import Role, Writes
 
 
 def entry(index: int, term: int, data: bytes = b"x") -> Entry:
@@ -407,3 +409,68 @@ def test_an_offer_of_what_the_log_holds_already_commits_it_and_needs_no_transfer
     ready = raft.step(Received(offer))
     assert ready.snapshot_offered is None and [one.index for one in ready.committed] == [1, 2]
     assert [reply.index for reply in ready.messages if isinstance(reply, AppendReply)] == [2]
+
+
+def follower(*terms: int, snapshot: Snapshot | None = None, first: int = 1) -> Raft:
+    """Member 1 of three in term 1, with entries of these terms."""
+    stored = Stored(HardState(1, None), snapshot, entries_of(list(terms), first))
+    return Raft(1, 1, (1, 2, 3), RaftSettings(), lambda bound: 0, stored)
+
+
+def test_entries_of_a_log_that_a_snapshot_replaced_are_not_taken_up_again() -> None:
+    snapshot = Snapshot(2, 1, Configuration((1, 2, 3)), b"state", 5)
+    assert follower(1, 1, 1, snapshot=snapshot).last_index == 3
+    with_others = Snapshot(2, 2, Configuration((1, 2, 3)), b"state", 5)
+    stored = Stored(HardState(2, None), with_others, entries_of([1, 1, 1]))
+    raft = Raft(1, 1, (1, 2, 3), RaftSettings(), lambda bound: 0, stored)
+    assert (raft.last_index, raft.term_at(2)) == (2, 2), "the entry at its index is of another term"
+    assert follower(1, snapshot=snapshot).last_index == 2, "they end before it"
+
+
+def test_a_write_that_was_counted_as_durable_is_counted_once() -> None:
+    raft = follower(1)
+    ready = raft.step(Received(Append(1, 2, 1, 1, 1, 1, (entry(2, 1),), 0)))
+    assert ready.persisted is not None
+    raft.step(ready.persisted)
+    assert raft.durable_index == 2
+    again = raft.step(ready.persisted)
+    assert raft.durable_index == 2 and not again
+
+
+def test_only_the_leader_that_is_followed_gives_way() -> None:
+    raft = follower(1)
+    raft.step(Received(Append(1, 2, 1, 1, 1, 1, (), 0)))
+    assert raft.leader == 2
+    raft.step(Received(TimeoutNow(1, 3, 1, 1)))
+    assert (raft.role, raft.term) == (Role.FOLLOWER, 1)
+    raft.step(Received(TimeoutNow(1, 2, 1, 1)))
+    assert (raft.role, raft.term) == (Role.CANDIDATE, 2)
+
+
+def test_a_snapshot_that_the_log_reached_while_it_arrived_does_not_replace_it() -> None:
+    raft = follower(1)
+    snapshot = Snapshot(3, 1, Configuration((1, 2, 3)), b"state", 5)
+    assert raft.step(Received(InstallSnapshot(1, 2, 1, 1, snapshot))).snapshot_offered == snapshot
+    ready = raft.step(Received(Append(1, 2, 1, 1, 1, 1, entries_of([1, 1, 1], 2), 0)))
+    assert ready.persisted is not None
+    raft.step(ready.persisted)
+    ready = raft.step(ChunkStored(snapshot, 5))
+    assert ready.snapshot is None and raft.commit_index == 3 and raft.last_index == 4
+    assert [one.index for one in ready.committed] == [1, 2, 3]
+    assert [reply.index for reply in ready.messages if isinstance(reply, AppendReply)] == [3]
+
+
+def test_a_receiver_that_asks_for_what_there_is_not_is_not_answered() -> None:
+    pair = Pair(5, 5)
+    while not (found := [one for one in pair.network if isinstance(one, InstallReply)]):
+        pair.step(1, Tick())
+        for message in [one for one in pair.network if not isinstance(one, InstallReply)]:
+            pair.network.remove(message)
+            pair.step(message.receiver, Received(message))
+    (reply,) = found
+    for offset in (-1, 6):
+        assert not pair.rafts[1].step(Received(msgspec.structs.replace(reply, offset=offset))).chunks_wanted
+    assert pair.rafts[1].step(Received(reply)).chunks_wanted
+    assert not pair.rafts[1].step(Received(msgspec.structs.replace(reply, offset=5))).chunks_wanted, (
+        "it has all"
+    )

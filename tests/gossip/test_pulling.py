@@ -316,3 +316,17 @@ def test_whatever_is_lost_everything_is_fetched_once_a_peer_answers(seed: int) -
         if have == 200:
             return
     raise AssertionError(f"stopped at {have}")
+
+
+def test_a_late_answer_that_a_peer_lacks_the_snapshot_says_nothing_of_the_one_that_is_asked_now() -> None:
+    puller: Puller[str] = Puller()
+    for peer in ("a", "b"):
+        puller.heard(peer, 200, 0)
+    puller.began(OFFER, "a")
+    late = asked(puller, 0, 0)
+    now_ms = ANSWER_MS_MIN
+    other = asked(puller, 0, now_ms)
+    puller.lacking(late)
+    assert puller.is_current(other)
+    puller.failed(other, now_ms)
+    assert asked(puller, 0, now_ms + REFUSED_MS).peer in ("a", "b")

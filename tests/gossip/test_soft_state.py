@@ -262,3 +262,15 @@ def test_a_view_counts_as_built_only_where_it_was_known_and_had_room_to_be_named
     full = SoftState(epoch=7, building=tuple(range(10, 10 + GOSSIP_BUILDING_MAX)))
     last = full.building[-1]
     assert [full.may_lack(view, 7) for view in (9, 10, last, last + 1)] == [False, True, True, True]
+
+
+@pytest.mark.parametrize(("generation", "version"), [(5, 7), (3, 9), (8, 2)])
+def test_what_others_hold_of_a_start_that_was_forgotten_is_outranked(generation: int, version: int) -> None:
+    """Of this very start, as after a copy of the directory, of an older and of a later one."""
+    one = states(1, generation=5)
+    held = Version(generation, version)
+    one.told([Told(1, held, SoftState(epoch=9))], 0.0)
+    one.begin_round(SoftState(epoch=1), 0.0)
+    known = one[1]
+    assert known is not None and known.version > held and known.state.epoch == 1
+    one.validate()

@@ -10,6 +10,7 @@ from lockstep.metadata.degraded import (
     carried,
     handed_on,
     of_groups,
+    with_missing,
     without_node,
     without_range,
 )
@@ -109,3 +110,13 @@ def test_the_list_stays_the_same_object_where_no_source_lacks_anything(
 def test_who_lacks_all_is_who_misses_it_or_inherited_it() -> None:
     assert LIST[1].lacking == ids(1, 2)
     assert Degraded(TWO, Range(0, 1), 7, (), inherited=ids(4)).lacking == ids(4)
+
+
+def test_who_lacks_more_of_the_same_range_is_said_in_one_line() -> None:
+    said = with_missing((), TWO, "a", Range(0, 10), ids(3), 8)
+    again = with_missing(said, TWO, "a", Range(0, 10), ids(1), 9)
+    assert again == (Degraded(TWO, Range(0, 10), 9, ids(1, 3), keyspaces=("a",)),)
+    other = with_missing(again, TWO, "b", Range(0, 10), ids(2), 10)
+    assert other[0] == again[0] and other[1].missing == ids(2), "another keyspace has a line of its own"
+    took = (msgspec.structs.replace(again[0], inherited=ids(2)),)
+    assert with_missing(took, TWO, "a", Range(0, 10), ids(4), 11)[0] == took[0], "who inherited it lacks all"

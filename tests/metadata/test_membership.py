@@ -382,6 +382,8 @@ def test_a_wish_to_leave_is_read_from_old_logs_and_made_no_more() -> None:
     assert after.service.leaving == ids(2) and choose_voters(after) == ids(1, 3, 4)
     asked = leave(2).apply(after, after.epoch + 1)
     assert asked.service == after.service and [request.node for request in asked.requests.queue] == [2]
+    back = SetService(ServiceWish.STAY, node=NodeId(2)).apply(after, after.epoch + 1)
+    assert back.service.leaving == () and back.requests == after.requests, "no request of it waits"
 
 
 # -- the next step, against a model of the group that loses leaders and what they had not committed

@@ -13,6 +13,7 @@ from lockstep.metadata.groups.membership import AdvanceMembership, CancelMembers
 from lockstep.metadata.groups.membership_step import (
     Action,
     Configure,
+    GroupConfigure,
     GroupView,
     Idle,
     Members,
@@ -20,6 +21,7 @@ from lockstep.metadata.groups.membership_step import (
     Submit,
     Transfer,
     Waits,
+    group_next_step,
     next_step,
     plan,
 )
@@ -217,3 +219,7 @@ def test_a_plan_holds_what_one_change_may_and_the_dead_go_first() -> None:
     assert fewer.removals == ids(6, 5, 4, 7) and fewer.additions == ()
     some = plan(cluster(nodes=14, voters=(1, 2, 3, 4, 5)), ids(1, 6, 7, 8, 9), Observed(), "why")
     assert (some.additions, some.removals) == (ids(6, 7, 8), ids(2, 3, 4))
+
+
+def test_a_learner_that_is_wanted_no_more_leaves_the_group_first() -> None:
+    assert group_next_step([1, 3], Members((1,), (2, 3)), (1, 3), 1) == GroupConfigure(Members((1,), (3,)))

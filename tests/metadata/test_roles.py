@@ -159,6 +159,8 @@ def test_of_a_grant_and_a_drop_the_first_in_the_log_wins() -> None:
     made.submit(ChangeRole(CreateRole("staff")))
     schema(made, DropTable("ks", "t"))
     assert refused(made, grant) == "Resource <table ks.t> doesn't exist"
+    grant = ChangePermissions("staff", "functions/ks/f[int]", ("EXECUTE",), True)
+    assert refused(made, grant) == "Resource <function ks.f(int)> doesn't exist"
 
 
 def test_a_role_made_again_inherits_nothing() -> None:

@@ -220,3 +220,26 @@ def test_merging_where_something_changed_is_merging_everywhere(seed: int) -> Non
         keep = rng.sample(rights(ring), ring.count // 2)
         assert merged(ring, keep, [*bounds, *inside]) == merged(ring, keep)
         assert set(keep) <= set(rights(merged(ring, keep)))
+
+
+def test_a_ring_whose_last_token_is_owned_changes_no_range_above_it() -> None:
+    one, two = NodeId(1), NodeId(2)
+    before = Circle.of([Owner(one, "dc1", "r1", (0, TOKEN_MAX))])
+    after = before.changed({two: Owner(two, "dc1", "r1", (-5,))})
+    setting = Replication("SimpleStrategy", (("", 2),))
+    found = changes(setting, before, after)
+    assert found == differences(deltas.plan_of(setting, before), deltas.plan_of(setting, after))
+    assert found[-1].range.right == TOKEN_MAX
+
+
+def test_nothing_is_joined_at_a_token_inside_a_range() -> None:
+    ring = ring_of_ranges(
+        1,
+        Replication("SimpleStrategy", (("", 1),)),
+        tuple(
+            PlacedRange(Range(left, right), ReplicaGroup((NodeId(1),), (NodeId(1),), 1))
+            for left, right in ((TOKEN_MIN, 10), (10, TOKEN_MAX))
+        ),
+    )
+    assert merged(ring, within=(7, TOKEN_MIN, TOKEN_MAX)) is ring
+    assert len(merged(ring, within=(7, 10)).ranges) == 1

@@ -153,3 +153,9 @@ def test_a_sweep_walks_once_however_many_tokens_there_are(monkeypatch: pytest.Mo
         walks.clear()
         compute(Replication("NetworkTopologyStrategy", (("dc0", 3), ("dc1", 2), ("dc2", 3))), owners)
         assert len(walks) <= 2
+
+
+@pytest.mark.parametrize("strategy", [strategies.SIMPLE, strategies.NETWORK_TOPOLOGY])
+def test_a_keyspace_without_replicas_has_none_anywhere(strategy: str) -> None:
+    owners = random_owners(random.Random(3), 1, 1)
+    assert {replicas for _, replicas in compute(Replication(strategy, ()), owners)} == {()}

@@ -115,3 +115,10 @@ def test_a_hint_that_is_written_again_is_counted_as_long_as_it_is(tmp_path: Path
         assert (hints.bytes, hints.pending) == (0, {})
 
     asyncio.run(check())
+
+
+def test_nothing_to_keep_needs_no_sync(tmp_path: Path) -> None:
+    async def check() -> None:
+        assert (await watched(tmp_path)).hints.put([]) == 0
+
+    asyncio.run(check())

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from lockstep.internode import serving, verbs
-from lockstep.internode.connection import Connection
+from lockstep.internode.connection import WRITE_BYTES_COALESCED, Connection
 from lockstep.internode.frames import REPLY, SHARED, Envelope, encode_frame
 from lockstep.internode.handshake import PeerInfo
-from lockstep.internode.own_side import ExcludedNodes
+from lockstep.internode.link_faults import LinkFaults
+from lockstep.internode.own_side import ExcludedNodes, OwnSide, conflict
 from lockstep.internode.peer import Peer
 from lockstep.internode.serving import Respond
 from lockstep.values.codec import encode
@@ -24,7 +26,7 @@ from lockstep.values.errors import (
     StaleEpoch,
 )
 
-from .support import TestNode, run, running, until
+from .support import TestNode, real_runtime, run, running, until
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True):
@@ -595,6 +597,30 @@ def test_what_comes_from_who_is_blocked_is_not_served() -> None:
     run(test)
 
 
+def test_an_operator_cuts_each_direction_of_a_link_and_heals_it() -> None:
+    """What comes from a node that is cut off is not heard, and it hears no answer."""
+    heard: list[str] = []
+
+    async def noted(peer: PeerInfo, request: Ping) -> Pong:
+        heard.append(request.text)
+        return Pong(request.text)
+
+    async def test() -> None:
+        one, two = pair(noted)
+        async with running(one, two):
+            await one.internode.request(two.address, verbs.PING, Ping("a"), 1000)
+            cut = two.internode.faults
+            for side in ("blocked_to", "blocked_from"):
+                setattr(cut, side, frozenset((one.address,)))
+                with pytest.raises(PeerTimeout):
+                    await one.internode.request(two.address, verbs.PING, Ping(side), 100)
+                setattr(cut, side, frozenset())
+            assert heard == ["a", "blocked_to"]
+            assert await one.internode.request(two.address, verbs.PING, Ping("b"), 1000) == Pong("b")
+
+    run(test)
+
+
 def test_a_request_of_who_is_shut_out_and_one_that_nobody_serves_hear_why() -> None:
     async def test() -> None:
         one, two = pair()
@@ -610,3 +636,109 @@ def test_a_request_of_who_is_shut_out_and_one_that_nobody_serves_hear_why() -> N
             assert [connection.serving for connection in two.internode.own.incoming] == [0]
 
     run(test)
+
+    run(test)
+
+
+def test_a_greeting_from_behind_a_cut_is_not_heard() -> None:
+    async def test() -> None:
+        one, two = pair()
+        async with running(one, two):
+            one.internode.faults.blocked_from = frozenset((two.address,))
+            with pytest.raises((PeerTimeout, PeerUnreachable)):
+                await one.internode.request(two.address, verbs.PING, Ping("a"), 200)
+            assert not one.internode.connected(two.address)
+
+    run(test)
+
+
+class Written:
+    """A transport that takes one write, and then has its connection paused."""
+
+    def __init__(self) -> None:
+        self.writes: list[bytes] = []
+        self.connection: Connection | None = None
+        self.left = 0
+
+    def write(self, data: bytes) -> None:
+        assert self.connection is not None
+        self.writes.append(data)
+        self.connection.pause_writing()
+
+    def get_write_buffer_size(self) -> int:
+        self.left -= 1
+        return self.left + 1
+
+    def is_closing(self) -> bool:
+        return False
+
+
+async def written() -> tuple[Connection, Written]:
+    transport = Written()
+    connection = Connection(SimpleNamespace(newest=SimpleNamespace(epoch=1)), real_runtime())  # type: ignore[arg-type]
+    transport.connection = connection
+    connection.connection_made(transport)  # type: ignore[arg-type]
+    return connection, transport
+
+
+def test_large_frames_go_out_one_by_one_while_the_transport_takes_them() -> None:
+    async def test() -> None:
+        connection, transport = await written()
+        frames = [bytes([number]) * WRITE_BYTES_COALESCED for number in range(3)]
+        for frame in frames:
+            connection.send(frame)
+        connection.flush()
+        assert transport.writes == frames[:1]
+        connection.resume_writing()
+        assert transport.writes == frames[:2]
+        connection.resume_writing()
+        assert transport.writes == frames and connection.room()
+
+    run(test)
+
+
+def test_raw_bytes_wait_until_the_transport_has_written_what_was_before() -> None:
+    async def test() -> None:
+        connection, transport = await written()
+        transport.left = 3
+        assert await connection.drained() is transport
+        assert transport.left == -1
+
+    run(test)
+
+
+def test_who_does_not_read_its_answers_loses_its_connection() -> None:
+    closed: list[str] = []
+    side: Any = SimpleNamespace(faults=LinkFaults())
+    connection: Any = SimpleNamespace(
+        peer=PeerInfo(2, "h2", "n2", 1, "node"),
+        closed=False,
+        room=lambda: False,
+        close=lambda why, abort: closed.append(why),
+    )
+    OwnSide.answer(side, connection, verbs.PING, 5, REPLY, b"")
+    assert closed == ["the peer does not read its replies"]
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "why"),
+    [
+        ("n2", "other", "address n2:1 is in use by host h2"),
+        ("n3", "h2", "host h2 is in use at n2:1: a data directory serves one node"),
+        ("n2", "h2", None),
+        ("n3", "other", None),
+    ],
+)
+def test_a_place_and_a_host_belong_together(address: str, host: str, why: str | None) -> None:
+    ended: list[str] = []
+
+    def one(heard_s: float) -> Any:
+        peer = PeerInfo(2, "h2", "n2", 1, "node")
+        return SimpleNamespace(peer=peer, heard_s=heard_s, close=ended.append)
+
+    mine: Any = SimpleNamespace(peer=None)
+    hello: Any = SimpleNamespace(endpoint=(address, 1), host_id=host, address=address, port=1)
+    assert conflict([mine, one(9.0)], mine, hello, 5.0) == why
+    assert not ended
+    assert conflict([one(4.0)], mine, hello, 5.0) is None
+    assert bool(ended) is (why is not None), "who was not heard lately makes room"

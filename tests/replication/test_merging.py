@@ -73,3 +73,10 @@ def test_what_one_answer_deletes_is_gone_from_the_others() -> None:
     )
     assert end is None and keys(merged) == [(2, [b"9"])]
     assert merged[0].deletion == Deletion(5, 1), "it may be news to another replica"
+
+
+def test_a_partition_of_which_nothing_is_left_is_not_answered() -> None:
+    """What lies behind the stop was all that one answer had of it."""
+    behind = ReadResult((partition(2, b"3"),))
+    stopped = ReadResult((), True, Position(2, b"k", b"1"))
+    assert merge_answers([behind, stopped], reverse=False) == ((), Position(2, b"k", b"1"))

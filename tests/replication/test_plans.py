@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.placement.quorums import Requirement
 from lockstep.quorum.plans import Plan, PlanBook
+from lockstep.quorum.request_trace import RequestTrace
 from lockstep.quorum.round import Target, first_choice
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.ids import Consistency, NodeId
+from lockstep.values.rows import ReadCommand
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range
 
 from .clusters import TABLE_ID, make_cluster, whole_ring
@@ -61,6 +63,18 @@ def test_a_changed_table_matters_like_a_changed_group() -> None:
     assert book.write_plan(TABLE_ID, 1, QUORUM).needs_epoch == 8
     assert book.changed_since(TABLE_ID, Range(0, 10), 7)
     assert not book.changed_since(TABLE_ID, Range(0, 10), 8)
+    older = Newest(make_cluster(9, [(TOKEN_MAX, [1, 2, 3], [1, 2, 3], 2)])).book
+    assert not older.changed_since(TABLE_ID, Range(0, 10), 8), "no group of the table has changed since"
+    assert not older.changed_since(TABLE_ID, Range(0, 10), 10), "who asks knows more than this node"
+
+
+def test_a_request_that_wants_no_plans_notes_none() -> None:
+    plan = Newest(whole_ring(5, [1, 2, 3])).book.read_plan(TABLE_ID, 1, QUORUM)
+    command = ReadCommand(TABLE_ID, 0, 1, None, (), (), False, False, 0, 0, 0)
+    quiet, told = RequestTrace(), RequestTrace(wants_plans=True)
+    for trace in (quiet, told):
+        trace.read(plan, command, [(NodeId(1), 5)], repaired=False)
+    assert not quiet.plans and [one["tokens"] for one in told.plans] == [[0, 1]]
 
 
 def test_changed_since_looks_at_every_range_that_is_asked() -> None:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.handoff.view_updates import paired_with
+from lockstep.handoff import view_updates
+from lockstep.handoff.view_updates import ViewPairs, paired_with
+from lockstep.quorum.plans import PlanBook
 from lockstep.values.ids import NodeId
+from lockstep.values.rows import Cell, Liveness, Mutation, Row
+from lockstep.values.tokens import TOKEN_MAX
+
+from .clusters import TABLE_ID, make_cluster, whole_ring
 
 #: Twelve nodes in three data centres.
 NODES = [NodeId(number) for number in range(12)]
@@ -45,3 +52,30 @@ def test_there_is_no_pair_without_as_many_on_both_sides() -> None:
     assert paired_with(base, view, dc_of, NodeId(0)) is None
     assert paired_with(base, view, dc_of, NodeId(1)) == 1
     assert paired_with(base, view, dc_of, NodeId(9)) is None
+
+
+def mutation(number: int) -> Mutation:
+    return Mutation(TABLE_ID, 7, b"k", b"%016d" % number, 1)
+
+
+def test_who_is_no_replica_of_the_base_has_no_pair() -> None:
+    book = PlanBook(lambda: whole_ring(5, [1, 2, 3]), lambda: 1)
+    pair = ViewPairs(book, lambda: 1).plan(mutation(1), mutation(2), 5)
+    assert pair is not None and [target.node for target in pair.targets] == [1]
+    assert ViewPairs(book, lambda: 9).plan(mutation(1), mutation(2), 5) is None
+
+
+def test_while_a_replica_comes_updates_go_to_all() -> None:
+    moving = make_cluster(5, [(TOKEN_MAX, [1, 2, 3], [1, 2, 3, 4], 5)])
+    book = PlanBook(lambda: moving, lambda: 1)
+    assert ViewPairs(book, lambda: 1).plan(mutation(1), mutation(2), 5) is None
+
+
+def test_a_row_that_is_too_large_for_one_mutation_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view_updates, "VIEW_MUTATION_BYTES", 200)
+    cells = tuple(Cell(column, bytes(90), 5) for column in range(5))
+    row = Row(b"c", Liveness(5), None, cells)
+    pieces = [piece for _, piece in view_updates._parts(b"k", row)]
+    assert len(pieces) > 2 and tuple(cell for piece in pieces for cell in piece.cells) == cells
+    assert [piece.liveness for piece in pieces] == [Liveness(5), *[None] * (len(pieces) - 1)]
+    assert list(view_updates._parts(b"k", Row(b"c", Liveness(5)))) == [(b"k", Row(b"c", Liveness(5)))]

@@ -9,6 +9,7 @@ import pytest
 from lockstep.coordination import writes
 from lockstep.coordination.writes import Begun
 from lockstep.internode import verbs
+from lockstep.replica import replica
 from lockstep.values.errors import (
     DiskRefused,
     InvalidRequest,
@@ -44,6 +45,18 @@ def test_a_quorum_write_reaches_all_replicas_and_ends_with_two() -> None:
         assert holders(nodes) == [1, 2]
         assert sent_to(wire) == ["n2", "n3"], "the own replica needs no message"
         assert nodes[0].coordinator.in_flight() == (0, 0)
+
+    run(test)
+
+
+def test_a_sync_of_many_writes_is_told_in_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica, "WRITES_A_TURN", 1)
+
+    async def test() -> None:
+        _, nodes = make_nodes(3, whole_ring(5, [1, 2, 3]))
+        coordinator = nodes[0].coordinator
+        await asyncio.gather(*(coordinator.write(upsert(token), Consistency.ALL, 1000) for token in range(5)))
+        assert holders(nodes) == [1, 2, 3] and coordinator.in_flight() == (0, 0)
 
     run(test)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.runtime.real.certificates import damage_in
+from lockstep.storage.damage import DamagedFiles
 from lockstep.storage.model import open_model_store
 from lockstep.storage.rocks.rocks import RocksStore, open_rocks_store
 from lockstep.values.errors import CorruptFile, TableFileDamaged
@@ -190,3 +191,11 @@ def test_a_simulated_block_that_cannot_be_read_refuses_its_keys_and_no_others() 
         assert len(store.damaged.known) == 1
 
     asyncio.run(body())
+
+
+def test_who_listens_late_hears_of_what_was_found_before() -> None:
+    damaged, heard = DamagedFiles(), list[TableFileDamaged]()
+    error = TableFileDamaged("store/1.sst", 7, "checksum", b"a", b"b")
+    damaged.found(error)
+    damaged.listen(heard.append)
+    assert heard == [error] == list(damaged.known)

@@ -14,7 +14,7 @@ from lockstep.storage.engine import StorageEngine
 from lockstep.storage.group_commit import GroupCommit
 from lockstep.storage.model import open_model_store
 from lockstep.storage.purging import merge_place
-from lockstep.storage.reading import normal_slices
+from lockstep.storage.reading import normal_slices, partitions_between
 from lockstep.storage.rows import folding, keys
 from lockstep.storage.rows.reconcile import is_empty, merge_partitions
 from lockstep.storage.rows.visible import live_view
@@ -706,3 +706,31 @@ def test_slices_are_sorted_and_joined() -> None:
         Slice(b"a", b"d"),
     )
     assert normal_slices((Slice(b"b", b""), Slice(b"a", b"a"), Slice(b"c", b"d"))) == (Slice(b"b", b""),)
+
+
+def test_going_through_partitions_gives_turns(tmp_path: Path) -> None:
+    async def run() -> None:
+        written = [put(key, b"a", b"v", 1, number) for number, key in enumerate(KEYS)]
+        engine = await engine_with("model", tmp_path, written)
+        snapshot = engine._store.snapshot()
+        bounds = keys.token_bounds(TABLE, FULL_RING)
+        for per_turn, turns in ((1, len(KEYS)), (2, len(KEYS) // 2), (100, 0)):
+            found = list(partitions_between(snapshot, *bounds, per_turn))
+            assert [one.key for one in found if one is not None] == [key for _, key in sorted(KEYS)]
+            assert found.count(None) == turns
+        snapshot.close()
+        await engine.close()
+
+    asyncio.run(run())
+
+
+def test_a_row_of_which_nothing_is_said_changes_no_digest(tmp_path: Path) -> None:
+    async def run() -> None:
+        engine = await engine_with("model", tmp_path, [])
+        empty = await engine.digest(TABLE, FULL_RING)
+        engine.apply(Mutation(TABLE, 3, b"k", mutation_id(1, 1, 1), 1, rows=(Row(b"a"),)))
+        assert len(list(engine._store.scan(*keys.token_bounds(TABLE, FULL_RING)))) == 1
+        assert await engine.digest(TABLE, FULL_RING) == empty
+        await engine.close()
+
+    asyncio.run(run())

@@ -635,3 +635,46 @@ def test_a_disk_that_refuses_ends_the_building_and_is_told(tmp_path: Path) -> No
         await engine.close()
 
     asyncio.run(run())
+
+
+def test_entries_of_a_partition_that_is_gone_are_taken_away_by_who_reads_them(tmp_path: Path) -> None:
+    async def run() -> None:
+        engine = await opened("model", tmp_path)
+        by_s = DEFINITIONS[2]
+        engine.indexes.define(TABLE, [by_s])
+        await idle(engine)
+        token, key = KEYS[0]
+        static = Row(b"", None, None, (Cell(STATIC, value(1), 5),))
+        engine.apply(Mutation(TABLE, token, key, mutation_id(1, 1, 1), 5, static=static))
+        asked = command(wanted(by_s, 1, 0))
+        assert len(await shown(engine, asked)) == await entries(engine) == 1
+        engine._store.write([("delete_range", *keys.token_bounds(TABLE, FULL_RING))])
+        assert await shown(engine, asked) == [] and await entries(engine) == 0
+        await engine.close()
+
+    asyncio.run(run())
+
+
+def test_what_is_asked_for_while_it_is_gone_through_is_gone_through_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = indexes.Indexes._entries_of_fragments
+    jobs: list[indexes.Job] = []
+
+    def made_again(self: indexes.Indexes, job: indexes.Job, pairs: Any) -> Any:
+        jobs.append(job)
+        if len(jobs) == 1:
+            self._ask(job)
+        return made(self, job, pairs)
+
+    async def run() -> None:
+        engine = await opened("model", tmp_path)
+        engine.apply(put(1, KEYS[0], 1))
+        monkeypatch.setattr(indexes.Indexes, "_entries_of_fragments", made_again)
+        engine.indexes.define(TABLE, [DEFINITIONS[3]])
+        await idle(engine)
+        assert len(jobs) == 2 and len(set(jobs)) == 1
+        assert engine.indexes.built(TABLE) == [DEFINITIONS[3].index_id] and await counted(engine, 1) == 1
+        await engine.close()
+
+    asyncio.run(run())

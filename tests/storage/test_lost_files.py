@@ -16,6 +16,7 @@ from lockstep.storage.model import open_model_store
 from lockstep.storage.rocks.rocks import RocksSettings, RocksStore, open_rocks_store
 from lockstep.storage.rocks.rocks_keeping import KeptFiles, whole_records
 from lockstep.storage.store import Pair, Store
+from lockstep.storage.store_position import PositionFile, StorePosition
 from lockstep.values.errors import CorruptFile
 
 from .support import LoopTasks, LossyDisk
@@ -296,3 +297,18 @@ def test_records_of_a_log_are_read_over_its_blocks() -> None:
         list(whole_records("x", b"\x01\x00" * 200))
     assert list(whole_records("x", bytes(1000))) == []
     assert list(whole_records("x", b"\x01\x02\x03")) == []
+
+
+def test_a_position_that_is_durable_is_not_synced_again() -> None:
+    async def run() -> None:
+        disk = LossyDisk()
+        file = PositionFile(disk, "store")
+        file.note(StorePosition(3))
+        await file.settle(StorePosition(3))
+        syncs = disk.syncs
+        await file.settle(StorePosition(3))
+        assert disk.syncs == syncs > 0
+        disk.lose_power()
+        assert file.load() == StorePosition(3)
+
+    asyncio.run(run())

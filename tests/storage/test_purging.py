@@ -14,11 +14,14 @@ from lockstep.storage import purging
 from lockstep.storage.cooperative_yield import CooperativeYield
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.purging import Purge
+from lockstep.storage.rows import keys
 from lockstep.storage.rows.reconcile import is_empty
 from lockstep.storage.rows.visible import live_view, partition_left, row_left
+from lockstep.values import limits
 from lockstep.values.ids import mutation_id
 from lockstep.values.limits import BACKGROUND_FRAGMENTS_PER_TURN
 from lockstep.values.rows import Cell, Deletion, Liveness, Mutation, Partition, RangeDeletion, Row
+from lockstep.values.tokens import FULL_RING
 
 from .support import content_of, open_store, runtime_of
 from .test_engine import TABLE, command, put, random_mutation, twin_partitions
@@ -274,3 +277,39 @@ def test_what_arrives_during_a_pass_is_seen_again_if_the_pass_does_not_hear_of_i
         await engine.close()
 
     asyncio.run(check())
+
+
+def test_a_place_with_one_fragment_is_left_as_it_is(tmp_path: Path) -> None:
+    async def run() -> None:
+        engine = await opened("model", tmp_path)
+        mutation = put(KEY, b"a", b"v", 1, 1)
+        engine.apply(mutation)
+        ((store_key, value),) = engine._store.scan(*keys.token_bounds(TABLE, FULL_RING))
+        prefix = keys.split_partition(store_key)[2]
+        place = store_key[: -keys.WRITE_BYTES]
+        assert purging.merge_place(engine._store, prefix, place) == 1
+        assert list(engine._store.scan(*keys.token_bounds(TABLE, FULL_RING))) == [(store_key, value)]
+        await engine.close()
+
+    asyncio.run(run())
+
+
+def test_a_place_for_which_the_queue_has_no_room_is_queued_by_a_later_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        runtime = runtime_of()
+        engine = StorageEngine(await open_store("model", tmp_path, runtime), runtime)
+        monkeypatch.setattr(limits, "MERGES_QUEUED_MAX", 0)
+        for number in range(2 * limits.ROW_FRAGMENTS_MERGE_AT):
+            engine.apply(put(KEY, b"a", b"v", 1 + number, number))
+        await asyncio.sleep(0.01)
+        held = len(list(engine._store.scan(*keys.token_bounds(TABLE, FULL_RING))))
+        assert held == 2 * limits.ROW_FRAGMENTS_MERGE_AT, "nothing was merged"
+        monkeypatch.setattr(limits, "MERGES_QUEUED_MAX", 4)
+        engine.apply(put(KEY, b"a", b"v", 1000, 1000))
+        await asyncio.sleep(0.01)
+        assert len(list(engine._store.scan(*keys.token_bounds(TABLE, FULL_RING)))) < held
+        await engine.close()
+
+    asyncio.run(run())

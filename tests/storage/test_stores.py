@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from lockstep.storage.model import OrderedMap, open_model_store
+from lockstep.storage.model import OrderedMap, _portions, open_model_store
 from lockstep.storage.rocks.rocks import open_rocks_store
-from lockstep.storage.store import Operation, Store
+from lockstep.storage.store import Family, Operation, Store
 from lockstep.values import limits
 from lockstep.values.errors import CorruptFile, DiskRefused, PreconditionError, StorageError
 
@@ -387,3 +387,21 @@ def test_the_ordered_map_stays_valid_and_views_do_not_change() -> None:
     for view, content in views:
         assert list(view.scan(b"", b"\xff")) == content
         assert list(view.scan(b"03", b"07", True)) == [p for p in content if b"03" <= p[0] < b"07"][::-1]
+
+
+def test_there_is_no_block_to_damage_in_an_empty_store() -> None:
+    async def run() -> None:
+        store = await open_model_store(runtime_of().disk, "store")
+        assert not store.damage_block(0.5, 3)
+        store.write([("put", Family.DATA.key(b"k"), b"v")])
+        assert store.damage_block(0.5, 3)
+        store.close()
+
+    asyncio.run(run())
+
+
+def test_a_checkpoint_has_no_empty_portion(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = [(b"k%d" % number, b"v") for number in range(4)]
+    monkeypatch.setattr(limits, "CHECKPOINT_PORTION_BYTES", 6)
+    assert list(_portions(iter(pairs))) == [pairs[:2], pairs[2:]]
+    assert list(_portions(iter(pairs[:3]))) == [pairs[:2], pairs[2:3]]

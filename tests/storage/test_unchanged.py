@@ -177,3 +177,19 @@ def test_what_is_noted_is_watched(tmp_path: Path) -> None:
             unchanged.validate()
 
     asyncio.run(check())
+
+
+def test_of_the_sessions_that_watch_a_table_those_that_are_open_go_on(tmp_path: Path) -> None:
+    async def run() -> None:
+        engine = await opened(tmp_path)
+        for session in ("open", "closed"):
+            engine.unchanged.watch(session, TABLE, WHOLE)
+        engine.apply(put((7, b"k"), b"a", b"v", 1, 1))
+        engine.unchanged.forget(lambda session: session == "open")
+        engine.unchanged.validate()
+        assert [list(sessions) for sessions in engine.unchanged._touched.values()] == [["open"]]
+        engine.unchanged.forget(lambda _session: False)
+        assert not engine.unchanged._touched
+        await engine.close()
+
+    asyncio.run(run())

@@ -5,16 +5,18 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from msgspec import structs
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.operations import Operation, Stage
 from lockstep.metadata.transformations import Initialize
 from lockstep.schema.model import Replication
+from lockstep.topology import barriers
 from lockstep.topology.barriers import BarrierState, GuardReport, barrier_need, evaluate
 from lockstep.topology.kind import stage_row
 from lockstep.topology.kinds.bootstrap import Bootstrap
 from lockstep.topology.kinds.remove import Remove
-from lockstep.topology.stages import Side
+from lockstep.topology.stages import Drain, Side
 from lockstep.topology.streams import stream_plan
 from lockstep.topology.transformations import CancelOperation, PrepareOperation
 from lockstep.values.ids import NodeId
@@ -87,6 +89,13 @@ def test_a_majority_of_all_is_not_enough_when_a_data_centre_lacks_its_own() -> N
     assert not state.passed and {m.node for m in state.missing} == {1, 2}
     assert any("in data centre dc1" in m.reason for m in state.missing)
     assert passed(history.now, operation, (*aware, NodeId(1))).passed
+
+
+def test_a_stage_may_have_all_replicas_finish_older_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, operation = joining(3, Stage.WRITE_BOTH_READ_OLD)
+    row = structs.replace(stage_row(operation), drain=Drain.ALL)
+    monkeypatch.setattr(barriers, "stage_row", lambda *_: row)
+    assert barrier_need(operation, cluster, (A,)).must_drain == (A, B, C, X)
 
 
 def test_sources_must_have_finished_older_requests() -> None:

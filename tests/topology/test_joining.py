@@ -230,6 +230,14 @@ def test_an_answer_to_another_attempt_changes_nothing(phase: Phase, verdict: Ver
         assert answered(state, JoinAnswer(attempt, verdict, NodeId(9), 9, BASIS, REFUSAL, "x")) is state
 
 
+@pytest.mark.parametrize("phase", [Phase.ASKING, Phase.BASICALLY_VALIDATED])
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_who_has_asked_nothing_is_told_nothing(phase: Phase, verdict: Verdict) -> None:
+    """An answer that comes twice finds the attempt further on, or begun again."""
+    state = first_attempt(3) if phase is Phase.ASKING else at(phase)
+    assert answered(state, JoinAnswer(state.attempt, verdict, NodeId(9), 9, BASIS, REFUSAL, "x")) is state
+
+
 def test_other_metadata_keeps_a_node_out_and_names_what_differs() -> None:
     state = at(Phase.BASICALLY_VALIDATED)
     for own, text in (

@@ -388,6 +388,25 @@ def test_the_steps_are_one_replica_each_more_first() -> None:
     assert there == back[::-1]
 
 
+def test_a_change_of_strategy_shares_replicas_out_as_can_be_proved() -> None:
+    eligible = {"dc1": 9, "dc2": 9}
+    tried: list[Replication] = []
+
+    def only(wanted: Replication | None) -> tuple[Replication, ...]:
+        def proved(_one: Replication, other: Replication) -> bool:
+            tried.append(other)
+            return other == wanted
+
+        return replication_steps(simple(4), network(dc1=2, dc2=3), eligible, proved)
+
+    in_turns = network(dc1=2, dc2=2)
+    assert only(in_turns) == (simple(4), in_turns, network(dc1=2, dc2=3))
+    assert tried == [network(dc1=1, dc2=3), network(dc1=2, dc2=2)]
+    tried.clear()
+    assert only(None) == ()
+    assert tried == [network(dc1=1, dc2=3), in_turns, in_turns]
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_a_driven_change_with_lagging_nodes_ends_and_keeps_every_invariant(seed: int) -> None:
     rng = random.Random(seed)

@@ -133,6 +133,7 @@ def test_a_data_centre_without_tokens_is_none_for_replication() -> None:
     [
         (PrepareOperation(Bootstrap(FOUR, (5,))), "joined to own no tokens"),
         (PrepareOperation(Bootstrap(NodeId(5))), "a node owns 1 to"),
+        (PrepareOperation(Replace(FOUR, NodeId(2))), "node 2 owns tokens, and node 4 joined otherwise"),
     ],
 )
 def test_tokens_are_as_they_were_announced(asked: PrepareOperation, why: str) -> None:

@@ -260,8 +260,6 @@ class Access(msgspec.Struct, frozen=True, dict=True):
 
     def without_resources(self, names: Iterable[str]) -> Access:
         """Without all grants on these resources and on what they hold; costs what is granted at all."""
-        if not self.grants.count:
-            return self
         gone = dict.fromkeys(names)
         return self.without_grants(
             any(held in gone for held in chain(grant.resource)) for grant in self._grants()

@@ -177,9 +177,8 @@ def entry_bounds(table_id: int, index_id: int | None = None) -> tuple[bytes, byt
 
 
 def _key_part(key: bytes, position: int, count: int) -> bytes:
-    """One component of a partition key: alone, or each behind its length and before a zero byte."""
-    if count == 1:
-        return key
+    """One of several components of a partition key, each behind its length and before a zero byte."""
+    assert count > 1, "the only column of a partition key has no index"
     at = 0
     for _ in range(position):
         at += 3 + int.from_bytes(key[at : at + 2], "big")
