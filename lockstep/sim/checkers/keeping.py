@@ -147,7 +147,7 @@ def lacking_of(content: DurableContent, mutation: Mutation) -> Iterator[int]:
 _NAMES: Final[dict[int, str]] = {verbs.HINT: "a hint", verbs.READ_REPAIR: "a read repair"}
 
 #: How late they come at most, where that is a fault: several stages.
-_LATE_S: Final = 0.3
+_LATE_S: Final = 1.0
 
 
 class Receiving:

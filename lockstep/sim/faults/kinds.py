@@ -150,10 +150,14 @@ def crash_building(means: Means, draw: Stream) -> None:
     def gone(_: str) -> None:
         means.cluster.world.count("fault.crash_building")
 
+    label = draw.choice(BUILD_PROBES)
+    # Steps take time, so that what was noted of earlier ones may be durable; the node ends soon, or later in
+    # whichever partition the build is by then.
+    means.add_rule(DelayRule(label=label, low_s=0.005, high_s=0.03), seconds=3.0)
     rule = CrashRule(
-        label=draw.choice(BUILD_PROBES),
+        label=label,
         kind=_kind(draw),
-        probability=0.3,
+        probability=draw.choice((0.3, 0.03)),
         times=2,
         restart_after_s=_down_s(draw),
         on_fired=gone,

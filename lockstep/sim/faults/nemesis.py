@@ -111,7 +111,8 @@ class Nemesis:
                 self._hold_behind(self.cluster.leader[1], 2.0)
         if "no_heir" in self.swarm.kinds and draw.random() < 0.5:
             leavers.strike(self.means, operation, stage, draw)
-        if "late_mending" in self.swarm.kinds and draw.random() < 0.5:
+        # Who loses a range is written last in the stage before it: what was planned then may come later.
+        if "late_mending" in self.swarm.kinds and (draw.random() < 0.5 or stage is Stage.WRITE_BOTH_READ_NEW):
             self.cluster.late_until_ns = self.cluster.world.now_ns + int(1e9 * draw.random())
         if "cut_newcomer" in self.swarm.kinds and first:
             self._cut_newcomer(operation)

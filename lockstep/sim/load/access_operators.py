@@ -272,13 +272,15 @@ def _of_requests(cluster: ClusterMetadata) -> list[Wish]:
     ]
 
 
-_OPERATORS = 8
+_OPERATORS = 12
 _PATIENCE_S = 3.0
 #: Few names, so that operators meet.
 _ROLES = ("reader", "writer", "owner", "all")
 _RESOURCES = ("data", f"data/{KEYSPACE}", f"data/{KEYSPACE}/t1", f"data/{KEYSPACE}/r1", "data/none", "mbean")
 _RESOURCES_OF_ROLES = ("roles", *(f"roles/{name}" for name in _ROLES), f"functions/{KEYSPACE}")
 _PERMISSIONS = (("SELECT",), ("MODIFY", "SELECT"), ("ALTER",), ("EXECUTE",), ("DROP", "AUTHORIZE"))
+#: Share of changes of permissions that take back something that is granted.
+_REVOKES = 0.5
 #: Share of submissions that are wrong on purpose.
 _WRONG = 0.6
 
@@ -318,8 +320,8 @@ class AccessOperators:
     def _access(self) -> Wish:
         draw = self._draw
         name, other = draw.choice(_ROLES), draw.choice(_ROLES)
-        chosen = draw.randrange(12)
-        if chosen < 4:
+        chosen = draw.randrange(14)
+        if chosen < 3:
             made = CreateRole(
                 name,
                 superuser=draw.random() < 0.2,
@@ -329,16 +331,21 @@ class AccessOperators:
                 only_first=draw.random() < 0.1,
             )
             return EntryKind.ROLE_CHANGE, ChangeRole(made)
-        if chosen == 4:
+        if chosen == 3:
             altered = AlterRole(name, login=draw.random() < 0.5, if_exists=draw.random() < 0.5)
             return EntryKind.ROLE_CHANGE, ChangeRole(altered)
-        if chosen == 5:
+        if chosen == 4:
             return EntryKind.ROLE_CHANGE, ChangeRole(DropRole(name, if_exists=draw.random() < 0.5))
-        if chosen < 8:
+        if chosen < 7:
             return EntryKind.ROLE_MEMBERSHIP, ChangeMembership(name, other, draw.random() < 0.7)
-        if chosen == 8:
+        if chosen == 7:
             # Without a value it is forgotten.
             return EntryKind.SET_EXTENSION, SetExtension(f"e{draw.randrange(2)}", draw.choice((b"", b"v")))
+        grants = self._cluster.newest.access.listed_grants()
+        if grants and draw.random() < _REVOKES:
+            held = draw.choice(grants)
+            some = tuple(sorted(draw.sample(held.permissions, draw.randint(1, len(held.permissions)))))
+            return EntryKind.PERMISSIONS, ChangePermissions(held.role, held.resource, some, False)
         resource = draw.choice((*_RESOURCES, *_RESOURCES_OF_ROLES))
         change = ChangePermissions(name, resource, draw.choice(_PERMISSIONS), draw.random() < 0.7)
         return EntryKind.PERMISSIONS, change

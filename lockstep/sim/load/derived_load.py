@@ -25,6 +25,7 @@ from lockstep.schema.model import ColumnKind
 from lockstep.schema.type_changes import CreateIndex, IndexedPart
 from lockstep.schema.view_changes import CreateView
 from lockstep.sim.checkers.settled import IndexRow, Rows, check_answer, check_index, difference
+from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.door import KEYSPACE
 from lockstep.sim.load.cql_client import CqlClient
 from lockstep.sim.load.history import Outcome
@@ -63,6 +64,8 @@ class DerivedLoad(SideLoad):
         self._labels = labels
         self.compared = 0
         self.settled_s = 0.0
+        #: Since when the first of what is made could be; 0 before.
+        self.begun_s = 0.0
         operators.when_ready.append(self._make_later)
 
     def later(self) -> Sequence[Later]:
@@ -73,7 +76,7 @@ class DerivedLoad(SideLoad):
         runtime.tasks.spawn(self._made(runtime), f"{self.table}.later")
 
     async def _made(self, runtime: Runtime) -> None:
-        world, begun_s = self.cluster.world, None
+        world = self.cluster.world
         for one in self.later():
             while not one.is_there():
                 if self._operators.stopped:
@@ -81,8 +84,8 @@ class DerivedLoad(SideLoad):
                 if not self.has_table():
                     await asyncio.sleep(0.05)
                     continue
-                begun_s = world.now_s() if begun_s is None else begun_s
-                await asyncio.sleep(max(0.0, begun_s + one.at_s - world.now_s()))
+                self.begun_s = self.begun_s or world.now_s()
+                await asyncio.sleep(max(0.0, self.begun_s + one.at_s - world.now_s()))
                 await self._operators.submit(runtime, EntryKind.SCHEMA_CHANGE, one.change(runtime))
 
     def read_all(self, names: list[str]) -> None:
@@ -135,8 +138,9 @@ INDEX_TABLE: Final = "indexed"
 #: Column, class, and when it is made, in virtual seconds from the first on.
 _INDEXES = (("v", "", 0.0), ("s", "", 3.0), ("w", "StorageAttachedIndex", 8.0))
 _INDEX_KEYS = 4
-#: So many that some are not written any more after the last index is made.
 _INDEX_ROWS = 20
+#: From then on half of the keys are left alone: only a build makes entries of the last index for them.
+_QUIET_S = 7.0
 _INDEX_VALUES = 3
 _TTL_MAX_S = 3
 #: What expires has done so by then, by the clock of every node.
@@ -163,6 +167,11 @@ _INDEX_WRITES = (
     (1, f"DELETE FROM {_PATH} USING TIMESTAMP :at WHERE pk = :pk AND ck > :ck", "at pk ck"),
     (1, f"DELETE FROM {_PATH} USING TIMESTAMP :at WHERE pk = :pk", "at pk"),
 )
+#: How often each replica's own entries are looked at, and the pause between two looks.
+_LOOKS_MAX = 5
+_LOOK_S = 1.0
+#: Column, value, and what its index answered.
+_Answered = tuple[str, int, list[IndexRow]]
 #: How each index is asked.
 _COMPARED = {"v": ("=", eq), "w": (">=", le), "s": ("=", eq)}
 
@@ -211,8 +220,10 @@ class _IndexClient(DerivedClient):
                 await self._by_index(session, column, draw.randrange(_INDEX_VALUES), self.draw_level())
             return
         _, text, names = draw.choice([one for one in _INDEX_WRITES for _ in range(one[0])])
+        begun_s = self._indexing.begun_s
+        is_quiet = begun_s and self.cluster.world.now_s() > begun_s + _QUIET_S
         values = {
-            "pk": int_bytes(draw.randrange(_INDEX_KEYS)),
+            "pk": int_bytes(draw.randrange(_INDEX_KEYS // 2 if is_quiet else _INDEX_KEYS)),
             "ck": int_bytes(draw.randrange(_INDEX_ROWS)),
             "s": int_bytes(draw.randrange(_INDEX_VALUES)),
             "v": int_bytes(draw.randrange(_INDEX_VALUES)),
@@ -222,23 +233,48 @@ class _IndexClient(DerivedClient):
         await self.write(session, text, names, values)
 
     async def last_asks(self, session: CqlClient) -> bool:
-        """By each index, and by a scan after that, which may mend what replicas lack."""
+        """By each index, and by a scan after that, which may mend what replicas lack; then by each index at
+        one replica, whose own entries have to name all that it holds by now."""
         if self.cluster.world.now_s() < self._indexing.settled_s + _EXPIRED_S:
             return False
+        answers = await self._by_each(session, Consistency.ALL)
+        scanned = await self.rows(session, _SCAN, [], Consistency.ALL)
+        if answers is None or scanned is None:
+            return False
+        self._compare(answers, scanned)
+        return await self._compared_alone(session)
+
+    async def _compared_alone(self, session: CqlClient) -> bool:
+        """What a scan mended reaches the last replica a moment later."""
+        for looks_left in reversed(range(_LOOKS_MAX)):
+            scanned = await self.rows(session, _SCAN, [], Consistency.ALL)
+            answers = await self._by_each(session, Consistency.ONE)
+            if answers is None or scanned is None:
+                return False
+            try:
+                self._compare(answers, scanned)
+                return True
+            except Violation:
+                if not looks_left:
+                    raise
+            await asyncio.sleep(_LOOK_S)
+        raise AssertionError("the last look ends it")
+
+    async def _by_each(self, session: CqlClient, level: Consistency) -> list[_Answered] | None:
+        """None when one of them was not answered."""
         answers = []
         for column, _, _ in _INDEXES:
             for value in range(_INDEX_VALUES) if self._indexing.has_index(column) else ():
-                found = await self._by_index(session, column, value, Consistency.ALL)
+                found = await self._by_index(session, column, value, level)
                 if found is None:
-                    return False
+                    return None
                 answers.append((column, value, found))
-        scanned = await self.rows(session, _SCAN, [], Consistency.ALL)
-        if scanned is None:
-            return False
+        return answers
+
+    def _compare(self, answers: list[_Answered], scanned: list[IndexRow]) -> None:
         for column, value, found in answers:
             check_index(f"{column} of {value}", _NAMES.index(column), _wanted(column, value), scanned, found)
             self._indexing.compared += 1
-        return True
 
     async def _by_index(
         self, session: CqlClient, column: str, value: int, level: Consistency

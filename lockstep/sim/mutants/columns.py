@@ -35,6 +35,7 @@ from lockstep.replica.ballots import BallotService
 from lockstep.replica.messages import PrepareRequest
 from lockstep.schema.clustering import routing_key
 from lockstep.sim.plant import Planted, replaced
+from lockstep.storage.index import indexes as indexes_module
 from lockstep.storage.index.indexes import Indexes
 from lockstep.storage.rows import difference as difference_module
 from lockstep.storage.rows import reconcile
@@ -240,10 +241,21 @@ def _answers_believed() -> contextlib.AbstractContextManager[None]:
     return replaced((reads, "agreed", agreed))
 
 
+def _step_ends_its_partition() -> contextlib.AbstractContextManager[None]:
+    """A partition counts as indexed with the first step of a build that ends in it."""
+    original = indexes_module.noted
+
+    def noted(table_id: int, index_id: int, token: int | None) -> Any:
+        return original(table_id, index_id, token if token is None else token + 1)
+
+    return replaced((indexes_module, "noted", noted))
+
+
 INDEXES = (
     Planted("index_not_built", "an index lacks rows that are older than it", "indexes", _not_built),
     Planted("index_answers_believed", "one replica's word is answered", "indexes", _answers_believed),
     Planted("index_streamed_not_indexed", "an index lacks rows that moved", "indexes", _streamed_not_indexed),
+    Planted("index_step_ends_its_partition", "an index lacks rows", "builds", _step_ends_its_partition),
 )
 
 

@@ -17,7 +17,7 @@ from lockstep.internode.serving import Respond
 from lockstep.node.stamps import Stamps
 from lockstep.replica.replica import ReplicaService
 from lockstep.server.cql.buffers import ReadBuffer
-from lockstep.server.cql.loop_budget import Admission
+from lockstep.server.cql.loop_budget import Admission, LoopBudget
 from lockstep.sim.plant import Planted, replaced
 from lockstep.values.errors import LockstepError
 
@@ -104,12 +104,37 @@ def _all_admitted() -> _Context:
     return replaced((Admission, "_judge", judge))
 
 
+#: Refusals after which a node shuts itself, and for how long: longer than it may take to recover.
+_REFUSALS = 20
+_SHUT_S = 6.0
+
+
+def _shut_after_load() -> _Context:
+    """A node that has refused requests takes none for a while once all that it had begun is done."""
+    tick, may_begin = LoopBudget._tick, LoopBudget.may_begin
+    #: By node: refusals when it was shut last, and until when it is.
+    shut: dict[LoopBudget, tuple[int, float]] = {}
+
+    def looked(self: LoopBudget) -> None:
+        tick(self)
+        before, _ = shut.get(self, (0, 0.0))
+        is_at_rest = not self._waiting and not self._held and not self._load.requests
+        if is_at_rest and self.shed - before >= _REFUSALS:
+            shut[self] = self.shed, self.now_s() + _SHUT_S
+
+    def may(self: LoopBudget) -> bool:
+        return self.now_s() >= shut.get(self, (0, 0.0))[1] and bool(may_begin.fget(self))  # type: ignore[attr-defined]
+
+    return replaced((LoopBudget, "_tick", looked), (LoopBudget, "may_begin", property(may)))
+
+
 OVERLOAD = (
     Planted("refused_applied", "refused writes have effects", "overload", _refused_applied),
     Planted("expired_goes_on", "writes succeed after their deadlines", "overload", _expired_goes_on),
     Planted("expired_served", "replicas work for nobody", "overload", _expired_served),
     Planted("refused_counts", "a node stays overloaded", "overload", _refused_counts),
     Planted("all_admitted", "requests time out instead of being refused", "overload", _all_admitted),
+    Planted("shut_after_load", "a node stays shut after an overload", "overload", _shut_after_load),
 )
 
 

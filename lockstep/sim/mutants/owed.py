@@ -129,6 +129,12 @@ OWED = (
         "leavers",
         lambda: _taken_unjudged(verbs.HINT),
     ),
+    Planted(
+        "read_repairs_unjudged",
+        "a row lies where nobody looks, and comes back with the range",
+        "menders",
+        lambda: _taken_unjudged(verbs.READ_REPAIR),
+    ),
     Planted("left_unrecorded", "nobody knows that ranges need a repair", "leavers", _left_unrecorded),
     Planted("batch_forgotten_early", "half a batch is written", "batches", _batch_forgotten_early),
     Planted("hints_never_sent", "replicas lack acknowledged writes", "batches", _hints_never_sent),

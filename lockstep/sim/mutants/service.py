@@ -393,6 +393,16 @@ def _grants_outlive_roles() -> contextlib.AbstractContextManager[None]:
     return replaced((Access, "without_role", forgetful))
 
 
+def _revoked_is_kept() -> contextlib.AbstractContextManager[None]:
+    """What is revoked of a resource stays granted where the role has it already."""
+    original = Access.with_grant
+
+    def with_grant(self: Any, role: str, resource: str, permissions: Any) -> Access:
+        return original(self, role, resource, {*permissions, *self.granted(role, resource)})
+
+    return replaced((Access, "with_grant", with_grant))
+
+
 def _long_names_taken() -> contextlib.AbstractContextManager[None]:
     """The metadata keeps whatever it is given."""
     return replaced((transformations, "EXTENSION_NAME_CHARACTERS_MAX", 1 << 20))
@@ -406,6 +416,7 @@ ACCESS = (
         _grants_outlive_roles,
     ),
     Planted("long_names_taken", "what is wrong is accepted", "access", _long_names_taken),
+    Planted("revoked_is_kept", "a role may do what was revoked", "access", _revoked_is_kept),
 )
 
 

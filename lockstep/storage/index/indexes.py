@@ -389,7 +389,7 @@ class Indexes:
                 if job.index_id is not None and not steps % limits.INDEX_NOTED_EVERY:
                     token = max(keys.split_partition(pairs[-1][0])[0] - 1, job.tokens.left)
                     self._write([noted(job.table_id, job.index_id, token)])
-                self._runtime.probes.reach("index.build_step")
+                await self._runtime.probes.linger("index.build_step")
                 await pace.turn()
         finally:
             cursor.close()
