@@ -11,7 +11,7 @@ from typing import Any
 import click
 from msgspec import UNSET, UnsetType
 
-from lockstep.cli.shared import client, completion, render
+from lockstep.cli.shared import completion, render
 from lockstep.documents import read
 from lockstep.documents.service import GlobalState, LocalStates
 from lockstep.documents.status import (
@@ -28,16 +28,15 @@ from lockstep.documents.status import (
 @click.command()
 @click.argument("name", metavar="[KEYSPACE[.TABLE]]", required=False, shell_complete=completion.keyspaces)
 @render.of_call
-def ring(name: str | None, host: str, call_timeout_s: float, output: str) -> None:
+def ring(name: str | None, call: render.Call) -> None:
     """Show each node's share of the ring; with KEYSPACE, who holds each range of it.
 
     In a keyspace with tablets each table has ranges of its own: name the table, too.
     """
-    cluster = client.connect(host, call_timeout_s)
+    cluster = call.cluster()
     if name is None:
         answer = cluster.nodes()
-        if output == "json":
-            render.json_out(answer, "nodes/1")
+        if call.as_json(answer, "nodes/1"):
             return
         rows = [
             [one.id, one.address, one.dc, one.rack, one.state, one.tokens, f"{(one.owns or 0) * 100:.1f}%"]
@@ -46,8 +45,7 @@ def ring(name: str | None, host: str, call_timeout_s: float, output: str) -> Non
         render.table(["node", "address", "dc", "rack", "state", "tokens", "owns"], rows)
         return
     answer = cluster.placements(*_parts(name))
-    if output == "json":
-        render.json_out(answer, "placements/1")
+    if call.as_json(answer, "placements/1"):
         return
     placed = read(Placements, answer)
     kind = "table" if placed.table else "keyspace"
@@ -65,15 +63,14 @@ def _replicas(nodes: Sequence[int]) -> str:
 @click.command()
 @click.argument("name", metavar="KEYSPACE[.TABLE]", shell_complete=completion.tables)
 @render.of_call
-def describe(name: str, host: str, call_timeout_s: float, output: str) -> None:
+def describe(name: str, call: render.Call) -> None:
     """Print the CQL that makes a keyspace with its tables, or one table.
 
     Names are taken as they are stored; double quotes around them, as CQL has them, do no harm.
     """
     keyspace, table = _parts(name)
-    answer = client.connect(host, call_timeout_s).describe(keyspace, table)
-    if output == "json":
-        render.json_out(answer, "describe/1")
+    answer = call.cluster().describe(keyspace, table)
+    if call.as_json(answer, "describe/1"):
         return
     click.echo("\n\n".join(statement.cql for statement in read(Description, answer).statements))
 
@@ -86,15 +83,14 @@ def _parts(name: str) -> tuple[str, str | None]:
 
 @click.command()
 @render.of_call
-def features(host: str, call_timeout_s: float, output: str) -> None:
+def features(call: render.Call) -> None:
     """Show which features the nodes support and which the cluster has enabled.
 
     A feature is enabled for good once every node supports it and has seen that all do. A node that lacks an
     enabled one neither joins nor starts.
     """
-    answer = client.connect(host, call_timeout_s).features()
-    if output == "json":
-        render.json_out(answer, "features/1")
+    answer = call.cluster().features()
+    if call.as_json(answer, "features/1"):
         return
     listed = read(Features, answer).features
     render.table(
@@ -124,11 +120,10 @@ def gossip() -> None:
 @gossip.command()
 @click.option("--node", metavar="NODE", help="Only this node: its id, host id or address.")
 @render.of_call
-def info(node: str | None, host: str, call_timeout_s: float, output: str) -> None:
+def info(node: str | None, call: render.Call) -> None:
     """Show load, readiness, release and silence of each node, as the node that is asked knows them."""
-    answer = client.connect(host, call_timeout_s).gossip(node)
-    if output == "json":
-        render.json_out(answer, SCHEMA)
+    answer = call.cluster().gossip(node)
+    if call.as_json(answer, SCHEMA):
         return
     if node is not None:
         for key, value in answer["nodes"][0].items():
@@ -194,19 +189,16 @@ def cluster() -> None:
     "--nodes", metavar="NODE,...", help="With --local: these nodes only, by id, host id or address."
 )
 @render.of_call
-def states(
-    group: str, scope: str | None, nodes: str | None, host: str, call_timeout_s: float, output: str
-) -> None:
+def states(group: str, scope: str | None, nodes: str | None, call: render.Call) -> None:
     """Show whether the management group (cmg) or the metadata group (metastorage) can do its work.
 
     Any node answers, also when no leader is left.
     """
     if nodes and scope != "local":
         raise click.UsageError("--nodes goes with --local")
-    asked = client.connect(host, call_timeout_s)
+    asked = call.cluster()
     answer = asked.group_local(group, nodes) if scope == "local" else asked.group_global(group)
-    if output == "json":
-        render.json_out(answer, "group-local-states/1" if scope == "local" else "group-global-state/1")
+    if call.as_json(answer, "group-local-states/1" if scope == "local" else "group-global-state/1"):
         return
     if scope == "local":
         _show_local(read(LocalStates, answer))

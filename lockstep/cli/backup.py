@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from lockstep.cli.shared import client, render, runs
+from lockstep.cli.shared import render, runs
 from lockstep.cli.shared.client import ClusterClient
 from lockstep.cli.shared.runs import Found
 from lockstep.documents import read
@@ -51,34 +51,25 @@ def backup() -> None:
 )
 @render.of_change
 def create(
-    name: str,
-    tables: tuple[str, ...],
-    allow_absent: bool,
-    copied_to: Path | None,
-    dry_run: bool,
-    wait: bool,
-    timeout_s: float,
-    host: str,
-    call_timeout_s: float,
-    output: str,
+    name: str, tables: tuple[str, ...], allow_absent: bool, copied_to: Path | None, call: render.Call
 ) -> int:
     """Write a backup called NAME: each node its part, below backups/NAME of its data directory.
 
     It holds every write that was acknowledged at QUORUM before, and at any level when no node is left out.
     """
-    cluster = client.connect(host, call_timeout_s)
+    cluster = call.cluster()
     body = {"name": name, "tables": list(tables), "allow_absent": allow_absent}
     target = None
     if copied_to is not None:
-        _require_wait(wait, "--to")
+        _require_wait(call.wait, "--to")
         copies = _copies(cluster)
         target = copies, copies.free_folder(copied_to, name)
-    if dry_run:
-        _show_backup_plan(cluster.begin_backup({**body, "dry_run": True}), output)
+    if call.dry_run:
+        _show_backup_plan(cluster.begin_backup({**body, "dry_run": True}), call)
         return 0
     with _room(target):
-        found = _followed(cluster, cluster.begin_backup(body), wait, timeout_s)
-        code = _ended(found, output)
+        found = _followed(cluster, cluster.begin_backup(body), call)
+        code = _ended(found, call)
         if target is not None and not code:
             made = read(BackupRun, found).progress
             _copy_out(cluster, name, made.backup_id if made is not None else "", *target)
@@ -87,11 +78,10 @@ def create(
 
 @backup.command("list")
 @render.of_call
-def list_(host: str, call_timeout_s: float, output: str) -> None:
+def list_(call: render.Call) -> None:
     """Show the backups that nodes keep, their sizes, and whether they are complete."""
-    found = client.connect(host, call_timeout_s).backups()
-    if output == "json":
-        render.json_out(found, "backups/1")
+    found = call.cluster().backups()
+    if call.as_json(found, "backups/1"):
         return
     told = read(Backups, found)
     rows = []
@@ -111,13 +101,11 @@ def list_(host: str, call_timeout_s: float, output: str) -> None:
 @backup.command("remove")
 @click.argument("name", metavar="NAME")
 @render.of_call
-def remove(name: str, host: str, call_timeout_s: float, output: str) -> int:
+def remove(name: str, call: render.Call) -> int:
     """Remove all parts of the backup NAME that nodes keep. There is no way back."""
-    answer = client.connect(host, call_timeout_s).remove_backup(name)
+    answer = call.cluster().remove_backup(name)
     removed = read(Removed, answer)
-    if output == "json":
-        render.json_out(answer, "backup-removed/1")
-    else:
+    if not call.as_json(answer, "backup-removed/1"):
         parts = render.counted(removed.parts, "part")
         click.echo(f"removed {parts} of backup {name} ({_size(removed.bytes)})")
         _tell_silent(removed.silent)
@@ -138,34 +126,25 @@ def remove(name: str, host: str, call_timeout_s: float, output: str) -> int:
 )
 @render.of_change
 def restore(
-    name: str,
-    tables: tuple[str, ...],
-    existing: str | None,
-    copied_from: Path | None,
-    dry_run: bool,
-    wait: bool,
-    timeout_s: float,
-    host: str,
-    call_timeout_s: float,
-    output: str,
+    name: str, tables: tuple[str, ...], existing: str | None, copied_from: Path | None, call: render.Call
 ) -> int:
     """Bring the tables of the backup NAME back to all their replicas, under the times of their writes.
 
     Tables and keyspaces that are missing are made. The parts may lie on any nodes, of any cluster.
     """
-    cluster = client.connect(host, call_timeout_s)
+    cluster = call.cluster()
     body: dict[str, Any] = {"tables": list(tables), "existing": existing or "refuse"}
     if copied_from is not None:
         copies, nodes = _copies(cluster), cluster.nodes()["nodes"]
-        if dry_run:
+        if call.dry_run:
             body["brought"] = copies.to_bring_in(nodes, copied_from, name) or None
         else:
             brought = render.counted(copies.bring_in(nodes, copied_from, name), "part")
             click.echo(f"brought {brought} from {copied_from / name}", err=True)
-    if dry_run:
-        _show_restore_plan(cluster.begin_restore(name, {**body, "dry_run": True}), output)
+    if call.dry_run:
+        _show_restore_plan(cluster.begin_restore(name, {**body, "dry_run": True}), call)
         return 0
-    return _ended(_followed(cluster, cluster.begin_restore(name, body), wait, timeout_s), output)
+    return _ended(_followed(cluster, cluster.begin_restore(name, body), call), call)
 
 
 def _copies(cluster: ClusterClient) -> Copies:
@@ -220,14 +199,14 @@ def _listed(cluster: ClusterClient, name: str, backup_id: str) -> Sequence[Found
         time.sleep(runs.POLL_S)
 
 
-def _followed(cluster: ClusterClient, begun: Found, wait: bool, timeout_s: float) -> Found:
-    if not wait:
+def _followed(cluster: ClusterClient, begun: Found, call: render.Call) -> Found:
+    if not call.wait:
         return begun
-    return runs.follow(begun, str(begun["purpose"]), cluster.backup_run, _headline, timeout_s)
+    return runs.follow(begun, str(begun["purpose"]), cluster.backup_run, _headline, call.timeout_s)
 
 
-def _ended(found: Found, output: str) -> int:
-    runs.show(found, _headline, output, "backup-run/1")
+def _ended(found: Found, call: render.Call) -> int:
+    runs.show(found, _headline, call, "backup-run/1")
     return 0 if found["state"] in ("done", "running") else 1
 
 
@@ -240,9 +219,8 @@ def _headline(found: Mapping[str, Any]) -> str:
     return ", ".join(facts)
 
 
-def _show_backup_plan(answer: Mapping[str, Any], output: str) -> None:
-    if output == "json":
-        render.json_out(answer, "backup-plan/1")
+def _show_backup_plan(answer: Mapping[str, Any], call: render.Call) -> None:
+    if call.as_json(answer, "backup-plan/1"):
         return
     plan = read(BackupPlan, answer)
     if plan.refused:
@@ -256,9 +234,8 @@ def _show_backup_plan(answer: Mapping[str, Any], output: str) -> None:
     click.echo(f"way back: {plan.way_back}")
 
 
-def _show_restore_plan(answer: Mapping[str, Any], output: str) -> None:
-    if output == "json":
-        render.json_out(answer, "restore-plan/1")
+def _show_restore_plan(answer: Mapping[str, Any], call: render.Call) -> None:
+    if call.as_json(answer, "restore-plan/1"):
         return
     plan = read(RestorePlan, answer)
     made = f"made of cluster {plan.cluster} at epoch {plan.epoch}"

@@ -39,88 +39,64 @@ _ENDED: Final = ("settled", "paused")
 @click.option("--resume", is_flag=True, help="Let voters be changed automatically again after a cancel.")
 @render.of_change
 def reconfigure(
-    size: str | None,
-    nodes: str | None,
-    status: bool,
-    cancel: bool,
-    resume: bool,
-    dry_run: bool,
-    wait: bool,
-    timeout_s: float,
-    host: str,
-    call_timeout_s: float,
-    output: str,
+    size: str | None, nodes: str | None, status: bool, cancel: bool, resume: bool, call: render.Call
 ) -> int:
     """Set how many nodes vote on metadata: an odd SIZE, or `auto` to follow the size of the cluster."""
     if (size is not None) + (nodes is not None) + status + cancel + resume != 1:
         raise ConfigurationError("say one of SIZE, --nodes, --status, --cancel and --resume")
-    if dry_run and status:
+    if call.dry_run and status:
         raise ConfigurationError("--dry-run goes with what changes something")
-    admin = client.connect(host, call_timeout_s).admin
+    admin = call.cluster().admin
     if status:
-        _show(admin.get(STATUS_PATH), output)
+        _show(admin.get(STATUS_PATH), call)
         return 0
     if cancel:
-        answer = admin.post("/v1/cms/cancel", {"dry_run": dry_run})
+        answer = admin.post("/v1/cms/cancel", {"dry_run": call.dry_run})
     elif resume:
-        answer = admin.post("/v1/cms/resume", {"dry_run": dry_run})
+        answer = admin.post("/v1/cms/resume", {"dry_run": call.dry_run})
     else:
-        answer = admin.post("/v1/cms/reconfigure", {**_wanted(size, nodes), "dry_run": dry_run})
-    if dry_run:
-        (show_plan if cancel or resume else _show_plan)(answer, output)
+        answer = admin.post("/v1/cms/reconfigure", {**_wanted(size, nodes), "dry_run": call.dry_run})
+    if call.dry_run:
+        (show_plan if cancel or resume else _show_plan)(answer, call)
         return 0
-    if wait:
-        answer = follow(admin, answer, timeout_s)
-    _show(answer, output)
+    if call.wait:
+        answer = follow(admin, answer, call.timeout_s)
+    _show(answer, call)
     return 0
 
 
 @click.command()
 @click.argument("reason")
 @render.of_change
-def freeze(
-    reason: str,
-    dry_run: bool,
-    wait: bool,
-    timeout_s: float,
-    host: str,
-    call_timeout_s: float,
-    output: str,
-) -> None:
+def freeze(reason: str, call: render.Call) -> None:
     """Refuse schema and topology changes from now on, with REASON; reads and writes go on."""
-    body = {"reason": reason, "dry_run": dry_run}
-    _wished("/v1/cms/freeze", body, wait, timeout_s, client.connect(host, call_timeout_s), output)
+    body = {"reason": reason, "dry_run": call.dry_run}
+    _wished("/v1/cms/freeze", body, call)
 
 
 @click.command()
 @render.of_change
-def thaw(dry_run: bool, wait: bool, timeout_s: float, host: str, call_timeout_s: float, output: str) -> None:
+def thaw(call: render.Call) -> None:
     """Let the metadata be changed again."""
-    body = {"dry_run": dry_run}
-    _wished("/v1/cms/thaw", body, wait, timeout_s, client.connect(host, call_timeout_s), output)
+    body = {"dry_run": call.dry_run}
+    _wished("/v1/cms/thaw", body, call)
 
 
-def _wished(
-    path: str,
-    body: dict[str, Any],
-    wait: bool,
-    timeout_s: float,
-    cluster: client.ClusterClient,
-    output: str,
-) -> None:
+def _wished(path: str, body: dict[str, Any], call: render.Call) -> None:
     """Send a wish, and wait until every node that is up has applied it."""
+    cluster = call.cluster()
     answer = cluster.admin.post(path, body)
-    if body["dry_run"]:
-        show_plan(answer, output)
+    if call.dry_run:
+        show_plan(answer, call)
         return
-    if wait:
+    if call.wait:
         epoch = int(answer.get("epoch", 0))
 
         def unfinished(there: Snapshots) -> str:
             return "" if there.epoch >= epoch else f"has not applied epoch {epoch}"
 
-        wait_for_nodes(cluster, unfinished, timeout_s, f"this is in the log at epoch {epoch}")
-    _show(answer, output)
+        wait_for_nodes(cluster, unfinished, call.timeout_s, f"this is in the log at epoch {epoch}")
+    _show(answer, call)
 
 
 def follow(admin: Any, answer: dict[str, Any], timeout_s: float, poll_s: float = POLL_S) -> dict[str, Any]:
@@ -178,9 +154,8 @@ def _line(told: Voters) -> str:
     return text
 
 
-def _show(answer: Mapping[str, Any], output: str) -> None:
-    if output == "json":
-        render.json_out(answer, "cms-reconfiguration/1")
+def _show(answer: Mapping[str, Any], call: render.Call) -> None:
+    if call.as_json(answer, "cms-reconfiguration/1"):
         return
     told = read(Voters, answer)
     click.echo(_line(told))
@@ -194,9 +169,8 @@ def _show(answer: Mapping[str, Any], output: str) -> None:
         click.echo(f"  leaving: {_ids(told.leaving)}")
 
 
-def _show_plan(answer: Mapping[str, Any], output: str) -> None:
-    if output == "json":
-        render.json_out(answer, "cms-plan/1")
+def _show_plan(answer: Mapping[str, Any], call: render.Call) -> None:
+    if call.as_json(answer, "cms-plan/1"):
         return
     plan = read(ServicePlan, answer)
     click.echo(f"at epoch {plan.epoch}: voters {_ids(plan.voters or ())} -> {_ids(plan.voters_after or ())}")
@@ -215,11 +189,10 @@ def _ids(nodes: Sequence[int]) -> str:
 
 @click.command("snapshots")
 @render.of_call
-def snapshots(host: str, call_timeout_s: float, output: str) -> None:
+def snapshots(call: render.Call) -> None:
     """Show the snapshots that a node keeps, and from which epoch on it has the log."""
-    answer = client.connect(host, call_timeout_s).cms_snapshots()
-    if output == "json":
-        render.json_out(answer, "cms-snapshots/1")
+    answer = call.cluster().cms_snapshots()
+    if call.as_json(answer, "cms-snapshots/1"):
         return
     render.document(answer)
 
@@ -227,20 +200,12 @@ def snapshots(host: str, call_timeout_s: float, output: str) -> None:
 @click.command("snapshot")
 @click.option("--reason", default="", help="Kept in the log.")
 @render.of_change
-def snapshot(
-    reason: str,
-    dry_run: bool,
-    wait: bool,
-    timeout_s: float,
-    host: str,
-    call_timeout_s: float,
-    output: str,
-) -> None:
+def snapshot(reason: str, call: render.Call) -> None:
     """Take a snapshot of the metadata now, on every node."""
-    cluster = client.connect(host, call_timeout_s)
-    answer = cluster.cms_snapshot(reason, dry_run=dry_run)
-    if dry_run:
-        show_plan(answer, output)
+    cluster = call.cluster()
+    answer = cluster.cms_snapshot(reason, dry_run=call.dry_run)
+    if call.dry_run:
+        show_plan(answer, call)
         return
     epoch = int(answer["epoch"])
 
@@ -250,26 +215,18 @@ def snapshot(
         return f"has not written the snapshot of epoch {epoch}"
 
     text = f"epoch {epoch}: every node writes its snapshot"
-    _finished(cluster, answer, unfinished if wait else None, timeout_s, text, output)
+    _finished(cluster, answer, unfinished, text, call)
 
 
 @click.command("truncate")
 @click.option("--epoch", type=int, help="Last epoch to drop; that of the latest snapshot by default.")
 @render.of_change
-def truncate(
-    epoch: int | None,
-    dry_run: bool,
-    wait: bool,
-    timeout_s: float,
-    host: str,
-    call_timeout_s: float,
-    output: str,
-) -> None:
+def truncate(epoch: int | None, call: render.Call) -> None:
     """Let every node drop log entries that the latest snapshot holds."""
-    cluster = client.connect(host, call_timeout_s)
-    answer = cluster.cms_truncate(epoch, dry_run=dry_run)
-    if dry_run:
-        show_plan(answer, output)
+    cluster = call.cluster()
+    answer = cluster.cms_truncate(epoch, dry_run=call.dry_run)
+    if call.dry_run:
+        show_plan(answer, call)
         return
     at, wanted = int(answer["epoch"]), int(answer["truncated_epoch"])
 
@@ -279,13 +236,12 @@ def truncate(
         return "" if there.truncated_here >= wanted else f"keeps entries up to epoch {wanted}"
 
     text = f"epoch {at}: entries up to epoch {answer['truncated_epoch']} may go"
-    _finished(cluster, answer, unfinished if wait else None, timeout_s, text, output)
+    _finished(cluster, answer, unfinished, text, call)
 
 
-def show_plan(plan: dict[str, Any], output: str) -> None:
+def show_plan(plan: dict[str, Any], call: render.Call) -> None:
     """Print a `cms-plan/1` document."""
-    if output == "json":
-        render.json_out(plan, "cms-plan/1")
+    if call.as_json(plan, "cms-plan/1"):
         return
     told = read(ServicePlan, plan)
     click.echo(f"at epoch {told.epoch} this would be done:")
@@ -306,15 +262,13 @@ def show_plan(plan: dict[str, Any], output: str) -> None:
 def _finished(
     cluster: client.ClusterClient,
     answer: dict[str, Any],
-    unfinished: Unfinished | None,
-    timeout_s: float,
+    unfinished: Unfinished,
     text: str,
-    output: str,
+    call: render.Call,
 ) -> None:
-    if unfinished is not None:
-        answer = {**answer, "nodes": wait_for_nodes(cluster, unfinished, timeout_s, text)}
-    if output == "json":
-        render.json_out(answer, "cms-change/1")
+    if call.wait:
+        answer = {**answer, "nodes": wait_for_nodes(cluster, unfinished, call.timeout_s, text)}
+    if call.as_json(answer, "cms-change/1"):
         return
     click.echo(text)
     for node in answer.get("nodes", []):
@@ -344,11 +298,10 @@ for _command in (
 
 @cms.command("describe")
 @render.of_call
-def describe(host: str, call_timeout_s: float, output: str) -> None:
+def describe(call: render.Call) -> None:
     """Show the members and their state, both groups, a running change and what it waits for, and the log."""
-    answer = client.connect(host, call_timeout_s).cms()
-    if output == "json":
-        render.json_out(answer, "cms/1")
+    answer = call.cluster().cms()
+    if call.as_json(answer, "cms/1"):
         return
     show(read(Service, answer))
 
@@ -357,16 +310,15 @@ def describe(host: str, call_timeout_s: float, output: str) -> None:
 @click.option("--from", "first", type=int, help="First epoch.")
 @click.option("--to", "last", type=int, help="Last epoch; the newest by default.")
 @render.of_call
-def log(first: int | None, last: int | None, host: str, call_timeout_s: float, output: str) -> None:
+def log(first: int | None, last: int | None, call: render.Call) -> None:
     """Show entries of the metadata log, by default the newest 30."""
-    cluster = client.connect(host, call_timeout_s)
+    cluster = call.cluster()
     newest = last if last is not None else read(Status, cluster.status()).epoch
     oldest = first if first is not None else max(1, newest - LOG_ENTRIES_SHOWN + 1)
     if not 1 <= oldest <= max(newest, 1):
         raise ConfigurationError(f"epochs {oldest} to {newest} are no range", hint="the first epoch is 1")
     entries = cluster.log_entries(oldest, newest, available=first is None)
-    if output == "json":
-        render.json_out({"from": oldest, "to": newest, "entries": entries}, "metadata-log/1")
+    if call.as_json({"from": oldest, "to": newest, "entries": entries}, "metadata-log/1"):
         return
     if not entries:
         click.echo(f"no entries from epoch {oldest} to {newest}")
@@ -384,9 +336,7 @@ def log(first: int | None, last: int | None, host: str, call_timeout_s: float, o
 @click.option("--epoch", type=int, help="Which epoch; the newest by default.")
 @click.option("--value-only", is_flag=True, help="The value of the epoch, without entries since a snapshot.")
 @render.of_call
-def dump(
-    file: str, epoch: int | None, value_only: bool, host: str, call_timeout_s: float, output: str
-) -> None:
+def dump(file: str, epoch: int | None, value_only: bool, call: render.Call) -> None:
     """Write the metadata at an epoch to FILE, which must not exist yet and describes itself.
 
     Unless asked for the value only, the file begins at the snapshot before the epoch and holds all entries
@@ -395,11 +345,10 @@ def dump(
     target = Path(file)
     if target.exists():
         raise ConfigurationError(f"{file} exists", hint="name a new file")
-    cluster = client.connect(host, call_timeout_s)
+    cluster = call.cluster()
     wanted = read(Status, cluster.status()).epoch if epoch is None else epoch
     size = _written(target, cluster.cms_dump(wanted, entries=not value_only))
-    if output == "json":
-        render.json_out({"file": file, "epoch": wanted, "size_bytes": size}, "cms-dump-file/1")
+    if call.as_json({"file": file, "epoch": wanted, "size_bytes": size}, "cms-dump-file/1"):
         return
     click.echo(f"{file}: the metadata at epoch {wanted}, {size} bytes")
 

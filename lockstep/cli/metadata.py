@@ -12,7 +12,7 @@ from typing import Any
 import click
 import msgspec
 
-from lockstep.cli.shared import client, render
+from lockstep.cli.shared import render
 from lockstep.cli.shared.client import ClusterClient
 from lockstep.documents import read
 from lockstep.documents.requests import MetadataDiff
@@ -257,11 +257,10 @@ def metadata() -> None:
 @metadata.command()
 @click.option("--epoch", type=int, help="Which epoch; the newest by default.")
 @render.of_call
-def show(epoch: int | None, host: str, call_timeout_s: float, output: str) -> None:
+def show(epoch: int | None, call: render.Call) -> None:
     """Show the cluster metadata at an epoch."""
-    answer = client.connect(host, call_timeout_s).metadata(epoch)
-    if output == "json":
-        render.json_out(answer, "metadata/1")
+    answer = call.cluster().metadata(epoch)
+    if call.as_json(answer, "metadata/1"):
         return
     render.document(answer)
 
@@ -270,11 +269,10 @@ def show(epoch: int | None, host: str, call_timeout_s: float, output: str) -> No
 @click.argument("one", metavar="E1", type=int)
 @click.argument("other", metavar="E2", type=int)
 @render.of_call
-def diff(one: int, other: int, host: str, call_timeout_s: float, output: str) -> None:
+def diff(one: int, other: int, call: render.Call) -> None:
     """Show what changed from epoch E1 to epoch E2."""
-    answer = client.connect(host, call_timeout_s).metadata_diff(one, other)
-    if output == "json":
-        render.json_out(answer, "metadata-diff/1")
+    answer = call.cluster().metadata_diff(one, other)
+    if call.as_json(answer, "metadata-diff/1"):
         return
     changes = read(MetadataDiff, answer).changes
     if not changes:
@@ -295,7 +293,7 @@ def _shortened(text: str) -> str:
 @metadata.command()
 @click.option("--from", "first", type=int, default=1, show_default=True, help="First epoch to check.")
 @render.of_call
-def verify(first: int, host: str, call_timeout_s: float, output: str) -> int:
+def verify(first: int, call: render.Call) -> int:
     """Check that every node holds the same unbroken log and the same metadata, as far back as each keeps it.
 
     Each node computes the hash chain of its log anew, also of its archive, and the digest of its metadata at
@@ -304,13 +302,13 @@ def verify(first: int, host: str, call_timeout_s: float, output: str) -> int:
     Exit code 0: all nodes agree. 1: a chain is broken or nodes differ. 6: what could be read agrees, but
     a node could not be asked or has stopped.
     """
-    cluster = client.connect(host, call_timeout_s)
+    cluster = call.cluster()
     newest = int(cluster.status().get("epoch", 0))
     if not 1 <= first <= max(newest, 1):
         raise ConfigurationError(f"epochs {first} to {newest} are no range", hint="the first epoch is 1")
     found = compare(cluster, cluster.node_list(), first)
     rows = [asked.row() for asked in found.nodes]
-    if output == "json":
+    if call.output == "json":
         report = {
             "from": first,
             "to": found.epoch,

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from lockstep.cli.shared import client, render
+from lockstep.cli.shared import render
 from lockstep.node.configuration import parse
 from lockstep.node.recovering import DAMAGED_DIRECTORY, Recoverable, recover_store, survey
 from lockstep.runtime.ports import Runtime
@@ -129,20 +129,18 @@ def recover(file: Path, accept_data_loss: bool, keep_readable: bool, dry_run: bo
 
 @node.command()
 @render.of_call
-def scrub(host: str, call_timeout_s: float, output: str) -> int:
+def scrub(call: render.Call) -> int:
     """Check every table file of the node at --host against its checksums, and name those that are damaged.
 
     The node serves meanwhile: a process beside it does the work. Exit code 1 when a file is damaged or could
     not be checked.
     """
-    admin = client.connect(host, call_timeout_s).admin
+    admin = call.cluster().admin
     answer = admin.post(SCRUB_PATH, {})
     while answer["state"] == "running":
         time.sleep(POLL_S)
         answer = admin.get(SCRUB_PATH)
-    if output == "json":
-        render.json_out(answer, "scrub/1")
-    else:
+    if not call.as_json(answer, "scrub/1"):
         click.echo(f"node {answer['node']}: {render.counted(answer['checked'], 'table file')} checked")
         for one in answer["damaged"]:
             click.echo(f"damaged: {one['file']}, byte {one['offset']}: {one['content']}")
@@ -155,9 +153,9 @@ def scrub(host: str, call_timeout_s: float, output: str) -> int:
 
 @node.command()
 @render.of_call
-def info(host: str, call_timeout_s: float, output: str) -> None:
+def info(call: render.Call) -> None:
     """Show the identity of the node at --host and how far it is."""
-    answer = client.connect(host, call_timeout_s).status()
+    answer = call.cluster().status()
     asked = answer.get("node") or {}
     same = [one for one in answer.get("nodes", []) if one.get("id") == asked.get("id")]
     own = same[0] if same else {}
@@ -168,8 +166,7 @@ def info(host: str, call_timeout_s: float, output: str) -> None:
         "epoch": answer.get("epoch"),
         "hash": answer.get("hash"),
     }
-    if output == "json":
-        render.json_out(facts, "node/1")
+    if call.as_json(facts, "node/1"):
         return
     shown = {**facts, "owns": f"{float(facts.get('owns') or 0) * 100:.1f}%"}
     render.facts([(key.replace("_", " "), value) for key, value in shown.items()])
@@ -177,25 +174,24 @@ def info(host: str, call_timeout_s: float, output: str) -> None:
 
 @node.command()
 @render.of_change
-def drain(dry_run: bool, wait: bool, timeout_s: float, host: str, call_timeout_s: float, output: str) -> None:
+def drain(call: render.Call) -> None:
     """Close the clients' door of the node at --host: what is in flight is answered, other clients are told.
 
     The node stays a replica and a voter until its process ends; it serves clients again after a restart.
     """
-    admin = client.connect(host, call_timeout_s).admin
-    answer = admin.post(DRAIN_PATH, {"dry_run": dry_run})
-    due_s = time.monotonic() + timeout_s
-    while wait and not dry_run and answer["state"] != "drained":
+    admin = call.cluster().admin
+    answer = admin.post(DRAIN_PATH, {"dry_run": call.dry_run})
+    due_s = time.monotonic() + call.timeout_s
+    while call.wait and not call.dry_run and answer["state"] != "drained":
         if time.monotonic() >= due_s:
             raise OutcomeUnknown("the node still answers requests", hint="the drain goes on; ask again")
         time.sleep(POLL_S)
         answer = admin.get(DRAIN_PATH)
-    if output == "json":
-        render.json_out(answer, "drain/1")
+    if call.as_json(answer, "drain/1"):
         return
     connections = render.counted(answer["connections"], "connection")
     clients = f"{connections}, {render.counted(answer['requests'], 'request')} in flight"
-    if dry_run:
+    if call.dry_run:
         click.echo(f"node {answer['node']} would close {clients}, in {answer['limit_ms'] / 1000:g} s at most")
         return
     cut = f"; cut off: {render.counted(answer['cut'], 'request')}" if answer["cut"] else ""

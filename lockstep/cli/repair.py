@@ -34,21 +34,16 @@ def repair(
     ranges: tuple[str, ...],
     preview: bool,
     cancel: int | None,
-    dry_run: bool,
-    wait: bool,
-    timeout_s: float,
-    host: str,
-    call_timeout_s: float,
-    output: str,
+    call: render.Call,
 ) -> int:
     """Make the replicas of a table, a keyspace or everything equal, wherever they missed writes.
 
     The node that is asked compares hashes of all replicas and sends each what it lacks. With all replicas
     taking part, it is recorded that the ranges were repaired, and they are degraded no more.
     """
-    cluster = client.connect(host, call_timeout_s)
+    cluster = call.cluster()
     if cancel is not None:
-        return _show(cluster.cancel_repair(cancel), output)
+        return _show(cluster.cancel_repair(cancel), call)
     keyspace, _, table = what.partition(".")
     body: dict[str, Any] = {
         "keyspace": keyspace,
@@ -60,16 +55,16 @@ def repair(
     if hosts:
         nodes = cluster.node_list()
         body["hosts"] = [client.node_id(nodes, name) for text in hosts for name in text.split(",")]
-    if dry_run or preview:
-        _show_plan(cluster.begin_repair({**body, "dry_run": True}), output)
+    if call.dry_run or preview:
+        _show_plan(cluster.begin_repair({**body, "dry_run": True}), call)
         return 0
     begun = cluster.begin_repair(body)
-    found = runs.follow(begun, "repair", cluster.repair, _headline, timeout_s) if wait else begun
-    return _show(found, output)
+    found = runs.follow(begun, "repair", cluster.repair, _headline, call.timeout_s) if call.wait else begun
+    return _show(found, call)
 
 
-def _show(found: Mapping[str, Any], output: str) -> int:
-    runs.show(found, _headline, output, "repair/1")
+def _show(found: Mapping[str, Any], call: render.Call) -> int:
+    runs.show(found, _headline, call, "repair/1")
     return 1 if found["state"] == "failed" else 0
 
 
@@ -94,9 +89,8 @@ def _headline(found: Mapping[str, Any]) -> str:
     return ", ".join(facts)
 
 
-def _show_plan(answer: Mapping[str, Any], output: str) -> None:
-    if output == "json":
-        render.json_out(answer, "repair-plan/1")
+def _show_plan(answer: Mapping[str, Any], call: render.Call) -> None:
+    if call.as_json(answer, "repair-plan/1"):
         return
     plan = read(RepairPlan, answer)
     if plan.refused:

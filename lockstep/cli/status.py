@@ -8,7 +8,7 @@ from typing import Any
 import click
 from msgspec import UNSET
 
-from lockstep.cli.shared import client, render
+from lockstep.cli.shared import render
 from lockstep.cli.shared.plans import title
 from lockstep.documents import read
 from lockstep.documents.requests import Counts, Request, Waiting
@@ -23,16 +23,14 @@ _COLOURS = {"healthy": "green", "degraded": "yellow", "unavailable": "red"}
 @click.command()
 @click.option("--exit-code", is_flag=True, help="Exit with 10 when degraded, 11 when unavailable.")
 @render.of_call
-def status(exit_code: bool, host: str, call_timeout_s: float, output: str) -> int:
+def status(exit_code: bool, call: render.Call) -> int:
     """Show whether the cluster is healthy, what is wrong, its nodes, and its running operations.
 
     Exits with 0 whatever the verdict is, unless --exit-code asks for it; 4 when the node does not answer.
     """
-    answer = client.connect(host, call_timeout_s).status()
+    answer = call.cluster().status()
     told = read(Status, answer)
-    if output == "json":
-        render.json_out(answer, SCHEMA)
-    else:
+    if not call.as_json(answer, SCHEMA):
         show(told)
     return EXIT_CODES.get(told.level, EXIT_CODES["unavailable"]) if exit_code else 0
 

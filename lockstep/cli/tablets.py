@@ -40,20 +40,18 @@ def tablets() -> None:
 @tablets.command("list")
 @click.argument("name", metavar="[KEYSPACE[.TABLE]]", required=False, default="")
 @render.of_call
-def listed(name: str, host: str, call_timeout_s: float, output: str) -> None:
+def listed(name: str, call: render.Call) -> None:
     """List the tables with tablets, or the tablets of one table."""
     keyspace, _, table = name.partition(".")
-    admin = client.connect(host, call_timeout_s).admin
+    admin = call.cluster().admin
     if not table:
         answer = admin.get("/v1/tablets", keyspace=keyspace or None)
-        if output == "json":
-            render.json_out(answer, "tablets/1")
+        if call.as_json(answer, "tablets/1"):
             return
         _show_tables(read(TabletTables, answer))
         return
     answer = admin.get("/v1/tablets", keyspace=keyspace, table=table)
-    if output == "json":
-        render.json_out(answer, "tablet-map/1")
+    if call.as_json(answer, "tablet-map/1"):
         return
     told = read(TabletMap, answer)
     click.echo(f"{name}, epoch {told.epoch}, {render.counted(len(told.tablets), 'tablet')}")
@@ -124,12 +122,11 @@ def _imbalance(nodes: tuple[HeldTablets, ...]) -> float:
 
 @tablets.command()
 @render.of_call
-def status(host: str, call_timeout_s: float, output: str) -> None:
+def status(call: render.Call) -> None:
     """Show how many tablets each node holds, whether the balancer is on, and what splits and merges."""
-    admin = client.connect(host, call_timeout_s).admin
+    admin = call.cluster().admin
     answer = admin.get("/v1/tablets")
-    if output == "json":
-        render.json_out(answer, "tablets/1")
+    if call.as_json(answer, "tablets/1"):
         return
     told = read(TabletTables, answer)
     moving = sum(one.moving for one in told.tables)
@@ -147,11 +144,10 @@ def status(host: str, call_timeout_s: float, output: str) -> None:
 @tablets.command()
 @click.option("--explain", "tablet", default="", metavar="KEYSPACE.TABLE:N", help="Why it moves or not.")
 @render.of_call
-def plan(tablet: str, host: str, call_timeout_s: float, output: str) -> None:
+def plan(tablet: str, call: render.Call) -> None:
     """Show what the balancer moves now and later, what waits, and why."""
-    answer = client.connect(host, call_timeout_s).admin.get("/v1/tablets/plan", explain=tablet or None)
-    if output == "json":
-        render.json_out(answer, "tablet-plan/1")
+    answer = call.cluster().admin.get("/v1/tablets/plan", explain=tablet or None)
+    if call.as_json(answer, "tablet-plan/1"):
         return
     told = read(TabletPlan, answer)
     if tablet:
@@ -173,19 +169,7 @@ def plan(tablet: str, host: str, call_timeout_s: float, output: str) -> None:
     if rows:
         render.table(
             ["when", "table", "last token", "kind", "from", "to", "size", "why"],
-            [
-                [
-                    when,
-                    one.table,
-                    one.end,
-                    one.kind,
-                    one.source,
-                    one.target,
-                    render.bytes_text(one.bytes),
-                    one.why,
-                ]
-                for when, one in rows[:_ROWS_MAX]
-            ],
+            [_planned_row(when, one) for when, one in rows[:_ROWS_MAX]],
         )
 
 
@@ -198,13 +182,10 @@ def _planned_row(when: str, one: PlannedMove) -> list[object]:
 @click.argument("switch", type=click.Choice(["on", "off"]))
 @click.argument("name", metavar="[KEYSPACE.TABLE]", required=False, default="")
 @render.of_call
-def balance(switch: str, name: str, host: str, call_timeout_s: float, output: str) -> None:
+def balance(switch: str, name: str, call: render.Call) -> None:
     """Have tablets moved to even out the load, or not; nodes that leave are emptied all the same."""
-    answer = client.connect(host, call_timeout_s).admin.post(
-        "/v1/tablets/balance", {"on": switch == "on", "table": name}
-    )
-    if output == "json":
-        render.json_out(answer, "tablet-balance/1")
+    answer = call.cluster().admin.post("/v1/tablets/balance", {"on": switch == "on", "table": name})
+    if call.as_json(answer, "tablet-balance/1"):
         return
     click.echo(f"the balancer is {switch}{f' for {name}' if name else ''}, epoch {answer['epoch']}")
 
@@ -213,17 +194,16 @@ def balance(switch: str, name: str, host: str, call_timeout_s: float, output: st
 @click.argument("keyspace", metavar="KEYSPACE")
 @click.argument("step", type=click.Choice(["start", "status", "finalize", "rollback"]))
 @render.of_call
-def migrate(keyspace: str, step: str, host: str, call_timeout_s: float, output: str) -> None:
+def migrate(keyspace: str, step: str, call: render.Call) -> None:
     """Take a keyspace from the ring to tablets, under load. Nothing moves with start: the ranges of the
     ring become tablets. With finalize these may move; rollback goes back to the ring before that."""
-    admin = client.connect(host, call_timeout_s).admin
+    admin = call.cluster().admin
     path = "/v1/tablets/migrate"
     if step == "status":
         answer = admin.get(path, keyspace=keyspace)
     else:
         answer = admin.post(path, {"keyspace": keyspace, "step": step})
-    if output == "json":
-        render.json_out(answer, "tablet-migration/1")
+    if call.as_json(answer, "tablet-migration/1"):
         return
     told = read(TabletMigration, answer)
     click.echo(
@@ -267,43 +247,30 @@ def picture(name: str, output: str, target: Path | None, host: str, call_timeout
 @click.option("--to", "target", type=click.INT, required=True, help="The node that gets it.")
 @click.option("--force", is_flag=True, help="Also to another data centre, or a fuller rack.")
 @render.of_change
-def move(
-    name: str,
-    tablet: int,
-    source: int,
-    target: int,
-    force: bool,
-    dry_run: bool,
-    wait: bool,
-    timeout_s: float,
-    host: str,
-    call_timeout_s: float,
-    output: str,
-) -> None:
+def move(name: str, tablet: int, source: int, target: int, force: bool, call: render.Call) -> None:
     """Move the replica of a TABLET, by its number, from one node to another."""
     keyspace, _, table = name.partition(".")
     if not table:
         raise ConfigurationError(f"{name} is no KEYSPACE.TABLE")
-    admin = client.connect(host, call_timeout_s).admin
+    admin = call.cluster().admin
     wanted = {"keyspace": keyspace, "table": table, "tablet": tablet, "from": source, "to": target}
-    answer = admin.post("/v1/tablets/move", {**wanted, "force": force, "dry_run": dry_run})
+    answer = admin.post("/v1/tablets/move", {**wanted, "force": force, "dry_run": call.dry_run})
     told = read(TabletMoved, answer)
-    if output != "json":
-        does = "would move" if dry_run else "moves"
+    if call.output != "json":
+        does = "would move" if call.dry_run else "moves"
         click.echo(f"tablet {tablet} of {name} {does} from {_places(told.replicas)} to {_places(told.next)}")
     replicas = told.replicas
-    if wait and not dry_run:
-        replicas = _wait_until_there(admin, told, timeout_s)
-    if output == "json":
-        render.json_out(answer, "tablet-move/1")
-    if not wait or dry_run:
+    if call.wait and not call.dry_run:
+        replicas = _wait_until_there(admin, told, call.timeout_s)
+    call.as_json(answer, "tablet-move/1")
+    if not call.wait or call.dry_run:
         return
     if sorted(one.node for one in replicas) != sorted(one.node for one in told.next):
         raise LockstepError(
             f"tablet {tablet} of {name} went back: it is on {_places(replicas)}",
             hint="a node that was to get it is excluded, or its work failed: the node's log says why",
         )
-    if output != "json":
+    if call.output != "json":
         click.echo(f"tablet {tablet} of {name} is on {_places(replicas)}")
 
 

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import click
-import msgspec
 
 from lockstep.cli.shared import client, completion, plans, render
 from lockstep.cli.shared.client import ClusterClient
@@ -106,19 +105,6 @@ def _epochs(request: Request) -> str:
 POLL_S: Final = 0.2
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What the options of a command that asks for an operation say."""
-
-    refuse: bool
-    dry_run: bool
-    plan: str | None
-    wait: bool
-    timeout_s: float
-    host: str
-    call_timeout_s: float
-    output: str
-
-
 @click.group()
 def topology() -> None:
     """Change who is in the cluster."""
@@ -141,52 +127,54 @@ _asking_of_node: Final = render.together(
 )
 
 
-def _ask(kind: str, node: str, asked: Asked, **more: Any) -> int:
+def _ask(kind: str, node: str, call: render.Call, **more: Any) -> int:
     """Ask for an operation about a node, and follow it."""
-    cluster = client.connect(asked.host, asked.call_timeout_s)
+    cluster = call.cluster()
     target = client.node_id(cluster.node_list(), node)
-    return _asked(cluster, {"kind": kind, "node": target, **more}, asked)
+    return _asked(cluster, {"kind": kind, "node": target, **more}, call)
 
 
-def _asked(cluster: ClusterClient, wanted: Mapping[str, Any], asked: Asked) -> int:
+def _asked(cluster: ClusterClient, wanted: Mapping[str, Any], call: render.Call) -> int:
     """Ask for what the request says, or what it would do, and follow it."""
-    request = {**wanted, "dry_run": False, **({"policy": "refuse"} if asked.refuse else {})}
-    if asked.dry_run or asked.plan:
+    request = {**wanted, "dry_run": False, **({"policy": "refuse"} if call.refuse else {})}
+    if call.dry_run or call.plan:
         answer = cluster.submit({**request, "dry_run": True})
-        _show_planned("request", request, answer, asked.plan, asked.output)
+        _show_planned("request", request, answer, call)
         return 0
-    return _submitted(cluster, cluster.submit(request), asked)
+    return _submitted(cluster, cluster.submit(request), call)
 
 
 def _show_planned(
-    operation: str, request: Mapping[str, Any], answer: Mapping[str, Any], plan: str | None, output: str
+    operation: str, request: Mapping[str, Any], answer: Mapping[str, Any], call: render.Call
 ) -> None:
     """Show a dry run, and keep it in a file when that is wanted."""
-    if plan is not None:
-        plans.write(plan, operation, request, answer)
-    _show(answer, output, str(answer.get("schema")))
-    if plan is not None:
-        click.echo(f"plan written to {plan}; carry it out: lockstep topology apply {plan}", err=True)
+    if call.plan is not None:
+        plans.write(call.plan, operation, request, answer)
+    _show(answer, call, str(answer.get("schema")))
+    if call.plan is not None:
+        click.echo(
+            f"plan written to {call.plan}; carry it out: lockstep topology apply {call.plan}", err=True
+        )
 
 
-def _submitted(cluster: ClusterClient, answer: Mapping[str, Any], asked: Asked) -> int:
+def _submitted(cluster: ClusterClient, answer: Mapping[str, Any], call: render.Call) -> int:
     """Show what came of a request, followed to its end if that is wanted."""
     if answer.get("schema") == "force-remove/1":
-        _show(answer, asked.output, "force-remove/1")
+        _show(answer, call, "force-remove/1")
         return 0
-    if not asked.wait:
-        _show(answer, asked.output, "request/1")
+    if not call.wait:
+        _show(answer, call, "request/1")
         return 0
-    ended = follow(cluster, str(answer["id"]), asked.timeout_s)
-    _show(ended, asked.output, "request/1")
+    ended = follow(cluster, str(answer["id"]), call.timeout_s)
+    _show(ended, call, "request/1")
     return _exit_code(ended)
 
 
 @topology.command()
 @_asking_of_node
-def decommission(node: str, **asked: Any) -> int:
+def decommission(node: str, call: render.Call) -> int:
     """Move everything off NODE (id, host id or address), then let it leave."""
-    return _ask("decommission", node, Asked(**asked))
+    return _ask("decommission", node, call)
 
 
 @topology.command()
@@ -194,12 +182,12 @@ def decommission(node: str, **asked: Any) -> int:
 @click.option("--force", is_flag=True, help="Give up what only NODE had; ranges stay degraded till repaired.")
 @click.option("--reason", default="", metavar="TEXT", help="Why it is forced, for people who look later.")
 @click.option("--presume-dead", is_flag=True, help="Remove NODE although it answers: it hangs, or must go.")
-def remove(node: str, force: bool, reason: str, presume_dead: bool, **asked: Any) -> int:
+def remove(node: str, force: bool, reason: str, presume_dead: bool, call: render.Call) -> int:
     """Give what dead NODE held to other nodes, copied from its other replicas."""
     more: dict[str, Any] = {"force": True, "reason": reason} if force else {}
     if presume_dead:
         more["presume_dead"] = True
-    return _ask("remove", node, Asked(**asked), **more)
+    return _ask("remove", node, call, **more)
 
 
 @topology.command()
@@ -207,17 +195,17 @@ def remove(node: str, force: bool, reason: str, presume_dead: bool, **asked: Any
 @click.option(
     "--token", "tokens", type=render.TOKEN, multiple=True, required=True, help="Once for each token."
 )
-def move(node: str, tokens: tuple[int, ...], **asked: Any) -> int:
+def move(node: str, tokens: tuple[int, ...], call: render.Call) -> int:
     """Have NODE own other tokens."""
-    return _ask("move", node, Asked(**asked), tokens=list(tokens))
+    return _ask("move", node, call, tokens=list(tokens))
 
 
 @topology.command()
 @_asking_of_node
 @click.option("--from", "source_dc", default="", metavar="DC", help="Copy only from this data centre.")
-def rebuild(node: str, source_dc: str, **asked: Any) -> int:
+def rebuild(node: str, source_dc: str, call: render.Call) -> int:
     """Fill what NODE holds anew from other replicas."""
-    return _ask("rebuild", node, Asked(**asked), **({"source_dc": source_dc} if source_dc else {}))
+    return _ask("rebuild", node, call, **({"source_dc": source_dc} if source_dc else {}))
 
 
 @topology.command()
@@ -226,25 +214,22 @@ def rebuild(node: str, source_dc: str, **asked: Any) -> int:
 @render.dry_run
 @render.plan
 @render.of_call
-def replace(
-    node: str, address: str, dry_run: bool, plan: str | None, host: str, call_timeout_s: float, output: str
-) -> None:
+def replace(node: str, address: str, call: render.Call) -> None:
     """Say how a new node takes the place of dead NODE, and with --dry-run what that would do.
 
     The new node asks for it by itself: start it with an empty data directory and `replaces` set.
     """
-    cluster = client.connect(host, call_timeout_s)
+    cluster = call.cluster()
     nodes = cluster.node_list()
     target = client.node_id(nodes, node)
     request = {"kind": "replace", "node": target, "new": {"address": address}}
     answer = cluster.submit({**request, "dry_run": True})
-    if dry_run or plan:
-        _show_planned("request", request, answer, plan, output)
+    if call.dry_run or call.plan:
+        _show_planned("request", request, answer, call)
         return
     seeds = [f"{one.address}:{one.internode_port}" for one in nodes if one.alive]
     wanted = {"replaces": target, "seeds": seeds}
-    if output == "json":
-        render.json_out({"node": target, "cluster": wanted}, "replacement/1")
+    if call.as_json({"node": target, "cluster": wanted}, "replacement/1"):
         return
     click.echo(f"start a node with an empty data directory and this in its configuration\n\n[cluster]\n"
                f"replaces = {target}\nseeds = {seeds}")  # fmt: skip
@@ -255,39 +240,34 @@ def replace(
 @render.wait
 @render.wait_timeout
 @render.of_call
-def apply(file: str, wait: bool, timeout_s: float, host: str, call_timeout_s: float, output: str) -> int:
+def apply(file: str, call: render.Call) -> int:
     """Carry out a plan that --plan wrote, unless what it was made against has changed since."""
     document = plans.read(file)
-    cluster = client.connect(host, call_timeout_s)
+    cluster = call.cluster()
     body = {**document["request"], "base": document["base"]}
     if document["operation"] == "exclude":
-        _show(cluster.exclude(body), output, "excluded/1")
+        _show(cluster.exclude(body), call, "excluded/1")
         return 0
-    asked = Asked(
-        refuse=False, dry_run=False, plan=None, wait=wait, timeout_s=timeout_s, host=host,
-        call_timeout_s=call_timeout_s, output=output,
-    )  # fmt: skip
-    return _submitted(cluster, cluster.submit(body), asked)
+    return _submitted(cluster, cluster.submit(body), call)
 
 
 @topology.command("rf")
 @_asking
 @click.argument("keyspace", metavar="KEYSPACE", shell_complete=completion.keyspaces)
 @click.argument("replication", metavar="NAME=FACTOR...", nargs=-1, required=True)
-def replication_factors(keyspace: str, replication: tuple[str, ...], **asked: Any) -> int:
+def replication_factors(keyspace: str, replication: tuple[str, ...], call: render.Call) -> int:
     """Change KEYSPACE's replication in single safe steps, as ALTER KEYSPACE does.
 
     One FACTOR for a data centre each (`east=3 west=2`), or `simple=3` for SimpleStrategy. A data centre that
     is not named keeps no replicas.
     """
-    settings = Asked(**asked)
-    cluster = client.connect(settings.host, settings.call_timeout_s)
+    cluster = call.cluster()
     wanted = {
         "kind": "replication_change",
         "keyspace": keyspace,
         "replication": _replication_options(replication),
     }
-    return _asked(cluster, wanted, settings)
+    return _asked(cluster, wanted, call)
 
 
 def _replication_options(given: tuple[str, ...]) -> dict[str, str]:
@@ -308,9 +288,9 @@ def _replication_options(given: tuple[str, ...]) -> dict[str, str]:
 @topology.command()
 @click.argument("request_id", metavar="ID")
 @render.of_call
-def cancel(request_id: str, host: str, call_timeout_s: float, output: str) -> None:
+def cancel(request_id: str, call: render.Call) -> None:
     """Take a request back while its reads have not moved yet."""
-    _show(client.connect(host, call_timeout_s).cancel(request_id), output, "request/1")
+    _show(call.cluster().cancel(request_id), call, "request/1")
 
 
 @topology.command()
@@ -320,34 +300,24 @@ def cancel(request_id: str, host: str, call_timeout_s: float, output: str) -> No
 @render.dry_run
 @render.plan
 @render.of_call
-def exclude(
-    nodes: tuple[str, ...],
-    undo: bool,
-    reason: str,
-    dry_run: bool,
-    plan: str | None,
-    host: str,
-    call_timeout_s: float,
-    output: str,
-) -> None:
+def exclude(nodes: tuple[str, ...], undo: bool, reason: str, call: render.Call) -> None:
     """Shut NODEs out: no step counts them as having seen it, and no node takes their requests for data."""
-    cluster = client.connect(host, call_timeout_s)
+    cluster = call.cluster()
     known = cluster.node_list()
     wanted = [client.node_id(known, node) for node in nodes]
     body = {"nodes": wanted, "undo": undo, "reason": reason}
-    if dry_run or plan:
-        _show_planned("exclude", body, cluster.exclude({**body, "dry_run": True}), plan, output)
+    if call.dry_run or call.plan:
+        _show_planned("exclude", body, cluster.exclude({**body, "dry_run": True}), call)
         return
-    _show(cluster.exclude(body), output, "excluded/1")
+    _show(cluster.exclude(body), call, "excluded/1")
 
 
 @topology.command()
 @render.of_call
-def requests(host: str, call_timeout_s: float, output: str) -> None:
+def requests(call: render.Call) -> None:
     """List requests: queued, running, and those that ended lately."""
-    answer = client.connect(host, call_timeout_s).requests()
-    if output == "json":
-        render.json_out(answer, "requests/1")
+    answer = call.cluster().requests()
+    if call.as_json(answer, "requests/1"):
         return
     rows = read(Requests, answer).requests
     if not rows:
@@ -400,10 +370,10 @@ def follow(
         time.sleep(poll_s)
 
 
-def _show(answer: Mapping[str, Any], output: str, schema: str) -> None:
-    if output == "json":
-        render.json_out(answer, schema)
-    elif schema == "request-plan/1":
+def _show(answer: Mapping[str, Any], call: render.Call, schema: str) -> None:
+    if call.as_json(answer, schema):
+        return
+    if schema == "request-plan/1":
         plans.show(answer)
     elif schema == "excluded/1":
         show_excluded(read(ExcludedNodes, answer))

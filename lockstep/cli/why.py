@@ -16,7 +16,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from lockstep.cli.shared import client, render
+from lockstep.cli.shared import render
 from lockstep.cli.shared.client import ClusterClient
 from lockstep.documents import read
 from lockstep.documents.requests import Request, Story
@@ -278,9 +278,7 @@ _USAGE: Final = (
 @click.option("--events", default=40, show_default=True, type=click.IntRange(min=0), help="Newest ones told.")
 @render.of_call
 @click.pass_context
-def why(
-    context: click.Context, thing: tuple[str, ...], events: int, host: str, call_timeout_s: float, output: str
-) -> None:
+def why(context: click.Context, thing: tuple[str, ...], events: int, call: render.Call) -> None:
     """Tell the story of THING, why it waits or does not work, and what to do about it.
 
     THING is a node (id, host id or address; also one that has left), `request:ID`, `operation:ID`, `epoch:E`,
@@ -290,11 +288,10 @@ def why(
     """
     code = thing[0].upper().removeprefix("ERROR[").rstrip("]:")
     if len(thing) == 1 and class_by_code(code) is not None:
-        context.invoke(explain, code=code, output=output)
+        context.invoke(explain, code=code, output=call.output)
         return
-    told = _told(client.connect(host, call_timeout_s), thing)
-    if output == "json":
-        render.json_out(told, "why/1")
+    told = _told(call.cluster(), thing)
+    if call.as_json(told, "why/1"):
         return
     _show(told, events)
 

@@ -6,6 +6,7 @@ Invariant: the text without a terminal holds the same facts as with one; nothing
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -14,8 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import click
+import msgspec
 
-from lockstep.cli.shared.client import DEFAULT_HOST, PASSWORD_VARIABLE, SHOWN
+from lockstep.cli.shared.client import DEFAULT_HOST, PASSWORD_VARIABLE, SHOWN, ClusterClient, connect
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 
 #: Columns of numbers are aligned to the right.
@@ -252,6 +254,40 @@ wait_timeout: Decorator = click.option(
 )
 
 
+class Call(msgspec.Struct, frozen=True):
+    """What the options say that commands share which ask a node; `dry_run` and what follows, of some."""
+
+    host: str
+    call_timeout_s: float
+    output: str
+    dry_run: bool = False
+    wait: bool = False
+    timeout_s: float = 0.0
+    plan: str | None = None
+    refuse: bool = False
+
+    def cluster(self) -> ClusterClient:
+        """A client for the node; nothing is sent yet."""
+        return connect(self.host, self.call_timeout_s)
+
+    def as_json(self, answer: Mapping[str, Any], schema: str) -> bool:
+        """Print it where JSON is wanted; whether it was."""
+        if self.output == "json":
+            json_out(answer, schema)
+        return self.output == "json"
+
+
+def _called(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Hand the options that Call knows to the command as `call`."""
+
+    @functools.wraps(command)
+    def handed(*given: Any, **options: Any) -> Any:
+        shared = {name: options.pop(name) for name in Call.__struct_fields__ if name in options}
+        return command(*given, **options, call=Call(**shared))
+
+    return handed
+
+
 def together(*decorators: Decorator) -> Decorator:
     """Options that go together, in the order in which help shows them."""
 
@@ -264,6 +300,6 @@ def together(*decorators: Decorator) -> Decorator:
 
 
 #: Of every command that asks a node.
-of_call: Decorator = together(host, token_file, user, ca_file, call_timeout, output)
+of_call: Decorator = together(host, token_file, user, ca_file, call_timeout, output, _called)
 #: Of every command that changes something and can wait for its end.
 of_change: Decorator = together(dry_run, wait, wait_timeout, of_call)

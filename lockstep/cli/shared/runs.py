@@ -54,10 +54,9 @@ def follow(
     return found
 
 
-def show(found: Found, headline: Callable[[Found], str], output: str, schema: str) -> None:
+def show(found: Found, headline: Callable[[Found], str], call: render.Call, schema: str) -> None:
     """One run, as text or as JSON of this schema."""
-    if output == "json":
-        render.json_out(found, schema)
+    if call.as_json(found, schema):
         return
     click.echo(render.styled(headline(found), _COLOURS.get(found["state"], "")))
     if reason := found.get("reason"):

@@ -16,7 +16,7 @@ import click
 import msgspec
 from msgspec import UNSET
 
-from lockstep.cli.shared import client, render
+from lockstep.cli.shared import render
 from lockstep.cli.shared.client import ClusterClient
 from lockstep.cli.shared.plans import title
 from lockstep.cli.status import progress_text
@@ -42,28 +42,26 @@ Answer = Mapping[str, Any]
 @click.option("--once", is_flag=True, help="Show how it stands now, and return.")
 @render.wait_timeout
 @render.of_call
-def watch(
-    request_id: str | None, once: bool, timeout_s: float, host: str, call_timeout_s: float, output: str
-) -> int:
+def watch(request_id: str | None, once: bool, call: render.Call) -> int:
     """Follow one request, or all that are queued or running, until they have ended.
 
     Exits with 0 when all were done, 1 when one failed or was cancelled, 5 when time is up and one still runs.
     With `-o json`, one line for each change.
     """
-    cluster = client.connect(host, call_timeout_s)
+    cluster = call.cluster()
     wanted = [request_id] if request_id is not None else live_ids(cluster)
     if not wanted:
         click.echo("nothing is queued or running", err=True)
         return 0
-    shown = _screen(output)
+    shown = _screen(call.output)
     try:
-        requests = _follow(cluster, wanted, shown, 0.0 if once else timeout_s)
+        requests = _follow(cluster, wanted, shown, 0.0 if once else call.timeout_s)
     finally:
         shown.close()
     running = [request for request in requests if request.get("state") not in ENDED]
     if running and not once:
         raise OutcomeUnknown(
-            f"request {running[0].get('id')} still runs after {timeout_s:g} s",
+            f"request {running[0].get('id')} still runs after {call.timeout_s:g} s",
             hint=f"lockstep topology watch {running[0].get('id')}",
         )
     return (
