@@ -26,13 +26,12 @@ from lockstep.cql.wire.constants import Opcode
 from lockstep.cql.wire.frames import EnvelopeReader, encode_request
 from lockstep.cql.wire.messages import QueryParameters
 from lockstep.local.clusters import LocalCluster
-from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
+from lockstep.metadata.cluster import REGISTERED, ClusterMetadata, empty_cluster
 from lockstep.metadata.log.apply import apply_entry, state_digest
 from lockstep.metadata.log.entries import LogEntry
 from lockstep.metadata.log.registry import Registry, Transformation
 from lockstep.metadata.log.snapshot import SnapshotDecoder, pieces
 from lockstep.metadata.log.tip import Appended, Tip
-from lockstep.metadata.parts import REGISTERED
 from lockstep.metadata.schema_change import KINDS as SCHEMA_KINDS
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.metadata.transformations import KINDS, Founder, Initialize, SetExtension

@@ -35,9 +35,9 @@ from lockstep.server.views.tablet_views import NO_TABLET_VALUE, TabletTables
 from lockstep.server.views.tool_keyspaces import AuthTables, distributed_tables
 from lockstep.server.views.topology_view import NOT_APPLICABLE, request_uuid
 from lockstep.topology import joining
-from lockstep.topology.courses import COURSES
 from lockstep.topology.kinds.registry import BY_NAME, KINDS
 from lockstep.topology.stages import mermaid
+from lockstep.topology.tablets.stages import COURSES
 from lockstep.values.conditions import CONDITIONS
 from lockstep.values.errors import RequestError
 from lockstep.values.limits import REQUESTS_PASSED_MAX

@@ -350,11 +350,6 @@ class Raft:
         """The newest one handed out to be persisted."""
         return self.state.handed_hard_state
 
-    @property
-    def arriving(self) -> Snapshot | None:
-        """The snapshot being received; what is stored of any other one may be deleted."""
-        return self.state.incoming.snapshot if self.state.incoming is not None else None
-
     def term_at(self, index: int) -> int | None:
         """None when the entry is compacted away or not there yet."""
         return self.state.log.term_at(index)

@@ -12,7 +12,7 @@ import asyncio
 
 from msgspec.structs import replace
 
-from lockstep.coordination.write_terms import OWED, PAIRED
+from lockstep.coordination.context import OWED, PAIRED
 from lockstep.coordination.writes import Write, Writes
 from lockstep.quorum.plans import Plan
 from lockstep.quorum.round import WRITE, Round

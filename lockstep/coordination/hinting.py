@@ -13,8 +13,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from lockstep.coordination.context import CoordinationContext
-from lockstep.coordination.write_terms import Terms
+from lockstep.coordination.context import CoordinationContext, Terms
 from lockstep.internode.waiters import Deadlines
 from lockstep.quorum.plans import Plan
 from lockstep.quorum.round import Round, Target

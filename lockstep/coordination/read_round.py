@@ -16,9 +16,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
-from lockstep.coordination.context import CoordinationContext
+from lockstep.coordination.context import REPAIR, CoordinationContext
 from lockstep.coordination.driving import again_after, carry_out
-from lockstep.coordination.write_terms import REPAIR
 from lockstep.coordination.writes import Write, Writes, settle
 from lockstep.internode import verbs
 from lockstep.internode.waiters import Deadlines

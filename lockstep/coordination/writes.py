@@ -16,11 +16,10 @@ from typing import Final, Protocol
 
 import msgspec
 
-from lockstep.coordination.context import CoordinationContext
+from lockstep.coordination.context import CLIENT, CoordinationContext, Terms
 from lockstep.coordination.driving import carry_out
 from lockstep.coordination.forwarding import Forwarding
 from lockstep.coordination.hinting import HintingWrite, HintKeeper, Settled
-from lockstep.coordination.write_terms import CLIENT, Terms
 from lockstep.internode.serving import report
 from lockstep.internode.waiters import Deadlines
 from lockstep.metadata.cluster import ClusterMetadata

@@ -19,8 +19,7 @@ from lockstep.internode import verbs
 from lockstep.internode.connection import Connection
 from lockstep.internode.frames import ERROR, ONE_WAY, REPLY, SHARED, Envelope, encode_frame, encode_request
 from lockstep.internode.handshake import Address, HasEpoch, Hello, PeerInfo, peer_of
-from lockstep.internode.link_faults import LinkFaults
-from lockstep.internode.own_side import OPEN, LinkSecurity, OwnSide, kept_from
+from lockstep.internode.own_side import OPEN, LinkFaults, LinkSecurity, OwnSide, kept_from
 from lockstep.internode.peer import SHARED_REQUEST_BYTES_MAX, Link, Peer
 from lockstep.internode.repeated_log import Log
 from lockstep.internode.serving import (

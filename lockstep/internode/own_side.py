@@ -21,13 +21,31 @@ from lockstep.internode import verbs
 from lockstep.internode.connection import Connection
 from lockstep.internode.frames import ERROR, REPLY, Envelope, encode_frame
 from lockstep.internode.handshake import Address, HasEpoch, Hello, PeerInfo, Proofs, refusal
-from lockstep.internode.link_faults import LinkFaults
 from lockstep.internode.repeated_log import Log, RepeatedLog
 from lockstep.internode.verbs import encode_error
 from lockstep.runtime.ports import Runtime, Tls
 from lockstep.values.codec import UNREADABLE, decoder, encode
 from lockstep.values.errors import FrameCorrupt, NodeExcluded
 from lockstep.values.limits import PEER_SILENT_MS
+
+
+class LinkFaults:
+    """What can be done to the messages of a node on purpose; nothing is, until somebody says so.
+
+    `duplicates()`: whether the next frame is sent twice, and again on a later connection."""
+
+    __slots__ = ("blocked_from", "blocked_to", "duplicates")
+
+    def __init__(self, duplicates: Callable[[], bool] | None = None) -> None:
+        self.duplicates = duplicates
+        #: Nothing is sent to, or nothing is taken from these addresses.
+        self.blocked_to: frozenset[Address] = frozenset()
+        self.blocked_from: frozenset[Address] = frozenset()
+
+    def cut_off(self, addresses: Iterable[Address]) -> None:
+        """Exchange nothing with these from now on, and with all others."""
+        self.blocked_to = self.blocked_from = frozenset(addresses)
+
 
 HELLO_DECODER: Final = decoder(Hello)
 

@@ -228,7 +228,6 @@ class Results(msgspec.Struct):
     """What came of the tour, for the verdict. `failed` is the error that ended it early."""
 
     rows_given: int = 0
-    load_s: float = 0.0
     counts: Counts = msgspec.field(default_factory=Counts)
     logs_agree: bool = False
     logs_told: str = ""
@@ -293,7 +292,6 @@ class Tour:
             )
             self.results.driver = connected.note
             loaded = self._command(Load(given.rows))
-            self.results.load_s = loaded.seconds
             rate = loaded.counts.loaded / max(loaded.seconds, 0.001)
             phase.told = f"{loaded.counts.loaded:,} rows into {given.table.name}, {rate:,.0f} rows/s"
 

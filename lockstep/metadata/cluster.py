@@ -7,6 +7,7 @@ an entry did not change are the identical objects in the next value.
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any, Final
 
 import msgspec
 
@@ -29,8 +30,7 @@ from lockstep.metadata.groups.service import SERVICE, Service
 from lockstep.metadata.log.entries import HASH_BYTES
 from lockstep.metadata.log.recent_ids import RECENT_IDS, RecentIds
 from lockstep.metadata.operations import OPERATIONS, Operation, Operations, Session
-from lockstep.metadata.part import Change, Parts, Registered
-from lockstep.metadata.parts import REGISTERED
+from lockstep.metadata.part import Change, Part, Parts, Registered
 from lockstep.metadata.repairs import REPAIRS, Repairs
 from lockstep.metadata.requests import REQUESTS, Requests
 from lockstep.metadata.schema_part import PLACEMENTS, SCHEMA
@@ -39,6 +39,30 @@ from lockstep.metadata.transitions import TRANSITIONS, Transitions
 from lockstep.placement.placements import Placements, ReplicaGroup, RingPlacement
 from lockstep.schema.model import Schema, Table
 from lockstep.values.ids import NodeId
+
+#: The parts that the rooms up to this one keep in the metadata.
+PARTS: Final[tuple[Part[Any], ...]] = (
+    IDENTITY,
+    DIRECTORY,
+    SCHEMA,
+    PLACEMENTS,
+    OPERATIONS,
+    SERVICE,
+    EXTENSIONS,
+    REQUESTS,
+    EXCLUDED,
+    DEGRADED,
+    FEATURE_STATE,
+    GENERATIONS,
+    REPAIRS,
+    ACCESS,
+    RECENT_IDS,
+    TRANSITIONS,
+    TABLETS,
+)
+#: What there is when no room above adds a part.
+REGISTERED: Final = Registered(PARTS)
+
 
 #: The previous hash of the first entry.
 GENESIS_HASH = bytes(HASH_BYTES)

@@ -20,7 +20,7 @@ from lockstep.topology import force_remove, lone_steps, repairs
 from lockstep.topology import requests as topology_requests
 from lockstep.topology import transformations as topology_transformations
 from lockstep.topology.kinds.registry import UNIONS
-from lockstep.topology.tablets import moves, resizes, switch
+from lockstep.topology.tablets import balancing, moves, resizes
 from lockstep.values.errors import ConfigurationError
 
 _TABLES: Final[tuple[Mapping[int, type[Any]], ...]] = (
@@ -30,7 +30,7 @@ _TABLES: Final[tuple[Mapping[int, type[Any]], ...]] = (
     topology_transformations.KINDS,
     lone_steps.KINDS,
     moves.KINDS,
-    switch.KINDS,
+    balancing.KINDS,
     resizes.KINDS,
     tablet_migration.KINDS,
     topology_requests.KINDS,

@@ -20,11 +20,10 @@ from lockstep.node.work.backup_service import BackupService
 from lockstep.node.work.backups import BackupDriver
 from lockstep.node.work.condition_watches import watch_groups
 from lockstep.node.work.lacking import Refill
+from lockstep.node.work.load_questions import RangeSizes, TabletLoads
 from lockstep.node.work.purging import TombstonePurge
-from lockstep.node.work.range_sizes import RangeSizes
 from lockstep.node.work.repairs import Comparison, RepairDriver, RepairQuestions
 from lockstep.node.work.tablet_balancer import TabletBalancer
-from lockstep.node.work.tablet_loads import TabletLoads
 from lockstep.node.work.tablet_resizes import TabletReadiness
 from lockstep.node.work.topology_driver import TopologyDriver
 from lockstep.node.work.worker import WorkService

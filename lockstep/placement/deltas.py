@@ -161,18 +161,7 @@ def plan_of(replication: Replication, circle: Circle) -> Plan:
 
 def differences(before: Plan, after: Plan) -> tuple[Delta, ...]:
     """Ranges whose replicas differ, cut where either plan is cut, adjacent equal ones joined."""
-    found: list[Delta] = []
-    at_before = at_after = 0
-    while at_before < len(before) and at_after < len(after):
-        range_before, old = before[at_before]
-        range_after, new = after[at_after]
-        shared = range_before.intersection(range_after)
-        assert shared is not None, "both plans cover the ring without gaps"
-        if old != new:
-            _append_joined(found, Delta(shared, old, new))
-        at_before += range_before.right == shared.right
-        at_after += range_after.right == shared.right
-    return tuple(found)
+    return tuple(one for one in paired(before, after) if one.old != one.new)
 
 
 def paired(before: Plan, after: Plan) -> tuple[Delta, ...]:

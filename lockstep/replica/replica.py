@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from lockstep.internode import verbs
 from lockstep.internode.handshake import Address, PeerInfo
@@ -20,6 +20,7 @@ from lockstep.internode.internode import Internode
 from lockstep.internode.serving import Respond, waited_too_long
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.placement.placements import ReplicaGroup
+from lockstep.placement.tablets.load import TabletLoad
 from lockstep.quorum.failure_codes import (
     CATCH_UP_FAILED,
     NOT_REPLICA,
@@ -36,12 +37,60 @@ from lockstep.quorum.failure_codes import (
 from lockstep.quorum.plans import PlanBook, TablePlacement
 from lockstep.replica.merging import reply_to
 from lockstep.replica.messages import ReadReply, ReadRequest, WriteReply, WriteRequest
-from lockstep.replica.tablet_counts import TabletCounts
 from lockstep.runtime.ports import Runtime
 from lockstep.values.errors import LockstepError, NotReplica, StaleEpoch
 from lockstep.values.node_limits import WRITES_A_TURN
 from lockstep.values.rows import Mutation, ReadCommand, ReadResult, has_large_row
 from lockstep.values.tokens import Range
+
+#: Tablets that are counted between two readings: more than a node is to hold, so that what nobody reads, as
+#: without a leader, ends somewhere.
+COUNTED_MAX: Final = 100_000
+#: A rate over less time says nothing: what was said last is said again.
+RATE_AFTER_S: Final = 1.0
+
+Key = tuple[int, int]
+
+
+class TabletCounts:
+    """How many requests each tablet of this node served, by group and last token: for the balancer, never for
+    decisions of who owns what. Counting changes nothing else, and costs one look-up a request."""
+
+    def __init__(self) -> None:
+        self._reads: dict[Key, int] = {}
+        self._writes: dict[Key, int] = {}
+        self._since_s: float | None = None
+        self._rates: dict[Key, tuple[float, float]] = {}
+
+    def read(self, key: Key) -> None:
+        _count(self._reads, key)
+
+    def wrote(self, key: Key) -> None:
+        _count(self._writes, key)
+
+    def rates(self, now_s: float) -> dict[Key, tuple[float, float]]:
+        """Reads and writes a second since this was asked last, or as it was said then a moment ago."""
+        since_s = self._since_s
+        if since_s is not None and now_s - since_s < RATE_AFTER_S:
+            return self._rates
+        reads, writes = self._reads, self._writes
+        self._reads, self._writes, self._since_s = {}, {}, now_s
+        if since_s is not None:
+            spent_s = now_s - since_s
+            keys = dict.fromkeys((*reads, *writes))
+            self._rates = {key: (reads.get(key, 0) / spent_s, writes.get(key, 0) / spent_s) for key in keys}
+        return self._rates
+
+
+def _count(counts: dict[Key, int], key: Key) -> None:
+    known = counts.get(key, 0)
+    if known or len(counts) < COUNTED_MAX:
+        counts[key] = known + 1
+
+
+def load_of(size_bytes: int, rate: tuple[float, float]) -> TabletLoad:
+    return TabletLoad(size_bytes, *rate)
+
 
 #: `await catch_up(epoch, source address)`: returns when the epoch is applied here, or raises PeerTimeout.
 CatchUp = Callable[[int, Address], Awaitable[None]]

@@ -24,9 +24,8 @@ from lockstep.placement.quorums import dc_factors
 from lockstep.runtime.ports import Runtime
 from lockstep.sim.checkers.log import check_refusals, check_submissions, unsettled_voters
 from lockstep.sim.checkers.machines import self_checking
-from lockstep.sim.checkers.progress import watch_progress
 from lockstep.sim.checkers.registers import check_registers
-from lockstep.sim.checkers.telling import Telling
+from lockstep.sim.checkers.telling import Telling, watch_progress
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.cluster import Shape, SimCluster, draw_shape
 from lockstep.sim.door import KEYSPACE, DoorClient

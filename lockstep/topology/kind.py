@@ -17,8 +17,8 @@ from lockstep.metadata.operations import Body, Operation, Stage
 from lockstep.metadata.requests import Request
 from lockstep.metadata.transitions import Lone, Transition
 from lockstep.placement.quorums import DcOf
-from lockstep.topology import courses
 from lockstep.topology.stages import Course, StageRow, StreamTask
+from lockstep.topology.tablets import stages as courses
 from lockstep.values.ids import NodeId
 
 #: Says of the value between two steps whether something else should go first.

@@ -60,10 +60,10 @@ STREAMING = (Work.STREAM, Work.REBUILD)
 DELETING = (Work.CLEANUP, Work.DISCARD)
 
 
-class StageRow(msgspec.Struct, frozen=True):
+class StageRow(msgspec.Struct, frozen=True, kw_only=True):
     """`next` None: the operation ends with the entry that leaves this stage.
 
-    `on_failure` None: past the point of return, the operation only goes forward. `in_use` lists the
+    Without `on_failure` it is past the point of return, the operation only goes forward. `in_use` lists the
     groups that some coordinator may still use while the barrier runs; `pending_votes` counts the
     union's write quorum with its pending replicas, as coordinators do (a cancelled newcomer may be dead
     and must not block the way back).
@@ -73,10 +73,10 @@ class StageRow(msgspec.Struct, frozen=True):
     writes: Side
     reads: Side
     in_use: tuple[Side, ...]
-    drain: Drain
-    work: Work
+    drain: Drain = Drain.NONE
+    work: Work = Work.NONE
     next: Stage | None
-    on_failure: Stage | None
+    on_failure: Stage | None = None
     pending_votes: bool = False
 
 
@@ -89,7 +89,6 @@ _ROLLBACK = StageRow(
     drain=Drain.WORKERS,
     work=Work.DISCARD,
     next=None,
-    on_failure=None,
     pending_votes=True,
 )
 
@@ -103,7 +102,6 @@ def range_movement(first: Stage, last: Stage, *before_writes: StageRow) -> tuple
             writes=Side.OLD,
             reads=Side.OLD,
             in_use=(Side.OLD, Side.UNION),
-            drain=Drain.NONE,
             work=Work.WIPE,
             next=before_writes[0].stage if before_writes else Stage.WRITE_BOTH_READ_OLD,
             on_failure=Stage.ROLLBACK_TO_NORMAL,
@@ -124,20 +122,14 @@ def range_movement(first: Stage, last: Stage, *before_writes: StageRow) -> tuple
             writes=Side.UNION,
             reads=Side.NEW,
             in_use=(Side.OLD, Side.UNION, Side.NEW),
-            drain=Drain.NONE,
-            work=Work.NONE,
             next=last,
-            on_failure=None,
         ),
         StageRow(
             stage=last,
             writes=Side.NEW,
             reads=Side.NEW,
             in_use=(Side.UNION, Side.NEW),
-            drain=Drain.NONE,
-            work=Work.NONE,
             next=Stage.CLEANUP,
-            on_failure=None,
         ),
         StageRow(
             stage=Stage.CLEANUP,
@@ -147,7 +139,6 @@ def range_movement(first: Stage, last: Stage, *before_writes: StageRow) -> tuple
             drain=Drain.WORKERS,
             work=Work.CLEANUP,
             next=None,
-            on_failure=None,
         ),
         _ROLLBACK,
     )
@@ -166,7 +157,7 @@ class Filling(enum.StrEnum):
 
 class Course(msgspec.Struct, frozen=True):
     """A kind of transitions that move by themselves, each for itself through the stages. What they move is in
-    `topology.courses`. `has_way_back`: reads that have moved may go back to the old replicas."""
+    `topology.tablets.stages`. `has_way_back`: reads that have moved may go back to the old replicas."""
 
     name: str
     stages: tuple[StageRow, ...]

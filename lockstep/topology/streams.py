@@ -22,9 +22,9 @@ from lockstep.metadata.operations import Operation, Stage
 from lockstep.metadata.transitions import Lone, Transition
 from lockstep.placement.deltas import Passage, refilled
 from lockstep.placement.quorums import DcOf, dc_factors, majority
-from lockstep.topology import courses
 from lockstep.topology.kind import Mover, kind_of, moving
 from lockstep.topology.stages import Filling, StreamTask
+from lockstep.topology.tablets import stages as courses
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
 

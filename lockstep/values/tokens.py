@@ -96,17 +96,6 @@ class Range(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False):
 FULL_RING = Range(TOKEN_MIN, TOKEN_MAX)
 
 
-def first_shared(held: Sequence[Range], wanted: Sequence[Range]) -> Range | None:
-    """The first range of `held` that shares a token with one of `wanted`; each sorted and disjoint."""
-    at = 0
-    for range_ in wanted:
-        while at < len(held) and held[at].right <= range_.left:
-            at += 1
-        if at < len(held) and held[at].left < range_.right:
-            return held[at]
-    return None
-
-
 def any_within(tokens: Sequence[int], ranges: Sequence[Range]) -> bool:
     """Whether a token lies in a range or is its left bound; both sorted, the ranges disjoint."""
     at = 0

@@ -228,6 +228,47 @@ class Load:
         self._cluster.shutdown()
 
 
+def make_tablets(session: Session, count: int) -> None:
+    """The table h.t, of so many tablets with three replicas each."""
+    session.execute(
+        "CREATE KEYSPACE h WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 3} "
+        f"AND tablets = {{'initial': {count}}}"
+    )
+    session.execute("CREATE TABLE h.t (k int PRIMARY KEY, v int)")
+
+
+@contextmanager
+def writing(session: Session) -> Iterator[None]:
+    """Write new keys of h.t at QUORUM meanwhile; in the end every write that was acknowledged is there."""
+    insert = session.prepare("INSERT INTO h.t (k, v) VALUES (?, ?)")
+    select = session.prepare("SELECT v FROM h.t WHERE k = ?")
+    insert.consistency_level = select.consistency_level = ConsistencyLevel.QUORUM
+    acknowledged: dict[int, int] = {}
+    ended = threading.Event()
+
+    def write() -> None:
+        key = 0
+        while not ended.is_set():
+            try:
+                session.execute(insert, (key, key * 3), timeout=5)
+            except Exception:
+                time.sleep(0.05)
+            else:
+                acknowledged[key] = key * 3
+            key += 1
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        writer.join()
+    found = {key: session.execute(select, (key,)).one() for key in acknowledged}
+    lost = [key for key, value in acknowledged.items() if found[key] is None or found[key].v != value]
+    assert len(acknowledged) > 200 and lost == []
+
+
 def until(condition: Any, timeout_s: float = 15.0, interval_s: float = 0.05) -> None:
     """Wait for a condition that other processes bring about."""
     deadline = time.monotonic() + timeout_s

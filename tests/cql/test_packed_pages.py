@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from lockstep.cql.bind import packing, results
+from lockstep.cql.bind import results
 from lockstep.cql.bind.page_positions import decode
 from lockstep.cql.bind.results import PageBuilder
 from lockstep.cql.compile.select import plan_select
@@ -99,9 +99,9 @@ def test_rows_of_plain_columns_are_packed(monkeypatch: pytest.MonkeyPatch) -> No
     for c in range(30):
         session.run(f"INSERT INTO t (k, c, a) VALUES (1, {c}, {c})")
     packed = []
-    original = packing.RowPacker.packed
+    original = results.RowPacker.packed
     monkeypatch.setattr(
-        packing.RowPacker, "packed", lambda self, rows: packed.append(len(rows)) or original(self, rows)
+        results.RowPacker, "packed", lambda self, rows: packed.append(len(rows)) or original(self, rows)
     )
     _pages(session, "SELECT * FROM t WHERE k = 1", 5000, packs=True)
     assert packed == [30]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from unittest import mock
 
-from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.cluster import PARTS, ClusterMetadata
 from lockstep.metadata.log.snapshot import SnapshotDecoder, pieces
 from lockstep.metadata.part import Registered
-from lockstep.metadata.parts import PARTS
 from lockstep.topology.kinds.registry import UNIONS
 
 #: With the kinds of operations.

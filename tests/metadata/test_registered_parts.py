@@ -7,14 +7,13 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.cluster import PARTS, ClusterMetadata
 from lockstep.metadata.groups.service import SERVICE
 from lockstep.metadata.log.apply import diff, part_digests, state_digest
 from lockstep.metadata.log.comparison import Difference
 from lockstep.metadata.log.registry import Registry
 from lockstep.metadata.log.snapshot_file import dump_file, load_file
 from lockstep.metadata.part import Part, Parts, Registered, struct_part, tuple_part
-from lockstep.metadata.parts import PARTS
 from lockstep.metadata.transformations import KINDS, Initialize, SetExtension
 from lockstep.values.errors import CorruptFile
 from tests.metadata.histories import History, founder

@@ -18,11 +18,10 @@ from lockstep.metadata.access.role_changes import (
     DropRole,
 )
 from lockstep.metadata.access.roles import NO_ACCESS, Access, Role, access_of
-from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.cluster import REGISTERED, ClusterMetadata
 from lockstep.metadata.log.apply import diff, state_digest
 from lockstep.metadata.log.registry import Registry, Transformation
 from lockstep.metadata.log.snapshot import SnapshotDecoder, pieces
-from lockstep.metadata.parts import REGISTERED
 from lockstep.metadata.schema_change import KINDS as SCHEMA_KINDS
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.metadata.transformations import KINDS, Initialize

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from lockstep.metadata.cluster import REGISTERED
 from lockstep.metadata.log.apply import state_digest
 from lockstep.metadata.log.registry import Registry
 from lockstep.metadata.log.snapshot import SnapshotDecoder, pieces
 from lockstep.metadata.log.tip import Appended, Judgement, Refused
-from lockstep.metadata.parts import REGISTERED
 from lockstep.metadata.schema_change import KINDS as SCHEMA_KINDS
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.metadata.transformations import KINDS, Initialize

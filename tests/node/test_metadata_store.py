@@ -8,14 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.cluster import REGISTERED, ClusterMetadata
 from lockstep.metadata.log.apply import state_digest
 from lockstep.metadata.log.entries import hash_of
 from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.log.snapshot_entries import TakeSnapshot, TruncateLog
 from lockstep.metadata.log.snapshot_file import SnapshotFileReader
 from lockstep.metadata.operations import OPERATIONS
-from lockstep.metadata.parts import REGISTERED
 from lockstep.metadata.transformations import SetExtension
 from lockstep.node.log import metadata_store
 from lockstep.node.log.metadata_past import Past

@@ -9,7 +9,7 @@ import pytest
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.operations import Stage
 from lockstep.metadata.requests import Request, RequestState
-from lockstep.sim.checkers.progress import ToldProgress
+from lockstep.sim.checkers.telling import ToldProgress
 from lockstep.sim.runtime.probes import DelayRule
 from lockstep.sim.runtime.process import KILL, POWER
 from lockstep.topology.requests import CancelRequest

@@ -7,8 +7,8 @@ from itertools import permutations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep.coordination.counters import asks, counted, shard_path
 from lockstep.cql.bind.records import counter_sum
-from lockstep.replica.counter_shards import asks, counted, shard_path
 from lockstep.storage.rows.reconcile import merge_partitions
 from lockstep.values.rows import Cell, Deletion, Mutation, Partition, Row, Slice
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lockstep.coordination import hinting
+from lockstep.coordination.context import CLIENT, OWED, REPAIR, Terms
 from lockstep.coordination.hinting import HintingWrite, Left
-from lockstep.coordination.write_terms import CLIENT, OWED, REPAIR, Terms
 from lockstep.internode.waiters import Deadlines
 from lockstep.quorum.plans import PlanBook
 from lockstep.quorum.round import WRITE, Round, Target

@@ -11,7 +11,7 @@ import pytest
 
 from lockstep.internode import verbs
 from lockstep.internode.frames import ERROR, REPLY, REQUEST, SHARED, Envelope, FrameReader, SharedReply
-from lockstep.internode.link_faults import LinkFaults
+from lockstep.internode.own_side import LinkFaults
 from lockstep.internode.peer import (
     SHARED_REQUESTS_MAX,
     SHARED_SPREAD_MS,

@@ -10,7 +10,7 @@ import pytest
 from lockstep.internode import verbs
 from lockstep.internode.frames import ERROR, REPLY
 from lockstep.internode.handshake import PeerInfo
-from lockstep.internode.link_faults import LinkFaults
+from lockstep.internode.own_side import LinkFaults
 from lockstep.internode.serving import Respond
 from lockstep.replica.messages import ReadRequest, WriteReply
 from lockstep.values.codec import encode

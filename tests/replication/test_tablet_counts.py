@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lockstep.placement.tablets.load import TabletLoad
-from lockstep.replica import tablet_counts
-from lockstep.replica.tablet_counts import RATE_AFTER_S, TabletCounts, load_of
+from lockstep.replica import replica as tablet_counts
+from lockstep.replica.replica import RATE_AFTER_S, TabletCounts, load_of
 
 
 def test_rates_are_of_what_came_since_they_were_asked_last() -> None:

@@ -12,8 +12,8 @@ from lockstep.metadata.directory import NodeState
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.metadata.transformations import SetExtension
 from lockstep.node.configuration import Configuration, PlacementSection
+from lockstep.node.work.load_questions import Sizes
 from lockstep.node.work.moved import Moved
-from lockstep.node.work.range_sizes import Sizes
 from lockstep.schema.changes import CreateTable, NewColumn
 from lockstep.schema.model import ColumnKind
 from lockstep.server.admin import requests

@@ -13,7 +13,7 @@ from lockstep.cql.wire import client as wire
 from lockstep.cql.wire.constants import Opcode
 from lockstep.cql.wire.messages import QueryParameters
 from lockstep.server.statements.tablet_routing import PAYLOAD_KEY, TABLETS_ROUTING
-from lockstep.topology.tablets.switch import SetBalancing
+from lockstep.topology.tablets.balancing import SetBalancing
 from lockstep.values.ids import Consistency
 from lockstep.values.tokens import token_of
 from tests.server.parts import CQL_PORT, Member, Nodes

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cli.shared.ledger import Ledger
+from lockstep.cli.sim import Ledger
 from lockstep.sim.matrix import cuts
 from lockstep.sim.matrix.cuts import Cut, CutResult, run_cut
 from lockstep.values.errors import ConfigurationError

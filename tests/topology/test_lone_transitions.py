@@ -9,7 +9,6 @@ import pytest
 from lockstep.metadata.operations import Stage
 from lockstep.metadata.schema_part import PLACEMENTS
 from lockstep.metadata.transitions import TRANSITIONS, Lone
-from lockstep.topology import courses as kinds_that_move
 from lockstep.topology.board import Board
 from lockstep.topology.invariants import (
     check_endings,
@@ -22,6 +21,7 @@ from lockstep.topology.lone_steps import AdvanceTransitions, TransitionStep
 from lockstep.topology.requests import EnqueueRequest
 from lockstep.topology.stages import Course, Filling
 from lockstep.topology.step import Idle, Looked, Propose, Reports, Wait, step
+from lockstep.topology.tablets import stages as kinds_that_move
 from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId

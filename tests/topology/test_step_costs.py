@@ -15,11 +15,12 @@ from lockstep.metadata.operations import Stage
 from lockstep.metadata.schema_part import PLACEMENTS
 from lockstep.metadata.transitions import TRANSITIONS, Transition
 from lockstep.placement.placements import PlacedRange, ReplicaGroup
-from lockstep.topology import barriers, board, courses, step, streams
+from lockstep.topology import barriers, board, step, streams
 from lockstep.topology.barriers import barrier_need
 from lockstep.topology.kinds.bootstrap import Bootstrap
 from lockstep.topology.lone_steps import AdvanceTransitions, TransitionStep
 from lockstep.topology.step import Reports, WorkReport, work_key, work_orders
+from lockstep.topology.tablets import stages as courses
 from lockstep.topology.transformations import AdvanceOperation, PrepareOperation
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range

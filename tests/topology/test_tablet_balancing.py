@@ -19,15 +19,14 @@ from lockstep.placement.placements import PlacedRange, ReplicaGroup
 from lockstep.placement.tablets.load import GIB, Drain, NodeLoad, TabletLoad
 from lockstep.placement.tablets.moves import WRITES_MAX, Why
 from lockstep.quorum.plans import PlanBook
-from lockstep.topology import courses
 from lockstep.topology.health import View, findings
 from lockstep.topology.kinds.decommission import Decommission
 from lockstep.topology.kinds.remove import Remove
 from lockstep.topology.requests import CancelRequest, EnqueueRequest, FailRequest, Rule, choose, why
 from lockstep.topology.tablets import drains
-from lockstep.topology.tablets.balancing import Planner, hosts_of
-from lockstep.topology.tablets.switch import KINDS as SWITCH_KINDS
-from lockstep.topology.tablets.switch import SetBalancing
+from lockstep.topology.tablets import stages as courses
+from lockstep.topology.tablets.balancing import KINDS as SWITCH_KINDS
+from lockstep.topology.tablets.balancing import Planner, SetBalancing, hosts_of
 from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import Consistency, NodeId

@@ -19,10 +19,9 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 import msgspec
 
-from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.cluster import PARTS, ClusterMetadata
 from lockstep.metadata.directory import Directory, NodeState
 from lockstep.metadata.part import Part, Registered
-from lockstep.metadata.parts import PARTS
 from lockstep.values import codec
 from lockstep.values.errors import CannotApply, VersionMismatch
 

@@ -17,7 +17,7 @@ from lockstep.metadata.tablets import ResizePhase
 from lockstep.node.context import NodeContext
 from lockstep.node.log.metadata_state import MetadataState
 from lockstep.node.log.submission import Submitter
-from lockstep.node.work.tablet_loads import TabletLoads
+from lockstep.node.work.load_questions import TabletLoads
 from lockstep.node.work.tablet_resizes import ResizeDriver, TabletReadiness
 from lockstep.topology.tablets.balancing import Planned, Planner
 from lockstep.topology.tablets.resizing import Looked
@@ -66,10 +66,6 @@ class TabletBalancer:
     def wake(self) -> None:
         """Another node may lead now."""
         self._wake.set()
-
-    @property
-    def is_leading(self) -> bool:
-        return self._is_leader()
 
     def planned(self) -> Planned:
         """What would be begun now; looking begins nothing."""

@@ -5,8 +5,6 @@ Invariant: an explanation is made from the values that plans are made from, and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from lockstep.placement.tablets.balancer import Plan
 from lockstep.placement.tablets.load import GIB, Drain, Host, LoadStatistics, can_receive, is_measured
 from lockstep.placement.tablets.map import Tablet
@@ -108,10 +106,3 @@ def _others(cluster: Cluster, tablet: Tablet, node: NodeId) -> str:
 def _against(host: Host, cluster: Cluster, tablet: Tablet) -> str:
     state = f"node {host.node} {_state(host, cluster.statistics)}"
     return f"{state} and has a replica" if host.node in tablet.nodes else state
-
-
-def utilisation(cluster: Cluster) -> Sequence[tuple[NodeId, float]]:
-    """(node, share of its capacity that tablets fill) of the nodes that are measured, the fullest first."""
-    measured = [host for host in cluster.hosts if is_measured(host, cluster.statistics)]
-    found = [(host.node, share_used(host, cluster.statistics)) for host in measured]
-    return sorted(found, key=lambda one: (-one[1], one[0]))

@@ -161,20 +161,6 @@ class TabletMap(msgspec.Struct, frozen=True, dict=True):
             del rights[alone]
         return list(zip(rights[::2], rights[1::2], strict=True))
 
-    def with_ring(self, ring: RingPlacement) -> TabletMap:
-        """The map with what an operation made of its ring; replicas that stay keep their shards."""
-        if ring is self.ring:
-            return self
-        assert ring.id == self.ring.id, "a ring of the same table"
-        kept: dict[int, tuple[Replica, ...]] = {}
-        for right, known in self.shards.everything().items():
-            placed = ring.range_at(right)
-            nodes = placed.group.writes if placed.range.right == right else ()
-            left = tuple(replica for replica in known if replica[0] in nodes)
-            if left != known:
-                kept[right] = left
-        return TabletMap(ring, self.shards.changed(kept))
-
     def validate(self, shards_of_node: Callable[[NodeId], int] | None = None) -> None:
         """Assert coverage, one replica of a tablet on a node, shards of replicas only, and, where it is known
         how many shards a node has, that they are there."""

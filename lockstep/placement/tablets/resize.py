@@ -1,16 +1,19 @@
-"""Decisions to split and to merge: when they are made, kept, revoked and ready.
+"""Decisions to split and to merge: when they are made, kept, revoked and ready, and which tablets a merge
+brings together.
 
 Invariants. What is decided is kept until its opposite is nearer: a split is decided above twice the target
 and kept while the average is not below the target, a merge below half of it and kept while it is not above.
 So sizes that stay make one decision at most. Each decision of a table, also that there is none any more, has
 the next sequence number, and only what is ready for that number is ready. Without statistics nothing is
-decided by size.
+decided by size. A pair is merged when both have the same replicas on the same shards; until then the second
+one's replicas follow the first one's, each to the nearest that is missing: on its own node, then in its rack.
+A tablet that something else has, or that a drain concerns, waits.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -18,6 +21,8 @@ import msgspec
 from lockstep.placement.tablets.counts import CountedTable, CountSettings, Rack, counts
 from lockstep.placement.tablets.load import Drain, Host, LoadStatistics, TabletLoad
 from lockstep.placement.tablets.map import Tablet, TabletMap, midpoint
+from lockstep.placement.tablets.moves import Move, MoveKind, Why
+from lockstep.placement.tablets.shards import Replica
 from lockstep.schema.tablet_options import TABLET_COUNT_MAX
 from lockstep.values.ids import NodeId
 
@@ -283,3 +288,80 @@ def unready(map_: TabletMap, resize: Resize, ready: Ready, hosts: Sequence[Host]
             if node not in sound or said != resize.sequence:
                 missing[node] = missing.get(node, 0) + 1
     return sorted(missing.items())
+
+
+def pairs_of(map_: TabletMap, resize: Resize) -> list[tuple[int, int]]:
+    """(last token, last token) of the tablets that a decision to merge makes one."""
+    assert resize.kind is ResizeKind.MERGE, "pairs are merged"
+    if resize.rights:
+        return [(right, map_.at(right + 1).right) for right in resize.rights]
+    return map_.siblings(resize.isolated)
+
+
+def apart(map_: TabletMap, resize: Resize) -> list[tuple[int, int]]:
+    """The pairs whose replicas are not yet in the same places."""
+    return [pair for pair in pairs_of(map_, resize) if map_.merge_refusal(pair[0]) is not None]
+
+
+def moves_together(
+    map_: TabletMap,
+    resize: Resize,
+    hosts: Sequence[Host],
+    busy: Iterable[tuple[int, int]],
+    bytes_of: Mapping[int, int],
+) -> list[Move]:
+    """One move for each pair that is apart: a tablet has one transition at a time, so a pair comes together
+    move by move. `bytes_of`: what a replica weighs, by last token."""
+    by_node = {host.node: host for host in hosts}
+    taken = dict.fromkeys(busy)
+    found: list[Move] = []
+    for left, right in apart(map_, resize):
+        if (map_.id, left) in taken or (map_.id, right) in taken:
+            continue
+        first, second = map_.ending(left), map_.ending(right)
+        assert first is not None and second is not None, "siblings are tablets of the map"
+        nodes = (*first.nodes, *second.nodes)
+        if any(not _is_settled(by_node.get(node)) for node in nodes):
+            continue
+        wanted = [one for one in first.replicas if one not in second.replicas]
+        spare = [one for one in second.replicas if one not in first.replicas]
+        assert len(wanted) == len(spare) > 0, "what is apart lies in as many other places"
+        source, target = _nearest(spare, wanted, second.nodes, by_node)
+        kind = MoveKind.INTRANODE if source[0] == target[0] else MoveKind.MIGRATION
+        found.append(Move(kind, Why.MERGE, map_.id, right, source, target, bytes_of.get(right, 0)))
+    return found
+
+
+def _is_settled(host: Host | None) -> bool:
+    return host is not None and host.drain is Drain.NONE and host.is_up and not host.is_excluded
+
+
+def _nearest(
+    spare: Sequence[Replica],
+    wanted: Sequence[Replica],
+    nodes: Sequence[NodeId],
+    by_node: Mapping[NodeId, Host],
+) -> tuple[Replica, Replica]:
+    """Which replica goes where: to another shard of its node, else to a node that has none, in its rack if
+    that is possible."""
+    at = {one[0]: one for one in spare}
+    for target in wanted:
+        if target[0] in at:
+            return at[target[0]], target
+    # A node that has one and is wanted was found above.
+    free = [one for one in wanted if one[0] not in nodes]
+    pairs = [(source, target) for source in spare for target in free]
+    assert pairs, "as many are wanted as are spare"
+
+    def distance(pair: tuple[Replica, Replica]) -> tuple[bool, bool, tuple[Replica, Replica]]:
+        one, two = by_node[pair[0][0]], by_node[pair[1][0]]
+        return one.dc != two.dc, one.rack != two.rack, pair
+
+    return min(pairs, key=distance)
+
+
+def resized(map_: TabletMap, resize: Resize, epoch: int) -> TabletMap:
+    """The map after a split of tablets that are ready, or a merge of pairs that are together."""
+    if resize.kind is ResizeKind.SPLIT:
+        return map_.split(resize.rights, epoch) if resize.rights else map_.split_all(epoch)
+    return map_.merge([left for left, _ in pairs_of(map_, resize)], epoch)

@@ -23,10 +23,9 @@ from lockstep.placement.tablets.load import (
     is_measured,
 )
 from lockstep.placement.tablets.map import TabletMap
-from lockstep.placement.tablets.merging import moves_together
 from lockstep.placement.tablets.moves import Move, MoveKind, Running, Why
 from lockstep.placement.tablets.packing import NODE_EXCHANGES, Packing, Piece, Spot
-from lockstep.placement.tablets.resize import NO_RESIZE, Resize, ResizeKind, tablet_loads
+from lockstep.placement.tablets.resize import NO_RESIZE, Resize, ResizeKind, moves_together, tablet_loads
 from lockstep.placement.tablets.shards import Replica
 from lockstep.values.ids import NodeId
 

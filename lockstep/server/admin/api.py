@@ -24,7 +24,6 @@ from lockstep.node.services import NodeServices
 from lockstep.node.work.table_damage import ScrubState
 from lockstep.server.admin.admin_access import CHALLENGE, Access, AdminAccess, status_of
 from lockstep.server.admin.backups import BackupRequests
-from lockstep.server.admin.balancer_requests import BalancerRequests
 from lockstep.server.admin.cms_operations import ServiceOperations
 from lockstep.server.admin.http import (
     HttpConnection,
@@ -383,7 +382,6 @@ class Admin:
                 Parameter("table", "A table of it: needed where the keyspace has tablets"),
             ),
             *TabletRequests(node).operations(),
-            *BalancerRequests(node).operations(),
             *MigrationRequests(node).operations(),
         ]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -21,7 +21,7 @@ from lockstep.node.work.backup_choice import Found, Restored
 from lockstep.replica.backup_messages import KeptPart
 from lockstep.schema.changes import SYSTEM_KEYSPACES
 from lockstep.schema.model import Schema
-from lockstep.server.admin.operations import Operation, get, later, now, number_in
+from lockstep.server.admin.operations import Operation, get, later, now, number_in, read_body
 from lockstep.storage.backup_manifest import BackedTable, Statement, columns_between, sealed, unsealed
 from lockstep.topology.repairs import BACKUP, PURPOSES, BeginRepair
 from lockstep.values.errors import ConfigurationError, LockstepError, PreconditionError
@@ -72,6 +72,9 @@ _RESTORE_BODY = {
     },
 }
 _CREATE = re.compile(r"CREATE (CUSTOM INDEX|MATERIALIZED VIEW|KEYSPACE|TYPE|TABLE|INDEX|FUNCTION|AGGREGATE) ")
+
+
+_NOT_UNDERSTOOD: Final = "the body is not understood"
 
 
 class WantedBackup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -203,7 +206,7 @@ class BackupRequests:
     # -- backups ------------------------------------------------------------------------------------------
 
     async def create(self, body: Any) -> Document:
-        wanted = _read(body, WantedBackup)
+        wanted = read_body(body, WantedBackup, _NOT_UNDERSTOOD)
         parts = backed_parts(self._node.log.cluster, wanted.tables)
         if wanted.dry_run:
             return await self._backup_plan(wanted, parts)
@@ -271,7 +274,7 @@ class BackupRequests:
     # -- restores -----------------------------------------------------------------------------------------
 
     async def restore(self, name: str, body: Any) -> Document:
-        wanted = _read(body if body is not None else {}, WantedRestore)
+        wanted = read_body(body if body is not None else {}, WantedRestore, _NOT_UNDERSTOOD)
         if wanted.existing not in ("refuse", "truncate", "merge"):
             raise ConfigurationError("existing is refuse, truncate or merge")
         if wanted.brought is not None and not wanted.dry_run:
@@ -426,13 +429,6 @@ def _is_about(kind: str, name: str, cql: str, keyspace: str, tables: set[str]) -
     if kind == "index":
         return any(f" ON {cql_name(keyspace)}.{table} (" in cql for table in quoted)
     return True
-
-
-def _read(body: Any, kind: type[Any]) -> Any:
-    try:
-        return msgspec.convert(body, kind)
-    except msgspec.ValidationError as error:
-        raise ConfigurationError(f"the body is not understood: {error}") from error
 
 
 def _judged(backup: Document) -> Document:

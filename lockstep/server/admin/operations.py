@@ -7,7 +7,7 @@ are read in one way; a wrong or missing one is a ConfigurationError that names i
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -15,6 +15,8 @@ import lockstep
 from lockstep.server.admin.admin_access import Access
 from lockstep.server.admin.http import HttpRequest, HttpResponse, json_response
 from lockstep.values.errors import ConfigurationError
+
+T = TypeVar("T")
 
 
 class Parameter(msgspec.Struct, frozen=True):
@@ -52,6 +54,14 @@ class Operation(msgspec.Struct, frozen=True):
         if self.method != "GET":
             return Access.CHANGE
         return Access.PROBE if self.path == "/metrics" or self.path.startswith("/health/") else Access.READ
+
+
+def read_body(body: Any, kind: type[T], problem: str) -> T:
+    """What the body of a request says; ConfigurationError with the problem where it is not understood."""
+    try:
+        return msgspec.convert(body, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"{problem}: {error}") from error
 
 
 class Registry:

@@ -15,7 +15,7 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.repairs import Repair, RepairPart, parts_by_group
 from lockstep.node.services import NodeServices
-from lockstep.server.admin.operations import Operation, get, later, now, number_in
+from lockstep.server.admin.operations import Operation, get, later, now, number_in, read_body
 from lockstep.server.reports.request_plans import changes
 from lockstep.topology.repairs import BeginRepair, units
 from lockstep.values.errors import ConfigurationError, LockstepError
@@ -85,10 +85,7 @@ class RepairRequests:
 
     async def submit(self, body: Any) -> Document:
         """Begin a repair, or plan it. ConfigurationError, PreconditionError, Rejected."""
-        try:
-            wanted = msgspec.convert(body, Wanted)
-        except msgspec.ValidationError as error:
-            raise ConfigurationError(f"not a repair: {error}") from error
+        wanted = read_body(body, Wanted, "not a repair")
         cluster = self._node.log.cluster
         parts, nodes = parts_of(cluster, wanted), nodes_of(cluster, wanted)
         if wanted.dry_run:

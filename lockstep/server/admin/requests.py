@@ -26,7 +26,7 @@ from lockstep.node.log.metadata_past import Past
 from lockstep.node.services import NodeServices
 from lockstep.schema.model import Replication
 from lockstep.schema.replication_options import parse_replication, replication_map
-from lockstep.server.admin.operations import number_in
+from lockstep.server.admin.operations import number_in, read_body
 from lockstep.server.admin.service_requests import waiting_for_voters
 from lockstep.server.reports.documents import exclusions
 from lockstep.server.reports.leader_views import REQUESTS, ask_leaders
@@ -461,10 +461,7 @@ def _document(request: Request) -> Document:
 
 
 def _wanted(body: Any) -> _Wanted:
-    try:
-        wanted = msgspec.convert(body, _Wanted)
-    except msgspec.ValidationError as error:
-        raise ConfigurationError(f"not a request: {error}") from error
+    wanted = read_body(body, _Wanted, "not a request")
     if not all(TOKEN_MIN < token <= TOKEN_MAX for token in wanted.tokens):
         raise ConfigurationError(f"tokens lie above {TOKEN_MIN} and up to {TOKEN_MAX}")
     if wanted.kind not in BY_NAME:
@@ -511,10 +508,7 @@ class ExcludeList:
 
     async def change(self, body: Any) -> Document:
         """Shut nodes out, or take them back. Rejected or ConfigurationError."""
-        try:
-            wanted = msgspec.convert(body, _ExcludeWanted)
-        except msgspec.ValidationError as error:
-            raise ConfigurationError(f"not a request: {error}") from error
+        wanted = read_body(body, _ExcludeWanted, "not a request")
         if wanted.base is not None:
             await refuse_moved(self._node, wanted.base)
         nodes = tuple(NodeId(node) for node in wanted.nodes)

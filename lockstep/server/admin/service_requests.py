@@ -16,6 +16,7 @@ from lockstep.metadata.groups.membership_step import Observed, plan
 from lockstep.metadata.groups.service import MembershipChange
 from lockstep.metadata.groups.voter_choice import choose_voters, target_size
 from lockstep.node.services import NodeServices
+from lockstep.server.admin.operations import read_body
 from lockstep.server.reports.leader_views import VOTERS, ask_leaders
 from lockstep.server.reports.request_plans import planned, waits_for
 from lockstep.values.errors import ConfigurationError, Rejected
@@ -102,7 +103,7 @@ class ServiceRequests:
 
     async def reconfigure(self, body: Any) -> Document:
         """Have this many voters or exactly these, or say what that would do."""
-        wanted = _converted(body, _Wanted)
+        wanted = read_body(body or {}, _Wanted, "not a request")
         if (wanted.size is not None) + wanted.automatic + bool(wanted.nodes) != 1:
             raise ConfigurationError('give one of {"size": N}, {"automatic": true} and {"nodes": [ids]}')
         cluster = self._node.log.cluster
@@ -129,7 +130,7 @@ class ServiceRequests:
 
     async def cancel(self, body: Any) -> Document:
         """Stop the running change: a half-added member is dropped, finished steps stay."""
-        asked = _converted(body, _Reason)
+        asked = read_body(body or {}, _Reason, "not a request")
         change = self._node.log.cluster.service.change
         if change is None:
             raise Rejected("no change of the voters is running", hint="lockstep cms reconfigure --status")
@@ -142,7 +143,7 @@ class ServiceRequests:
 
     async def wish(self, wish: ServiceWish, body: Any) -> Document:
         """Resume, freeze or thaw."""
-        asked = _converted(body, _Reason)
+        asked = read_body(body or {}, _Reason, "not a request")
         change = SetService(wish, text=asked.reason)
         if asked.dry_run:
             steps, way_back = _WISH_PLANS[wish]
@@ -203,10 +204,3 @@ def _change(change: MembershipChange | None) -> Document | None:
         "cancelled": change.cancelled,
         "reason": change.reason,
     }
-
-
-def _converted(body: Any, kind: type[Any]) -> Any:
-    try:
-        return msgspec.convert(body or {}, kind)
-    except msgspec.ValidationError as error:
-        raise ConfigurationError(f"not a request: {error}") from error

@@ -1,6 +1,8 @@
-"""Tablets over HTTP: where they lie, and the move of one by hand.
+"""Tablets over HTTP: where they lie, what the balancer does next, the move of one by hand, and switching the
+balancer on and off.
 
-Invariant: a move is one entry, which refuses or begins it; a dry run asks the same entry and submits nothing.
+Invariant: a move, or a switch, is one entry, which refuses or begins it; a dry run asks the same entry and
+submits nothing.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ from lockstep.documents.tablets import Replica, TabletMoved
 from lockstep.node.services import NodeServices
 from lockstep.placement.tablets.map import Tablet, TabletMap
 from lockstep.server.admin.http import HttpRequest
-from lockstep.server.admin.operations import Operation, Parameter, get, later
+from lockstep.server.admin.operations import Operation, Parameter, get, later, read_body
+from lockstep.server.reports.tablet_plans import tablet_plan
 from lockstep.server.reports.tablets import table_named, tablet_map, tablet_tables
+from lockstep.topology.tablets.balancing import SetBalancing
 from lockstep.topology.tablets.moves import BeginMoves, TabletMove
 from lockstep.topology.tablets.stages import INTRANODE, MIGRATION
 from lockstep.values.errors import ConfigurationError
@@ -22,7 +26,7 @@ from lockstep.values.ids import NodeId
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 
 PATH: Final = "/v1/tablets"
-BODY: Final[dict[str, Any]] = {
+_MOVE_BODY: Final[dict[str, Any]] = {
     "type": "object",
     "required": ["keyspace", "table", "from", "to"],
     "properties": {
@@ -43,7 +47,7 @@ BODY: Final[dict[str, Any]] = {
 }
 
 
-class _Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _WantedMove(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keyspace: str
     table: str
     source: int = msgspec.field(name="from")
@@ -54,6 +58,23 @@ class _Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     to_shard: int = 0
     force: bool = False
     dry_run: bool = False
+
+
+class _WantedSwitch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """With `table` (KEYSPACE.TABLE) of that one alone."""
+
+    is_on: bool = msgspec.field(name="on")
+    table: str = ""
+
+
+_SWITCH_BODY: Final[dict[str, Any]] = {
+    "type": "object",
+    "required": ["on"],
+    "properties": {
+        "on": {"type": "boolean"},
+        "table": {"type": "string", "description": "KEYSPACE.TABLE; all tables when absent"},
+    },
+}
 
 
 class TabletRequests:
@@ -75,7 +96,21 @@ class TabletRequests:
                 "Begin to move a replica of a tablet, or say with dry_run what it would do",
                 later(lambda request, _: self.move(request.body)),
                 "The move",
-                body=BODY,
+                body=_MOVE_BODY,
+            ),
+            get(
+                PATH + "/plan",
+                "What the balancer of tablets moves now and later, what waits, and why",
+                later(lambda request, _: tablet_plan(self._node, request.query.get("explain", ""))),
+                Parameter("explain", "KEYSPACE.TABLE:N, a tablet: also why it moves or not"),
+            ),
+            Operation(
+                "POST",
+                PATH + "/balance",
+                "Switch the balancer of tablets on or off, for all tables or for one",
+                later(lambda request, _: self.balance(request.body)),
+                "The epoch since which it is so",
+                body=_SWITCH_BODY,
             ),
         ]
 
@@ -87,10 +122,7 @@ class TabletRequests:
 
     async def move(self, body: Any) -> TabletMoved:
         """Begin it. ConfigurationError, Rejected."""
-        try:
-            wanted = msgspec.convert(body, _Wanted)
-        except msgspec.ValidationError as error:
-            raise ConfigurationError(f"not a move of a tablet: {error}") from error
+        wanted = read_body(body, _WantedMove, "not a move of a tablet")
         cluster = self._node.log.cluster
         _, group = table_named(cluster, wanted.keyspace, wanted.table)
         number, tablet = _chosen(group.map(cluster.placements), wanted)
@@ -121,12 +153,24 @@ class TabletRequests:
             dry_run=wanted.dry_run,
         )
 
+    async def balance(self, body: Any) -> dict[str, Any]:
+        """Switch the balancer. ConfigurationError for a wrong wish, Rejected where nothing would change."""
+        wanted = read_body(body or {}, _WantedSwitch, "the body is no such wish")
+        group = 0
+        if wanted.table:
+            keyspace, _, table = wanted.table.partition(".")
+            if not table:
+                raise ConfigurationError(f"{wanted.table} is no KEYSPACE.TABLE")
+            group = table_named(self._node.log.cluster, keyspace, table)[1].id
+        epoch = await self._node.log.submit(SetBalancing(wanted.is_on, group))
+        return {"schema": "tablet-balance/1", "epoch": epoch, "on": wanted.is_on, "table": wanted.table}
+
 
 def _places(replicas: tuple[tuple[NodeId, int], ...]) -> tuple[Replica, ...]:
     return tuple(Replica(int(node), shard) for node, shard in replicas)
 
 
-def _chosen(made: TabletMap, wanted: _Wanted) -> tuple[int, Tablet]:
+def _chosen(made: TabletMap, wanted: _WantedMove) -> tuple[int, Tablet]:
     """Its number and itself, by number or token."""
     name = f"{wanted.keyspace}.{wanted.table}"
     if (wanted.tablet is None) == (wanted.token is None):

@@ -24,7 +24,7 @@ from lockstep.metadata.operations import Operation, Stage
 from lockstep.node.configuration import PlacementSection
 from lockstep.node.log.messages import WorkStatus
 from lockstep.node.services import NodeServices
-from lockstep.node.work.range_sizes import Sizes
+from lockstep.node.work.load_questions import Sizes
 from lockstep.placement.circle import splitting_tokens
 from lockstep.schema.replication_options import replication_map
 from lockstep.server.reports.documents import metadata_diff

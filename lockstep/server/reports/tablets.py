@@ -16,7 +16,7 @@ from lockstep.metadata.tablets import TabletGroup
 from lockstep.metadata.transitions import Position, Transition
 from lockstep.node.services import NodeServices
 from lockstep.schema.model import Table
-from lockstep.topology.tablets.stages import WAY_BACK
+from lockstep.topology.tablets.stages import goes_back
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import SIZE_RANGES_ASKED_MAX
@@ -88,7 +88,7 @@ def _mover(cluster: ClusterMetadata, one: Transition) -> Position | Operation:
 
 
 def _goes_back(cluster: ClusterMetadata, one: Transition) -> bool:
-    return _mover(cluster, one).stage in (*WAY_BACK, Stage.ROLLBACK_TO_NORMAL)
+    return goes_back(one) or _mover(cluster, one).stage is Stage.ROLLBACK_TO_NORMAL
 
 
 def table_named(cluster: ClusterMetadata, keyspace: str, table: str) -> tuple[Table, TabletGroup]:

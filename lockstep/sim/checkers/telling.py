@@ -1,19 +1,23 @@
-"""TOLD-1 and TOLD-2: what people are told of a change, and of the cluster's health, is so.
+"""TOLD-1, TOLD-2 and OP-2: what people are told of a change, of the cluster's health and of progress is so.
 
 Invariant: TOLD-1, of every new epoch: a part whose digest changed has a line in the difference, no line says
 that a thing became what it was, and the difference the other way round is the same with its sides turned.
 TOLD-2, of every node that answers: the worst comes first, the sentence begins with the level, and nobody says
 of itself that it is down. Once all is healed and settled, nobody says that a node which serves is down,
-or that quorums are lacking.
+or that quorums are lacking. OP-2: the bytes that are told of a topology request never become less, and stay
+when it is done; what counts is what the latest leader tells: one that was succeeded and does not know it yet
+counts no more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.log.apply import diff, part_digests
 from lockstep.metadata.log.comparison import Difference
+from lockstep.metadata.requests import RequestState
 from lockstep.node.services import NodeServices
 from lockstep.server.views.live_views import found_by
 from lockstep.sim.checkers.violation import Violation
@@ -91,3 +95,45 @@ class Telling:
         cluster = self._cluster
         running = [name for name in cluster.live() if name in cluster.nodes and cluster.ready(name)]
         return [cluster.nodes[name].services for name in sorted(running)]
+
+
+class ToldProgress:
+    """The most that was told of each request that has not ended."""
+
+    def __init__(self) -> None:
+        self._most: dict[int, int] = {}
+
+    def told(self, name: str, request: int, moved_bytes: int) -> None:
+        most = self._most.get(request, 0)
+        if moved_bytes < most:
+            raise Violation("OP-2", f"{name} tells that request {request} moved {moved_bytes}, after {most}")
+        self._most[request] = moved_bytes
+
+    def first_applied(self, after: ClusterMetadata) -> None:
+        """A new epoch: what ended as done has moved what was told."""
+        for request in after.requests.ended if self._most else ():
+            most = self._most.pop(request.id, 0)
+            if request.state is RequestState.DONE and request.moved_bytes < most:
+                raise Violation(
+                    "OP-2", f"{request.title()} ended with {request.moved_bytes} bytes moved, after {most}"
+                )
+
+
+def watch_progress(
+    cluster: SimCluster, appliers: list[Callable[[ClusterMetadata, ClusterMetadata], None]]
+) -> None:
+    """Judge what leaders of a run tell, and the requests of each new epoch."""
+    progress = ToldProgress()
+    #: Request -> the term in which something was told of it first.
+    first: dict[int, int] = {}
+
+    def told(_now_ns: int, label: str, kind: str, facts: dict[str, Any]) -> None:
+        name, (term, latest) = label.rpartition(".")[0], cluster.leader
+        if kind != "topology.moved" or name != latest:
+            return
+        progress.told(name, facts["request"], facts["moved_bytes"])
+        if facts["moved_bytes"] and first.setdefault(facts["request"], term) != term:
+            cluster.fact("another leader told the progress")
+
+    cluster.world.monitors.append(told)
+    appliers.append(lambda before, after: progress.first_applied(after))

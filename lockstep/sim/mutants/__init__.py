@@ -7,11 +7,10 @@ run, and undoes it. A plant that no seed finds says that either a checker or a f
 from lockstep.sim.mutants.columns import COLUMNS, COUNTERS, DECISIONS, INDEXES, VIEWS
 from lockstep.sim.mutants.columns import DECISION_DIRECTED as _DECISIONS_DIRECTED
 from lockstep.sim.mutants.columns import DIRECTED as _VIEWS_DIRECTED
-from lockstep.sim.mutants.data import DATA
+from lockstep.sim.mutants.data import DATA, OWED
+from lockstep.sim.mutants.data import DIRECTED as _OWED_DIRECTED
 from lockstep.sim.mutants.overload import DIRECTED as _STAMPS_DIRECTED
 from lockstep.sim.mutants.overload import OVERLOAD, SHARING, STAMPS
-from lockstep.sim.mutants.owed import DIRECTED as _OWED_DIRECTED
-from lockstep.sim.mutants.owed import OWED
 from lockstep.sim.mutants.repairs import DAMAGE, DEGRADED, LOST_STORES, PURGING, REPAIRS
 from lockstep.sim.mutants.repairs import DIRECTED as _PURGING_DIRECTED
 from lockstep.sim.mutants.service import ACCESS, LOG, MACHINES, SERVICE

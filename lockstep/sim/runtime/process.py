@@ -74,7 +74,6 @@ class Process:
         self._paused_at_ns = 0
         #: How long it has stood still in all, by `pause`, in virtual nanoseconds.
         self.stood_ns = 0
-        self._stall = 0
 
     @property
     def alive(self) -> bool:

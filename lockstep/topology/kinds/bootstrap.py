@@ -11,7 +11,7 @@ from lockstep.metadata.directory import NodeInfo, NodeState
 from lockstep.metadata.operations import About, Stage
 from lockstep.topology.kind import Drill, Kind, Ring
 from lockstep.topology.kinds.ring import refuse_unusable, ring_kind
-from lockstep.topology.stages import Drain, Side, StageRow, Work, range_movement
+from lockstep.topology.stages import Side, StageRow, range_movement
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 
@@ -51,8 +51,6 @@ _COMMIT_CDC_GENERATION = StageRow(
     writes=Side.OLD,
     reads=Side.OLD,
     in_use=(Side.OLD, Side.UNION),
-    drain=Drain.NONE,
-    work=Work.NONE,
     next=Stage.WRITE_BOTH_READ_OLD,
     on_failure=Stage.ROLLBACK_TO_NORMAL,
 )

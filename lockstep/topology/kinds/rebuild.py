@@ -83,10 +83,7 @@ _STAGES = (
         writes=Side.OLD,
         reads=Side.OLD,
         in_use=(Side.OLD,),
-        drain=Drain.NONE,
-        work=Work.NONE,
         next=None,
-        on_failure=None,
     ),
 )
 

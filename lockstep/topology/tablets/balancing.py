@@ -8,13 +8,17 @@ What nodes are told of is never guessed: a live node that did not answer is neit
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any, Final
 
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeState
+from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.requests import Request, RequestState
-from lockstep.metadata.transitions import Lone, Transition
+from lockstep.metadata.tablets import TABLETS, Tablets
+from lockstep.metadata.transformations import refuse_before_initialize
+from lockstep.metadata.transitions import Lone
 from lockstep.placement.placements import RingPlacement
 from lockstep.placement.tablets import balancer
 from lockstep.placement.tablets.balancer import Plan, Target
@@ -34,10 +38,12 @@ from lockstep.placement.tablets.shards import Shards
 from lockstep.placement.tablets.target import BalancedTable, Cluster
 from lockstep.topology.kind import stage_row
 from lockstep.topology.requests import FailRequest
-from lockstep.topology.stages import DELETING, Side
+from lockstep.topology.stages import Side
 from lockstep.topology.tablets.drains import drained_by, drains, left_holders
 from lockstep.topology.tablets.moves import BeginMoves, TabletMove
 from lockstep.topology.tablets.recount import resting
+from lockstep.topology.tablets.stages import goes_back
+from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import SERVICE_TEXT_CHARACTERS_MAX
 
@@ -201,7 +207,7 @@ def running_moves(cluster: ClusterMetadata, statistics: LoadStatistics) -> dict[
         return found
     emptied, gone = drains(cluster), left_holders(cluster)
     for _, one in cluster.transitions.tree.items():
-        if one.position is None or one.group not in cluster.tablets.by_group or _goes_back(one):
+        if one.position is None or one.group not in cluster.tablets.by_group or goes_back(one):
             continue
         if len(one.lost) != 1 or len(one.gained) != 1:
             continue
@@ -222,12 +228,6 @@ def running_moves(cluster: ClusterMetadata, statistics: LoadStatistics) -> dict[
         row = stage_row(Lone(one))
         found[one.group, one.range.right] = Running(move, is_streaming=row.reads is Side.OLD)
     return found
-
-
-def _goes_back(one: Transition) -> bool:
-    """Whether it ends where it began: old replicas are read, and what is left to do is to drop what came."""
-    row = stage_row(Lone(one))
-    return row.reads is Side.OLD and (row.work in DELETING or row.on_failure is None)
 
 
 def held_tablets_of(
@@ -296,3 +296,36 @@ def _unmeasured(asked: Cluster) -> tuple[str, ...]:
         for host in asked.hosts
         if host.drain is Drain.NONE and not is_measured(host, asked.statistics)
     )
+
+
+class SetBalancing(msgspec.Struct, frozen=True, array_like=True):
+    """Have tablets moved to even out the load, or not: those of one tablet group, or with group 0 all.
+
+    It changes what is moved for balance, never what is emptied, or built anew."""
+
+    is_on: bool
+    group: int = 0
+
+    def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
+        refuse_before_initialize(cluster)
+        tablets = cluster.tablets
+        if not self.group:
+            if tablets.is_balanced is self.is_on:
+                raise Rejected(f"the balancer is {_word(self.is_on)} already")
+            return cluster.changed(TABLETS.set(Tablets(tablets.by_group, self.is_on)))
+        group = tablets.by_group.get(self.group)
+        if group is None:
+            raise Rejected(f"there is no tablet group {self.group}")
+        if group.head.is_balanced is self.is_on:
+            name = f"{group.head.keyspace}.{group.head.table}"
+            raise Rejected(f"the balancer is {_word(self.is_on)} for {name} already")
+        head = msgspec.structs.replace(group.head, is_balanced=self.is_on)
+        changed = msgspec.structs.replace(group, head=head)
+        return cluster.changed(TABLETS.set(tablets.with_groups((changed,))))
+
+
+def _word(is_on: bool) -> str:
+    return "on" if is_on else "off"
+
+
+KINDS: Final[Mapping[int, type[Any]]] = {EntryKind.SET_BALANCING: SetBalancing}

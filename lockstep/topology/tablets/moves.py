@@ -20,10 +20,10 @@ from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.metadata.transitions import TRANSITIONS, Position, Transition
 from lockstep.placement.tablets.map import Tablet
 from lockstep.placement.tablets.shards import Replica
-from lockstep.topology import courses
 from lockstep.topology.lone_steps import entered
 from lockstep.topology.planning import differently_shaped, holder_of, refuse_unsafe
 from lockstep.topology.stages import Course
+from lockstep.topology.tablets import stages as courses
 from lockstep.topology.tablets.resizes import refuse_held_still
 from lockstep.topology.tablets.stages import INTRANODE
 from lockstep.values import node_limits

@@ -21,8 +21,16 @@ from lockstep.metadata.schema_part import PLACEMENTS
 from lockstep.metadata.tablets import TABLETS, ResizePhase, Resizing, TabletGroup
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.placement.tablets.map import TabletMap, midpoint
-from lockstep.placement.tablets.merging import apart, pairs_of, resized
-from lockstep.placement.tablets.resize import ALONE_MAX, DECISIONS_MAX, Resize, ResizeKind, resized_tablets
+from lockstep.placement.tablets.resize import (
+    ALONE_MAX,
+    DECISIONS_MAX,
+    Resize,
+    ResizeKind,
+    apart,
+    pairs_of,
+    resized,
+    resized_tablets,
+)
 from lockstep.schema.tablet_options import TABLET_COUNT_MAX
 from lockstep.topology.tablets.drains import drains
 from lockstep.values.errors import Rejected

@@ -7,10 +7,13 @@ by `topology.stages.problems`, and each change of a tablet's replicas against th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from lockstep.metadata.operations import Stage
-from lockstep.topology.stages import Course, Drain, Filling, Side, StageRow, Work
+from lockstep.metadata.transitions import Transition
+from lockstep.topology.stages import DELETING, Course, Drain, Filling, Side, StageRow, Work
 
 #: Forward, in order, then the way back.
 TABLET_STAGES: Final = (
@@ -19,7 +22,6 @@ TABLET_STAGES: Final = (
         writes=Side.OLD,
         reads=Side.OLD,
         in_use=(Side.OLD, Side.UNION),
-        drain=Drain.NONE,
         work=Work.WIPE,
         next=Stage.WRITE_BOTH_READ_OLD,
         on_failure=Stage.CLEANUP_TARGET,
@@ -29,8 +31,6 @@ TABLET_STAGES: Final = (
         writes=Side.UNION,
         reads=Side.OLD,
         in_use=(Side.OLD, Side.UNION),
-        drain=Drain.NONE,
-        work=Work.NONE,
         next=Stage.STREAMING,
         on_failure=Stage.CLEANUP_TARGET,
     ),
@@ -49,8 +49,6 @@ TABLET_STAGES: Final = (
         writes=Side.UNION,
         reads=Side.NEW,
         in_use=(Side.OLD, Side.UNION, Side.NEW),
-        drain=Drain.NONE,
-        work=Work.NONE,
         next=Stage.USE_NEW,
         on_failure=Stage.WRITE_BOTH_READ_OLD_FALLBACK_CLEANUP,
     ),
@@ -59,10 +57,7 @@ TABLET_STAGES: Final = (
         writes=Side.NEW,
         reads=Side.NEW,
         in_use=(Side.UNION, Side.NEW),
-        drain=Drain.NONE,
-        work=Work.NONE,
         next=Stage.CLEANUP,
-        on_failure=None,
     ),
     StageRow(
         stage=Stage.CLEANUP,
@@ -72,27 +67,20 @@ TABLET_STAGES: Final = (
         drain=Drain.WORKERS,
         work=Work.CLEANUP,
         next=Stage.END_MIGRATION,
-        on_failure=None,
     ),
     StageRow(
         stage=Stage.END_MIGRATION,
         writes=Side.NEW,
         reads=Side.NEW,
         in_use=(Side.NEW,),
-        drain=Drain.NONE,
-        work=Work.NONE,
         next=None,
-        on_failure=None,
     ),
     StageRow(
         stage=Stage.WRITE_BOTH_READ_OLD_FALLBACK_CLEANUP,
         writes=Side.UNION,
         reads=Side.OLD,
         in_use=(Side.OLD, Side.UNION, Side.NEW),
-        drain=Drain.NONE,
-        work=Work.NONE,
         next=Stage.CLEANUP_TARGET,
-        on_failure=None,
         pending_votes=True,
     ),
     StageRow(
@@ -103,7 +91,6 @@ TABLET_STAGES: Final = (
         drain=Drain.WORKERS,
         work=Work.DISCARD,
         next=Stage.REVERT_MIGRATION,
-        on_failure=None,
         pending_votes=True,
     ),
     StageRow(
@@ -111,22 +98,30 @@ TABLET_STAGES: Final = (
         writes=Side.OLD,
         reads=Side.OLD,
         in_use=(Side.OLD,),
-        drain=Drain.NONE,
-        work=Work.NONE,
         next=None,
-        on_failure=None,
     ),
 )
 
-#: Those in which a tablet is on its way back to its old replicas.
-WAY_BACK: Final = (
-    Stage.WRITE_BOTH_READ_OLD_FALLBACK_CLEANUP,
-    Stage.CLEANUP_TARGET,
-    Stage.REVERT_MIGRATION,
-)
 #: A replica goes to another node, which is filled by the one that gives it up.
 MIGRATION: Final = Course("migration", TABLET_STAGES)
 #: A replica goes to another shard of its node: the nodes stay, so there is no other side to go back to.
 INTRANODE: Final = Course("intranode", TABLET_STAGES, has_way_back=False)
 #: A replica that is gone is made anew elsewhere, from the others.
 REBUILD: Final = Course("rebuild", TABLET_STAGES, Filling.QUORUM)
+
+
+#: The kinds of transitions that move by themselves, by name; what moves in operations has the stages of its
+#: operation's kind. Who drives transitions looks their stages up here, and knows no kind by name.
+COURSES: Mapping[str, Course] = MappingProxyType(
+    {course.name: course for course in (MIGRATION, INTRANODE, REBUILD)}
+)
+
+
+def goes_back(one: Transition) -> bool:
+    """Whether a transition that moves by itself ends where it began: old replicas are read, and what is left
+    to do is to drop what came."""
+    if one.position is None:
+        return False
+    stages = COURSES[one.position.kind].stages
+    row = next(row for row in stages if row.stage is one.position.stage)
+    return row.reads is Side.OLD and (row.work in DELETING or row.on_failure is None)

@@ -9,12 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.placement import placements
-from lockstep.placement.placements import PlacedRange, ReplicaGroup
 from lockstep.placement.tablets.map import TabletMap, even_rights, map_of, midpoint
 from lockstep.placement.tablets.shards import Replica, shards_of, shards_of_items
 from lockstep.schema.model import Replication
 from lockstep.values.ids import NodeId
-from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range
+from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 
 from .twins import Listed, found_in_list, merged_list, split_list
 
@@ -161,15 +160,6 @@ def test_a_map_with_a_gap_or_shards_of_nobody_is_found() -> None:
         TabletMap(good.ring, good.shards.changed({5: ((NodeId(4), 2),)})).validate()
     with pytest.raises(AssertionError, match="which is not there"):
         TabletMap(good.ring, good.shards.changed({6: ((NodeId(1), 2),)})).validate()
-
-
-def test_shards_follow_the_ring_that_an_operation_makes() -> None:
-    found = map_of(1, SETTING, [(5, ((NodeId(1), 2), (NodeId(3), 4))), (TOKEN_MAX, ((NodeId(1), 1),))], 1)
-    group = ReplicaGroup((NodeId(3), NodeId(2)), (NodeId(3), NodeId(2)), 2)
-    after = found.with_ring(found.ring.replaced([PlacedRange(Range(TOKEN_MIN, 5), group)]))
-    after.validate()
-    assert [one.replicas for one in after.tablets()] == [((3, 4), (2, 0)), ((1, 1),)]
-    assert found.with_ring(found.ring) is found
 
 
 def test_a_change_of_one_tablet_keeps_the_rest() -> None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from lockstep.placement.tablets.counts import CountedTable, CountSettings
 from lockstep.placement.tablets.load import GIB, Drain, Host, LoadStatistics, NodeLoad, TabletLoad
 from lockstep.placement.tablets.map import TabletMap, even_rights, map_of
-from lockstep.placement.tablets.merging import apart, moves_together, resized
 from lockstep.placement.tablets.moves import MoveKind, Why
 from lockstep.placement.tablets.resize import (
     DECISIONS_MAX,
@@ -20,8 +19,11 @@ from lockstep.placement.tablets.resize import (
     Resize,
     ResizedTable,
     ResizeKind,
+    apart,
     average_bytes,
     decide,
+    moves_together,
+    resized,
     tablet_loads,
     unready,
 )
