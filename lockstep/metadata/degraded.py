@@ -50,6 +50,7 @@ def without_node(degraded: Sequence[Degraded], node: NodeId) -> tuple[Degraded, 
         elif len(one.missing) > 1:
             missing = tuple(other for other in one.missing if other != node)
             kept.append(msgspec.structs.replace(one, missing=missing))
+    assert all(node not in one.missing for one in kept), "who is gone lacks nothing"
     return tuple(kept)
 
 
@@ -123,6 +124,7 @@ def handed_on(
             changed.append(msgspec.structs.replace(one, missing=missing))
         else:
             changed.append(one)
+    assert len(changed) == len(degraded), "no line comes or goes"
     return degraded if all(a is b for a, b in zip(changed, degraded, strict=True)) else tuple(changed)
 
 
@@ -136,6 +138,9 @@ def _outside(whole: Range, hole: Range) -> Iterator[Range]:
 def _validate(now: Parts, before: Parts | None) -> None:
     groups = now[PLACEMENTS].by_id
     assert all(one.group in groups for one in now[DEGRADED]), "degraded ranges are used"
+    for one in now[DEGRADED]:
+        assert one.range.left < one.range.right, "what is degraded has tokens"
+        assert len(set(one.missing)) == len(one.missing), "who lacks writes is named once"
 
 
 #: Ranges with replicas that may lack writes, oldest first.

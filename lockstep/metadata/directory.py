@@ -192,7 +192,10 @@ class Directory(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     def with_node(self, changed: NodeInfo) -> Directory:
         """This directory with one node replaced, or added when its id is the next free one."""
-        if changed.id in self.by_id:
+        known = self.by_id.get(changed.id)
+        if known is not None:
+            assert changed.host_id == known.host_id, "a node id is of one host"
+            assert changed.epoch >= known.epoch, "a node changes at epochs that follow each other"
             nodes = tuple(changed if node.id == changed.id else node for node in self.nodes)
             after = Directory(nodes, self.next_node_id)
         else:
@@ -221,6 +224,7 @@ class Directory(msgspec.Struct, frozen=True, array_like=True, dict=True):
             assert node.tokens == tuple(sorted(node.tokens)), f"tokens of node {node.id} are sorted"
             assert not node.tokens or node.owns_tokens, f"node {node.id} is {node.state} and has tokens"
             assert not node.tokens or not node.is_zero_token, f"node {node.id} asked for no tokens"
+            assert node.accepted_epoch <= node.epoch, f"node {node.id} changes after it was accepted"
 
 
 EMPTY_DIRECTORY = Directory()
@@ -255,6 +259,7 @@ class Exclusion(msgspec.Struct, frozen=True, array_like=True, dict=True):
 def _validate(now: Parts, before: Parts | None) -> None:
     nodes = [exclusion.node for exclusion in now[EXCLUDED]]
     assert nodes == sorted(set(nodes)), "the exclude list is sorted by node"
+    assert now[DIRECTORY].by_id.keys() >= set(nodes), "who is shut out was let in"
 
 
 #: Nodes that are shut out, by id.

@@ -187,6 +187,7 @@ class Operations(msgspec.Struct, frozen=True, dict=True):
 
     def without(self, operation_id: int) -> Operations:
         """Without an operation that has ended, and its session."""
+        assert operation_id in self.by_id, "an operation ends once"
         return Operations(
             tuple(one for one in self.running if one.id != operation_id),
             tuple(one for one in self.sessions if one.operation_id != operation_id),
@@ -199,6 +200,13 @@ class Operations(msgspec.Struct, frozen=True, dict=True):
         assert not ids or ids[-1] < self.next_id, "operation ids are never reused"
         open_sessions = [operation.session_id for operation in self.running if operation.session_id]
         assert sorted(s.id for s in self.sessions) == sorted(open_sessions), "sessions match operations"
+        for session in self.sessions:
+            operation = self.by_id[session.operation_id]
+            assert session.stage is operation.stage, "a session is that of its operation's stage"
+        for operation in self.running:
+            epochs = [epoch for _, epoch in operation.history]
+            assert epochs == sorted(epochs), "stages follow each other"
+            assert not epochs or epochs[-1] <= operation.stage_epoch, "the present stage is the newest"
 
 
 NO_OPERATIONS = Operations()

@@ -138,6 +138,7 @@ class Requests(msgspec.Struct, frozen=True, dict=True):
         """A live request that stays live."""
         assert changed.is_live and self.by_id[changed.id].is_live, "what ended does not change"
         assert self.by_id[changed.id].body == changed.body, "what is asked for never changes"
+        assert changed.moved_bytes >= self.by_id[changed.id].moved_bytes, "what was moved only grows"
         live = tuple(changed if request.id == changed.id else request for request in self.live)
         return Requests(live, self.ended, self.next_id)
 
@@ -167,6 +168,10 @@ class Requests(msgspec.Struct, frozen=True, dict=True):
         running = sorted(r.operation_id for r in self.live if r.state is RequestState.RUNNING)
         assert tuple(running) == tuple(sorted(operation_ids)), "operations and running requests match"
         assert not any(r.operation_id for r in self.live if r.state is RequestState.QUEUED)
+        for request in (*self.live, *self.ended):
+            assert request.id > 0, "requests are counted from 1"
+            assert not request.began_epoch or request.began_epoch >= request.requested_epoch, "then it begins"
+            assert not (request.is_live and request.ended_epoch), "what is live has not ended"
 
 
 NO_REQUESTS = Requests()
@@ -224,6 +229,7 @@ def _running(request: Request, operation_id: int, epoch: int) -> Request:
 def rested(requests: Requests, operation_id: int, original: Replication) -> Requests:
     """The requests once a change of replication gives way between two of its steps: it is queued again."""
     request = requests.by_operation[operation_id]
+    assert request.state is RequestState.RUNNING, "what gives way has begun"
     return requests.with_changed(
         msgspec.structs.replace(request, state=RequestState.QUEUED, operation_id=0, original=original)
     )

@@ -232,6 +232,8 @@ def _announced(cluster: ClusterMetadata, node: NodeInfo, epoch: int) -> ClusterM
     """The value with this entry of a node, and the epoch of the announcement when it can do other things."""
     assert node.epoch == epoch, "the entry that changes a node is known by its epoch"
     known = cluster.directory.by_id.get(node.id)
+    assert node.state is not NodeState.LEFT, "who has left announces nothing"
+    assert node.accepted_epoch <= epoch, "who announces itself was accepted"
     features = cluster.features
     # A newcomer that can do just what is enabled keeps all else from being enabled: no news of it is needed.
     if node.features != (known.features if known is not None else features.enabled):

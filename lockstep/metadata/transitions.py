@@ -215,12 +215,14 @@ class Transitions(msgspec.Struct, frozen=True, dict=True):
     def moved(self, changed: Sequence[Transition], ended: Sequence[Transition] = ()) -> Transitions:
         """With these that move by themselves put in or replaced, and without those."""
         assert all(one.position is not None and not one.operation_id for one in changed), "by themselves"
+        assert not any(one.operation_id for one in ended), "what an operation holds ends with it"
         tree = self.tree.without_all(one.key for one in ended)
         return Transitions(tree.with_all((t.key, t, digest_of(t)) for t in changed), self.owned)
 
     def begun(self, operation_id: int, transitions: Sequence[Transition]) -> Transitions:
         """With these, by group and range, as all that the operation has."""
         assert operation_id, "what moves by itself is no operation's"
+        assert all(t.operation_id == operation_id and t.position is None for t in transitions), "all its own"
         known = self.ended(operation_id)
         if not transitions:
             return known
@@ -241,6 +243,10 @@ class Transitions(msgspec.Struct, frozen=True, dict=True):
         assert all((t.position is None) is bool(t.operation_id) for _, t in self.tree.items()), "one or other"
         lone = sum(t.position is not None for _, t in self.tree.items())
         assert lone + len(owned) == self.tree.count, "every transition has its operation, or its own stage"
+        for _, one in self.tree.items():
+            assert one.range.left < one.range.right, "what is on its way has tokens"
+            assert len(set(one.old)) == len(one.old) and len(set(one.new)) == len(one.new), "replicas differ"
+            assert one.new or one.new_replication is not None, "a range is moved to somebody"
 
 
 NO_TRANSITIONS: Final = Transitions()

@@ -163,6 +163,7 @@ class RingPlacement(msgspec.Struct, frozen=True, dict=True):
         sectors = list(self.sectors)
         for number, wanted in edits.items():
             sectors[number] = sectors[number].spliced(wanted)
+        assert len(sectors) == len(self.sectors), "a change keeps the sectors"
         made = RingPlacement(self.id, self.replication, tuple(sectors))
         return made if is_one == (made.count <= _LARGE) else self.with_ranges(made.ranges)
 
@@ -172,6 +173,7 @@ class RingPlacement(msgspec.Struct, frozen=True, dict=True):
 
     def with_ranges(self, ranges: Sequence[PlacedRange]) -> RingPlacement:
         """The group with these ranges, which are sorted, in place of all of its own."""
+        assert ranges, "a ring has at least one range"
         return RingPlacement(self.id, self.replication, _sectors(ranges))
 
     def recounted(self, replication: Replication, epoch: int) -> RingPlacement:
@@ -210,6 +212,7 @@ def _sectors(ranges: Sequence[PlacedRange]) -> tuple[_Sector, ...]:
     found: list[list[PlacedRange]] = [[] for _ in range(SECTORS)]
     for placed in ranges:
         found[_sector_of(placed.range.right)].append(placed)
+    assert sum(map(len, found)) == len(ranges), "each range is in a sector"
     return tuple(_Sector(tuple(sector)) for sector in found)
 
 
@@ -259,6 +262,7 @@ class Placements(msgspec.Struct, frozen=True, dict=True):
         for group in gone:
             assert 0 < group < self.next_id, f"group {group} was never given"
             by_id = by_id.remove(group)
+        assert len(by_id) <= len(self.by_id), "groups only go"
         return self if by_id is self.by_id else Placements(by_id, self.next_id)
 
     def validate(self) -> None:

@@ -373,6 +373,7 @@ def drop_table(schema: Schema, change: DropTable) -> Applied:
             return schema, None
         raise _no_table(change.keyspace, change.name)
     check_drop(keyspace.by_name[change.name])
+    assert not keyspace.by_name[change.name].views, "what is made from a table goes before it"
     return (
         schema.without_table(keyspace.by_name[change.name]),
         ChangeSummary(DROPPED, "TABLE", change.keyspace, change.name),
@@ -449,6 +450,7 @@ def _add_columns(space: Keyspace, table: Table, change: AddColumns) -> Table:
         was = known[back.name]
         kind, earlier = declared_type(space, back.type), declared_type(space, was.type)
         check_brought_back(back.name, kind, back.kind, earlier, was.kind)
+        assert was.id < table.next_column_id, "what comes back was there"
         columns.append(replace(back, id=was.id))
     assert len({column.id for column in columns}) == len(columns), "each column has an id of its own"
     return replace(table, columns=_sorted_columns(columns), next_column_id=table.next_column_id + len(new))
@@ -508,6 +510,7 @@ def _rename_columns(table: Table, change: RenameColumns) -> Table:
 
 def _numbered(space: Keyspace, columns: Sequence[NewColumn], first: int) -> list[Column]:
     """Columns with ids from `first` on, in the order declared, and canonical types."""
+    assert first >= 0, "ids of columns are counted from 1"
     return [
         Column(
             first + index,
@@ -555,6 +558,24 @@ def validate(schema: Schema) -> None:
         assert len({one.id for one in table.dropped}) == len(table.dropped), "an id is dropped once"
         used = [*(column.id for column in table.columns), *table.gone]
         assert len(set(used)) == len(used) and max(used) < table.next_column_id, "a column id is reused"
+        for key in (table.partition_key, table.clustering):
+            assert [column.position for column in key] == list(range(len(key))), "a key has no gaps"
+        assert len(table.by_name) == len(table.columns), f"a column of {table.name} is there twice"
+        assert table.clustering or not table.static, "static columns are shared by rows"
+        indexed = [index.name for index in table.indexes]
+        assert indexed == sorted(set(indexed)), "indexes are sorted by name"
+        assert all(index.column in table.by_id for index in table.indexes), "an index is of a column"
+        assert table.views == tuple(sorted(set(table.views))), "views are sorted by name"
+        counters = {column.type == "counter" for column in (*table.static, *table.regular)}
+        assert len(counters) < 2, "a table counts, or does not"
+    for keyspace in schema.keyspaces:
+        names = [stored.name for stored in keyspace.types]
+        assert names == sorted(set(names)), f"types of {keyspace.name} are sorted by name"
+        assert all(len(t.field_names) == len(set(t.field_names)) for t in keyspace.types), "fields differ"
+        assert all(len(t.field_names) == len(t.field_types) for t in keyspace.types), "a field has a type"
+        for callables in (keyspace.functions, keyspace.aggregates):
+            signatures = [one.signature for one in callables]
+            assert signatures == sorted(set(signatures)), f"what {keyspace.name} calls is sorted"
     check_references(tables)
     ids = [table.id for table in tables]
     assert len(set(ids)) == len(ids) and max(ids, default=0) < schema.next_table_id, "a table id is reused"

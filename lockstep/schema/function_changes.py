@@ -148,6 +148,8 @@ def _create_function(schema: Schema, space: Keyspace, change: CreateFunction, ep
         if replace(made, epoch=known.epoch) == known:
             return schema, None
     kept = [one for one in space.functions if one is not known]
+    assert len(kept) == len(space.functions) - (known is not None), "no other function goes"
+    assert known is None or users_of(space, known) == users_of(space, made), "aggregates keep what they call"
     functions = tuple(sorted((*kept, made), key=attrgetter("signature")))
     summary = ChangeSummary(UPDATED if known else CREATED, "FUNCTION", space.name, name, types)
     return schema.with_keyspace(replace(space, functions=functions)), summary
@@ -210,6 +212,7 @@ def _create_aggregate(schema: Schema, space: Keyspace, change: CreateAggregate, 
         if replace(made, epoch=known.epoch) == known:
             return schema, None
     kept = [one for one in space.aggregates if one is not known]
+    assert len(kept) == len(space.aggregates) - (known is not None), "no other aggregate goes"
     aggregates = tuple(sorted((*kept, made), key=attrgetter("signature")))
     summary = ChangeSummary(UPDATED if known else CREATED, "AGGREGATE", space.name, name, types)
     return schema.with_keyspace(replace(space, aggregates=aggregates)), summary
@@ -290,6 +293,8 @@ def _drop(schema: Schema, space: Keyspace | None, change: DropFunction | DropAgg
         left = replace(space, functions=tuple(one for one in space.functions if one is not dropped))
     else:
         left = replace(space, aggregates=tuple(one for one in space.aggregates if one is not dropped))
+    gone = len(space.functions) + len(space.aggregates) - len(left.functions) - len(left.aggregates)
+    assert gone == 1, "one goes, and no other"
     summary = ChangeSummary(DROPPED, word, space.name, dropped.name, dropped.argument_types)
     return schema.with_keyspace(left), summary
 

@@ -302,6 +302,7 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
         """Drop a keyspace with its tables; KeyError when there is none."""
         ids, uuids, dropped = self.tables_by_id, self.table_ids, self.by_name[name].by_name
         for table in dropped.values():
+            assert ids[table.id] is table, "a table is found by its id"
             ids, uuids = ids.remove(table.id), uuids.remove(table.uuid)
         tree = self.table_tree.without_all(table.id for table in dropped.values())
         keyspace_tree = self.keyspace_tree.without(key_of_text(name))
@@ -328,6 +329,7 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
     def without_table(self, table: Table) -> Schema:
         """Drop a table that is there."""
         keyspace = self.by_name[table.keyspace]
+        assert keyspace.by_name.get(table.name) is self.tables_by_id.get(table.id), "by name and id it is one"
         return self._with_tables(
             replace(keyspace, by_name=keyspace.by_name.remove(table.name)),
             self.tables_by_id.remove(table.id),
@@ -377,6 +379,7 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
 def keyspace_of(head: KeyspaceHead, tables: Iterable[Table] = ()) -> Keyspace:
     """A keyspace as its parts say."""
     by_name = {table.name: table for table in tables}
+    assert all(table.keyspace == head.name for table in by_name.values()), "a table says where it is"
     return _with_head(head, HashTrieMap(by_name) if by_name else NO_TABLES)
 
 
@@ -399,6 +402,7 @@ def schema_of(keyspaces: Iterable[Keyspace], next_table_id: int = 1) -> Schema:
     """A schema of these keyspaces and their tables."""
     by_name = {keyspace.name: keyspace for keyspace in keyspaces}
     tables = {table.id: table for found in by_name.values() for table in found.by_name.values()}
+    assert len(tables) == sum(len(found.by_name) for found in by_name.values()), "an id is of one table"
     heads = ((key_of_text(found.name), found, blake(codec.encode(found.head))) for found in by_name.values())
     return Schema(
         HashTrieMap(by_name),

@@ -94,6 +94,8 @@ def apply_type_change(schema: Schema, change: TypeChange, epoch: int) -> Applied
         altered = _rename_fields(space, found, change)
     if altered is found:
         return schema, None
+    assert altered.name == found.name, "a type keeps its name"
+    assert len(altered.field_types) >= len(found.field_types), "values of a type are never cut"
     return (
         _with_altered(schema, space, replace(altered, epoch=epoch), epoch),
         ChangeSummary(UPDATED, "TYPE", space.name, found.name),
@@ -121,6 +123,7 @@ def create_type(schema: Schema, change: CreateType, epoch: int) -> Applied:
         if names.count(field) > 1:
             raise Rejected(f"Duplicate field name '{field}' in type '{name}'")
     texts = tuple(_field_type(space, text) for _, text in change.fields)
+    assert len(set(names)) == len(texts), "each field has a name and a type"
     made = UserType(name, tuple(names), texts, epoch)
     return (
         schema.with_keyspace(_checked(space, made)),
@@ -142,6 +145,7 @@ def _checked(space: Keyspace, made: UserType) -> Keyspace:
     """The keyspace with a type added or replaced."""
     others = [other for other in space.types if other.name != made.name]
     grown = replace(space, types=tuple(sorted((*others, made), key=lambda found: found.name)))
+    assert len(grown.types) == len(others) + 1, "one type comes, or takes the place of its own"
     try:
         check_extents(grown)
     except InvalidRequest as error:
@@ -168,6 +172,7 @@ def _drop_type(schema: Schema, space: Keyspace, dropped: UserType) -> Applied:
     if tables:
         raise _in_use(space, dropped, "tables", tables)
     kept = tuple(other for other in space.types if other is not dropped)
+    assert len(kept) + 1 == len(space.types), "no other type goes"
     return (
         schema.with_keyspace(replace(space, types=kept)),
         ChangeSummary(DROPPED, "TYPE", space.name, dropped.name),
@@ -247,6 +252,7 @@ def _with_altered(schema: Schema, space: Keyspace, altered: UserType, epoch: int
             check_column_type(column, declared_type(changed, column.type))
     schema = schema.with_keyspace(changed)
     for table in users:
+        assert table.epoch < epoch, "who uses a type is prepared again"
         schema = schema.with_table(replace(table, epoch=epoch))
     return schema
 
@@ -330,6 +336,7 @@ def create_index(schema: Schema, change: CreateIndex, epoch: int) -> Applied:
         )
     class_ = "" if change.class_.lower() in _PLAIN_CLASSES else change.class_
     options = tuple(sorted(change.options))
+    assert column.id in table.by_id, "an index is of a column that is there"
     made = Index(name, schema.next_table_id, column.id, target, class_, options, epoch)
     for other in table.indexes:
         if (other.column, other.target, finds_ranges(other)) == (column.id, target, finds_ranges(made)):
@@ -350,6 +357,7 @@ def drop_index(schema: Schema, change: DropIndex, epoch: int) -> Applied:
             return schema, None
         raise Rejected(f"Index '{change.keyspace}.{change.index}' doesn't exist", keyspace=change.keyspace)
     left = tuple(index for index in table.indexes if index.name != change.index)
+    assert len(left) + 1 == len(table.indexes), "one index goes"
     return _with_indexes(schema, table, left, epoch)
 
 
@@ -365,6 +373,7 @@ def check_not_indexed(table: Table, column: Column) -> None:
 
 def _with_indexes(schema: Schema, table: Table, indexes: tuple[Index, ...], epoch: int) -> Applied:
     ordered = tuple(sorted(indexes, key=lambda index: index.name))
+    assert len({index.name for index in ordered}) == len(ordered), "a name is that of one index"
     return (
         schema.with_table(replace(table, indexes=ordered, epoch=epoch)),
         ChangeSummary(UPDATED, "TABLE", table.keyspace, table.name),
@@ -386,6 +395,7 @@ def _free_name(space: Keyspace, wanted: str) -> str:
     while name in taken:
         number += 1
         name = f"{base}_{number}"
+    assert number <= len(taken), "one more than there are is free"
     return name
 
 

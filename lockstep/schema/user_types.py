@@ -90,6 +90,7 @@ def check_extents(space: Keyspace) -> None:
         for text in stored.field_types:
             inner_depth, inner_leaves = _extent(parse_type_with(text, resolution), extents)
             depth, leaves = max(depth, inner_depth), leaves + inner_leaves
+        assert depth <= len(extents), "types inside were looked at before, so none is inside itself"
         extents[stored.name] = depth + 1, leaves
         if depth + 1 > USER_TYPE_DEPTH_MAX:
             raise InvalidRequest(f"User type {space.name}.{stored.name} is nested too deeply")
@@ -130,6 +131,7 @@ def in_order_of_use(space: Keyspace) -> tuple[UserType, ...]:
             parse_type_with(text, resolution)
         for name in (*resolution.found, stored.name):
             ordered.setdefault(name, space.types_by_name[name])
+    assert len(ordered) == len(space.types), "each type comes once"
     return tuple(ordered.values())
 
 

@@ -140,6 +140,11 @@ def create_view(schema: Schema, change: CreateView, epoch: int) -> Applied:
         view=View(base.name, change.where, not change.selected, _pairs(columns), added),
     )
     grown = replace(schema, next_table_id=schema.next_table_id + 1)
+    assert made.partition_key and made.view is not None, "a view has a key of its own"
+    assert {column.name for column in (*base.partition_key, *base.clustering)} <= made.by_name.keys(), (
+        "a row of a view names the row that it comes from"
+    )
+    assert change.name not in base.views, "a base table names a view once"
     listed = replace(base, views=tuple(sorted((*base.views, change.name))))
     summary = ChangeSummary(CREATED, "TABLE", space.name, change.name)
     return grown.with_table(made).with_table(listed), summary
@@ -179,6 +184,7 @@ def drop_view(schema: Schema, change: DropView, epoch: int) -> Applied:
         raise _no_view(change.keyspace, change.name)
     base = schema.table(change.keyspace, view.view.base)
     assert base is not None, "a base table is dropped after its views"
+    assert view.name in base.views, "a base table names its views"
     listed = replace(base, views=tuple(name for name in base.views if name != view.name))
     return (
         schema.without_table(view).with_table(listed),
@@ -237,6 +243,7 @@ def emptied_views(schema: Schema, table: Table, epoch: int) -> Schema:
     for name in table.views:
         view = schema.table(table.keyspace, name)
         assert view is not None, "a table lists its views"
+        assert view.id < schema.next_table_id, "what was in a view is of an older id"
         fresh = replace(view, id=schema.next_table_id, epoch=epoch)
         schema = replace(schema, next_table_id=schema.next_table_id + 1).with_table(fresh)
     return schema

@@ -109,6 +109,7 @@ def barrier_need(
         None,
         partial(_walked, mover, cluster),
     )
+    assert gone not in walked.must_see, "nobody waits for whom it was told is dead"
     return BarrierNeed(
         mover.session_prefix,
         mover.stage_epoch,
@@ -141,6 +142,8 @@ def _walked(mover: Mover, cluster: ClusterMetadata) -> _Walked:
         for side in row.in_use:
             for need in _group_needs(transition, side, row, dc_of):
                 groups[need] = None
+    assert pending.keys() <= touched.keys(), "who gets a range is one of its replicas"
+    assert all(touched.keys() >= {*need.members} for need in groups), "replicas make the quorums"
     return _Walked(
         tuple(groups),
         _must_see(row, mover, tuple(sorted(pending))),
@@ -185,6 +188,7 @@ def _must_drain(
 def _group_needs(transition: Transition, side: Side, row: StageRow, dc_of: DcOf) -> list[GroupNeed]:
     """Where counts change with the step, both may be in use on the union, and the weaker one decides."""
     members = tuple(sorted(side_of(transition, side)))
+    assert len(set(members)) == len(members), "a replica counts once"
     needs: dict[GroupNeed, None] = {}
     for replication, beside in _counts(transition, side, row):
         needs[GroupNeed(members, majority(replication.total) + len(beside), "")] = None
@@ -262,6 +266,8 @@ def evaluate(
             for node in [node for node in unseen if node not in need.never] or unseen:
                 miss(node, acknowledged.get(node, 0), f"{len(unseen)} unaware replicas make a quorum{where}")
     missing = tuple(found[node] for node in sorted(found))
+    assert all(one.needed == need.epoch for one in missing), "what is missing is missing of this step"
+    assert not relaxed or not relaxable or not missing, "what was let go holds nobody up"
     return BarrierState(not missing, missing, relaxable and bool(missing))
 
 

@@ -105,6 +105,7 @@ class Board:
             return Looked()
         for key in self._woken(cluster, reports):
             self._judge(key, cluster, reports)
+        assert self._steps.keys() <= self._planned.keys(), "what goes on is planned"
         steps = tuple(itertools.islice(self._steps.values(), TRANSITIONS_ADVANCED_MAX))
         return Looked(steps, self._next_orders(reports), self._wait())
 
@@ -143,6 +144,7 @@ class Board:
         return found
 
     def _plan(self, key: int, lone: Lone) -> None:
+        assert key == lone.transition.key and key not in self._planned, "a transition is planned once"
         planned = self._planned[key] = _Planned(lone, lone.transition.union)
         self._newest = max(self._newest, lone.stage_epoch)
         for node in planned.touches:
@@ -182,6 +184,7 @@ class Board:
         running = [work_key(o) for o in orders if report_of(reports, o) is WorkReport.RUNNING]
         self._running.update((known, (key, WorkReport.RUNNING)) for known in running)
         planned.running = tuple(running)
+        assert len(set(planned.running)) == len(planned.running), "a node has one part of a stage's work"
 
     def _next_orders(self, reports: Reports) -> tuple[WorkOrder, ...]:
         """The first ones of each node; those of a node that does none hold up no other."""

@@ -53,6 +53,9 @@ class ForceRemove(msgspec.Struct, frozen=True, array_like=True):
             changes = [GroupChange(delta.range, delta.new, delta.new) for delta in deltas]
             rings.append(merged(with_groups(ring, changes, epoch)))
             degraded.extend(_degraded(cluster, ring, deltas, self.node, epoch))
+        assert not any(self.node in placed.group.writes for ring in rings for placed in ring.ranges), (
+            "it is gone"
+        )
         return cluster.changed(
             DIRECTORY.set(cluster.directory.with_node(left)),
             PLACEMENTS.set(cluster.placements.with_rings(tuple(rings))),
@@ -132,6 +135,7 @@ def _degraded(
     found = []
     for delta in deltas:
         whole = Transition(ring.id, delta.range, delta.old, delta.new, ring.replication)
+        assert node not in delta.new, "who is gone gets nothing"
         for piece, lacking in pieces(whole, cluster.degraded):
             lost = node in piece.old and not enough(piece, dc_of, (node, *lacking))
             if piece.gained or lost:
@@ -161,6 +165,7 @@ class Told(msgspec.Struct, frozen=True):
 def all_arrived_before_us(began_us: int, told: list[Told]) -> int:
     """Microseconds of the clock that is furthest behind, at most `began_us`; 0 when that is not known: a node
     keeps a write of its future, made while its clock was ahead, nobody knows how long ago."""
+    assert all(one.asked_us <= one.heard_us for one in told), "an answer comes after its question"
     behind_us = min((one.at_us - one.heard_us for one in told if one.at_us), default=0)
     before_us = began_us
     for one in told:
@@ -170,6 +175,7 @@ def all_arrived_before_us(began_us: int, told: list[Told]) -> int:
         if one.oldest_us >= 0:
             ahead_us = one.at_us - one.asked_us - behind_us if one.at_us else 0
             before_us = min(before_us, one.oldest_us - ahead_us)
+    assert before_us <= began_us, "what began since has not arrived"
     return max(0, before_us)
 
 

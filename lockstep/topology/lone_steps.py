@@ -72,6 +72,7 @@ class AdvanceTransitions(msgspec.Struct, frozen=True, array_like=True):
                 regrouped.setdefault(one.group, []).append(new)
         if len({one.key for one in (*changed, *ended)}) < len(self.steps):
             raise Rejected("a transition goes on once in an entry")
+        assert len(changed) + len(ended) == len(self.steps), "all of an entry go on"
         rings = [
             cluster.placements.ring(group).replaced(sorted(ranges, key=lambda placed: placed.range.right))
             for group, ranges in regrouped.items()
@@ -99,6 +100,7 @@ def entered(one: Transition, stage: Stage, epoch: int, former: Stage | None = No
     position = msgspec.structs.replace(one.position, stage=stage, stage_epoch=epoch, former=former)
     one = msgspec.structs.replace(one, position=position)
     lone = Lone(one)
+    assert lone.stage_epoch == epoch, "a stage is known by the epoch at which it was entered"
     session = "" if stage_row(lone).work is Work.NONE else f"{lone.session_prefix}{epoch}"
     return msgspec.structs.replace(one, position=msgspec.structs.replace(position, session_id=session))
 
@@ -118,6 +120,7 @@ def _placed_on_shards(tablets: Tablets, moved: Sequence[Transition]) -> Tablets:
             at[node] = shard
         written = side_of(one, row.writes)
         kept = [(one_node, at.get(one_node, 0)) for one_node in written]
+        assert len({one_node for one_node, _ in kept}) == len(kept), "a tablet is on one shard of a node"
         edits.setdefault(one.group, {})[one.range.right] = kept
     found = []
     for group_id, of_tablets in edits.items():

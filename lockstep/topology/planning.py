@@ -130,6 +130,10 @@ def plan(cluster: ClusterMetadata, mine: Change) -> tuple[Transition, ...]:
         refuse_unsafe(cluster, kind_of(mine.body).stages, transition)
     _refuse_lost_copies(cluster, mine, transitions)
     assert all(len(set(t.union)) == len(t.union) for t in transitions), "replicas are distinct"
+    pairs = ((one, two) for one, two in itertools.pairwise(transitions) if one.group == two.group)
+    assert all(one.range.right <= two.range.left for one, two in pairs), "a range moves once"
+    refills = ring_of(mine.body).is_refill
+    assert all((t.old == t.new) is refills for t in transitions), "replicas change, unless they are filled"
     return tuple(transitions)
 
 
@@ -193,6 +197,7 @@ def _touching(cluster: ClusterMetadata, group: int, deltas: Sequence[Delta], min
 
 def _outcomes(operations: Sequence[Operation]) -> Iterator[list[Change]]:
     """Every set of these that may finish, but the empty one."""
+    assert len(operations) <= PARALLEL_OPERATIONS_MAX, "there are few sets"
     for count in range(1, len(operations) + 1):
         for chosen in itertools.combinations(operations, count):
             yield [change_of(operation) for operation in chosen]
@@ -235,6 +240,7 @@ def differently_shaped(cluster: ClusterMetadata, transitions: Sequence[Transitio
     for transition in transitions:
         shape = shape_of((transition.old, transition.new), dc_of)
         found.setdefault((transition.replication, transition.new_replication, shape), transition)
+    assert bool(found) is bool(transitions), "each transition has a shape"
     return list(found.values())
 
 
@@ -242,6 +248,7 @@ def refuse_unsafe(cluster: ClusterMetadata, stages: Sequence[StageRow], transiti
     """Prove every pair of stages this transition can go through before it begins."""
     dc_of = cluster.directory.dc_by_id.__getitem__
     rows = {row.stage: row for row in stages}
+    assert len(rows) == len(stages), "a stage has one row"
     for row in stages:
         for target in (row.next, row.on_failure):
             if target is not None:
@@ -312,6 +319,7 @@ def by_group(transitions: Sequence[Transition]) -> Mapping[int, list[Transition]
     grouped: dict[int, list[Transition]] = {}
     for transition in transitions:
         grouped.setdefault(transition.group, []).append(transition)
+    assert sum(map(len, grouped.values())) == len(transitions), "each transition is of one group"
     return grouped
 
 
@@ -358,6 +366,7 @@ def session_id_of(operation: Operation) -> str:
     stage has no work."""
     if stage_row(operation).work is Work.NONE:
         return ""
+    assert operation.id > 0, "operations are counted from 1"
     step = f"-step-{operation.step}" if operation.step else ""
     return f"operation-{operation.id}{step}-{operation.stage}"
 

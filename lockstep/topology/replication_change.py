@@ -55,6 +55,7 @@ def replication_steps(
         turned = replication_steps(after, before, eligible, lambda one, other: proved(other, one))
         return turned[::-1]
     total = min(before.total, after.total)
+    assert before.strategy == SIMPLE and total > 0, "one factor becomes one for each data centre"
     for factors in _parts(after, total):
         at, network = Replication(SIMPLE, (("", total),)), Replication(NETWORK_TOPOLOGY, factors)
         if proved(at, network):
@@ -96,6 +97,7 @@ def _walk(before: Replication, after: Replication, eligible: Mapping[str, int]) 
             while (at.get(dc, 0) < wanted.get(dc, 0)) if growing else (at.get(dc, 0) > wanted.get(dc, 0)):
                 at[dc] = _next_factor(at.get(dc, 0), wanted.get(dc, 0), nodes)
                 factors = (("", at[""]),) if not dc else _factors(at)
+                assert at[dc] >= 0, "no factor is below nothing"
                 yield Replication(before.strategy, factors)
 
 
@@ -158,6 +160,7 @@ def refuse_start(cluster: ClusterMetadata, keyspace: Keyspace, request_id: int) 
     hint = "wait for it to finish (`lockstep topology watch`) or cancel it"
     what = f"the replication of keyspace {keyspace.name} cannot change"
     moving = holders(cluster, Held.RING)
+    assert keyspace.group or keyspace.tablets is not None, "a keyspace has a ring or tablets"
     if moving:
         raise Rejected(f"{what} while {', '.join(moving)} holds ranges", hint=hint)
     if len(cluster.operations) >= PARALLEL_OPERATIONS_MAX:
@@ -195,6 +198,7 @@ def path_to(cluster: ClusterMetadata, keyspace: Keyspace, target: Replication) -
         )
     assert path[0] == keyspace.replication, "a walk begins where the keyspace is"
     assert (path[-1].strategy, path[-1].total) == (target.strategy, target.total), "it ends where it is to"
+    assert all(one != two for one, two in itertools.pairwise(path)), "each step changes something"
     if len(path) - 1 > REPLICATION_STEPS_MAX:
         raise refused(
             f"{len(path) - 1} steps would be needed, and one change has at most {REPLICATION_STEPS_MAX}",
@@ -243,6 +247,7 @@ def with_own_group(cluster: ClusterMetadata, name: str) -> ClusterMetadata:
     if keyspace.tablets is not None:
         return cluster
     ring = placements.ring(keyspace.group).with_id(placements.next_id)
+    assert same_placement(ring, placements.ring(keyspace.group)), "nothing moves with a group of its own"
     return _moved(cluster, keyspace, placements.with_rings((ring,)), ring.id, keyspace.epoch)
 
 
@@ -300,4 +305,5 @@ def _degraded(degraded: Sequence[Degraded], keyspace: Keyspace, to: int, kept: b
             lines[line] = None
         if line.group == keyspace.group:
             lines.update(dict.fromkeys(carried((line,), keyspace.name, to)))
+    assert kept or all(line.group != keyspace.group for line in lines), "nothing is said of what goes"
     return tuple(lines)

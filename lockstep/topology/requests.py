@@ -79,6 +79,7 @@ def holder(cluster: ClusterMetadata, request: Request) -> tuple[Operation | None
     if not held:
         return None
     first, replication = min(held, key=lambda one: one[0].operation_id)
+    assert all(one.range.left < one.range.right for one, _ in held), "what is held is a range"
     where = f"range ({first.range.left}, {first.range.right}] of {replication.strategy}"
     return cluster.operations_by_id.get(first.operation_id), f"{holder_of(cluster, first)} holds {where}"
 
@@ -181,6 +182,7 @@ def _choose(cluster: ClusterMetadata, follows: str, judge: Judge) -> Choice:
     planned = 0
     may_change = bool(cluster.operations or cluster.transitions.count)
     passed_over: Request | None = None
+    assert not cluster.service.frozen, "nothing begins while the metadata is frozen"
     for request in cluster.requests.queue[:REQUESTS_LOOKED_AT_MAX]:
         held = _held(cluster, request, follows)
         if held is not None:
@@ -232,6 +234,7 @@ def _holds_all(cluster: ClusterMetadata) -> Waiting | None:
 
 def _held(cluster: ClusterMetadata, request: Request, follows: str) -> Waiting | None:
     """What holds the request up whatever ranges it is about."""
+    assert request.is_live and not request.operation_id, "what is queued has not begun"
     for node in taking_part(request):
         if node in cluster.excluded_by_node:
             why = TABLE[Wanted.RING, Held.EXCLUSION].why
@@ -319,6 +322,7 @@ def why(cluster: ClusterMetadata, request: Request, follows: str = "") -> Waitin
         if waiting.request_id == request.id:
             return waiting
     ahead = choice.run or (choice.fails[0] if choice.fails is not None else None)
+    assert ahead is None or ahead in cluster.requests.queue, "who goes first is in the queue"
     if ahead is not None and ahead.id == request.id:
         return None
     if ahead is not None:

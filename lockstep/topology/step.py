@@ -202,6 +202,7 @@ def _features_step(cluster: ClusterMetadata, reports: Reports) -> Propose | Wait
     if not names:
         return None
     needed = cluster.features.announced_epoch
+    assert needed <= cluster.epoch, "what is awaited was announced"
     missing = features.unaware(cluster, reports.acknowledged)
     if not missing:
         return Propose(EnableFeatures(names), 0)
@@ -213,6 +214,7 @@ def _features_step(cluster: ClusterMetadata, reports: Reports) -> Propose | Wait
 def _queue_step(cluster: ClusterMetadata, reports: Reports) -> Propose | None:
     """The entry that begins the request that goes first, or ends one that never can."""
     choice = requests.choose(cluster, reports.follows)
+    assert choice.run is None or choice.fails is None, "a request begins or fails"
     if choice.run is not None:
         return Propose(preparation(choice.run, choice.run.id), 0)
     if choice.fails is not None:
@@ -253,6 +255,7 @@ def decide(mover: Mover, cluster: ClusterMetadata, reports: Reports) -> Decision
     if starved:
         return _wait(mover, [(task.target, _starved_text(task) + advice) for task in starved])
     if starting:
+        assert len({work_key(order) for order in starting}) == len(starting), "a node has one part of a stage"
         return RunWorkOrders(tuple(starting))
     if open_orders:
         return _wait(mover, [(order.node, _running_text(reports, order)) for order in open_orders])
@@ -286,6 +289,7 @@ def goes_back(lone: Lone, cluster: ClusterMetadata) -> bool:
 
 def _stepping(lone: Lone, failed: bool = False) -> Propose:
     one = lone.transition
+    assert lone.stage_epoch > 0, "who goes on has entered a stage"
     return Propose(
         AdvanceTransitions((TransitionStep(one.group, one.range.right, lone.stage_epoch, failed),)), 0
     )
@@ -320,6 +324,7 @@ def relaxable(cluster: ClusterMetadata, reports: Reports) -> tuple[tuple[Operati
         orders = work_orders(operation, cluster, dead)
         open_orders = [order for order in orders if report_of(reports, order) is not WorkReport.DONE]
         state = barrier_state(operation, cluster, reports, open_orders)
+        assert not (state.passed and state.relaxable), "only what waits can be let go"
         if state.relaxable:
             found.append((operation, state))
     return tuple(found)
@@ -399,6 +404,8 @@ def _work_orders(
             assert task.target not in task.sources, "nobody streams from itself"
             tasks.setdefault(task.target, []).append(task)
     assert bool(mover.session_id) or not (ranges or tasks), "work has a session"
+    assert not (ranges and tasks), "a stage deletes or copies"
+    assert row.work is not Work.NONE or not (ranges or tasks), "a stage without work asks nobody"
     return tuple(
         WorkOrder(
             node=node,
@@ -417,6 +424,7 @@ def receivers(operation: Operation, cluster: ClusterMetadata) -> frozenset[NodeI
     """Who takes in, or took in, what the metadata does not count yet (`streaming_session`)."""
     stage = operation.stage
     if stage is Stage.ROLLBACK_TO_NORMAL:
+        assert len(operation.history) > 1, "who comes back went somewhere"
         stage = operation.history[-2][0]
     streaming = msgspec.structs.replace(operation, stage=stage, session_id=streaming_session(operation))
     return frozenset(order.node for order in work_orders(streaming, cluster, ()))

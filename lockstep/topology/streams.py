@@ -68,6 +68,7 @@ def pieces(
         return [(transition, ())]
     ends = {end for line in lines for end in (line.range.left, line.range.right)}
     cuts = [whole.left, *sorted(end for end in ends if whole.left < end < whole.right), whole.right]
+    assert all(left < right for left, right in itertools.pairwise(cuts)), "each piece has tokens"
     found = []
     for left, right in itertools.pairwise(cuts):
         range_ = Range(left, right)
@@ -141,6 +142,7 @@ def tasks_of_quorum(
         others = tuple(node for node in named if node != target)
         if named and not others:
             continue
+        assert {*others} <= {*transition.old}, "who has a range fills others"
         tasks.append(StreamTask(target, transition.group, transition.range, others, needs_all=True))
     return tasks
 

@@ -48,6 +48,7 @@ def committed(cluster: ClusterMetadata, operation: Operation, at_ms: int, epoch:
     that join and have committed generations. Generations that are obsolete make room."""
     kept = _kept(cluster.generations, at_ms)
     timestamp_ms = max(at_ms + _AHEAD_MS, kept[-1].timestamp_ms + 1 if kept else 0)
+    assert len(kept) <= CDC_GENERATIONS_KEPT_MAX, "so many generations are kept"
     if len(kept) >= CDC_GENERATIONS_KEPT_MAX:
         kept = kept[: CDC_GENERATIONS_KEPT_MAX - 1]
     others = [
@@ -89,6 +90,7 @@ def published(cluster: ClusterMetadata, operation: Operation, at_ms: int, epoch:
         assert one.is_published or epoch > one.committed_epoch, "what is published was committed before"
         changed.append(one if one.is_published else _moved(one, own, earliest_ms, at_ms, epoch))
         earliest_ms = changed[-1].timestamp_ms + 1
+    assert any(one.is_published and one.operation_id == operation.id for one in changed), "it is published"
     return _generation_with(cluster, tuple(changed))
 
 
@@ -107,6 +109,7 @@ def dropped(cluster: ClusterMetadata, operation: Operation) -> ClusterMetadata:
     """The value without the operation's generation, unless it was published: then it only has more streams
     than the ring has ranges, and whoever reads it was told of it."""
     kept = tuple(one for one in cluster.generations if one.is_published or one.operation_id != operation.id)
+    assert len(kept) + 1 >= len(cluster.generations), "an operation makes one generation"
     return cluster if len(kept) == len(cluster.generations) else _generation_with(cluster, kept)
 
 
@@ -187,6 +190,7 @@ class CancelOperation(msgspec.Struct, frozen=True, array_like=True):
         cancelled = msgspec.structs.replace(
             operation, body=kind.cancelled(operation), cancel_reason=self.reason
         )
+        assert (cancelled.id, cancelled.stage) == (operation.id, operation.stage), "only its aim changes"
         if target is None:
             entered = cluster.changed(OPERATIONS.set(cluster.running.with_changed(cancelled)))
         else:
@@ -240,6 +244,7 @@ def _entered(cluster: ClusterMetadata, operation: Operation, stage: Stage, epoch
         history=(*operation.history, (stage, epoch)),
     )
     moved = msgspec.structs.replace(moved, session_id=session_id_of(moved))
+    assert not moved.session_id or moved.session_id != operation.session_id, "a session is of one stage"
     value: ClusterMetadata = cluster.changed(
         PLACEMENTS.set(_stepped(cluster, operation, moved, epoch)),
         OPERATIONS.set(cluster.running.with_changed(moved)),

@@ -91,6 +91,7 @@ class Expressions:
         self._depth += 1
         found = self._compiled(term, wanted)
         self._depth -= 1
+        assert self._depth >= 0, "each expression that is compiled was begun"
         return found
 
     def _compiled(self, term: tree.Term, wanted: Known) -> Typed:
@@ -271,6 +272,7 @@ class Expressions:
             before = len(self.foldings)
             kind = self.compile(term)[1]
             # Only its type is wanted: what it folds is compiled again.
+            assert len(self.foldings) >= before, "what is compiled takes no folding away"
             del self.foldings[before:]
             self.scope.types[term] = kind
         return kind
@@ -299,6 +301,7 @@ class Expressions:
                 )
             self._in_aggregate = True
             evaluate, kind = self.compile(call.arguments[0])
+            assert self._in_aggregate, "aggregates are not inside each other"
             self._in_aggregate = False
             found = aggregates.aggregate(call.name, kind)
         self.foldings.append(Folding(found, evaluate))

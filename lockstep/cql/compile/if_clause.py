@@ -41,6 +41,11 @@ class Condition(msgspec.Struct, frozen=True):
     element: TermPlan | None = None
     field: int | None = None
 
+    def __post_init__(self) -> None:
+        assert self.column.kind not in _KEYS, "conditions are on what may change"
+        assert self.element is None or self.field is None, "an element or a field is compared"
+        assert self.listed is None or (self.operator == "IN" and not self.terms), "only IN has a list"
+
 
 class Conditions(msgspec.Struct, frozen=True):
     """IF NOT EXISTS, IF EXISTS, or conditions in the order of the statement."""
@@ -48,6 +53,10 @@ class Conditions(msgspec.Struct, frozen=True):
     not_exists: bool = False
     exists: bool = False
     columns: tuple[Condition, ...] = ()
+
+    def __post_init__(self) -> None:
+        kinds = self.not_exists + self.exists + bool(self.columns)
+        assert kinds == 1, "a statement has one kind of condition"
 
     @property
     def shown(self) -> tuple[str, ...]:

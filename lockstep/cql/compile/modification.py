@@ -34,6 +34,7 @@ from lockstep.cql.compile.restrictions import Choice, Restrictions, Rule
 from lockstep.cql.compile.terms import Constant, Marker, TermPlan, Values, compile_term
 from lockstep.cql.compile.where import analyse
 from lockstep.cql.parse import tree
+from lockstep.cql.wire.constants import BATCH_NAMES
 from lockstep.cql.wire.messages import UNSET, Value
 from lockstep.schema.model import ColumnKind, Table
 from lockstep.schema.types import CqlType, parse_type
@@ -140,6 +141,9 @@ class BoundSteps(msgspec.Struct, frozen=True):
     clustering: tuple[KeyStep, ...]
     cells: tuple[CellStep, ...]
 
+    def __post_init__(self) -> None:
+        assert self.key, "a row has a key"
+
 
 class ModificationPlan(msgspec.Struct, frozen=True):
     """`operations` and `static_operations` are in column id order.
@@ -160,6 +164,14 @@ class ModificationPlan(msgspec.Struct, frozen=True):
     steps: BoundSteps | None
     json: JsonRow | None = None
     conditions: Conditions | None = None
+
+    def __post_init__(self) -> None:
+        assert self.restrictions.partition, "what writes names its partitions"
+        assert not self.restrictions.filters, "what writes reads nothing to find its rows"
+        assert not (self.is_insert and self.deletes_rows), "a row is written or deleted"
+        assert not (self.deletes_rows and (self.operations or self.static_operations)), "rows go whole"
+        plain = self.steps is None or not (self.ttl or self.timestamp or self.conditions)
+        assert plain, "the hot path knows neither times nor conditions"
 
     @property
     def counts(self) -> bool:
@@ -400,6 +412,10 @@ class BatchPlan(msgspec.Struct, frozen=True):
     kind: str
     parts: tuple[ModificationPlan, ...]
     timestamp: TermPlan | None
+
+    def __post_init__(self) -> None:
+        assert self.kind in BATCH_NAMES.values(), f"no batch is {self.kind}"
+        assert self.timestamp is None or not any(part.timestamp for part in self.parts), "one time is given"
 
     @property
     def counts(self) -> bool:

@@ -44,6 +44,7 @@ def shape_of(table: Table, space: Keyspace) -> TableShape:
     """The shape of a table of the keyspace `space`, whose user-defined types its columns may name."""
     types = {column.name: type_in(space, column.type) for column in table.columns}
     assert len(types) == len(table.columns), "each column has a name of its own"
+    assert table.partition_key, "rows have a key"
     return TableShape(
         table,
         space,
@@ -102,6 +103,10 @@ def cql_name(name: str) -> str:
     return f'"{escaped}"'
 
 
+#: Kinds of statements that have a plan.
+_COMPILED = frozenset(("SELECT", "MODIFY", "BATCH"))
+
+
 class Prepared(msgspec.Struct, frozen=True):
     """`kind`: SELECT, MODIFY, BATCH, TRUNCATE, USE, DDL, DESCRIBE.
 
@@ -128,6 +133,14 @@ class Prepared(msgspec.Struct, frozen=True):
     session_keyspace: str | None = None
     is_virtual: bool = False
     called: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        assert len(self.bind_names) == len(self.bind_columns), "each bind variable has its type"
+        key = self.partition_key_indexes
+        assert not key or 0 <= min(key) <= max(key) < len(self.bind_columns), "a key is bound"
+        assert (self.plan is not None) is (self.kind in _COMPILED), "what reads or writes is compiled"
+        assert self.kind == "SELECT" or not (self.result_columns or self.is_virtual), "only reads answer rows"
+        assert self.keyspace or not self.table, "a table is in a keyspace"
 
     def check_values(self, values: object) -> None:
         """InvalidRequest when the number of values is wrong."""

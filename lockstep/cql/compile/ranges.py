@@ -203,6 +203,8 @@ def _merged(found: Sequence[Slice]) -> tuple[Slice, ...]:
             merged[-1] = Slice(last.start, end)
         else:
             merged.append(part)
+    pairs = itertools.pairwise(merged)
+    assert all(one.end and one.end < two.start for one, two in pairs), "slices are apart, and ascend"
     return tuple(merged)
 
 

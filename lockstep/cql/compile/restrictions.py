@@ -35,6 +35,12 @@ class Choice(msgspec.Struct, frozen=True):
     is_in: bool = False
     joint: bool = False
 
+    def __post_init__(self) -> None:
+        assert len(self.names) == len(self.types) > 0, "each column of a choice has its type"
+        assert self.joint or len(self.names) == 1, "a choice of several columns is one of tuples"
+        assert self.listed is None or not self.terms, "alternatives are written out or listed"
+        assert self.is_in or (self.listed is None and len(self.terms) == 1), "equality is with one value"
+
 
 class Bound(msgspec.Struct, frozen=True):
     """A limit on the clustering columns from `first` on; one term a column, or one tuple-valued term."""
@@ -44,6 +50,11 @@ class Bound(msgspec.Struct, frozen=True):
     inclusive: bool
     whole: TermPlan | None = None
     names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert self.first >= 0 and self.names, "a bound is on clustering columns"
+        assert self.whole is None or not self.terms, "a bound has a term a column or one for all"
+        assert self.whole is not None or len(self.terms) == len(self.names), "each column has its term"
 
 
 class Filter(msgspec.Struct, frozen=True):
@@ -56,6 +67,10 @@ class Filter(msgspec.Struct, frozen=True):
     listed: TermPlan | None = None
     element: TermPlan | None = None
 
+    def __post_init__(self) -> None:
+        assert self.operator == "IN" or (self.listed is None and len(self.terms) == 1), "IN alone has several"
+        assert (self.element is not None) is (self.operator == "ELEMENT"), "an entry is found by its key"
+
 
 class IndexUse(msgspec.Struct, frozen=True):
     """An index that chooses rows: one condition that it answers, or bounds of its values. `whole`: it chooses
@@ -64,6 +79,10 @@ class IndexUse(msgspec.Struct, frozen=True):
     index_id: int
     whole: bool
     conditions: tuple[Filter, ...]
+
+    def __post_init__(self) -> None:
+        assert self.conditions, "an index answers something"
+        assert len({found.column.id for found in self.conditions}) == 1, "an index is of one column"
 
 
 class Restrictions(msgspec.Struct, frozen=True):
@@ -82,6 +101,13 @@ class Restrictions(msgspec.Struct, frozen=True):
     filters: tuple[Filter, ...] = ()
     index: IndexUse | None = None
     uses_indexes: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.index is None or self.uses_indexes, "who chooses an index uses them"
+        # Written out: text statements are compiled as they come.
+        lower, upper = self.lower, self.upper
+        assert lower is None or lower.first == self.clustering_width, "bounds follow what is fixed"
+        assert upper is None or upper.first == self.clustering_width, "bounds follow what is fixed"
 
     @property
     def clustering_width(self) -> int:

@@ -49,6 +49,14 @@ class SelectPrepared(msgspec.Struct, frozen=True):
     dropped: tuple[int, ...] = ()
     grouped: bool = False
 
+    def __post_init__(self) -> None:
+        table, point = self.shape.table, self.is_point
+        assert 0 <= self.sorts <= len(table.clustering), "rows are sorted by clustering columns"
+        assert point or not (self.reverse or self.sorts), "the order of rows is that of given partitions"
+        assert not (self.distinct and self.restrictions.has_clustering), "distinct partitions are whole"
+        assert not self.reads_static or table.static, "static content is that of static columns"
+        assert self.dropped == tuple(sorted(set(self.dropped))), "columns ascend by id"
+
     @property
     def is_point(self) -> bool:
         return bool(self.restrictions.partition)

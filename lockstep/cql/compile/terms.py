@@ -136,6 +136,7 @@ def compile_call(term: tree.Call, scope: Scope, wanted: CqlType | None) -> tuple
     scope.depth += 1
     found = _compiled_call(term, scope, wanted)
     scope.depth -= 1
+    assert scope.depth >= 0, "each call that is compiled was begun"
     return found
 
 

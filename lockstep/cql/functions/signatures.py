@@ -45,6 +45,10 @@ class Family(msgspec.Struct, frozen=True):
     build: Callable[[str, Sequence[Known], Known], Function]
     about: str = ""
 
+    def __post_init__(self) -> None:
+        assert self.name == self.name.lower(), "names of functions are lower case"
+        assert 0 <= self.least <= self.most, "a function takes no less than its least arguments"
+
     def function(self, known: Sequence[Known], wanted: Known) -> Function:
         if not self.least <= len(known) <= self.most:
             required = str(self.least) if self.least == self.most else f"{self.least} to {self.most}"
@@ -52,7 +56,9 @@ class Family(msgspec.Struct, frozen=True):
                 f"Invalid number of arguments in call to function {self.name}: "
                 f"{required} required but {len(known)} provided"
             )
-        return self.build(self.name, known, wanted)
+        built = self.build(self.name, known, wanted)
+        assert len(built.arguments) == len(known), "each argument has its type"
+        return built
 
 
 def unfit(name: str, argument: Known, what: str) -> InvalidRequest:

@@ -155,7 +155,10 @@ def _altered(cluster: ClusterMetadata, change: AlterRole) -> Access:
     if change.data_centers is not None:
         given["data_centers"] = _data_centers(cluster, change.data_centers)
     altered: Role = replace(found, **given)
-    return access if altered == found else access.with_role(altered)
+    assert (altered.name, altered.member_of) == (found.name, found.member_of), "nobody joins or leaves"
+    after = access if altered == found else access.with_role(altered)
+    assert after.roles.count == access.roles.count, "no role comes or goes"
+    return after
 
 
 def _dropped(access: Access, change: DropRole) -> Access:
@@ -163,7 +166,9 @@ def _dropped(access: Access, change: DropRole) -> Access:
         if change.if_exists:
             return access
         raise Rejected(f"{change.name} doesn't exist")
-    return access.without_role(change.name)
+    left = access.without_role(change.name)
+    assert left.role(change.name) is None and left.grants.count <= access.grants.count, "its grants go too"
+    return left
 
 
 def _data_centers(cluster: ClusterMetadata, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -206,7 +211,9 @@ class ChangePermissions(msgspec.Struct, frozen=True, array_like=True):
             return cluster
         if not before and access.grants.count >= GRANTS_MAX:
             raise Rejected(f"a cluster has at most {GRANTS_MAX} grants")
-        return cluster.changed(ACCESS.set(access.with_grant(self.role, self.resource, after)))
+        given = access.with_grant(self.role, self.resource, after)
+        assert frozenset(given.granted(self.role, self.resource)) == after, "no other permission changes"
+        return cluster.changed(ACCESS.set(given))
 
 
 def exists(cluster: ClusterMetadata, resource: str) -> bool:

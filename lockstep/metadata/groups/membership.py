@@ -60,6 +60,7 @@ class PrepareMembership(msgspec.Struct, frozen=True, array_like=True):
                 raise Rejected(f"node {node} is no voter")
         self._check_result(cluster)
         change = MembershipChange(epoch, self.additions, self.removals, reason=self.reason)
+        assert {*self.additions}.isdisjoint(service.voters), "who comes did not vote"
         assert change.steps > 0, "a change takes a step"
         paused = service.paused if not self.size else ""
         return _with(
@@ -134,6 +135,7 @@ class AdvanceMembership(msgspec.Struct, frozen=True, array_like=True):
         assert len({*self.voters} ^ {*service.voters}) <= 1, "one voter comes or goes at a time"
         ended = change.cancelled or self.index + 1 == change.steps
         moved = None if ended else msgspec.structs.replace(change, index=self.index + 1)
+        assert moved is None or moved.index < moved.steps, "a change that goes on has a step left"
         return _with(cluster, msgspec.structs.replace(service, voters=self.voters, change=moved))
 
 
@@ -256,6 +258,7 @@ def with_leaving(cluster: ClusterMetadata, node: NodeId) -> Service:
         # Nobody waits for its vote any more; should it have it by now, it loses it as any voter does.
         service = _taken_back(service, change)
     leaving = tuple(sorted((*service.leaving, node)))
+    assert len(leaving) == len(service.leaving) + 1, "one more waits to leave"
     return msgspec.structs.replace(service, leaving=leaving, paused="")
 
 
@@ -327,6 +330,8 @@ def _check_text(text: str) -> None:
 
 
 def _with(cluster: ClusterMetadata, service: Service) -> ClusterMetadata:
+    assert service.voters == tuple(sorted(set(service.voters))), "a voter votes once"
+    assert service.leaving == tuple(sorted(set(service.leaving))), "a node waits to leave once"
     return cluster.changed(SERVICE.set(service))
 
 

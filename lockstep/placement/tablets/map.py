@@ -115,6 +115,7 @@ class TabletMap(msgspec.Struct, frozen=True, dict=True):
             middle = midpoint(tablet.range)
             assert middle is not None, f"the tablet that ends at {right} has one token"
             group = _group(tablet.replicas, epoch)
+            assert tablet.range.left < middle < right, "both halves have tokens"
             placed.append(PlacedRange(Range(tablet.range.left, middle), group))
             placed.append(PlacedRange(Range(middle, right), group))
             halves[middle] = tablet.replicas
@@ -134,6 +135,7 @@ class TabletMap(msgspec.Struct, frozen=True, dict=True):
             refusal = self.merge_refusal(right)
             assert refusal is None, refusal
             left, behind = self.ring.range_at(right), self.ring.range_at(right + 1)
+            assert left.range.right == behind.range.left, "tablets of a pair touch"
             group = ReplicaGroup(behind.group.reads, behind.group.writes, epoch)
             placed.append(PlacedRange(Range(left.range.left, behind.range.right), group))
             gone[right] = ()

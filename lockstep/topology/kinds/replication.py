@@ -162,6 +162,7 @@ def walk_begun(cluster: ClusterMetadata, request: Request, epoch: int) -> Cluste
     keyspace = wanted_keyspace(cluster, asked.keyspace, asked.target)
     refuse_start(cluster, keyspace, request.id)
     path, at = _whole_path(cluster, request, asked)
+    assert path[at] == keyspace.replication, "a walk goes on from where it is"
     # What a later step does with tablets, it finds as they are by then.
     for ends in itertools.pairwise(path[at:] if keyspace.tablets is None else path[at : at + 2]):
         refuse_excluded_targets(cluster, step_transitions(cluster, keyspace.name, *ends))
@@ -210,6 +211,7 @@ def step_ended(
         cluster = cluster.changed(DEGRADED.set(degraded))
     walk = walk_of(operation)
     at = walk.at if operation.stage is Stage.ROLLBACK_TO_NORMAL else walk.next
+    assert 0 <= at < len(walk.path), "a step ends at a setting of its path"
     walk = msgspec.structs.replace(walk, at=at, is_returning=walk.is_cancelled)
     at_end = msgspec.structs.replace(operation, body=walk)
     if not walk.is_at_end:
@@ -254,11 +256,13 @@ def _released(cluster: ClusterMetadata, operation: Operation) -> ClusterMetadata
         OPERATIONS.set(cluster.running.without(operation.id)),
         TRANSITIONS.set(cluster.transitions.ended(operation.id)),
     )
+    assert value.schema.by_name[walk.keyspace].replication == walk.path[walk.at], "it is where it stopped"
     return value
 
 
 def _resting(cluster: ClusterMetadata, operation: Operation) -> ClusterMetadata:
     """The value with the operation ended between two steps, and its request in the queue again."""
+    assert not walk_of(operation).is_cancelled, "on its way back it does not rest"
     value: ClusterMetadata = _released(cluster, operation).changed(
         REQUESTS.set(rested(cluster.requests, operation.id, walk_of(operation).path[0]))
     )
@@ -268,6 +272,7 @@ def _resting(cluster: ClusterMetadata, operation: Operation) -> ClusterMetadata:
 def _next_transitions(cluster: ClusterMetadata, operation: Operation) -> tuple[Transition, ...]:
     """Those of the step from path[at] on."""
     walk = walk_of(operation)
+    assert 0 <= walk.next < len(walk.path), "a step leads along the path"
     return step_transitions(cluster, walk.keyspace, walk.path[walk.at], walk.path[walk.next])
 
 

@@ -52,6 +52,7 @@ def ring_kind(
     **others: Any,
 ) -> Kind:
     """A kind that begins and ends as all on the ring do, and is named by the tag of its body."""
+    assert stages and len({row.stage for row in stages}) == len(stages), "a stage has one row"
     fields: dict[str, Any] = {
         "tasks": lambda operation, *given: tasks_of_givers(*given),
         "sources": sources_of,
@@ -174,6 +175,7 @@ def begun_on_ring(cluster: ClusterMetadata, request: Request, epoch: int) -> Clu
     placements, transitions = laid_out(cluster, operation_id, plan(cluster, change))
     asked = msgspec.structs.replace(request, operation_id=operation_id)
     node = cluster.directory.by_id[operation.node]
+    assert node.state is ring_of(body).needs, "a node begins in the state that its kind needs"
     directory = _with_state(cluster.directory, node.id, ring_of(body).becomes, node.tokens, epoch)
     return cluster.changed(
         DIRECTORY.set(directory),

@@ -81,6 +81,9 @@ class Planner:
         plan, target = balancer.plan(asked, self._target)
         assert len(plan.moves) <= balancer.PLAN_MOVES_MAX, "an entry has room for the moves of a plan"
         moves = tuple([_entry(move) for move in plan.moves])
+        assert len({(move.group, move.right) for move in moves}) == len(moves), (
+            "a tablet has one move at a time"
+        )
         fails, waits = _failures(cluster, plan, asked)
         begins = BeginMoves(cluster.epoch, moves) if moves and not cluster.service.frozen else None
         frozen = (f"the metadata is frozen: {cluster.service.frozen}",) if cluster.service.frozen else ()
@@ -197,6 +200,7 @@ def hosts_of(cluster: ClusterMetadata, dead: Collection[NodeId]) -> tuple[Host, 
                 is_excluded=has_left or node.id in cluster.excluded_by_node,
             )
         )
+    assert len({host.node for host in found}) == len(found), "a node is one host"
     return tuple(found)
 
 
@@ -214,6 +218,7 @@ def running_moves(cluster: ClusterMetadata, statistics: LoadStatistics) -> dict[
         source, target = one.lost[0], one.gained[0]
         shards = cluster.tablets.by_group[one.group].map(cluster.placements).ending(one.range.right)
         shard_of = dict(shards.replicas) if shards is not None else {}
+        assert source != target, "a move is to another node"
         is_lost = source in gone or emptied.get(source) is Drain.REMOVE
         to_shard = one.position.target[1] if one.position.target is not None else 0
         move = Move(

@@ -60,6 +60,7 @@ def drains(cluster: ClusterMetadata) -> dict[NodeId, Drain]:
     for request in cluster.requests.live:
         node = drained_by(request)
         ring = kind_of(request).ring
+        assert node not in found, "a node is in one request"
         if node and ring is not None:
             found[node] = Drain.REMOVE if ring.of_dead else Drain.LEAVE
     return found
@@ -70,6 +71,7 @@ def left_holders(cluster: ClusterMetadata) -> tuple[NodeId, ...]:
     rings = cluster.placements.by_id
     holders = {node for group in cluster.tablets.by_group for node in held_by_node(rings[group])}
     by_id = cluster.directory.by_id
+    assert holders <= by_id.keys(), "who holds tablets is known"
     return tuple(sorted(node for node in holders if by_id[node].state is NodeState.LEFT))
 
 

@@ -70,6 +70,7 @@ class BeginMoves(msgspec.Struct, frozen=True, array_like=True):
                 raise Rejected(f"{_where(cluster, move)} moves once at a time")
             begun[one.key] = one
             by_course.setdefault(move.kind, []).append(one)
+        assert len(begun) == len(self.moves), "all moves of an entry begin"
         for name, transitions in by_course.items():
             for one in differently_shaped(cluster, transitions):
                 refuse_unsafe(cluster, courses.COURSES[name].stages, one)
@@ -216,6 +217,7 @@ def _first(cluster: ClusterMetadata, move: TabletMove, tablet: Tablet, epoch: in
     assert group.reads == group.writes, "what is not on its way is read where it is written"
     first = course.stages[0].stage
     new = _replaced(group.reads, move)
+    assert (new == group.reads) is (course is INTRANODE), "another node gets it, but for another shard of one"
     position = Position(course.name, first, epoch, target=move.target)
     one = Transition(move.group, tablet.range, group.reads, new, ring.replication, position=position)
     return entered(one, first, epoch)
@@ -223,7 +225,9 @@ def _first(cluster: ClusterMetadata, move: TabletMove, tablet: Tablet, epoch: in
 
 def _replaced(nodes: Sequence[Any], move: TabletMove) -> tuple[Any, ...]:
     assert move.source[0] in nodes, "who gives a tablet up has it"
-    return tuple(move.target[0] if node == move.source[0] else node for node in nodes)
+    new = tuple(move.target[0] if node == move.source[0] else node for node in nodes)
+    assert len(set(new)) == len(nodes), "a node has a tablet once"
+    return new
 
 
 KINDS: Final[Mapping[int, type[Any]]] = {EntryKind.BEGIN_MOVES: BeginMoves}

@@ -122,7 +122,8 @@ def _numbers(figures: Figures) -> tuple[dict[str, Any], ...]:
         {name: row["modules"] for name, row in folders.items()},
         {name: row["lines"] for name, row in folders.items()},
         {f"{room}: per function": row["per function"] for room, row in figures["asserts"].items()}
-        | {f"{room}: with validate": row["with validate"] for room, row in figures["asserts"].items()},
+        | {f"{room}: with validate": row["with validate"] for room, row in figures["asserts"].items()}
+        | {f"{room}: per larger": row["per larger"] for room, row in figures["asserts"].items()},
         {name: row["by anybody"] for name, row in figures.get("validates", {}).items()},
         {
             f"{walk}: {name}": value
@@ -153,6 +154,7 @@ def _summary(figures: Figures) -> dict[str, Any]:
         "cached properties": figures["cached properties"],
         "asserts per function in pure rooms": figures["asserts"]["all pure rooms"]["per function"],
         "the same with validate()": figures["asserts"]["all pure rooms"]["with validate"],
+        "the same per function that builds or changes": figures["asserts"]["all pure rooms"]["per larger"],
     }
     if "validates" in figures:
         found = figures["validates"].values()
