@@ -42,6 +42,8 @@ class Drill(msgspec.Struct, frozen=True):
     #: How many nodes the cluster begins with, and copies of all data that are there before.
     founders: int = 4
     factor: int = 3
+    #: What else its body says: fields of the kind's own, with values.
+    says: tuple[tuple[str, Any], ...] = ()
 
 
 class Ring(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.log.registry import Registry, Transformation
 from lockstep.metadata.log.tip import Appended, Refused, Tip
+from lockstep.metadata.operations import Body
 from lockstep.metadata.transformations import Founder, Initialize, Register
 from lockstep.schema.changes import CreateKeyspace
 from lockstep.schema.model import Replication
@@ -81,6 +82,17 @@ class Setting(msgspec.Struct, frozen=True):
             return Replication("SimpleStrategy", (("", self.factor),))
         factors = tuple((f"dc{dc}", self.factor) for dc in range(1, self.dcs + 1))
         return Replication("NetworkTopologyStrategy", factors)
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What is asked for; `tokens` that its node is to own, where the body does not say them."""
+
+    body: Body
+    tokens: tuple[int, ...] | None = None
+
+    def told(self) -> tuple[int, ...]:
+        """The tokens that the model is told."""
+        return self.body.about.tokens if self.tokens is None else self.tokens
 
 
 class Drill:
@@ -172,9 +184,10 @@ class Drill:
         self._wants_factors = self._wants_factors or self.draw.randrange(self._factors_one_in()) == 0
         if self._wants_factors:
             return not self.model.running and self._begin_change()
-        body = self._wanted()
-        if body is None:
+        wish = self._wanted()
+        if wish is None:
             return False
+        body = PrepareOperation(wish.body)
         refusal = self._submit(body)
         alone = not self.model.running
         if refusal:
@@ -186,8 +199,8 @@ class Drill:
         self._begun += 1
         operation_id = before.next_operation_id
         self._cancelled[operation_id] = self.draw.randrange(_CANCEL_ONE_IN) == 0
-        about = body.body.about
-        self.model.begin(operation_id, about.kind, about.node, about.tokens, about.replaced)
+        about = wish.body.about
+        self.model.begin(operation_id, about.kind, about.node, wish.told(), about.replaced)
         self._compare(before)
         return True
 
@@ -233,7 +246,7 @@ class Drill:
             return self.model.leaves_enough(about.node)
         return True
 
-    def _wanted(self) -> PrepareOperation | None:
+    def _wanted(self) -> Wish | None:
         idle = [n.id for n in self.now.directory.in_state(NodeState.NORMAL) if not self._busy(n.id)]
         movable = [node for node in idle if node not in self.now.service.members]
         size = len(self.now.directory.owners)
@@ -241,21 +254,21 @@ class Drill:
         growing = _JOINS_GROWING if self.nodes_reached < self.setting.nodes_max else _JOINS_GROWN
         if not idle or (size < self.setting.nodes_max and draw < growing):
             node = self._newcomer()
-            return PrepareOperation(Bootstrap(node, self._tokens())) if node else None
+            return Wish(Bootstrap(node, self._tokens())) if node else None
         if not movable:
             return None
         chosen = movable[self.draw.randrange(len(movable))]
         draw = self.draw.randrange(100)
         if draw < 20:
-            return PrepareOperation(Decommission(chosen))
+            return Wish(Decommission(chosen))
         if draw < 45:
-            return PrepareOperation(Remove(chosen))
+            return Wish(Remove(chosen))
         if draw < 70:
             node = self._newcomer(chosen)
-            return PrepareOperation(Replace(node, chosen)) if node else None
+            return Wish(Replace(node, chosen)) if node else None
         if draw < 93:
-            return PrepareOperation(Move(chosen, self._tokens()))
-        return PrepareOperation(Rebuild(chosen))
+            return Wish(Move(chosen, self._tokens()))
+        return Wish(Rebuild(chosen))
 
     def _busy(self, node: NodeId) -> bool:
         return any(node in (running.node, running.replaced) for running in self.model.running.values())

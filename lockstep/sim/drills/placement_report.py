@@ -7,6 +7,7 @@ planted flaw that goes unseen.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -22,16 +23,7 @@ from lockstep.sim.drills.placement_drill import Drill, Setting
 from lockstep.sim.drills.placement_model import Circle, Model
 from lockstep.sim.plant import replaced
 from lockstep.topology import planning, replication_change
-from lockstep.topology.kinds import (
-    bootstrap,
-    decommission,
-    move,
-    rebuild,
-    remove,
-    replace,
-    replication,
-    ring,
-)
+from lockstep.topology.kinds import ring
 from lockstep.topology.kinds.registry import KINDS
 from lockstep.topology.stages import RANGE_MOVEMENT, Side, StageRow
 from lockstep.values.errors import ConfigurationError
@@ -58,10 +50,16 @@ def _rows_changed(stage: Stage, **change: Any) -> tuple[tuple[Any, str, Any], ..
     def changed(rows: tuple[StageRow, ...]) -> tuple[StageRow, ...]:
         return tuple(msgspec.structs.replace(r, **change) if r.stage is stage else r for r in rows)
 
-    modules: tuple[Any, ...] = (bootstrap, decommission, move, rebuild, remove, replace, replication)
-    kinds = ((one, msgspec.structs.replace(one.KIND, stages=changed(one.KIND.stages))) for one in modules)
     return (
-        *((module, "KIND", kind) for module, kind in kinds),
+        *(
+            # Bodies look their kind up where it is defined.
+            (
+                sys.modules[kind.body.__module__],
+                "KIND",
+                msgspec.structs.replace(kind, stages=changed(kind.stages)),
+            )
+            for kind in KINDS
+        ),
         (replication_change, "RANGE_MOVEMENT", changed(RANGE_MOVEMENT)),
     )
 

@@ -410,7 +410,8 @@ class CellOperator(Operators):
         copies = 5 if self._drill.factor == 3 else 3
         target = msgspec.structs.replace(present, factors=tuple((dc, copies) for dc, _ in present.factors))
         known = {"node": self._subject, "tokens": self._tokens, "keyspace": KEYSPACE, "target": target}
-        body = self._kind.body(**{field: known[field] for field in self._fields if field in known})
+        said = {field: known[field] for field in self._fields if field in known}
+        body = self._kind.body(**said, **dict(self._drill.says))
         if "target" not in self._fields or target != present:
             await self._request(runtime, body)
 
