@@ -22,7 +22,8 @@ from lockstep.quorum.failure_codes import (
     UNKNOWN_TABLE,
     Refusals,
 )
-from lockstep.replica.ballots import BallotService, command_for, mutation_between, state_in
+from lockstep.replica.ballot_states import command_for, mutation_between, state_in
+from lockstep.replica.ballots import BallotService
 from lockstep.replica.messages import (
     CommitReply,
     CommitRequest,
@@ -62,6 +63,8 @@ class Engine:
         self.applied: list[Mutation] = []
         self.durable: list[int] = []
         self.on_sync: Callable[[], None] = lambda: None
+        self.rewrites = 0
+        self.facts: dict[bytes, bytes] = {}
 
     def apply(self, mutation: Mutation) -> int:
         self.applied.append(mutation)
@@ -76,7 +79,21 @@ class Engine:
     async def read(self, command: ReadCommand) -> ReadResult:
         return self.peek(command)
 
-    def peek(self, command: ReadCommand) -> ReadResult:
+    def read_now(self, command: ReadCommand) -> ReadResult | None:
+        return self.peek(command)
+
+    def unsynced(self, command: ReadCommand) -> int:
+        last = len(self.applied)
+        return 0 if last in (0, *self.durable) else last
+
+    def local_fact(self, name: bytes) -> bytes | None:
+        return self.facts.get(name)
+
+    def keep_local_fact(self, name: bytes, value: bytes) -> int:
+        self.facts[name] = value
+        return len(self.applied)
+
+    def peek(self, command: ReadCommand, *, asks: bool = True) -> ReadResult:
         parts = self.tables.get(command.table_id, [])
         return ReadResult((merge_partitions(parts),) if parts else ())
 
@@ -146,9 +163,7 @@ class Voter:
 
 def test_what_is_kept_is_what_changed_and_is_read_as_it_was() -> None:
     def kept(before: Acceptor, after: Acceptor) -> Mutation:
-        return mutation_between(
-            before, after, table_id=TABLE_ID, token=1, key=b"k", mutation_id=b"id", now_s=100
-        )
+        return mutation_between(before, after, Place(TABLE_ID, 1, b"k"), mutation_id=b"id", now_s=100)
 
     whole = Acceptor(ballot(30), proposal(20, b"v"), proposal(10))
     mutation = kept(Acceptor(), whole)

@@ -11,8 +11,7 @@ from lockstep.internode import serving, verbs
 from lockstep.internode.connection import WRITE_BYTES_COALESCED, Connection
 from lockstep.internode.frames import REPLY, SHARED, Envelope, encode_frame
 from lockstep.internode.handshake import PeerInfo
-from lockstep.internode.link_faults import LinkFaults
-from lockstep.internode.own_side import ExcludedNodes, OwnSide, conflict
+from lockstep.internode.own_side import ExcludedNodes, LinkFaults, OwnSide, conflict
 from lockstep.internode.peer import Peer
 from lockstep.internode.serving import Respond
 from lockstep.values.codec import encode

@@ -27,7 +27,7 @@ from lockstep.handoff.batches import Batches
 from lockstep.handoff.hint_delivery import HandedOver, HintDelivery, Taken
 from lockstep.handoff.hints import FULL, FULL_FOR_NODE, OUTLIVED, HintPolicy, Hints
 from lockstep.handoff.view_log import ViewLog
-from lockstep.internode.link_faults import LinkFaults
+from lockstep.internode.own_side import LinkFaults
 from lockstep.internode.peer import Peer
 from lockstep.internode.repeated_log import RepeatedLog
 from lockstep.internode.verbs import decode_error, encode_error
