@@ -122,7 +122,7 @@ def decide(
             else:
                 revoked.append(Decided(group, Resize(ResizeKind.NONE, known.sequence + 1), reason))
             continue
-        found = _whole(table, wish, wishes[group].rule) or _alone(table, settings)
+        found = _whole(table, wish, wishes[group].rule) or _alone(table, settings, floor)
         if found is not None:
             made.append((-(table.counted.average_bytes or 0.0), found))
     assert standing + len(revoked) + len(made) <= len(tables), "a table has one decision"
@@ -171,7 +171,8 @@ def _against(table: ResizedTable, wish: int, floor: int, settings: CountSettings
         return None
     if (current + 1) // 2 < floor:
         return f"{floor} tablets are asked for"
-    if average is not None and average > target:
+    # A maximum that somebody gave is kept to, however large the tablets are.
+    if average is not None and average > target and (current + 1) // 2 < wish:
         return "the average tablet is above the target again"
     return None
 
@@ -179,8 +180,9 @@ def _against(table: ResizedTable, wish: int, floor: int, settings: CountSettings
 # One tablet, one pair
 
 
-def _alone(table: ResizedTable, settings: CountSettings) -> Decided | None:
-    """Tablets that are huge or hot are split alone, else pairs that are small and cold are merged."""
+def _alone(table: ResizedTable, settings: CountSettings, floor: int) -> Decided | None:
+    """Tablets that are huge or hot are split alone, else pairs that are small and cold are merged, while
+    `floor` are left: fewer would all be split again."""
     if table.counted.average_bytes is None or not table.loads:
         return None
     target = settings.target_bytes / table.counted.members
@@ -196,7 +198,7 @@ def _alone(table: ResizedTable, settings: CountSettings) -> Decided | None:
         reason = f"{len(rights)} of {len(tablets)} tablets have {ALONE_HUGE} times the bytes or requests"
         return Decided(group, Resize(ResizeKind.SPLIT, sequence, rights), reason)
     pairs = _cold_pairs(table, tablets, target, mean)
-    if pairs and table.map.count - len(pairs) >= max([1, *[h.min_tablet_count for h in table.counted.hints]]):
+    if pairs and table.map.count - len(pairs) >= floor:
         reason = f"{len(pairs)} pairs of narrow tablets are small and cold"
         return Decided(group, Resize(ResizeKind.MERGE, sequence, tuple(pairs)), reason)
     return None

@@ -122,6 +122,19 @@ def test_sizes_that_stay_come_to_rest(count: int, average_gb: float, sequence: i
     assert total / count <= 20
 
 
+@pytest.mark.parametrize("average_gb", [0.01, 3.0, 6.0, 20.0, None])
+@pytest.mark.parametrize("count", [1, 5, 8, 16])
+@pytest.mark.parametrize(
+    "hints", [TabletHints(max_tablet_count=2), TabletHints(min_tablet_count=16), TabletHints()]
+)
+def test_what_is_decided_is_not_taken_back_for_what_it_was_decided_for(
+    average_gb: float | None, count: int, hints: TabletHints
+) -> None:
+    found = decided(table(count, average_gb, NO_RESIZE, hints))
+    if found is not None:
+        assert decided(table(count, average_gb, found.resize, hints)) is None
+
+
 def test_what_is_asked_for_decides_without_statistics() -> None:
     more = decided(table(4, None, hints=TabletHints(16)))
     assert more is not None and more.resize.kind is ResizeKind.SPLIT and "min_tablet_count" in more.reason
