@@ -36,6 +36,7 @@ from lockstep.node.work.backup_taking import BackupTaking
 from lockstep.node.work.condition_watches import watch_disk
 from lockstep.node.work.lacking import InheritedRanges
 from lockstep.node.work.table_damage import Scrub, TableDamage
+from lockstep.node.work.unowned_tablets import UnownedTablets
 from lockstep.node.work.view_builds import IndexUpkeep, ViewBuilds
 from lockstep.quorum.plans import PlanBook
 from lockstep.replica.ballots import BallotService
@@ -82,6 +83,7 @@ class NodeData(msgspec.Struct, frozen=True, eq=False):
     repair_participant: RepairParticipant
     index_upkeep: IndexUpkeep
     inherited: InheritedRanges
+    unowned: UnownedTablets
     table_damage: TableDamage
     scrub: Scrub
     decommission_handoff: DecommissionHandoff
@@ -212,6 +214,7 @@ def wire_data(log: NodeLog, store: Store, engine: StorageEngine) -> NodeData:
         repair_participant=participant,
         index_upkeep=IndexUpkeep(state, engine),
         inherited=InheritedRanges(context, state, engine),
+        unowned=UnownedTablets(context, state, engine),
         table_damage=table_damage,
         scrub=Scrub(context, store),
         decommission_handoff=DecommissionHandoff(context, batch_store, hints, delivery, log.submitter),
