@@ -24,6 +24,7 @@ from lockstep.node.configuration import (
     PurgeSection,
     RaftSection,
     StreamingSection,
+    TabletsSection,
     TestingSection,
     TimeoutsSection,
 )
@@ -365,6 +366,7 @@ class SimCluster:
             streaming=StreamingSection(throughput_bytes_s=64 * 1024, file_bytes=512),
             purge=PurgeSection(interval_ms=1000),
             hints=HintsSection(hinted_handoff_enabled=shape.hints),
+            tablets=TabletsSection(load_refresh_ms=1000),
             testing=TestingSection(faults=True),
         )
 

@@ -25,6 +25,7 @@ from lockstep.runtime.ports import Runtime
 from lockstep.sim.checkers.log import check_refusals, check_submissions, unsettled_voters
 from lockstep.sim.checkers.machines import self_checking
 from lockstep.sim.checkers.registers import check_registers
+from lockstep.sim.checkers.resizes import ResizeWatch
 from lockstep.sim.checkers.telling import Telling, watch_progress
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.cluster import Shape, SimCluster, draw_shape
@@ -51,6 +52,7 @@ from lockstep.sim.load.operators import BusyOperators, Operators
 from lockstep.sim.load.overload_workload import OverloadWorkload
 from lockstep.sim.load.side_load import Side
 from lockstep.sim.load.side_workloads import BatchWorkload, CounterWorkload, TimestampWorkload
+from lockstep.sim.load.tablet_operators import TabletOperators
 from lockstep.sim.load.workload import Client, Load, Workload, draw_load
 from lockstep.sim.plant import replaced
 from lockstep.sim.runtime.streams import Stream
@@ -122,6 +124,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     tablets: int = 0
     #: Mean pause between two steps of the keyspace from the ring to tablets, or back; 0 is none.
     migrates_s: float = 0.0
+    #: Mean pause between two changes of how many tablets are asked for; 0 is none.
+    resize_s: float = 0.0
     #: How many clients; 0 leaves it to the seed.
     clients: int = 0
     #: How many requests a client sends at once, one of these.
@@ -316,6 +320,11 @@ class Run:
             self.operators.at_end.append(changes.end)
         if scenario.migrates_s:
             self.operators.when_ready.append(MigrationOperators(self.operators, scenario.migrates_s).start)
+        if scenario.resize_s:
+            resizes = TabletOperators(self.operators, scenario.resize_s, tables)
+            self.operators.when_ready.append(resizes.start)
+            self.operators.at_end.append(resizes.end)
+            self.watch.appliers.append(ResizeWatch(self.watch.seen_by_id, self.cluster.fact).applied)
         if scenario.repair_s:
             repairs = RepairOperators(self.operators, scenario.repair_s, partial=scenario.partial_repairs)
             self.operators.when_ready.append(repairs.start)

@@ -27,12 +27,18 @@ SCENARIOS: dict[str, Scenario] = {
         Scenario(
             name="tablets",
             chaos_s=15.0,
-            founders=(3, 3, 4),
+            founders=(3, 4, 4),
             tablets=8,
             replication_s=3.0,
             faults=tuple(ALL_KINDS),
             clients=3,
-            sometimes=(*_OPERATIONS[:2], *_TABLETS, "leader changed", "write.replanned"),
+            resize_s=1.0,
+            sometimes=(
+                *_OPERATIONS[:2],
+                *_TABLETS,
+                *("leader changed", "write.replanned"),
+                *("split finalised", "merge finalised", "split revoked", "merge revoked"),
+            ),
         ),
         Scenario(
             name="to_tablets",

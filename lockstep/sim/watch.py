@@ -168,7 +168,7 @@ class Watch:
         check_entry(before, self._entry(after.epoch, label))
         self._service(before, after)
         self.management.first_applied(before, after)
-        check_stale(self.log.values, self._seen_by_id(after))
+        check_stale(self.log.values, self.seen_by_id(after))
         for told in self.appliers:
             told(before, after)
         self.keeping.left.applied(before, after)
@@ -236,7 +236,8 @@ class Watch:
             return None
         return node.log.driver.raft
 
-    def _seen_by_id(self, after: ClusterMetadata) -> dict[NodeId, int]:
+    def seen_by_id(self, after: ClusterMetadata) -> dict[NodeId, int]:
+        """What each node has durably applied."""
         seen = {}
         for node in after.directory.nodes:
             name = self.cluster.name_of(node.id)

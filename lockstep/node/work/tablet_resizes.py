@@ -35,7 +35,7 @@ SUBMIT_TIMEOUT_MS: Final = 10_000
 #: One round of questions: a node that has not caught up, and made durable what it took, within this time is
 #: asked again.
 ASK_TIMEOUT_MS: Final = 2_000
-#: Pause between two rounds of questions for the same thing.
+#: Pause before the same is asked again: what a node lacks, or is still at, takes longer than an answer.
 ASK_PAUSE_S: Final = 0.2
 
 
@@ -120,6 +120,7 @@ class ResizeDriver:
         #: Nodes that did not answer the last question: asked again often, said once.
         self._unreached: dict[NodeId, str] = {}
         self._asking: asyncio.Task[None] | None = None
+        self._asked: Question | None = None
         self.forget()
 
     def forget(self) -> None:
@@ -160,10 +161,12 @@ class ResizeDriver:
         return True
 
     async def _ask(self, cluster: ClusterMetadata, question: Question) -> None:
+        if question == self._asked:
+            await asyncio.sleep(ASK_PAUSE_S)
+        self._asked = question
         async with asyncio.TaskGroup() as group:
             for node in question.nodes:
                 group.create_task(self._ask_one(cluster, node, AskReady(question.epoch, question.groups)))
-        await asyncio.sleep(ASK_PAUSE_S)
         self._wake()
 
     async def _ask_one(self, cluster: ClusterMetadata, node: NodeId, question: AskReady) -> None:

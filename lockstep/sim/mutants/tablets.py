@@ -5,14 +5,21 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.tablets import ResizePhase, Resizing
 from lockstep.metadata.transitions import Lone
+from lockstep.node.work.unowned_tablets import UnownedTablets
+from lockstep.placement.tablets.map import TabletMap
 from lockstep.sim.plant import Planted, replaced
 from lockstep.topology import step as step_module
 from lockstep.topology.stages import DELETING, STREAMING
-from lockstep.topology.tablets import recount
+from lockstep.topology.tablets import recount, resizes, resizing
+from lockstep.topology.tablets.resizing import Heard, Resizer, Said
 
 _Context = contextlib.AbstractContextManager[None]
 _work_orders = step_module._work_orders
+_look = Resizer.look
+_behind = resizing._behind
 
 
 def _without(kinds: Any) -> _Context:
@@ -49,6 +56,69 @@ def _changed_while_it_moves() -> _Context:
     return replaced((recount, "refuse_moving", lambda cluster, keyspace: None))
 
 
+def _all_ready(cluster: ClusterMetadata) -> Said:
+    """What a node says that is ready for everything."""
+    ready = {
+        group.id: (
+            group.head.resizing.resize.sequence,
+            frozenset(placed.range.right for placed in cluster.placements.ring(group.id).ranges),
+        )
+        for group in cluster.tablets.groups
+    }
+    return Said(cluster.epoch, ready)
+
+
+def _one_unready() -> _Context:
+    """One replica is not asked whether it is ready."""
+
+    def look(self: Resizer, cluster: ClusterMetadata, asked: Any, heard: Heard) -> Any:
+        last = max(cluster.directory.present_ids)
+        return _look(self, cluster, asked, Heard({**heard.said, last: _all_ready(cluster)}, heard.dead))
+
+    return replaced((Resizer, "look", look))
+
+
+def _older_readiness() -> _Context:
+    """Who was ready for a decision is for the next one."""
+
+    def look(self: Resizer, cluster: ClusterMetadata, asked: Any, heard: Heard) -> Any:
+        said = dict.fromkeys(heard.said, _all_ready(cluster))
+        return _look(self, cluster, asked, Heard(said, heard.dead))
+
+    return replaced((Resizer, "look", look))
+
+
+def _unlike_merged() -> _Context:
+    """A pair becomes one tablet with the replicas of the second, wherever the first one was."""
+    return replaced((TabletMap, "merge_refusal", lambda self, right: None))
+
+
+def _map_changes_during_moves() -> _Context:
+    """Tablets are cut and joined while some are on their way, and nothing keeps moves from beginning."""
+
+    def still(cluster: ClusterMetadata, group: int) -> int:
+        return 0
+
+    holds = property(lambda self: False)
+    return replaced((resizes, "moving", still), (resizing, "moving", still), (Resizing, "holds_still", holds))
+
+
+def _no_second_barrier() -> _Context:
+    """A new map counts as everywhere at once."""
+
+    def behind(cluster: ClusterMetadata, group: Any, map_: Any, heard: Any, epoch: int) -> Any:
+        if group.head.resizing.phase is ResizePhase.SETTLING:
+            return None
+        return _behind(cluster, group, map_, heard, epoch)
+
+    return replaced((resizing, "_behind", behind))
+
+
+def _unowned_kept() -> _Context:
+    """Who is taken back keeps what it gave up while nobody waited for it."""
+    return replaced((UnownedTablets, "_drop", lambda self, cluster: None))
+
+
 TABLETS = (
     Planted("tablet_not_filled", "a tablet is read where it was not copied to", "tablets", _not_filled),
     Planted("tablet_not_emptied", "nodes keep tablets that they gave up", "tablets", _not_emptied),
@@ -56,4 +126,10 @@ TABLETS = (
     Planted(
         "tablet_changed_on_its_way", "a factor changes as tablets move", "tablets", _changed_while_it_moves
     ),
+    Planted("tablet_unowned_kept", "nodes keep tablets that they gave up", "tablets", _unowned_kept),
+    Planted("resize_one_unready", "a map changes under a replica", "tablets", _one_unready),
+    Planted("resize_older_readiness", "a map changes under replicas", "tablets", _older_readiness),
+    Planted("resize_unlike", "half of a merged tablet is read where it is not", "tablets", _unlike_merged),
+    Planted("resize_during_moves", "what moves is no tablet any more", "tablets", _map_changes_during_moves),
+    Planted("resize_unsettled", "nodes have more than two maps", "tablets", _no_second_barrier),
 )

@@ -1,0 +1,63 @@
+"""Operators who ask for more tablets of tables, or for fewer, before what they asked for last is done.
+
+Invariant: they only change what is said of tables; the balancer decides, and ends what it has begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from lockstep.metadata.log.registry import EntryKind
+from lockstep.metadata.schema_change import ChangeSchema
+from lockstep.metadata.tablets import ResizePhase
+from lockstep.runtime.ports import Runtime
+from lockstep.schema.changes import AlterOptions
+from lockstep.sim.door import KEYSPACE
+from lockstep.sim.load.operators import Operators
+from lockstep.sim.runtime.streams import Stream
+
+#: What is said of a table, one of these: more than it began with, fewer, an odd end of each, nothing.
+_HINTS: Final = (
+    (("min_tablet_count", "16"),),
+    (("min_tablet_count", "32"),),
+    (("max_tablet_count", "4"),),
+    (("max_tablet_count", "2"),),
+    (),
+)
+_ENDS_MAX: Final = 400
+_AGAIN_S: Final = 0.25
+
+
+class TabletOperators:
+    """`pause_s`: mean pause between two changes."""
+
+    def __init__(self, operators: Operators, pause_s: float, tables: list[str]) -> None:
+        self._operators = operators
+        self._cluster = operators.cluster
+        self._pause_s = pause_s
+        self._tables = tables
+        self._draw: Stream = operators.cluster.world.stream("tablet operators")
+
+    def start(self, runtime: Runtime) -> None:
+        runtime.tasks.spawn(self._run(runtime), "tablet operators")
+
+    async def end(self, runtime: Runtime) -> None:
+        """Until nothing is decided that is not done: moves and resizes come to an end by themselves."""
+        for _ in range(_ENDS_MAX):
+            heads = [group.head for group in self._cluster.newest.tablets.groups]
+            if all(head.resizing.phase is ResizePhase.NONE for head in heads):
+                return
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _run(self, runtime: Runtime) -> None:
+        while not self._operators.idle:
+            await asyncio.sleep(self._draw.expovariate(1 / self._pause_s))
+            if self._operators.stopped:
+                continue
+            schema = self._cluster.newest.schema
+            there = [name for name in self._tables if schema.table(KEYSPACE, name) is not None]
+            if there:
+                name, hints = self._draw.choice(there), self._draw.choice(_HINTS)
+                change = ChangeSchema(AlterOptions(KEYSPACE, name, (("tablets", hints),)))
+                await self._operators.submit(runtime, EntryKind.SCHEMA_CHANGE, change)
