@@ -10,6 +10,7 @@ from lockstep.sim.faults.kinds import ALL_KINDS, DC_FAULTS, FAULTS, STAGE_FAULTS
 from lockstep.sim.faults.lost_stores import FACTS as LOST_STORE_FACTS
 from lockstep.sim.load.conditional_workload import LACKED
 from lockstep.sim.scenario import Scenario
+from lockstep.sim.tablet_scenarios import TABLET_SCENARIOS
 from lockstep.values.ids import Consistency
 
 _OPERATIONS = ("join completed", "decommission completed", "operation cancelled", "table created")
@@ -18,37 +19,12 @@ _VOTERS = ("voters changed", "voters cancelled", "voter substituted", "voter ask
 _UNDISTURBED = ("join completed", "decommission completed", "table created")
 _RETRIED = ("same epoch again", "same epoch after a snapshot", "unknown no more", "id expired")
 _RETRIES = tuple(f"retry: {how}" for how in _RETRIED)
-_TABLETS = ("tablets.begin", "tablets.raised", "tablets.lowered")
 _STALE = ("replica.refused.stale", "write.replanned")
 
 SCENARIOS: dict[str, Scenario] = {
     scenario.name: scenario
     for scenario in (
-        Scenario(
-            name="tablets",
-            chaos_s=15.0,
-            founders=(3, 4, 4),
-            tablets=8,
-            replication_s=3.0,
-            faults=tuple(ALL_KINDS),
-            clients=3,
-            resize_s=1.0,
-            sometimes=(
-                *_OPERATIONS[:2],
-                *_TABLETS,
-                *("leader changed", "write.replanned"),
-                *("split finalised", "merge finalised", "split revoked", "merge revoked"),
-            ),
-        ),
-        Scenario(
-            name="to_tablets",
-            chaos_s=12.0,
-            founders=(3, 3, 4),
-            replication_s=5.0,
-            migrates_s=1.0,
-            faults=("kill", "power", "pause", "partition", "latency", "crash_at_probe", "loss"),
-            sometimes=("tablets.started", "tablets.taken_back", "tablets.begin", "join completed", *_STALE),
-        ),
+        *TABLET_SCENARIOS,
         Scenario(
             name="swarm",
             chaos_s=15.0,

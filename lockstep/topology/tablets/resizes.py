@@ -136,6 +136,7 @@ def _name(group: TabletGroup) -> str:
 
 
 def _with(group: TabletGroup, resizing: Resizing) -> TabletGroup:
+    assert resizing.epoch > group.head.resizing.epoch, "phases follow each other"
     head = msgspec.structs.replace(group.head, resizing=resizing)
     return TabletGroup(head, group.shards)
 

@@ -152,6 +152,7 @@ class Resizer:
         ]
         self._decided = tuple([ResizeChange(one.group, one.resize) for one in made])
         self._reasons = tuple([f"{_text(groups[one.group], one.resize)}: {one.reason}" for one in made])
+        assert len(self._decided) == len(self._reasons), "a decision has its reason"
         return self._decided
 
 
@@ -210,6 +211,7 @@ def _next(
     step = AdvanceResize(group.id, resizing.epoch)
     if resizing.phase is ResizePhase.SETTLING:
         return _behind(cluster, group, map_, heard, resizing.epoch) or step
+    assert resizing.resize.kind is not ResizeKind.NONE, "before its end something is cut or joined"
     apart = unlike(map_, resizing.resize)
     broken = unsound(cluster, map_)
     if resizing.phase is ResizePhase.CLOSING and (broken or apart) and not moving(cluster, group.id):

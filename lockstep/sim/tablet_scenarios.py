@@ -1,0 +1,40 @@
+"""The scenarios of keyspaces whose tables spread by tablets, or come to do so."""
+
+from __future__ import annotations
+
+from lockstep.sim.faults.kinds import ALL_KINDS
+from lockstep.sim.scenario import Scenario
+
+TABLET_SCENARIOS = (
+    Scenario(
+        name="tablets",
+        chaos_s=15.0,
+        founders=(3, 4, 4),
+        tablets=8,
+        replication_s=3.0,
+        faults=tuple(ALL_KINDS),
+        clients=3,
+        resize_s=1.0,
+        sometimes=(
+            *("join completed", "decommission completed"),
+            *("tablets.begin", "tablets.raised", "tablets.lowered"),
+            *("leader changed", "write.replanned"),
+            *("split finalised", "merge finalised", "split revoked", "merge revoked"),
+        ),
+    ),
+    Scenario(
+        name="to_tablets",
+        chaos_s=12.0,
+        founders=(3, 3, 4),
+        replication_s=5.0,
+        migrates_s=1.0,
+        faults=("kill", "power", "pause", "partition", "latency", "crash_at_probe", "loss"),
+        sometimes=(
+            "tablets.started",
+            "tablets.taken_back",
+            "tablets.begin",
+            "join completed",
+            *("replica.refused.stale", "write.replanned"),
+        ),
+    ),
+)
