@@ -20,6 +20,7 @@ from lockstep.replica.messages import Place
 from lockstep.runtime.ports import Clock
 from lockstep.storage.rows.keys import ballots_of
 from lockstep.values.codec import decoder, encode
+from lockstep.values.errors import LockstepError
 from lockstep.values.limits import BALLOTS_KEPT_S
 from lockstep.values.node_limits import BALLOT_STATE_BYTES_MAX, BALLOT_STATES_MAX, BALLOTS_RESERVED_MS
 from lockstep.values.rows import ALL_ROWS, Cell, Mutation, ReadCommand, ReadResult, Row
@@ -159,12 +160,19 @@ class ReservedTimes:
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self._engine = engine
         self._clock = clock
-        kept = engine.local_fact(_RESERVED)
         #: An earlier run may have promised ballots up to this time without a trace.
-        self.lost_us = 0 if kept is None else int.from_bytes(kept, "big")
+        self.lost_us = self._reserved_before()
         #: The last time that was written, and the one that is durable.
         self._written_us = self.lost_us
         self._durable_us = 0
+
+    def _reserved_before(self) -> int:
+        try:
+            kept = self._engine.local_fact(_RESERVED)
+        except LockstepError:
+            # It lies in a damaged block, which tables have others for. Nothing was reserved further ahead.
+            return self._clock.wall_us() + BALLOTS_RESERVED_MS * 1000
+        return 0 if kept is None else int.from_bytes(kept, "big")
 
     def wait_s(self) -> float:
         """For how long no ballot of this node's clock can be taken. When that is longer than what is ever

@@ -6,6 +6,7 @@ from lockstep.consensus import paxos
 from lockstep.consensus.paxos import NO_BALLOT, Acceptor, Ballot, Proposal
 from lockstep.replica.ballot_states import BallotStates, ReservedTimes
 from lockstep.replica.messages import Place
+from lockstep.values.errors import CorruptFile
 from lockstep.values.node_limits import BALLOT_STATE_BYTES_MAX, BALLOT_STATES_MAX, BALLOTS_RESERVED_MS
 from lockstep.values.rows import Mutation, Partition, ReadCommand, ReadResult
 
@@ -138,6 +139,19 @@ def test_after_a_restart_nothing_is_taken_that_may_be_older_than_a_promise() -> 
     assert not again.wait_s()
     clock.now_us -= 2 * _RESERVED_US
     assert not again.wait_s(), "the clock was set back"
+
+
+def test_a_time_in_a_damaged_block_counts_as_reserved_as_far_ahead_as_any() -> None:
+    engine, clock = _Engine(), _Clock()
+
+    def damaged(name: bytes) -> bytes | None:
+        raise CorruptFile("store/000009.sst", 0, "block checksum mismatch")
+
+    engine.local_fact = damaged  # type: ignore[method-assign]
+    times = ReservedTimes(engine, clock)
+    assert times.lost_us == _NOW_US + _RESERVED_US and not times.covers(Ballot(_NOW_US, 1))
+    clock.now_us += _RESERVED_US
+    assert times.reserve()[0], "it is written anew"
 
 
 def test_a_node_that_promised_nothing_has_no_floor() -> None:

@@ -266,7 +266,7 @@ def test_what_was_applied_under_a_plan_that_changed_is_applied_again(monkeypatch
         changed=lambda plan: plan is plans[0],
         goes=went.append,
         did=lambda *_: None,
-        _leave_hints=lambda plan, *_: hinted.append(plan),
+        leave_hints=lambda plan, *_: hinted.append(plan),
     )
     asyncio.run(_Write.apply(write, proposal(5, b"v"), Consistency.QUORUM))
     assert hinted == [plans[1]] and len(went) == 2
@@ -396,7 +396,7 @@ def owing(ends: list[tuple[bool, int]], monkeypatch: pytest.MonkeyPatch, forgets
         _store=stand_in(records=lambda *_: [(key, b"")]),
         _runtime=stand_in(probes=stand_in(reach=lambda _: of._kept.pop(key) if forgets else None)),
         _hints=stand_in(store=stand_in(synced=sync)),
-        _writes=None,
+        _writes=stand_in(admit=lambda: None),
         _replay_after_ms=10,
         _owed=lambda batch: list(batch.mutations),
     )

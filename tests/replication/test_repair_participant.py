@@ -204,15 +204,6 @@ def test_nothing_is_answered_of_a_session_that_is_closed() -> None:
     run(test)
 
 
-def test_rows_that_were_read_are_counted() -> None:
-    async def test() -> None:
-        clinic = Clinic()
-        await clinic.participant.rows(AskRows("s", 4, read_range()))
-        assert clinic.participant.counts.rows_read == 4
-
-    run(test)
-
-
 def test_what_is_lacking_is_taken_durably_by_who_owns_it() -> None:
     async def test() -> None:
         clinic = Clinic()

@@ -71,7 +71,7 @@ def a_lost_range(node: Node, patch: pytest.MonkeyPatch) -> None:
     [
         (voters_that_wait, "VOTERS_STUCK", 10, "metadata group wait: node 3: it does not answer"),
         (a_broken_management_member, "MANAGEMENT_STOPPED", 10, "management group no more: entry 7"),
-        (a_lost_range, "RANGE_LOST", 11, "lost shop.item ("),
+        (a_lost_range, "RANGE_LOST", 11, "lost shop.item, of which no other replica exists"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )

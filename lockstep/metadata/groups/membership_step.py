@@ -107,7 +107,7 @@ def group_next_step(
 def _addition(missing: list[int], members: Members, caught_up: Collection[int]) -> Step:
     for member in missing:
         if member in members.learners and member in caught_up:
-            assert len(members.voters) < GROUP_VOTERS_MAX, "there is room for a voter"
+            assert len(members.voters) <= GROUP_VOTERS_MAX, "one more at most, while another is to go"
             learners = tuple(other for other in members.learners if other != member)
             return GroupConfigure(Members(tuple(sorted((*members.voters, member))), learners))
     for member in missing:

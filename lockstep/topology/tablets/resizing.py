@@ -35,6 +35,7 @@ from lockstep.placement.tablets.resize import (
 )
 from lockstep.placement.tablets.target import Cluster
 from lockstep.schema.model import Schema
+from lockstep.topology.tablets.recount import resting
 from lockstep.topology.tablets.resizes import (
     AdvanceResize,
     DecideResizes,
@@ -131,6 +132,7 @@ class Resizer:
             cluster.directory,
             tuple([group.head for group in cluster.tablets.groups]),
             cluster.tablets.is_balanced,
+            resting(cluster),
         )
         if self._basis is not None and basis.is_like(self._basis):
             return self._decided
@@ -144,11 +146,11 @@ class Resizer:
         for group in cluster.tablets.groups:
             if group.head.resizing.phase is ResizePhase.SETTLING:
                 self._resized_in[group.id] = asked.statistics.round
-        number, former = asked.statistics.round, self._resized_in
+        number, former, at_rest = asked.statistics.round, self._resized_in, resting(cluster)
         made = [
             one
             for one in decide(tables, racks, self._settings)
-            if _may(cluster, groups[one.group]) and former.get(one.group, -1) < number
+            if _may(cluster, groups[one.group], at_rest) and former.get(one.group, -1) < number
         ]
         self._decided = tuple([ResizeChange(one.group, one.resize) for one in made])
         self._reasons = tuple([f"{_text(groups[one.group], one.resize)}: {one.reason}" for one in made])
@@ -164,10 +166,16 @@ class _Basis(msgspec.Struct, frozen=True):
     directory: Directory
     heads: tuple[TabletGroupHead, ...]
     is_on: bool
+    at_rest: frozenset[str]
 
     def is_like(self, other: _Basis) -> bool:
         same = self.schema is other.schema and self.directory is other.directory
-        return same and (self.round, self.heads, self.is_on) == (other.round, other.heads, other.is_on)
+        return same and (self.round, self.heads, self.is_on, self.at_rest) == (
+            other.round,
+            other.heads,
+            other.is_on,
+            other.at_rest,
+        )
 
 
 def _text(group: TabletGroup, resize: Resize) -> str:
@@ -175,9 +183,9 @@ def _text(group: TabletGroup, resize: Resize) -> str:
     return f"{what} {resize.sequence} of {group.head.keyspace}.{group.head.table}"
 
 
-def _may(cluster: ClusterMetadata, group: TabletGroup) -> bool:
-    """Whether the balancer decides of a table now."""
-    is_on = cluster.tablets.is_balanced and group.head.is_balanced
+def _may(cluster: ClusterMetadata, group: TabletGroup, at_rest: Collection[str]) -> bool:
+    """Whether the balancer decides of a table now; not where a keyspace may go back to the ring."""
+    is_on = cluster.tablets.is_balanced and group.head.is_balanced and group.head.keyspace not in at_rest
     return is_on and group.head.resizing.phase is not ResizePhase.SETTLING
 
 
