@@ -9,7 +9,6 @@ them, the very bytes.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
@@ -64,7 +63,6 @@ from lockstep.storage.store import Store
 from lockstep.topology.kind import kind_of
 from lockstep.topology.kinds.bootstrap import Bootstrap
 from lockstep.topology.kinds.replication import Walk
-from lockstep.values.hash_tree import changed
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
 
@@ -345,10 +343,8 @@ class Watch:
 
     def unowned(self, metadata: ClusterMetadata) -> list[str]:
         """What nodes in service store of ranges that are not theirs, as sentences; TAB-1, where a group is of
-        tablets: both sides of one that moves by itself may store it, and who was shut out as it gave a tablet
-        up, or was not to get it after all, was not waited for: it deletes that before it may have it."""
+        tablets: both sides of one that moves by itself may store it."""
         found = []
-        kept = self._kept_while_out()
         for name in self.cluster.in_service():
             node, content = NodeId(self.cluster.node_id(name)), self._content(name)
             content.refresh()
@@ -359,24 +355,8 @@ class Watch:
                     moving = metadata.transitions.at(group, placed.range.right)
                     if moving is not None and moving.position is not None and node in moving.union:
                         continue
-                    if (group, placed.range.right, node) in kept:
-                        continue
                     if node not in placed.group.writes and (held := content.held(tables, placed.range)):
                         found.append(f"node {node} stores {held} partitions of {placed.range}")
-        return found
-
-    def _kept_while_out(self) -> set[tuple[int, int, NodeId]]:
-        """(group, last token, node) of those that were shut out when a transition of a tablet ended that they
-        had a part in."""
-        found: set[tuple[int, int, NodeId]] = set()
-        for before, after in itertools.pairwise(self.log.values):
-            if not before.excluded or before.transitions is after.transitions:
-                continue
-            for _, was, now in changed(before.transitions.tree, after.transitions.tree):
-                if was is None or now is not None or was.group not in before.tablets.by_group:
-                    continue
-                out = (node for node in was.union if node in before.excluded_by_node)
-                found.update((was.group, was.range.right, node) for node in out)
         return found
 
     def _inspect_pending(self, metadata: ClusterMetadata, operation: Operation) -> None:
