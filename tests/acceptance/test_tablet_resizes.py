@@ -19,7 +19,7 @@ from tests.acceptance.parts import PORTS, connect
 
 pytestmark = pytest.mark.slow
 
-FIRST = "127.0.119.1"
+FIRST = "127.0.124.1"
 FEW, MANY = 4, 16
 VALUE_BYTES = 1000
 TARGET_BYTES = 100 * VALUE_BYTES
@@ -97,7 +97,7 @@ def test_a_table_splits_and_merges_and_nothing_is_lost(tmp_path: Path) -> None:
     )
     with made as cluster:
         cluster.start()
-        driver = connect([f"127.0.119.{n}" for n in range(1, 4)])
+        driver = connect([f"127.0.124.{n}" for n in range(1, 4)])
         session = driver.connect()
         session.execute(
             "CREATE KEYSPACE h WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 3} "
