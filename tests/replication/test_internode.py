@@ -575,27 +575,6 @@ def test_stopping_ends_what_is_in_flight() -> None:
     run(test)
 
 
-def test_what_comes_from_who_is_blocked_is_not_served() -> None:
-    served: list[str] = []
-
-    async def serve(peer: PeerInfo, request: Ping) -> Pong:
-        served.append(request.text)
-        return Pong(request.text)
-
-    async def test() -> None:
-        one, two = pair(serve)
-        async with running(one, two):
-            await one.internode.request(two.address, verbs.PING, Ping("a"), 1000)
-            two.internode.faults.blocked_from = frozenset({one.address})
-            with pytest.raises(PeerTimeout):
-                await one.internode.request(two.address, verbs.PING, Ping("b"), 50)
-            two.internode.faults.blocked_from = frozenset()
-            await one.internode.request(two.address, verbs.PING, Ping("c"), 1000)
-            assert served == ["a", "c"]
-
-    run(test)
-
-
 def test_an_operator_cuts_each_direction_of_a_link_and_heals_it() -> None:
     """What comes from a node that is cut off is not heard, and it hears no answer."""
     heard: list[str] = []
@@ -633,8 +612,6 @@ def test_a_request_of_who_is_shut_out_and_one_that_nobody_serves_hear_why() -> N
             with pytest.raises(NodeExcluded):
                 await one.internode.request(two.address, verbs.READ, Ping("c"), 1000)
             assert [connection.serving for connection in two.internode.own.incoming] == [0]
-
-    run(test)
 
     run(test)
 
