@@ -12,7 +12,7 @@ import msgspec
 from lockstep.documents.tablets import TabletMigration
 from lockstep.metadata.tablet_migration import MigrateKeyspace, Step, apart
 from lockstep.node.services import NodeServices
-from lockstep.server.admin.operations import Operation, Parameter, get, later
+from lockstep.server.admin.operations import Operation, Parameter, get, later, read_body
 from lockstep.values.errors import ConfigurationError
 
 MIGRATE_PATH: Final = "/v1/tablets/migrate"
@@ -37,10 +37,7 @@ class MigrationRequests:
 
     async def migrate(self, body: Any) -> TabletMigration:
         """Take a step. ConfigurationError for a wrong wish, Rejected where it cannot be taken now."""
-        try:
-            wanted = msgspec.convert(body or {}, _Wanted)
-        except msgspec.ValidationError as error:
-            raise ConfigurationError(f"the body is no such wish: {error}") from error
+        wanted = read_body(body or {}, _Wanted, "the body is no such wish")
         await self._node.log.submit(MigrateKeyspace(wanted.keyspace, wanted.step))
         return self.shown(wanted.keyspace)
 
