@@ -10,9 +10,10 @@ from typing import Final
 
 from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.schema_change import ChangeSchema
-from lockstep.metadata.tablets import ResizePhase
+from lockstep.metadata.tablets import ResizePhase, TabletGroupHead
 from lockstep.runtime.ports import Runtime
 from lockstep.schema.changes import AlterOptions
+from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.door import KEYSPACE
 from lockstep.sim.load.operators import Operators
 from lockstep.sim.runtime.streams import Stream
@@ -43,12 +44,16 @@ class TabletOperators:
         runtime.tasks.spawn(self._run(runtime), "tablet operators")
 
     async def end(self, runtime: Runtime) -> None:
-        """Until nothing is decided that is not done: moves and resizes come to an end by themselves."""
+        """Until nothing is decided that is not done: moves and resizes come to an end by themselves.
+        Violation where they do not."""
+        heads: list[TabletGroupHead] = []
         for _ in range(_ENDS_MAX):
             heads = [group.head for group in self._cluster.newest.tablets.groups]
             if all(head.resizing.phase is ResizePhase.NONE for head in heads):
                 return
             await asyncio.sleep(_AGAIN_S)
+        waiting = [f"{head.keyspace}.{head.table} {head.resizing.phase}" for head in heads]
+        raise Violation("LIVENESS", f"{_ENDS_MAX * _AGAIN_S:.0f} s after settling: {', '.join(waiting)}")
 
     async def _run(self, runtime: Runtime) -> None:
         while not self._operators.idle:

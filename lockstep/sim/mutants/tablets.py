@@ -114,6 +114,15 @@ def _no_second_barrier() -> _Context:
     return replaced((resizing, "_behind", behind))
 
 
+def _never_ended() -> _Context:
+    """What is decided waits for ever."""
+
+    def waits(cluster: ClusterMetadata, group: Any, *_: Any) -> Any:
+        return resizing.Waiting(group.id, "it waits")
+
+    return replaced((resizing, "_next", waits))
+
+
 def _unowned_kept() -> _Context:
     """Who is taken back keeps what it gave up while nobody waited for it."""
     return replaced((UnownedTablets, "_drop", lambda self, cluster: None))
@@ -131,5 +140,6 @@ TABLETS = (
     Planted("resize_older_readiness", "a map changes under replicas", "tablets", _older_readiness),
     Planted("resize_unlike", "half of a merged tablet is read where it is not", "tablets", _unlike_merged),
     Planted("resize_during_moves", "what moves is no tablet any more", "tablets", _map_changes_during_moves),
+    Planted("resize_never_ended", "a decision is never carried out", "tablets", _never_ended),
     Planted("resize_unsettled", "nodes have more than two maps", "tablets", _no_second_barrier),
 )
