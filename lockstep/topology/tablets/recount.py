@@ -68,9 +68,9 @@ def _title(one: Transition) -> str:
 
 
 def resting(cluster: ClusterMetadata) -> frozenset[str]:
-    """The keyspaces where nothing moves for balance: those whose replication is to change as soon as no
-    tablet of them moves, and those that may go back to the ring."""
-    asked = {request.about.keyspace for request in cluster.requests.queue if request.about.keyspace}
+    """The keyspaces where nothing moves for balance: those whose replication is to change, or changes and is
+    paused between two steps, and those that may go back to the ring."""
+    asked = {request.about.keyspace for request in cluster.requests.live if request.about.keyspace}
     heads = {group.head.keyspace for group in cluster.tablets.groups}
     spaces = [cluster.schema.by_name[name] for name in sorted(heads)]
     return frozenset(
@@ -122,11 +122,9 @@ def _places(cluster: ClusterMetadata) -> Places:
     directory = cluster.directory
     leaving = {drained_by(request) for request in cluster.requests.live}
     busy = {node for operation in cluster.operations for node in operation.about.nodes}
-    shut = cluster.not_served
+    barred = {*leaving, *busy, *cluster.not_served}
     open_to = [
-        node.id
-        for node in directory.in_state(NodeState.NORMAL)
-        if node.tokens and not {node.id} & {*leaving, *busy, *shut}
+        node.id for node in directory.in_state(NodeState.NORMAL) if node.tokens and node.id not in barred
     ]
     gone = {node.id for node in directory.nodes if node.state is NodeState.LEFT}
     return Places(
