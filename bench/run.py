@@ -213,6 +213,15 @@ def copy(quick: bool) -> dict[str, Any]:
     return figures
 
 
+def tablets(quick: bool) -> dict[str, Any]:
+    """Maps, plans and how even tables lie, in this process; beside what is allowed."""
+    import tablets as benchmark
+
+    figures = benchmark.measure(("maps", "entry", "rolling") if quick else tuple(benchmark.PARTS))
+    benchmark.show(figures)
+    return figures
+
+
 BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "quorum": quorum,
     "workloads": workloads,
@@ -231,6 +240,7 @@ BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "requests": requests,
     "storage": storage,
     "streaming": streaming,
+    "tablets": tablets,
 }
 
 

@@ -1,34 +1,59 @@
 """What tablet maps and their balancer cost, and how evenly tables lie: without a cluster, in one process.
 
 `maps`: memory, building, digest, look-up and a change of one tablet, up to 327,680 tablets; less than
-100 MiB, 5 s and 1 ms. `plan`: from 10 to 16 nodes of 88 shards in two racks, 70 tables of 256 tablets; less
-than 10 s of CPU for the whole and 0.1 s for one plan after the target. `rolling`: nodes come and go in turns;
-no node has more than 1.05 times its share of a table. Usage: python bench/tablets.py [maps] [plan] [rolling]
+100 MiB, 5 s and 1 ms. `entry`: 327,680 tablets that come with one entry, as a keyspace of 20 tables goes from
+a ring of 16,400 ranges to tablets, then the same made anew from a snapshot, which shares nothing; less than
+5 s and 100 MiB. `plan`: from 10 to 16 nodes of 88 shards in two racks, 70 tables of 256 tablets, each plan
+carried out before the next; less than 10 s of CPU for the whole and 0.1 s for one plan after the target.
+`rolling`: nodes come and go in turns; no node has more than 1.05 times its share of a table.
+Usage: python bench/tablets.py [maps] [entry] [plan] [rolling]
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import random
 import sys
 import time
 import tracemalloc
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from measuring import ROOT, save, table
 
 sys.path.insert(0, str(ROOT))
 
-from lockstep.placement.tablets.balancer import Target, plan
+from lockstep.metadata.cluster import REGISTERED, ClusterMetadata, empty_cluster
+from lockstep.metadata.log.apply import apply_entry, state_digest
+from lockstep.metadata.log.entries import LogEntry
+from lockstep.metadata.log.registry import Transformation
+from lockstep.metadata.log.snapshot import SnapshotDecoder, pieces
+from lockstep.metadata.log.tip import Appended, Tip
+from lockstep.metadata.schema_change import ChangeSchema
+from lockstep.metadata.tablet_migration import MigrateKeyspace, Step
+from lockstep.metadata.transformations import Founder, Initialize
+from lockstep.node.kinds import every_kind
+from lockstep.placement.tablets.balancer import plan
 from lockstep.placement.tablets.load import GIB, Drain, Host, TabletLoad
 from lockstep.placement.tablets.map import TabletMap, even_rights, map_of
 from lockstep.placement.tablets.moves import Move, Why
 from lockstep.placement.tablets.target import BalancedTable, Cluster, goal_of
-from lockstep.schema.model import Replication
+from lockstep.schema.changes import CreateKeyspace, CreateTable, NewColumn
+from lockstep.schema.model import ColumnKind, Replication
 from lockstep.values.ids import NodeId
+from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 from tests.placement.tablets.clusters import after, hosts_of, measured, new_table, setting
 
+T = TypeVar("T")
+REGISTRY = every_kind()
+
 COUNTS = (256, 8_192, 327_680)
+#: Nodes and tokens of the ring that tables leave, and how many tables: together some 327,680 tablets.
+ENTRY_NODES, ENTRY_TOKENS, ENTRY_TABLES = 65, 256, 20
+#: Goals: seconds and MiB of all tablets, milliseconds of a change of one, seconds of all plans and of the
+#: longest after the target, shares of a table on one node.
+APPLY_S, MEMORY_MIB, CHANGE_MS, WHOLE_S, PLAN_S, SHARE = 5.0, 100.0, 1.0, 10.0, 0.1, 1.05
 #: (cycles, shards of a node, tablets of each table) of the rolling part.
 CYCLES, SHARDS, TABLETS = 8, 30, (512, 128)
 
@@ -76,30 +101,113 @@ def _found_us(one: TabletMap, times: int = 50_000) -> float:
     return (time.process_time() - began_s) * 1e6 / times
 
 
+def entry() -> dict[str, Any]:
+    """All tablets by one entry: CPU of applying it with the digest, then memory of a value that was read from
+    a snapshot, whose tables share no ranges."""
+    before, log = _large_ring()
+    migrated, applied_s = _cpu_of(lambda: _with_digest(apply_entry(before, log, REGISTRY)))
+    tablets = sum(group.map(migrated.placements).count for group in migrated.tablets.groups)
+    entry_mib = _memory_of(lambda: _with_digest(apply_entry(before, log, REGISTRY)))
+    sent, encoded_s = _cpu_of(lambda: list(pieces(migrated)))
+    copied, read_s = _cpu_of(lambda: _with_digest(_read(sent)))
+    assert state_digest(copied) == state_digest(migrated), "a snapshot is the same value"
+    del copied
+    return {
+        "tablets": tablets,
+        "apply_s": applied_s,
+        "apply_MiB": entry_mib,
+        "snapshot_encode_s": encoded_s,
+        "snapshot_read_s": read_s,
+        "snapshot_MiB": _memory_of(lambda: _with_digest(_read(sent))),
+        "snapshot_bytes": sum(map(len, sent)),
+    }
+
+
+def _large_ring() -> tuple[ClusterMetadata, LogEntry]:
+    """A keyspace on the ring, and the entry with which its tables go to tablets."""
+    rng = random.Random(1)
+    founders = tuple(
+        Founder(
+            f"host-{at}", f"10.0.0.{at + 1}", 7000, 9042, 7080, "dc1", f"r{at % 3}",
+            tuple(sorted(rng.randrange(TOKEN_MIN + 1, TOKEN_MAX) for _ in range(ENTRY_TOKENS))),
+        )
+        for at in range(ENTRY_NODES)
+    )  # fmt: skip
+    columns = (NewColumn("a", "int", ColumnKind.PARTITION_KEY, 0), NewColumn("b", "int"))
+    options = (("class", "NetworkTopologyStrategy"), ("dc1", "3"))
+    value, tip = empty_cluster(), Tip(empty_cluster(), REGISTRY)
+    changes: list[Transformation] = [Initialize("bench", "bench", founders, (NodeId(1),))]
+    changes.append(ChangeSchema(CreateKeyspace("k", options)))
+    for number in range(ENTRY_TABLES):
+        uuid = f"00000000-0000-0000-0000-{number:012d}"
+        changes.append(ChangeSchema(CreateTable("k", f"t{number}", uuid, columns)))
+    entries: list[LogEntry] = []
+    for number, change in enumerate([*changes, MigrateKeyspace("k", Step.START)], 1):
+        before = value
+        judged = tip.judge(number.to_bytes(16, "big"), *REGISTRY.encode(change), "bench", 1_000, 1)
+        assert isinstance(judged, Appended), judged
+        entries.append(judged.entry)
+        value = tip.value
+        tip.applied_now(value)
+    return _with_digest(before), entries[-1]
+
+
+def _cpu_of(made: Callable[[], T]) -> tuple[T, float]:
+    began_s = time.process_time()
+    value = made()
+    return value, time.process_time() - began_s
+
+
+def _with_digest(cluster: ClusterMetadata) -> ClusterMetadata:
+    state_digest(cluster)
+    return cluster
+
+
+def _read(sent: list[bytes]) -> ClusterMetadata:
+    decoder = SnapshotDecoder(REGISTERED)
+    for piece in sent:
+        decoder.feed(piece)
+    return decoder.finish()
+
+
+def _memory_of(made: Callable[[], ClusterMetadata]) -> float:
+    """MiB that a value takes beside what was there before."""
+    gc.collect()
+    tracemalloc.start()
+    value = made()
+    gc.collect()
+    mib = tracemalloc.get_traced_memory()[0] / (1 << 20)
+    tracemalloc.stop()
+    assert value.epoch > 0, "the value is there while it is weighed"
+    return mib
+
+
 def scale_out() -> dict[str, Any]:
     hosts = hosts_of(*[("dc1", rack, 88) for rack in "ab" for _ in range(5)])
     empty, on = measured(hosts), dict[NodeId, dict[int, int]]()
-    placed = [new_table(group, 256, setting(dc1=2), hosts, empty, on) for group in range(1, 71)]
+    placed = {group: new_table(group, 256, setting(dc1=2), hosts, empty, on) for group in range(1, 71)}
     hosts += [Host(NodeId(11 + at), "dc1", "ab"[at // 3], 88) for at in range(6)]
-    tables = [BalancedTable(one) for one in placed]
-    cluster = Cluster(hosts, tables, measured(hosts, placed, each=5 * GIB))
-    began_s = time.process_time()
-    first, target = plan(cluster)
-    target_s = time.process_time() - began_s
-    moves: list[Move] = list(first.moves)
-    spent, known = [], target
-    while known.left:
-        # Moves of the plan before have been done: their slots are free, and the maps are not looked at.
+    statistics = measured(hosts, list(placed.values()), each=5 * GIB)
+    moves: list[Move] = []
+    spent: list[float] = []
+    known = None
+    while known is None or known.left:
+        # Moves of the plan before are done: their slots are free, maps and loads are as they left them.
+        cluster = Cluster(hosts, [BalancedTable(one) for one in placed.values()], statistics)
         began_s = time.process_time()
-        following, known = plan(cluster, Target(target.basis, target.maps, known.left, (), ()))
+        following, known = plan(cluster, known)
         spent.append(time.process_time() - began_s)
-        moves += following.moves
         assert following.moves, "a plan starts something"
+        moves += following.moves
+        placed = after(placed, following.moves, len(spent) + 1)
+        for move in following.moves:
+            if move.source[0] != move.target[0]:
+                statistics = statistics.moved(move.group, move.right, move.source[0], move.target[0])
     return {
-        "target_s": target_s,
-        "plans": 1 + len(spent),
-        "largest_plan_s": max(spent, default=0.0),
-        "whole_s": target_s + sum(spent),
+        "target_s": spent[0],
+        "plans": len(spent),
+        "largest_plan_s": max(spent[1:], default=0.0),
+        "whole_s": sum(spent),
         "between_nodes": sum(move.why is Why.BALANCE for move in moves),
         "within_nodes": sum(move.why is Why.SHARDS for move in moves),
     }
@@ -163,24 +271,67 @@ def _overcommit(
     return max(on_node.values()) * len(hosts) / total, max(on_shard.values()) * shards / total
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", choices=[[], "maps", "plan", "rolling"])
-    chosen = parser.parse_args().parts or ["maps", "plan", "rolling"]
-    figures: dict[str, Any] = {}
-    if "maps" in chosen:
-        figures["maps"] = rows = maps()
+PARTS: dict[str, Callable[[], Any]] = {"maps": maps, "entry": entry, "plan": scale_out, "rolling": rolling}
+
+
+def measure(chosen: tuple[str, ...] = tuple(PARTS)) -> dict[str, Any]:
+    return {part: PARTS[part]() for part in chosen}
+
+
+def goals(figures: dict[str, Any]) -> list[tuple[str, float, float]]:
+    """(what, measured, allowed) of the parts that were run."""
+    found: list[tuple[str, float, float]] = []
+    if "maps" in figures:
+        last = figures["maps"][-1]
+        found.append(("build the maps of 327,680 tablets, s", last["build_s"], APPLY_S))
+        found.append(("their memory, MiB", last["MiB"], MEMORY_MIB))
+        found.append(("change one of them, ms", last["change_ms"], CHANGE_MS))
+    if "entry" in figures:
+        entry = figures["entry"]
+        found.append(("apply 327,680 tablets as one entry, s", entry["apply_s"], APPLY_S))
+        found.append(("memory that the entry adds, MiB", entry["apply_MiB"], MEMORY_MIB))
+        found.append(("read them from a snapshot, s", entry["snapshot_read_s"], APPLY_S))
+        found.append(("memory of a value that shares none, MiB", entry["snapshot_MiB"], MEMORY_MIB))
+    if "plan" in figures:
+        found.append(("all plans from 10 to 16 nodes, s", figures["plan"]["whole_s"], WHOLE_S))
+        found.append(("the longest plan after the target, s", figures["plan"]["largest_plan_s"], PLAN_S))
+    if "rolling" in figures:
+        worst = max(figures["rolling"]["table_node"])
+        found.append(("most of a table on a node while nodes come and go, shares", worst, SHARE))
+    return found
+
+
+def show(figures: dict[str, Any]) -> None:
+    if "maps" in figures:
+        rows = figures["maps"]
         print(table("tablet maps, CPU", [list(rows[0]), *[list(row.values()) for row in rows]]))
-    for part, made in (("plan", scale_out), ("rolling", rolling)):
-        if part in chosen:
-            figures[part] = found = made()
-            shown = [
-                (name, " ".join(f"{one:.3f}" for one in value) if isinstance(value, list) else value)
-                for name, value in found.items()
-            ]
-            print(table(part, [("figure", "value"), *[(name, f"{value}") for name, value in shown]]))
+    for part in ("entry", "plan", "rolling"):
+        if part in figures:
+            print(table(part, [("figure", "value"), *_texts(figures[part])]))
+    rows_of_goals = [(*one, "yes" if one[1] <= one[2] else "NO") for one in goals(figures)]
+    print(table("goals, CPU time", [("what", "measured", "allowed", "met"), *rows_of_goals]))
+
+
+def _texts(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """Names and values; lists are of the two tables."""
+    return [
+        (name, " ".join(f"{one:.3f}" for one in value) if isinstance(value, list) else _text(value))
+        for name, value in found.items()
+    ]
+
+
+def _text(value: float) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else f"{value:,}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", choices=[[], *PARTS])
+    figures = measure(tuple(parser.parse_args().parts) or tuple(PARTS))
+    show(figures)
     print(save("tablets", figures))
+    return 0 if all(measured <= allowed for _, measured, allowed in goals(figures)) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -9,7 +9,14 @@ from rpds import HashTrieMap
 
 from lockstep.metadata.log.comparison import Difference, compare, compare_things, sides
 from lockstep.metadata.part import Item, Part, Parts, collected
-from lockstep.placement.placements import NO_PLACEMENTS, PlacedRange, Placements, ring_of_ranges
+from lockstep.placement.placements import (
+    NO_PLACEMENTS,
+    PlacedRange,
+    Placements,
+    ReplicaGroup,
+    ring_of_ranges,
+    shared,
+)
 from lockstep.schema.model import Replication, Schema, SchemaBuilder, SchemaImage, Table
 from lockstep.values.hash_tree import changed
 
@@ -82,6 +89,7 @@ def _placement_items(placements: Placements) -> Iterator[Item]:
 
 def _of_items(items: Sequence[Item]) -> Placements:
     rings: list[tuple[int, Replication, list[PlacedRange]]] = []
+    groups: dict[ReplicaGroup, ReplicaGroup] = {}
     next_id = 0
     for kind, value in items:
         assert not next_id, "the next id comes last"
@@ -89,7 +97,7 @@ def _of_items(items: Sequence[Item]) -> Placements:
             rings.append((*value, []))
         elif kind == _RANGES:
             assert rings, "ranges belong to a ring"
-            rings[-1][2].extend(value)
+            rings[-1][2].extend(shared(value, groups))
         else:
             next_id = value
     return Placements(

@@ -206,6 +206,21 @@ def ring_of_ranges(group: int, replication: Replication, ranges: Sequence[Placed
     return RingPlacement(group, replication, _sectors(ranges))
 
 
+def shared(ranges: Iterable[PlacedRange], known: dict[ReplicaGroup, ReplicaGroup]) -> list[PlacedRange]:
+    """The ranges with equal groups as one object, which `known` collects: what was decoded has one for each
+    range, and there are many ranges and few groups."""
+    found: list[PlacedRange] = []
+    for placed in ranges:
+        group = known.get(placed.group)
+        if group is None:
+            group = placed.group
+            if group.reads == group.writes:
+                group = ReplicaGroup(group.reads, group.reads, group.epoch)
+            known[group] = group
+        found.append(PlacedRange(placed.range, group))
+    return found
+
+
 def _sectors(ranges: Sequence[PlacedRange]) -> tuple[_Sector, ...]:
     if len(ranges) <= _LARGE:
         return (_Sector(tuple(ranges)),)

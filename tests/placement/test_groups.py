@@ -15,8 +15,10 @@ from lockstep.placement.placements import (
     ReplicaGroup,
     RingPlacement,
     ring_of_ranges,
+    shared,
 )
 from lockstep.schema.model import Replication
+from lockstep.values import codec
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range
 
@@ -101,3 +103,14 @@ def test_a_group_under_another_id_or_one_not_given_does_not_validate(
         known = known.insert(group, placed)
     with pytest.raises(AssertionError, match="has an id of its own"):
         Placements(known, next_id).validate()
+
+
+def test_ranges_that_were_read_share_equal_groups_and_nothing_else() -> None:
+    placed = ring(1, 2, 0, 10).ranges
+    other = PlacedRange(placed[-1].range, ReplicaGroup(placed[0].group.reads, (NodeId(2), NodeId(1)), 1))
+    given = codec.decoder(list[PlacedRange]).decode(codec.encode([*placed[:-1], other]))
+    assert given[0].group is not given[1].group, "each range was read with a group of its own"
+    found = shared(given, known := {})
+    assert found == given and len(known) == 2
+    assert found[0].group is found[1].group and found[0].group.reads is found[0].group.writes
+    assert found[2].group is not found[0].group and found[2].group.writes == (2, 1)
