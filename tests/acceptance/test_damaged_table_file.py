@@ -38,18 +38,18 @@ def fill(session: Session) -> None:
         session.execute("UPDATE k.counts SET v = v + 1 WHERE p = ?", (i,), consistency="ALL")
 
 
-def damage(node: Node) -> list[Path]:
-    """One bit in each 2 KiB of the tables' part of the node's largest file, while it is stopped."""
-    node.restart()  # What was in memory is in files then.
+def damage(node: Node) -> Path:
+    """One bit in each 2 KiB of the tables' part of the node's only file, while it is stopped.
+
+    A node that stops writes what was in memory to a file, and it has stopped once: with a second file the
+    library may merge the two as it ends, and leave the larger one behind, in which nobody reads any more."""
     node.stop()
-    found = (node.log_path.parent / "data" / "store").glob("*.sst")
-    files = [max(found, key=lambda file: file.stat().st_size)]
-    for file in files:
-        content = bytearray(file.read_bytes())
-        for at in range(100, len(content) * 6 // 10, 2048):
-            content[at] ^= 1
-        file.write_bytes(content)
-    return files
+    [file] = (node.log_path.parent / "data" / "store").glob("*.sst")
+    content = bytearray(file.read_bytes())
+    for at in range(100, len(content) * 6 // 10, 2048):
+        content[at] ^= 1
+    file.write_bytes(content)
+    return file
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def cluster() -> Iterator[Cluster]:
 
 def test_requests_go_to_other_replicas_and_everybody_is_told(cluster: Cluster) -> None:
     damaged = cluster.nodes[2]
-    files = damage(damaged)
+    file = damage(damaged)
     damaged.start()
     for turn, asked in enumerate((damaged, cluster.nodes[0])):
         with asked.session() as session:
@@ -71,9 +71,9 @@ def test_requests_go_to_other_replicas_and_everybody_is_told(cluster: Cluster) -
         for i in range(ROWS // 4):
             session.execute("SELECT * FROM k.t WHERE p = ?", (i,), consistency="ALL")
     lines = [line for line in damaged.log_tail(2000) if "storage.table_file_damaged" in line]
-    assert len(lines) == len(files) and all(file.name in "".join(lines) for file in files)
+    assert len(lines) == 1 and file.name in lines[0]
     told = conditions(cluster, damaged)
-    assert [one["subject"] for one in told] == [file.name for file in files]
+    assert [one["subject"] for one in told] == [file.name]
     assert "k.t (" in told[0]["detail"]
     deadline_s = time.monotonic() + 20
     while told != conditions(cluster, cluster.nodes[0]):
