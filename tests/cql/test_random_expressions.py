@@ -111,4 +111,5 @@ def test_a_term_is_written_as_what_is_read_or_refused(session: Session, column: 
         session.run(f"INSERT INTO t (k, {column}) VALUES (9, {term})")
     except RequestError:
         return
-    session.run(f"SELECT k, {column} FROM t WHERE k = 9")
+    [(key, _)] = session.run(f"SELECT k, {column} FROM t WHERE k = 9")
+    assert key == 9

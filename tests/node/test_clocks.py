@@ -107,3 +107,7 @@ def test_one_member_with_a_wrong_clock_keeps_nobody_out() -> None:
         town.process(1).jump_wall(60)
         town.start(4)
         town.until(lambda: town.ready(4))
+        town.wait(3)
+        (told,) = town.node(1).context.conditions.current()
+        assert told.code == "CLOCK_SKEW" and told.detail.startswith("60 s ahead")
+        assert not town.node(4).context.conditions.current(), "it is the member that is wrong"

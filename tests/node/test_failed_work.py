@@ -98,14 +98,17 @@ def test_what_fails_again_and_again_is_given_up_and_what_is_unreachable_is_not()
 
 
 def test_unreachable_peers_are_asked_for_ever() -> None:
+    to_fail: list[list[int]] = []
+
     def prepare(name: str, node: Node) -> None:
         if name == "n4":
-            failing(node, 5 * WORK_ATTEMPTS_MAX, PeerUnreachable("planted"))
+            to_fail.append(failing(node, 5 * WORK_ATTEMPTS_MAX, PeerUnreachable("planted")))
 
     with Town() as town:
         town.loaded = prepare
         streaming(town, 0.01)
         town.until(lambda: town.ready(4))
+        assert to_fail == [[0]], "it began once, and went on until the last failure was over"
 
 
 def test_a_cancelled_newcomer_that_lives_drops_what_it_had_received() -> None:

@@ -164,6 +164,7 @@ def test_dead_members_that_no_barrier_needs_do_not_keep_a_node_out() -> None:
         town.wait(3.0)
         town.start(6)
         town.until(lambda: town.ready(6), limit_s=120)
+        assert not town.process(dead).alive and town.state_of(dead) is NodeState.NORMAL
 
 
 def test_a_join_that_cannot_go_on_names_whom_it_waits_for() -> None:

@@ -168,6 +168,8 @@ def test_a_crash_while_the_journal_is_replaced_loses_nothing(place: str, kind: s
         town.submit(1 + victim % 3, TakeSnapshot("test", town.newest.service.snapshot_epoch))
         town.until(lambda: rule.fired == 1)
         town.until(lambda: town.ready(1, 2, 3))
+        known = town.node(victim).log.state.current.extensions.by_name
+        assert sorted(known) == [f"key{at}" for at in range(10)]
         commit(town, victim, 3)
         town.agreed(1, 2, 3)
 

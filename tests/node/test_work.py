@@ -104,8 +104,8 @@ def test_the_same_order_again_joins_the_running_work() -> None:
         assert town.world.probes.process_counts[("n4", "work.done")] == done + 1
 
 
-def failing(node: Node, times: int, error: Exception) -> None:
-    """The first streams of a node fail."""
+def failing(node: Node, times: int, error: Exception) -> list[int]:
+    """The first streams of a node fail; how many of them are still to fail."""
     stream, left = node.work.stages._stream, [times]
 
     async def work(*arguments: Any) -> None:
@@ -115,6 +115,7 @@ def failing(node: Node, times: int, error: Exception) -> None:
         await stream(*arguments)
 
     node.work.stages._stream = work  # type: ignore[method-assign]
+    return left
 
 
 def test_work_that_failed_is_asked_for_again_and_the_reason_is_visible() -> None:

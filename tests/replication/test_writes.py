@@ -143,6 +143,7 @@ def test_one_failing_disk_does_not_fail_a_quorum_write() -> None:
         _, nodes = make_nodes(3, whole_ring(5, [1, 2, 3]))
         nodes[0].engine.sync_error = DiskRefused("full")
         await nodes[0].coordinator.write(upsert(1), QUORUM, 2000)
+        assert {2, 3} <= set(holders(nodes))
 
     run(test)
 
@@ -289,6 +290,7 @@ def test_changes_that_do_not_matter_never_use_up_the_plans_of_a_slow_write() -> 
 
         wire.down = Down()
         await nodes[0].coordinator.write(upsert(1), QUORUM, 5000)
+        assert len(tries) >= 24 and len(holders(nodes)) >= 2
 
     run(test)
 

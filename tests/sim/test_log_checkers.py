@@ -57,6 +57,8 @@ def test_a_forgotten_node_may_begin_anew() -> None:
         apply(log, "n1.1", value)
     log.forget("n1")
     apply(log, "n1.2", values[0])
+    with pytest.raises(Violation, match=r"n1.2 applied 2 after 0"):
+        apply(log, "n1.2", values[2])
 
 
 def test_a_gap_within_an_incarnation_is_refused() -> None:

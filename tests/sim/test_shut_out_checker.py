@@ -50,7 +50,9 @@ def test_a_request_that_needs_others_fails_through_a_node_that_all_have_shut_out
     ],
 )
 def test_other_requests_may_succeed(applied: dict[str, int], told: Event, replicas: int) -> None:
-    shut_out(applied).ended(told, replicas)
+    found = shut_out(applied)
+    found.ended(told, replicas)
+    assert found.known_ns == ({"n3": 100} if applied == ALL_KNOW else {})
 
 
 def test_a_node_is_apart_until_it_has_heard_of_its_return() -> None:
@@ -66,8 +68,11 @@ def test_a_node_is_apart_until_it_has_heard_of_its_return() -> None:
 
 def test_a_node_that_was_taken_back_serves() -> None:
     found = shut_out(ALL_KNOW)
+    with pytest.raises(Violation):
+        found.ended(event(299), 3)
     found.seen(300, {}, ALL_KNOW)
     found.ended(event(301), 3)
+    assert not found.known_ns
 
 
 def check_left(
