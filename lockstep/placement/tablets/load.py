@@ -2,7 +2,8 @@
 
 Invariant: a statistic that is missing is never guessed for a node: a live node without statistics is neither
 source nor target. Between two rounds of collecting, the statistics follow the changes that were made: a move
-takes its bytes along, halves share them, a pair adds them up.
+takes its bytes along, halves share them, a pair adds them up. From round to round a number stays as it is
+known until what is said differs from it by more than its band; so what only varies begins no move.
 """
 
 from __future__ import annotations
@@ -20,6 +21,14 @@ GIB: Final = 1 << 30
 TARGET_TABLET_BYTES: Final = 5 * GIB
 #: Tablets below this share of the target count as if they had it, so that empty tables spread, too.
 SMALLEST_SHARE: Final = 100
+#: By how much what a node says differs from what is known before that is news, as a share of what is known:
+#: disks are shared with logs and snapshots; estimates of bytes come and go with compaction; requests of a few
+#: seconds by chance.
+CAPACITY_BAND: Final = 0.05
+BYTES_BAND: Final = 0.1
+RATE_BAND: Final = 0.25
+#: Requests a second of a tablet that are no news, whatever share they are.
+RATE_BAND_MIN: Final = 50.0
 
 
 class Drain(enum.IntEnum):
@@ -126,6 +135,45 @@ class LoadStatistics(msgspec.Struct, frozen=True):
                 tablets[group] = {right: load for right, load in of_group.items() if load is not None}
             nodes[node] = NodeLoad(known.capacity_bytes, known.cpu, tablets)
         return LoadStatistics(self.round, nodes)
+
+
+def steadied(known: Mapping[NodeId, NodeLoad], said: Mapping[NodeId, NodeLoad]) -> dict[NodeId, NodeLoad]:
+    """What nodes say, with the number that is known wherever the difference is within its band. Costs as many
+    as there are replicas."""
+    found: dict[NodeId, NodeLoad] = {}
+    for node, now in said.items():
+        was = known.get(node)
+        if was is None:
+            found[node] = now
+            continue
+        tablets = {
+            group: _steadied_loads(was.tablets.get(group, {}), loads) for group, loads in now.tablets.items()
+        }
+        is_kept = abs(now.capacity_bytes - was.capacity_bytes) <= CAPACITY_BAND * was.capacity_bytes
+        capacity = was.capacity_bytes if is_kept else now.capacity_bytes
+        found[node] = NodeLoad(capacity, now.cpu, tablets)
+    assert found.keys() == said.keys(), "who says nothing is not known"
+    return found
+
+
+def _steadied_loads(known: Mapping[int, TabletLoad], said: Mapping[int, TabletLoad]) -> dict[int, TabletLoad]:
+    found: dict[int, TabletLoad] = {}
+    for right, now in said.items():
+        was = known.get(right)
+        if was is None or was == now:
+            found[right] = now
+            continue
+        size = was.bytes if abs(now.bytes - was.bytes) <= BYTES_BAND * was.bytes else now.bytes
+        found[right] = TabletLoad(
+            size,
+            _steady_rate(was.reads_per_s, now.reads_per_s),
+            _steady_rate(was.writes_per_s, now.writes_per_s),
+        )
+    return found
+
+
+def _steady_rate(was: float, now: float) -> float:
+    return was if abs(now - was) <= max(RATE_BAND_MIN, RATE_BAND * was) else now
 
 
 def is_measured(host: Host, statistics: LoadStatistics) -> bool:

@@ -19,6 +19,17 @@ from typing import Final
 FULLNESS_TOLERANCE: Final = 0.01
 #: Requests come and go: what differs by less than this is not worth to move data for.
 RATE_TOLERANCE: Final = 0.1
+#: What they differ by before data is moved for them at all, as a share of the busier bin's, and a second: a
+#: shard serves so many without noticing. Then they are made even within the tolerance.
+RATE_TRIGGER: Final = 0.25
+RATE_TRIGGER_MIN: Final = 500.0
+#: Requests a second are counted in thousandths, so that sums are exact.
+RATE_UNITS: Final = 1000
+#: A single step takes away at least this share of the difference that it is for: one that turns it round is
+#: turned round again when what was estimated of sizes is estimated anew.
+STEP_MIN: Final = 0.1
+#: An exchange evens out at least this share of the smaller one of its two pieces, for both are moved whole.
+EXCHANGE_MIN: Final = 0.125
 #: A table has at most so much more, or less, of itself in a bin than its share, unless a piece is larger.
 SPREAD_TOLERANCE: Final = 0.04
 #: Pieces of one table in one bin that are looked at for a step; more would find a slightly better one.
@@ -33,7 +44,7 @@ _ROUNDS_MAX: Final = 4
 NODE_EXCHANGES: Final = 16
 #: Exchanges for requests, for each bin.
 _COOLINGS_MAX: Final = 16
-_LESS: Final = 1 - 1e-9
+_LESS: Final = 1 - STEP_MIN / 2
 #: How much requests and tables count beside fullness where a step is good for one and bad for another.
 _RATE_WEIGHT: Final = 0.01
 _TABLE_WEIGHT: Final = 0.005
@@ -255,7 +266,8 @@ class Packing:
                     at += 1
                 for other in theirs[max(0, at - 1) : at + 1]:
                     off = abs(piece.size - other.size - ideal)
-                    fits = 0 < piece.size - other.size < limit and (best is None or off < best[0])
+                    is_worth = piece.size - other.size >= EXCHANGE_MIN * other.size
+                    fits = is_worth and piece.size - other.size < limit and (best is None or off < best[0])
                     if fits and self.may(piece, taker) and self.may(other, giver):
                         best = (off, piece, other)
         if best is None or not self._worth(giver, taker, best[1], best[2]):
@@ -315,7 +327,7 @@ class Packing:
     # Requests
 
     def _level_rates(self) -> None:
-        if not any(self.rate):
+        if not self._are_rates_apart():
             return
         left = _COOLINGS_MAX * len(self.weights)
         failed: dict[tuple[int, int], None] = {}
@@ -336,6 +348,12 @@ class Packing:
                 failed = {one: None for one in failed if not {one[0], one[1]} & {pair[0], pair[1]}}
             else:
                 failed[pair] = None
+
+    def _are_rates_apart(self) -> bool:
+        if not any(self.rate):
+            return False
+        hot = [rate / weight for rate, weight in zip(self.rate, self.rate_weights, strict=True)]
+        return max(hot) - min(hot) > max(RATE_TRIGGER * max(hot), RATE_TRIGGER_MIN * RATE_UNITS)
 
     def _cooled(self, giver: int, taker: int) -> bool:
         """Move a hot piece, or exchange it for a cooler one of its table and about its size."""

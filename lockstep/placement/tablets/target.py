@@ -24,15 +24,13 @@ from lockstep.placement.tablets.load import (
 )
 from lockstep.placement.tablets.map import TabletMap
 from lockstep.placement.tablets.moves import Move, MoveKind, Running, Why
-from lockstep.placement.tablets.packing import NODE_EXCHANGES, Packing, Piece, Spot
+from lockstep.placement.tablets.packing import NODE_EXCHANGES, RATE_UNITS, Packing, Piece, Spot
 from lockstep.placement.tablets.resize import NO_RESIZE, Resize, ResizeKind, moves_together, tablet_loads
 from lockstep.placement.tablets.shards import Replica
 from lockstep.values.ids import NodeId
 
 #: A node takes no tablet that would fill its disk above this share: merging needs room.
 DISK_SHARE_MAX: Final = 0.98
-#: Requests are counted in thousandths, so that sums are exact.
-_RATE_UNITS: Final = 1000
 
 
 class BalancedTable(msgspec.Struct, frozen=True):
@@ -164,6 +162,10 @@ class DomainPlan:
     def read(self, arrived: Mapping[tuple[int, int], tuple[Replica, ...]]) -> None:
         """Take in the replicas that lie in the domain."""
         at_of, nodes = self._at, self._cluster.statistics.nodes
+        came_from = {
+            (one.move.group, one.move.right, one.move.target[0]): one.move.source[0]
+            for one in self._cluster.running
+        }
         for number, table in enumerate(self._cluster.tables):
             group, least = table.map.id, max(1, table.target_bytes // SMALLEST_SHARE)
             loads = {node: load.tablets.get(group, {}) for node, load in nodes.items()}
@@ -175,10 +177,11 @@ class DomainPlan:
                 for node, shard in replicas:
                     if node not in at_of:
                         continue
-                    load = loads[node].get(right) if node in loads else None
+                    there = came_from.get((group, right, node), node) if came_from else node
+                    load = loads[there].get(right) if there in loads else None
                     if load is None:
                         load = self._cluster.statistics.tablet(group, right, tablet.nodes)
-                    rate = int(load.rate * _RATE_UNITS)
+                    rate = int(load.rate * RATE_UNITS)
                     piece = Piece(spot, max(load.bytes, least), load.bytes, rate, at_of[node], shard)
                     spot.pieces.append(piece)
                 assert len({piece.bin for piece in spot.pieces}) == len(spot.pieces), "a node has one replica"
@@ -192,8 +195,10 @@ class DomainPlan:
 
     def _refusal(self, piece: Piece, to: int) -> str | None:
         """Why a piece cannot lie in a bin."""
+        # Nor where another one goes away from: that one would stay, and this one go to its place instead, for
+        # replicas are alike but for what they weigh, by which this was reckoned.
         for other in piece.spot.pieces:
-            if other.bin == to and other is not piece:
+            if other is not piece and to in (other.bin, other.home):
                 return "has a replica of it"
         if self._packing.bytes[to] + piece.bytes > DISK_SHARE_MAX * self._capacity[to]:
             return "is full"

@@ -31,6 +31,7 @@ from lockstep.placement.tablets.load import (
     NodeLoad,
     TabletLoad,
     is_measured,
+    steadied,
 )
 from lockstep.placement.tablets.map import TabletMap
 from lockstep.placement.tablets.moves import Move, MoveKind, Running, Why
@@ -72,7 +73,8 @@ class Planner:
 
     def refreshed(self, nodes: Mapping[NodeId, NodeLoad]) -> None:
         """All nodes were asked, and these answered."""
-        self.statistics = LoadStatistics(self.statistics.round + 1, dict(nodes))
+        before = self.statistics
+        self.statistics = LoadStatistics(before.round + 1, steadied(before.nodes, nodes))
 
     def look(self, cluster: ClusterMetadata, dead: Collection[NodeId]) -> Planned:
         """What there is to do; looking again comes to the same until something changes."""

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from lockstep.placement.tablets import packing, resize, target
+from lockstep.placement.tablets import load, packing, resize, target
 from lockstep.placement.tablets.load import Drain, Host
 from lockstep.placement.tablets.moves import Slots
 from lockstep.placement.tablets.packing import Packing, Piece, Spot
 from lockstep.placement.tablets.target import BalancedTable
 
-from . import test_balancer, test_resize, test_spread
+from . import test_balancer, test_resize, test_spread, test_steady
 from .clusters import Carried, hosts_of, measured, new_table, scattered, setting
 from .twins import unevenness
 
@@ -61,6 +61,24 @@ PLANTED: dict[str, tuple[Any, str, Any, Callable[[], None]]] = {
         "_level_rates",
         lambda self: None,
         test_balancer.test_requests_are_spread_where_bytes_are_even,
+    ),
+    "any difference of requests matters": (
+        packing,
+        "RATE_TRIGGER_MIN",
+        0.0,
+        test_steady.test_requests_that_a_node_serves_without_noticing_move_nothing,
+    ),
+    "any exchange is worth it": (
+        packing,
+        "EXCHANGE_MIN",
+        0.0,
+        test_steady.test_two_pieces_are_not_exchanged_for_a_tenth_of_one,
+    ),
+    "what is said of bytes is news": (
+        load,
+        "BYTES_BAND",
+        0.0,
+        test_steady.test_what_varies_within_its_bands_moves_nothing,
     ),
     "slots are never full": (
         Slots,
