@@ -7,7 +7,8 @@ CPU between the two. Kinds: write and read of one row; overwrite of the same row
 those; slice of 100 rows of one partition; scan, page by page, of the table that slices are of (a request is a
 page); partition, page by page, of 10,000 rows (a request is the whole of it), by_index, of 10 rows, and
 conditional, a batch of five inserts and a conditional update. `"run": "prepare"` makes the tables of the last
-three. Usage: load_driver.py HOST,HOST,... PORT [DATA CENTRE]
+three. `"run": "space"` makes a keyspace of a `name` with `options`; writes, reads and fills of a row that say
+it as `space` are about that. Usage: load_driver.py HOST,HOST,... PORT [DATA CENTRE]
 """
 
 from __future__ import annotations
@@ -95,7 +96,11 @@ class Phase:
             "by_index": self._by_index,
             "conditional": self._conditional,
         }[command["run"]]
-        self._value = b"x" * command["value_bytes"]
+        self._value_bytes = command["value_bytes"]
+        self._value = b"x" * self._value_bytes
+        #: What no store makes smaller.
+        self._is_noise = command.get("noise", False)
+        self._of = command.get("space", "")
         self._overwritten = command.get("keys") or OVERWRITTEN
         self._level = acsylla.Consistency[command.get("consistency", "QUORUM")]
         #: (partition, its version) that no request is about.
@@ -125,12 +130,12 @@ class Phase:
 
     async def _write(self) -> None:
         key = os.urandom(KEY_BYTES)
-        await self._timed(self._bound("write", [key, self._value]))
+        await self._timed(self._bound(f"write{self._of}", [key, self._value]))
         if len(self._keys) < 100_000:
             self._keys.append(key)
 
     async def _overwrite(self) -> None:
-        await self._timed(self._bound("write", [self._overwritten_key(), self._value]))
+        await self._timed(self._bound(f"write{self._of}", [self._overwritten_key(), self._value]))
 
     def _overwritten_key(self) -> bytes:
         return b"overwritten-%04d" % random.randrange(self._overwritten)
@@ -142,7 +147,7 @@ class Phase:
         await self._read_row(self._overwritten_key())
 
     async def _read_row(self, key: bytes) -> None:
-        result = await self._timed(self._bound("read", [key]))
+        result = await self._timed(self._bound(f"read{self._of}", [key]))
         if result.count() != 1:
             self._failed("row missing")
 
@@ -221,8 +226,12 @@ class Phase:
     async def fill_overwritten(self) -> None:
         for first in range(0, self._overwritten, FILL_AT_ONCE):
             numbers = range(first, min(first + FILL_AT_ONCE, self._overwritten))
-            rows = (self._bound("write", [b"overwritten-%04d" % number, self._value]) for number in numbers)
-            await asyncio.gather(*(self._session.execute(row) for row in rows))
+            rows = ((b"overwritten-%04d" % number, self._filled()) for number in numbers)
+            bound = (self._bound(f"write{self._of}", list(row)) for row in rows)
+            await asyncio.gather(*(self._session.execute(row) for row in bound))
+
+    def _filled(self) -> bytes:
+        return os.urandom(self._value_bytes) if self._is_noise else self._value
 
     async def run(self, command: dict[str, Any]) -> None:
         workers = [asyncio.ensure_future(self.worker()) for _ in range(command["in_flight"])]
@@ -255,6 +264,16 @@ async def compared(session: Any, prepared: dict[str, Any], value_bytes: int) -> 
     await Phase(session, prepared, [], {"run": "partition", "value_bytes": value_bytes}).fill_compared()
 
 
+async def make_space(session: Any, prepared: dict[str, Any], name: str, options: str, dc: str) -> None:
+    """Make a keyspace with a table of its own."""
+    space = f"CREATE KEYSPACE {name} WITH replication = {{'class': 'NetworkTopologyStrategy', '{dc}': 3}}"
+    table = f"CREATE TABLE {name}.{TABLE} (key blob PRIMARY KEY, value blob)"
+    for text in (space + options, table):
+        await session.execute(acsylla.create_statement(text, timeout=60.0))
+    for kind, text in (("write", WRITE), ("read", READ)):
+        prepared[f"{kind}{name}"] = await session.create_prepared(text.replace(KEYSPACE, name, 1))
+
+
 async def main(hosts: list[str], port: int, dc: str) -> None:
     cluster = acsylla.create_cluster(
         hosts, port=port, protocol_version=4, retry_policy="fallthrough", log_level="error"
@@ -264,14 +283,18 @@ async def main(hosts: list[str], port: int, dc: str) -> None:
         await session.execute(acsylla.create_statement(text, timeout=60.0))
     texts = {"write": WRITE, "read": READ, "fill": FILL, "slice": SLICE, "scan": SCAN}
     prepared = {kind: await session.create_prepared(text) for kind, text in texts.items()}
-    keys: list[bytes] = []
+    keys: dict[str, list[bytes]] = {}
     versions = [(key, 0) for key in range(DECIDED)]
     say({"connected": True})
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         command = json.loads(line)
         command["versions"] = versions
-        if command["run"] == "prepare":
+        known = keys.setdefault(command.get("space", ""), [])
+        if command["run"] == "space":
+            await make_space(session, prepared, command["name"], command["options"], dc)
+            say({"made": 1})
+        elif command["run"] == "prepare":
             await compared(session, prepared, command["value_bytes"])
             say({"prepared": True})
         elif command["run"] == "tables":
@@ -281,11 +304,11 @@ async def main(hosts: list[str], port: int, dc: str) -> None:
                 await asyncio.gather(*(session.execute(statement) for statement in made))
             say({"made": command["count"]})
         elif command["run"] == "fill":
-            phase = Phase(session, prepared, keys, {**command, "run": "slice"})
+            phase = Phase(session, prepared, known, {**command, "run": "slice"})
             await (phase.fill_overwritten() if command["keys"] else phase.fill())
             say({"filled": command["keys"] or PARTITIONS * ROWS})
         else:
-            await Phase(session, prepared, keys, command).run(command)
+            await Phase(session, prepared, known, command).run(command)
     await session.close()
 
 

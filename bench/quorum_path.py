@@ -87,9 +87,15 @@ class Driver:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def fill(self, value_bytes: int, keys: int = 0) -> None:
-        """Write the rows that slices and scans read, or `keys` that are overwritten."""
-        self._say(run="fill", value_bytes=value_bytes, keys=keys)
+    def fill(self, value_bytes: int, keys: int = 0, *, space: str = "", noise: bool = False) -> None:
+        """Write the rows that slices and scans read, or `keys` that are overwritten; `noise` stays as long in
+        any store."""
+        self._say(run="fill", value_bytes=value_bytes, keys=keys, space=space, noise=noise)
+        self._answer()
+
+    def make_space(self, name: str, options: str = "") -> None:
+        """Make a keyspace with a table of its own, which requests are about that name it as `space`."""
+        self._say(run="space", name=name, options=options)
         self._answer()
 
     def prepare(self, value_bytes: int) -> None:

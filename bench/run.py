@@ -222,6 +222,15 @@ def tablets(quick: bool) -> dict[str, Any]:
     return figures
 
 
+def tablet_cluster(quick: bool) -> dict[str, Any]:
+    """Tablets on real nodes beside the ring: throughput in turns, a newcomer under load, single moves."""
+    import tablet_cluster as benchmark
+
+    figures = benchmark.measure(quick)
+    benchmark.show(figures)
+    return figures
+
+
 BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "quorum": quorum,
     "workloads": workloads,
@@ -241,6 +250,7 @@ BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "storage": storage,
     "streaming": streaming,
     "tablets": tablets,
+    "tablet_cluster": tablet_cluster,
 }
 
 
