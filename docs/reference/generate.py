@@ -173,6 +173,7 @@ def pages() -> dict[str, str]:
         "metrics.md": metrics(),
         "../monitoring/grafana-dashboard.json": _beside("monitoring").dashboard(),
         "../monitoring/alert-rules.yml": _beside("monitoring").alert_rules(),
+        "../concepts/tablets-balance.svg": _beside("tablet_steps").animation(),
     }
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 import click
 
-from lockstep.cli.shared import client, render, tablet_picture
+from lockstep.cli.shared import client, render
 from lockstep.documents import read
 from lockstep.documents.tablets import (
     HeldTablets,
@@ -23,6 +23,7 @@ from lockstep.documents.tablets import (
     TabletTable,
     TabletTables,
 )
+from lockstep.local import tablet_picture
 from lockstep.local.admin_client import AdminClient
 from lockstep.values.errors import ConfigurationError, LockstepError, OutcomeUnknown
 
@@ -217,22 +218,37 @@ def migrate(keyspace: str, step: str, call: render.Call) -> None:
 @click.argument("name", metavar="KEYSPACE.TABLE")
 @click.option("-o", "--output", type=click.Choice(["svg", "png", "json"]), default="svg", show_default=True)
 @click.option("--to", "target", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file.")
+@click.option("--animate", "is_animated", is_flag=True, help="What the balancer's plan makes of it, as SVG.")
 @render.host
 @render.token_file
 @render.user
 @render.ca_file
 @render.call_timeout
-def picture(name: str, output: str, target: Path | None, host: str, call_timeout_s: float) -> None:
+def picture(
+    name: str, output: str, target: Path | None, is_animated: bool, host: str, call_timeout_s: float
+) -> None:
     """Draw the tablets of a table: tokens from left to right, a lane for each node, colour by size."""
     keyspace, _, table = name.partition(".")
     if not table:
         raise ConfigurationError(f"{name} is no KEYSPACE.TABLE")
-    answer = client.connect(host, call_timeout_s).admin.get("/v1/tablets", keyspace=keyspace, table=table)
+    if is_animated and output != "svg":
+        raise ConfigurationError("only SVG shows an animation", hint=f"leave `-o {output}` out")
+    admin = client.connect(host, call_timeout_s).admin
+    answer = admin.get("/v1/tablets", keyspace=keyspace, table=table)
     if output == "json":
         render.json_out(answer, "tablet-map/1")
         return
-    shapes = tablet_picture.picture(read(TabletMap, answer))
-    drawn = tablet_picture.png(shapes) if output == "png" else tablet_picture.svg(shapes).encode()
+    told = read(TabletMap, answer)
+    if is_animated:
+        plan = read(TabletPlan, admin.get("/v1/tablets/plan"))
+        moves = [one for one in (*plan.now, *plan.later) if one.table == name]
+        drawn = tablet_picture.animated(
+            [tablet_picture.picture(one) for one in tablet_picture.steps(told, moves)]
+        ).encode()
+    elif output == "png":
+        drawn = tablet_picture.png(tablet_picture.picture(told))
+    else:
+        drawn = tablet_picture.svg(tablet_picture.picture(told)).encode()
     if target is None:
         sys.stdout.buffer.write(drawn)
         return

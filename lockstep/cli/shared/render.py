@@ -18,6 +18,7 @@ import click
 import msgspec
 
 from lockstep.cli.shared.client import DEFAULT_HOST, PASSWORD_VARIABLE, SHOWN, ClusterClient, connect
+from lockstep.documents.texts import bytes_text as bytes_text
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 
 #: Columns of numbers are aligned to the right.
@@ -106,16 +107,6 @@ def cell_text(value: Any) -> str:
 def counted(count: int, what: str) -> str:
     """`1 range`, `2 ranges`."""
     return f"{count} {what}{'' if count == 1 else 's'}"
-
-
-def bytes_text(count: int) -> str:
-    """`1.4 MiB` for people."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
 
 
 def time_text(at_us: int) -> str:

@@ -1,20 +1,21 @@
-"""The picture of a table's tablets: tokens from left to right, a lane for each node, colour by load.
+"""The picture of a table's tablets: tokens from left to right, a lane for each node, colour by load; and the
+steps of a plan as pictures that follow each other.
 
-Invariant: the picture is a list of shapes made from a `tablet-map/1` document alone; SVG and PNG
-show the same shapes.
+Invariant: a picture is a list of shapes made from a `tablet-map/1` document alone; SVG and PNG show the same
+shapes, and an animation shows those of each of its pictures.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 from xml.sax.saxutils import escape
 
 import msgspec
 
-from lockstep.cli.shared.render import bytes_text
-from lockstep.documents.tablets import Tablet, TabletMap
+from lockstep.documents.tablets import HeldTablets, PlannedMove, Replica, Tablet, TabletMap
+from lockstep.documents.texts import bytes_text
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 
@@ -88,7 +89,7 @@ def _head(told: TabletMap) -> list[Words]:
     known = [tablet.bytes for tablet in told.tablets if tablet.bytes is not None]
     facts = [f"{len(told.tablets)} tablets on {sum(bool(n.tablets) for n in told.nodes)} nodes"]
     facts.append(f"{bytes_text(sum(known))} once" if known else "sizes are not known")
-    facts.append(f"{moving} on their way" if moving else "none on its way")
+    facts.append(f"{moving or 'none'} on {'their' if moving > 1 else 'its'} way")
     return [
         Words(_LEFT, 30, f"{told.keyspace}.{told.table}", 20, bold=True),
         Words(_LEFT, 54, f"{', '.join(facts)}; epoch {told.epoch}", 13),
@@ -150,25 +151,112 @@ def _legend(y: float, most: int, is_moving: bool) -> tuple[list[Box], list[Words
 
 def svg(shapes: Picture) -> str:
     """As a document that any browser shows."""
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{shapes.width}" height="{shapes.height}" '
-        f'viewBox="0 0 {shapes.width} {shapes.height}" font-family="sans-serif">',
-        f'<rect width="{shapes.width}" height="{shapes.height}" fill="#ffffff"/>',
+    drawn = [*map(_rect, shapes.boxes), *map(_text, shapes.words)]
+    return "\n".join([*_document(shapes.width, shapes.height), *drawn, "</svg>", ""])
+
+
+def _document(width: int, height: int) -> list[str]:
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" font-family="sans-serif">',
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
     ]
-    for box in shapes.boxes:
-        stroke = f' stroke="{box.stroke}" stroke-width="1.6"' if box.stroke else ""
-        title = f"<title>{escape(box.title)}</title>" if box.title else ""
-        lines.append(
-            f'<rect x="{box.x:.1f}" y="{box.y:.1f}" width="{box.width:.2f}" height="{box.height:.1f}" '
-            f'fill="{box.fill}"{stroke}>{title}</rect>'
-        )
-    for words in shapes.words:
-        weight = ' font-weight="bold"' if words.bold else ""
-        lines.append(
-            f'<text x="{words.x:.1f}" y="{words.y:.1f}" font-size="{words.size}" '
-            f'text-anchor="{words.anchor}" fill="{words.colour}"{weight}>{escape(words.text)}</text>'
-        )
+
+
+def _rect(box: Box, inside: str = "") -> str:
+    stroke = f' stroke="{box.stroke}" stroke-width="1.6"' if box.stroke else ""
+    title = f"<title>{escape(box.title)}</title>" if box.title else ""
+    return (
+        f'<rect x="{box.x:.1f}" y="{box.y:.1f}" width="{box.width:.2f}" height="{box.height:.1f}" '
+        f'fill="{box.fill}"{stroke}>{title}{inside}</rect>'
+    )
+
+
+def _text(words: Words, inside: str = "") -> str:
+    weight = ' font-weight="bold"' if words.bold else ""
+    return (
+        f'<text x="{words.x:.1f}" y="{words.y:.1f}" font-size="{words.size}" '
+        f'text-anchor="{words.anchor}" fill="{words.colour}"{weight}>{escape(words.text)}{inside}</text>'
+    )
+
+
+#: Pictures of an animation; where a plan has more moves, several are on their way in each.
+FRAMES_MAX: Final = 60
+#: How long a picture is shown; the first and the last one for some of these.
+_FRAME_S: Final = 0.7
+_STAYS: Final = 3
+
+
+def steps(told: TabletMap, moves: Sequence[PlannedMove]) -> list[TabletMap]:
+    """The map now, then with one move after the other on its way, and at last with all of them done."""
+    tablets = {one.end: _arrived(one) for one in told.tablets}
+    here = [move for move in moves if move.end in tablets]
+    together = max(1, -(-len(here) // FRAMES_MAX))
+    found = [told]
+    for first in range(0, len(here), together):
+        some = here[first : first + together]
+        for move in some:
+            one = tablets[move.end]
+            after = [
+                Replica(move.target) if at.node == move.source else at for at in one.next or one.replicas
+            ]
+            tablets[move.end] = msgspec.structs.replace(one, kind=move.kind, stage="moves", next=tuple(after))
+        found.append(_held(told, tablets.values()))
+        for move in some:
+            tablets[move.end] = _arrived(tablets[move.end])
+    return [*found, _held(told, tablets.values())] if here else found
+
+
+def _arrived(one: Tablet) -> Tablet:
+    return msgspec.structs.replace(one, replicas=one.next, next=(), kind="", stage="") if one.next else one
+
+
+def _held(told: TabletMap, tablets: Iterable[Tablet]) -> TabletMap:
+    """The map with these tablets, and what nodes hold of them."""
+    nodes = {one.node: HeldTablets(one.node, one.dc, one.rack) for one in told.nodes}
+    for one in tablets:
+        now, then = ({at.node for at in replicas} for replicas in (one.replicas, one.next or one.replicas))
+        for node in now | then:
+            known = nodes[node]
+            nodes[node] = msgspec.structs.replace(
+                known,
+                tablets=known.tablets + (node in now),
+                coming=known.coming + (node not in now),
+                leaving=known.leaving + (node not in then),
+            )
+    return msgspec.structs.replace(told, nodes=tuple(nodes.values()), tablets=tuple(tablets))
+
+
+def animated(frames: Sequence[Picture]) -> str:
+    """As one document that shows the pictures one after the other, again and again."""
+    assert frames, "an animation has a picture"
+    shown = [_STAYS, *[1] * (len(frames) - 2), _STAYS][: len(frames)]
+    begins = [sum(shown[:at]) for at in range(len(frames) + 1)]
+    there: dict[Box | Words, list[int]] = {}
+    for at, frame in enumerate(frames):
+        shapes: tuple[Box | Words, ...] = (*frame.boxes, *frame.words)
+        for shape in shapes:
+            there.setdefault(shape, []).append(at)
+    lines = _document(max(one.width for one in frames), max(one.height for one in frames))
+    for shape, at_frames in there.items():
+        inside = "" if len(at_frames) == len(frames) else _seen(at_frames, begins)
+        lines.append(_rect(shape, inside) if isinstance(shape, Box) else _text(shape, inside))
     return "\n".join([*lines, "</svg>", ""])
+
+
+def _seen(at_frames: Sequence[int], begins: Sequence[int]) -> str:
+    """Of a shape that only some frames have: it is to be seen in these."""
+    times: list[str] = []
+    values: list[str] = []
+    for at in range(len(begins) - 1):
+        value = "visible" if at in at_frames else "hidden"
+        if not values or values[-1] != value:
+            times.append(f"{begins[at] / begins[-1]:.4f}")
+            values.append(value)
+    return (
+        f'<animate attributeName="visibility" calcMode="discrete" dur="{begins[-1] * _FRAME_S:.1f}s" '
+        f'repeatCount="indefinite" keyTimes="{";".join(times)}" values="{";".join(values)}"/>'
+    )
 
 
 #: Pixels for each unit: sharp on dense screens.
