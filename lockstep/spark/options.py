@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from lockstep.spark.columns import DECIMAL_DIGITS, DECIMAL_SCALE_DEFAULT
+from lockstep.scans.arrow_columns import DECIMAL_DIGITS, DECIMAL_SCALE_DEFAULT
 from lockstep.spark.cql_client import Endpoint, Login
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.ids import Consistency

@@ -39,8 +39,8 @@ from lockstep.cql.wire.frames import Envelope
 from lockstep.cql.wire.messages import QueryParameters, Value
 from lockstep.cql.wire.primitives import unpack_int
 from lockstep.cql.wire.type_options import read_type
+from lockstep.scans.arrow_columns import arrow_type, decode_cells, decode_fixed, wire_layout
 from lockstep.schema.types import CqlType
-from lockstep.spark.columns import arrow_type, decode_cells, decode_fixed, wire_layout
 from lockstep.spark.cql_client import ConnectionPool, CqlConnection, Endpoint, Statement, error_of, may_retry
 from lockstep.spark.options import Options
 from lockstep.spark.ring import Ring, ask_any, read_ring

@@ -13,9 +13,10 @@ import pyarrow as pa
 from pyspark.sql.types import IntegerType, StructField, StructType
 
 from lockstep.local.clusters import LocalCluster
+from lockstep.scans.arrow_columns import arrow_type, decode_cells
 from lockstep.schema.model import Keyspace, Replication, UserType
 from lockstep.schema.user_types import type_in
-from lockstep.spark.columns import arrow_type, decode_cells, encoder, spark_type
+from lockstep.spark.columns import encoder, spark_type
 from lockstep.spark.source import LockstepSource
 from lockstep.values.ids import Consistency
 

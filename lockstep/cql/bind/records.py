@@ -112,11 +112,11 @@ class RecordReader:
                 at = whole_slots[cell.column]
                 record[at] = [*(record[at] or ()), cell]
         for slot, cells in gathered.items():
-            record[slot] = _assembled(self._collections[slot], cells)
+            record[slot] = assembled(self._collections[slot], cells)
 
 
-def _assembled(kind: CqlType, cells: Sequence[Cell]) -> bytes:
-    """Serialised collection of its cells; `join` brings sets and maps into their order."""
+def assembled(kind: CqlType, cells: Sequence[Cell]) -> bytes:
+    """Serialised collection of its live cells; `join` brings sets and maps into their order."""
     if isinstance(kind, UserDefinedType):
         return kind.joined_cells((_path(cell), cell.value or b"") for cell in cells)
     if kind.name == "counter":

@@ -1,0 +1,163 @@
+"""The key columns of many rows from the keys under which they are stored.
+
+Invariant: a column's array is as decoding each key alone gives it, in the rows that `good` says; rows whose
+keys are of another form (an empty value, a zero inside a text) are left to be decoded alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from lockstep.scans.arrow_columns import arrow_type, decode_cells, decode_fixed, wire_layout
+from lockstep.scans.gather import PADDING, Joined, cells_at, stretches, windows
+from lockstep.schema.types import CqlType
+from lockstep.schema.types.base import VALUE_MARK
+from lockstep.schema.types.numbers import FixedInteger
+from lockstep.storage.rows import keys
+
+#: Of a row's key: what is before its partition key, and what is behind its clustering.
+_HEAD, _TAIL = keys.PLACE_BYTES, keys.ROW_TAIL_BYTES
+_ESCAPE: Final = 0xFF
+_SIGN: Final = 0x80
+_STRAIGHT: Final = ("text", "ascii", "blob", "inet")
+#: Where a timeuuid's bytes are in what it sorts by, and which of these have their first bit turned.
+_TIMEUUID_PLACES: Final = (4, 5, 6, 7, 2, 3, 0, 1, 8, 9, 10, 11, 12, 13, 14, 15)
+_TIMEUUID_TURNED: Final = 8
+
+
+def bodies(store_keys: Sequence[bytes]) -> list[bytes]:
+    """Of each key what names its place within the table: equal for the fragments of one row."""
+    return [key[_HEAD:-_TAIL] for key in store_keys]
+
+
+class RowKeys:
+    """Keys of fragments, by their bodies. `are_rows` says which belong to rows, not to whole partitions."""
+
+    def __init__(self, found: Sequence[bytes]) -> None:
+        joined = Joined(found)
+        octets, starts, ends = joined.octets, joined.starts, joined.ends
+        zeros = np.flatnonzero(octets[: ends[-1]] == 0)
+        is_escape = octets[zeros + 1] == _ESCAPE
+        marks, escapes = zeros[~is_escape], zeros[is_escape]
+        # A row's body has one zero that is not escaped: the end of its partition key.
+        counts = np.searchsorted(marks, ends) - np.searchsorted(marks, starts)
+        self.are_rows = counts == 1
+        self._octets, self._starts, self._ends = octets, starts, ends
+        self._marks, self._escapes = marks, escapes
+
+    def unescaped(self) -> Unescaped:
+        """Only where all are rows."""
+        assert self.are_rows.all(), "keys of rows"
+        octets, starts, marks, ends = self._octets, self._starts, self._marks, self._ends
+        escapes = self._escapes
+        if len(escapes):
+            kept = np.ones(len(octets), dtype=bool)
+            kept[escapes + 1] = False
+            octets = octets[kept]
+            starts, marks, ends = (at - np.searchsorted(escapes, at) for at in (starts, marks, ends))
+        return Unescaped(octets, starts, marks, marks + 2, ends)
+
+
+class Unescaped:
+    """Partition keys are `octets[key_starts:key_ends]` and clusterings `octets[starts:ends]`."""
+
+    def __init__(self, octets: Any, key_starts: Any, key_ends: Any, starts: Any, ends: Any) -> None:
+        self.good = np.ones(len(starts), dtype=bool)
+        self._octets = octets
+        self._keys = (key_starts, key_ends)
+        self._clusterings = (starts, ends)
+
+    def partition_key(self, kinds: Sequence[CqlType], wanted: set[int], scale: int) -> dict[int, pa.Array]:
+        """Arrays of the wanted positions."""
+        at, end = self._keys
+        if len(kinds) == 1:
+            return {0: self._value(kinds[0], at, end - at, scale)} if 0 in wanted else {}
+        arrays = {}
+        for position, kind in enumerate(kinds):
+            lengths = windows(self._octets, at, 2).view(">u2")[:, 0].astype("i8")
+            if position in wanted:
+                arrays[position] = self._value(kind, at + 2, lengths, scale)
+            at = at + 3 + lengths
+        return arrays
+
+    def _value(self, kind: CqlType, starts: Any, lengths: Any, scale: int) -> pa.Array:
+        layout = wire_layout(kind)
+        if layout is not None:
+            width = np.dtype(layout).itemsize
+            self.good &= lengths == width
+            return decode_fixed(kind, windows(self._octets, starts, width).view(layout)[:, 0])
+        if kind.name in _STRAIGHT:
+            return stretches(self._octets, starts, lengths, arrow_type(kind))
+        return decode_cells(kind, cells_at(self._octets, starts, lengths), scale)
+
+    def clustering(
+        self, kinds: Sequence[CqlType], descending: Sequence[bool], wanted: set[int], scale: int
+    ) -> dict[int, pa.Array]:
+        """Arrays of the wanted positions."""
+        at, end = self._clusterings
+        turned = 255 - self._octets if any(descending) else self._octets
+        arrays: dict[int, pa.Array] = {}
+        last = 1 + max(sorted(wanted), default=-1)
+        for position, kind in enumerate(kinds):
+            if position >= last:
+                return arrays
+            octets = turned if descending[position] else self._octets
+            # What is no longer good is read somewhere, and thrown away.
+            self.good &= at < end
+            at = np.where(self.good, at, 0)
+            if kind.fixed_bytes is not None and kind.fixed_bytes <= PADDING:
+                self.good &= octets[at] == VALUE_MARK[0]
+                behind = at + 1 + kind.fixed_bytes
+                if position in wanted:
+                    arrays[position] = _fixed(kind, windows(octets, at + 1, kind.fixed_bytes), scale)
+            elif kind.name in _STRAIGHT:
+                behind = self._text_end(octets, at)
+                if position in wanted:
+                    arrays[position] = stretches(octets, at, behind - 2 - at, arrow_type(kind))
+            else:
+                cells, behind = _one_by_one(kind, octets, at, self.good)
+                if position in wanted:
+                    arrays[position] = decode_cells(kind, cells, scale)
+            at = behind
+        self.good &= at == end
+        return arrays
+
+    def _text_end(self, octets: Any, at: Any) -> Any:
+        """Behind the components that begin there; those with a zero inside are not good."""
+        zeros = np.flatnonzero(octets == 0)
+        if not len(zeros):
+            self.good[:] = False
+            return at + 2
+        ends = zeros[np.minimum(np.searchsorted(zeros, at), len(zeros) - 1)]
+        ends = np.minimum(ends, len(octets) - 2)
+        self.good &= (octets[ends + 1] == 1) & (ends >= at)
+        return np.where(self.good, ends, at) + 2
+
+
+def _fixed(kind: CqlType, table: Any, scale: int) -> pa.Array:
+    """From what values sort by, a row of bytes each."""
+    layout = wire_layout(kind)
+    is_known = kind.name == "timeuuid" or isinstance(kind, FixedInteger)
+    if layout is None or not (is_known or type(kind).from_sort_key is CqlType.from_sort_key):
+        cells: list[bytes | None] = [kind.from_sort_key(row.tobytes()) for row in table]
+        return decode_cells(kind, cells, scale)
+    if kind.name == "timeuuid":
+        table = table[:, _TIMEUUID_PLACES]
+        table[:, _TIMEUUID_TURNED:] ^= _SIGN
+    elif isinstance(kind, FixedInteger):
+        table[:, 0] ^= _SIGN
+    return decode_fixed(kind, np.ascontiguousarray(table).view(layout)[:, 0])
+
+
+def _one_by_one(kind: CqlType, octets: Any, at: Any, good: Any) -> tuple[list[bytes | None], Any]:
+    data, behind, cells = octets.tobytes(), at.copy(), []
+    for row in range(len(at)):
+        value: bytes | None = None
+        if good[row]:
+            value, behind[row] = kind.take_component(data, int(at[row]))
+        cells.append(value)
+    return cells, behind

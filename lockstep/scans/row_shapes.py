@@ -1,0 +1,232 @@
+"""The form that stored rows share: which bytes of a fragment are the same in all, and where values are.
+
+A shape is made from one fragment and then looked for in many: a fragment has it when all bytes but those of
+values and times are equal. Invariant: a fragment that has a shape is a row by itself whose cells neither
+expire nor lie under a deletion of the row, and what is found in it is what decoding it gives. A fragment that
+has none is decoded alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from lockstep.scans.gather import PADDING, windows
+
+#: First bytes of MessagePack values: arrays, nothing, numbers of so many bytes behind, and bytes.
+_NONE: Final = 0xC0
+_ARRAY, _ARRAY_MANY, _ARRAY_LONG = 0x90, 0x0F, 0xDC
+_NUMBERS: Final = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
+_BYTES: Final = {0xC4: 1, 0xC5: 2, 0xC6: 4}
+_SMALL: Final = 0x80
+#: Stretches are compared in words of so many bytes.
+_WORD: Final = 8
+
+
+class NoShape(Exception):
+    """The fragment is to be decoded alone."""
+
+
+class _Stretch:
+    """Bytes of one length in all fragments of a shape; `fields` are (column, place, width) of values in it,
+    and `then` is the column of the value of varying length behind it, if one is."""
+
+    def __init__(self) -> None:
+        self.bytes = bytearray()
+        self.compared = bytearray()
+        self.fields: list[tuple[int, int, int]] = []
+        self.then: int | None = None
+
+    def put(self, data: bytes, *, compared: bool = True) -> None:
+        self.bytes += data
+        self.compared += (b"\xff" if compared else b"\x00") * len(data)
+
+    def close(self) -> None:
+        self.size = len(self.bytes)
+        if self.size > PADDING - _WORD:
+            raise NoShape
+        self.padded = -(-self.size // _WORD) * _WORD
+        self._mask = np.frombuffer(self.compared.ljust(self.padded, b"\x00"), dtype="u8")
+        self._wanted = np.frombuffer(self.bytes.ljust(self.padded, b"\x00"), dtype="u8") & self._mask
+
+    def equal(self, table: Any) -> Any:
+        """Which rows of a table of `padded` bytes have these bytes."""
+        return ((table.view("u8") & self._mask) == self._wanted).all(axis=1)
+
+
+class Found:
+    """Values in fragments of one shape: tables of bytes by column for those of fixed width, and (starts,
+    lengths) for others. A column in neither is null."""
+
+    def __init__(self) -> None:
+        self.fixed: dict[int, Any] = {}
+        self.varying: dict[int, tuple[Any, Any]] = {}
+
+
+class ShapeRules(msgspec.Struct, frozen=True):
+    """`widths`: of the columns whose values have one length. A row without a marker exists by a cell of a
+    column that is not `gone`. Cells of columns that are `dated` may be dead by their time."""
+
+    widths: dict[int, int]
+    gone: frozenset[int]
+    dated: frozenset[int]
+
+
+class RowShape:
+    """That of one fragment. NoShape when it can be no model."""
+
+    def __init__(self, fragment: bytes, rules: ShapeRules) -> None:
+        self._fragment = fragment
+        self._rules = rules
+        self._at = 0
+        self._stretches = [_Stretch()]
+        try:
+            exists = self._row()
+        except IndexError:
+            raise NoShape from None
+        if not exists or self._at != len(fragment):
+            raise NoShape
+        for one in self._stretches:
+            one.close()
+
+    # -- the model ------------------------------------------------------------------------------------
+
+    def _row(self) -> bool:
+        self._expect(_ARRAY + 4)
+        exists = False
+        if self._fragment[self._at] == _NONE:
+            self._expect(_NONE)
+        else:
+            exists = True
+            self._expect(_ARRAY + 3)
+            self._number()
+            self._expect(0)
+            self._expect(0)
+        self._expect(_NONE)
+        for _ in range(self._count()):
+            exists = self._cell() or exists
+        self._expect(_ARRAY)
+        return exists
+
+    def _cell(self) -> bool:
+        """Whether the row exists by this cell."""
+        self._expect(_ARRAY + 6)
+        column = self._constant()
+        if column in self._rules.dated:
+            raise NoShape
+        is_value = self._fragment[self._at] != _NONE
+        if is_value:
+            self._value(column)
+        else:
+            self._expect(_NONE)
+        self._number()
+        self._expect(0)
+        if is_value:
+            self._expect(0)
+        else:
+            self._number()
+        self._expect(_NONE)
+        return is_value and column not in self._rules.gone
+
+    def _value(self, column: int) -> None:
+        width = self._rules.widths.get(column)
+        kind = self._fragment[self._at]
+        if kind not in _BYTES:
+            raise NoShape
+        size = int.from_bytes(self._fragment[self._at + 1 : self._at + 1 + _BYTES[kind]], "big")
+        if width is None:
+            self._stretches[-1].then = column
+            self._stretches.append(_Stretch())
+            self._at += 1 + _BYTES[kind] + size
+            return
+        if size != width or kind != min(_BYTES):
+            raise NoShape
+        self._take(2)
+        last = self._stretches[-1]
+        last.fields.append((column, len(last.bytes), width))
+        self._take(width, compared=False)
+
+    def _take(self, count: int, *, compared: bool = True) -> None:
+        data = self._fragment[self._at : self._at + count]
+        if len(data) != count:
+            raise NoShape
+        self._stretches[-1].put(data, compared=compared)
+        self._at += count
+
+    def _expect(self, octet: int) -> None:
+        if self._fragment[self._at] != octet:
+            raise NoShape
+        self._take(1)
+
+    def _number(self) -> None:
+        """A number of which only the width is the same."""
+        kind = self._fragment[self._at]
+        self._take(1)
+        if kind >= _SMALL:
+            if kind not in _NUMBERS:
+                raise NoShape
+            self._take(_NUMBERS[kind], compared=False)
+
+    def _constant(self) -> int:
+        kind = self._fragment[self._at]
+        self._take(1)
+        if kind < _SMALL:
+            return kind
+        if kind not in (0xCC, 0xCD, 0xCE):
+            raise NoShape
+        at = self._at
+        self._take(_NUMBERS[kind])
+        return int.from_bytes(self._fragment[at : self._at], "big")
+
+    def _count(self) -> int:
+        kind = self._fragment[self._at]
+        self._take(1)
+        if kind == _ARRAY_LONG:
+            at = self._at
+            self._take(2)
+            return int.from_bytes(self._fragment[at : self._at], "big")
+        if kind & ~_ARRAY_MANY != _ARRAY:
+            raise NoShape
+        return kind & _ARRAY_MANY
+
+    # -- the others -----------------------------------------------------------------------------------
+
+    def match(self, octets: Any, starts: Any, ends: Any) -> tuple[Any, Found]:
+        """(which of the fragments have the shape, what is in all; nonsense in those that have not)."""
+        at, good, found = starts, np.ones(len(starts), dtype=bool), Found()
+        for stretch in self._stretches:
+            behind = at + stretch.size
+            good &= behind <= ends
+            if not good.all():
+                at = np.where(good, at, 0)
+                behind = at + stretch.size
+            table = windows(octets, at, stretch.padded)
+            good &= stretch.equal(table)
+            for column, place, width in stretch.fields:
+                found.fixed[column] = table[:, place : place + width]
+            at = behind
+            if stretch.then is not None:
+                at, lengths = self._varying(octets, at, good)
+                found.varying[stretch.then] = (at, lengths)
+                at = at + lengths
+        return good & (at == ends), found
+
+    @staticmethod
+    def _varying(octets: Any, at: Any, good: Any) -> tuple[Any, Any]:
+        """(starts, lengths) of values whose heads are there; `good` loses those that have none."""
+        at = np.where(good, at, 0)
+        kinds = octets[at]
+        if (kinds == 0xC4).all():
+            return at + 2, octets[at + 1].astype("i8")
+        heads = windows(octets, at, 5)
+        lengths = np.zeros(len(at), dtype="i8")
+        widths = np.zeros(len(at), dtype="i8")
+        for kind, width in _BYTES.items():
+            of_kind = kinds == kind
+            widths[of_kind] = 1 + width
+            for place in range(1, 1 + width):
+                lengths[of_kind] = lengths[of_kind] * 256 + heads[of_kind, place]
+        good &= widths > 0
+        return at + widths, lengths
