@@ -1,0 +1,162 @@
+"""What a load stores of rows is what INSERT of them stores, however they are encoded."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import uuid
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep.schema.model import Column, ColumnKind, Table, UserType
+from lockstep.spark.columns import arrow_type
+from lockstep.spark.loads.encoding import EncodePlan, Encoded, encoded, encoded_by_rows, write_id_of
+from lockstep.spark.loads.tokens import tokens_of
+from lockstep.values.errors import InvalidRequest
+from lockstep.values.tokens import token_of
+
+KEY, CLUSTERING, STATIC, REGULAR = (
+    ColumnKind.PARTITION_KEY,
+    ColumnKind.CLUSTERING,
+    ColumnKind.STATIC,
+    ColumnKind.REGULAR,
+)
+WRITE_ID = write_id_of("job", 3)
+NOW_S = 1_700_000_000
+
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "tinyint": st.integers(-128, 127),
+    "smallint": st.integers(-(1 << 15), (1 << 15) - 1),
+    "int": st.integers(-(1 << 31), (1 << 31) - 1),
+    "bigint": st.integers(-(1 << 63), (1 << 63) - 1),
+    "float": st.floats(width=32, allow_nan=False),
+    "double": st.floats(allow_nan=False),
+    "boolean": st.booleans(),
+    "text": st.text(max_size=300),
+    "ascii": st.text(st.characters(max_codepoint=127), max_size=20),
+    "blob": st.binary(max_size=300),
+    "date": st.dates(),
+    "time": st.integers(0, 86_399_999_999_999),
+    "timestamp": st.datetimes(timezones=st.just(datetime.UTC)),
+    "uuid": st.uuids().map(str),
+    "timeuuid": st.integers(0, 1 << 40).map(lambda n: str(uuid.UUID(fields=(n & 0xFFFFFFFF, 0, 0x1001, 128, 1, 5)))),
+    "inet": st.binary(min_size=4, max_size=4),
+    "varint": st.integers(-(10**30), 10**30).map(decimal.Decimal),
+    "frozen<list<int>>": st.lists(st.integers(-9, 9), max_size=3),
+    "frozen<set<text>>": st.lists(st.text(max_size=3), max_size=3, unique=True),
+}  # fmt: skip
+KEYS = [kind for kind in VALUES if kind not in ("float", "double")]
+
+
+def table(*columns: tuple[str, str, ColumnKind, bool]) -> Table:
+    places = {KEY: 0, CLUSTERING: 0, STATIC: -1, REGULAR: -1}
+    made = []
+    for at, (name, kind, of, descending) in enumerate(columns):
+        position = places[of]
+        places[of] += 1 if position >= 0 else 0
+        # Ids in another order than names: cells are sorted by them.
+        made.append(Column(200 - at, name, kind, of, position, descending))
+    return Table(7, str(uuid.UUID(int=7)), "ks", "t", tuple(made))
+
+
+def plan_of(made: Table, **more: Any) -> EncodePlan:
+    named = {"timestamp_us": 1_700_000_000_123_456, "now_s": NOW_S, **more}
+    return EncodePlan(made, (), 9, tuple(column.name for column in made.columns), **named)
+
+
+def batch_of(plan: EncodePlan, rows: list[tuple[Any, ...]], **extra: list[int]) -> pa.RecordBatch:
+    arrays = [
+        pa.array([row[at] for row in rows], arrow_type(plan.type_of(column)))
+        for at, column in enumerate(plan.written)
+    ]
+    more = [pa.array(values, pa.int64()) for values in extra.values()]
+    return pa.record_batch([*arrays, *more], [*plan.columns, *extra])
+
+
+def content(found: Encoded) -> list[tuple[int, bytes, bytes]]:
+    return list(zip(found.tokens.tolist(), found.keys.to_pylist(), found.values.to_pylist(), strict=True))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[EncodePlan, pa.RecordBatch]:
+    keys = draw(st.lists(st.sampled_from(KEYS), min_size=1, max_size=2))
+    clusterings = draw(st.lists(st.sampled_from(list(VALUES)), max_size=2))
+    regulars = draw(st.lists(st.sampled_from(list(VALUES)), max_size=4))
+    columns = [(f"k{at}", kind, KEY, False) for at, kind in enumerate(keys)]
+    columns += [(f"c{at}", kind, CLUSTERING, draw(st.booleans())) for at, kind in enumerate(clusterings)]
+    columns += [(f"v{at}", kind, REGULAR, False) for at, kind in enumerate(regulars)]
+    more: dict[str, Any] = {
+        "ignore_nulls": draw(st.booleans()),
+        "ttl_s": draw(st.sampled_from((0, 5, 90_000))),
+    }
+    count = draw(st.integers(1, 5))
+    extra: dict[str, list[int]] = {}
+    if draw(st.booleans()):
+        more["ttl_column"] = "life"
+        extra["life"] = draw(st.lists(st.integers(0, 600_000_000), min_size=count, max_size=count))
+    if draw(st.booleans()):
+        more["time_column"] = "at"
+        times = st.integers(-(1 << 62), 1 << 62) if draw(st.booleans()) else st.integers(1 << 40, 1 << 60)
+        extra["at"] = draw(st.lists(times, min_size=count, max_size=count))
+    row = [VALUES[kind] for _, kind, of, _ in columns if of is not REGULAR]
+    row += [st.none() | VALUES[kind] for kind in regulars]
+    rows = draw(st.lists(st.tuples(*row), min_size=count, max_size=count))
+    plan = plan_of(table(*columns), **more)
+    return plan, batch_of(plan, rows, **extra)
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases())
+def test_by_columns_and_by_rows_are_the_same(case: tuple[EncodePlan, pa.RecordBatch]) -> None:
+    plan, batch = case
+    assert plan.by_columns
+    try:
+        expected = content(encoded_by_rows(plan, batch, WRITE_ID))
+    except InvalidRequest:
+        # An empty key, for one.
+        with pytest.raises(InvalidRequest):
+            encoded(plan, batch, WRITE_ID)
+        return
+    assert content(encoded(plan, batch, WRITE_ID)) == expected
+
+
+@given(st.lists(st.binary(max_size=70), max_size=20))
+def test_tokens_of_many_keys_are_those_of_each(keys: list[bytes]) -> None:
+    assert tokens_of(pa.array(keys, pa.binary())).tolist() == [token_of(key) for key in keys]
+
+
+def test_collections_and_static_columns_go_row_by_row() -> None:
+    made = table(("k", "int", KEY, False), ("c", "int", CLUSTERING, False), ("s", "text", STATIC, False), ("l", "list<int>", REGULAR, False))  # fmt: skip
+    plan = plan_of(made)
+    assert not plan.by_columns
+    found = encoded(plan, batch_of(plan, [(1, 2, "s", [7, 8])]), WRITE_ID)
+    assert len(found.keys) == 2
+    again = encoded(plan, batch_of(plan, [(1, 2, "s", [7, 8])]), WRITE_ID)
+    assert content(found) == content(again)
+
+
+@pytest.mark.parametrize(
+    ("rows", "extra", "message"),
+    [
+        ([(None, 1)], {}, "key column k is null"),
+        ([(1, 1)], {"life": [-1]}, "column life has a number"),
+        ([(1, 1)], {"life": [1 << 40]}, "column life has a number"),
+    ],
+)
+def test_what_does_not_fit_is_named(rows: list[Any], extra: dict[str, list[int]], message: str) -> None:
+    made = table(("k", "int", KEY, False), ("v", "int", REGULAR, False))
+    plan = plan_of(made, ttl_column="life" if extra else "")
+    with pytest.raises(InvalidRequest, match=message):
+        encoded(plan, batch_of(plan, rows, **extra), WRITE_ID)
+
+
+def test_user_types_are_values() -> None:
+    made = table(("k", "int", KEY, False), ("v", "frozen<point>", REGULAR, False))
+    kind = UserType("point", ("x", "y"), ("int", "text"))
+    plan = EncodePlan(made, (kind,), 9, ("k", "v"), 5_000_000, NOW_S)
+    batch = batch_of(plan, [(1, {"x": 3, "y": "a"}), (2, None)])
+    assert content(encoded(plan, batch, WRITE_ID)) == content(encoded_by_rows(plan, batch, WRITE_ID))
