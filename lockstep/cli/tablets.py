@@ -20,6 +20,7 @@ from lockstep.documents.tablets import (
     TabletMigration,
     TabletMoved,
     TabletPlan,
+    TabletsResized,
     TabletTable,
     TabletTables,
 )
@@ -102,7 +103,8 @@ def _resize(one: TabletTable) -> str:
     if one.resize_phase == "none":
         return ""
     what = "new map" if one.resize == "none" else one.resize
-    return f"{what} {one.resize_number}: {one.resize_phase}"
+    hand = " by hand" if one.is_by_hand else ""
+    return f"{what} {one.resize_number}{hand}: {one.resize_phase}"
 
 
 def _show_resizes(admin: AdminClient, told: TabletTables) -> None:
@@ -189,6 +191,83 @@ def balance(switch: str, name: str, call: render.Call) -> None:
     if call.as_json(answer, "tablet-balance/1"):
         return
     click.echo(f"the balancer is {switch}{f' for {name}' if name else ''}, epoch {answer['epoch']}")
+
+
+def _resize_command(kind: str, help_: str) -> None:
+    @tablets.command(kind, help=help_)
+    @click.argument("name", metavar="KEYSPACE.TABLE[:N]")
+    @click.option("--revoke", is_flag=True, help="Take back what is decided of the table and has not ended.")
+    @render.of_change
+    def resize(name: str, revoke: bool, call: render.Call) -> None:
+        _resized(name, "none" if revoke else kind, call)
+
+
+_resize_command(
+    "split",
+    "Cut all tablets of a table in two, or tablet N alone, and keep their number. Rows stay where they are.",
+)
+_resize_command(
+    "merge",
+    "Make one of each two neighbours of a table, or of tablet N and the one behind it.",
+)
+
+
+def _resized(name: str, kind: str, call: render.Call) -> None:
+    full, colon, number = name.partition(":")
+    keyspace, _, table = full.partition(".")
+    if not table or (colon and not number.isdecimal()):
+        raise ConfigurationError(f"{name} is no KEYSPACE.TABLE, nor KEYSPACE.TABLE:NUMBER")
+    admin = call.cluster().admin
+    wanted: dict[str, object] = {"keyspace": keyspace, "table": table, "kind": kind}
+    if colon:
+        wanted["tablet"] = int(number)
+    answer = admin.post("/v1/tablets/resize", {**wanted, "dry_run": call.dry_run})
+    told = read(TabletsResized, answer)
+    if call.output != "json":
+        click.echo(_resized_text(full, told))
+    if call.wait and not call.dry_run and kind != "none":
+        _wait_until_resized(admin, told, call.timeout_s)
+    call.as_json(answer, "tablet-resize/1")
+
+
+def _resized_text(name: str, told: TabletsResized) -> str:
+    would = "would be " if told.dry_run else ""
+    if told.kind == "none":
+        return f"{name}: what was decided {would or 'is '}taken back, number {told.number}"
+    pairs = f", {render.counted(told.apart, 'pair')} brought together before" if told.apart else ""
+    return f"{name}: {told.kind} {told.number} {would}decided, {told.tablets} tablets to {told.after}{pairs}"
+
+
+def _wait_until_resized(admin: AdminClient, told: TabletsResized, timeout_s: float) -> None:
+    """Until the decision has ended; phases, and what they wait for, are told on stderr as they come."""
+    deadline, seen, name = time.monotonic() + timeout_s, "", f"{told.keyspace}.{told.table}"
+    while True:
+        answer = read(TabletTables, admin.get("/v1/tablets", keyspace=told.keyspace))
+        one = next(
+            (one for one in answer.tables if one.table == told.table or told.table in one.with_it), None
+        )
+        if one is None:
+            raise LockstepError(f"table {name} is not there any more")
+        if answer.epoch >= told.epoch and one.resize_number > told.number and one.resize_phase == "none":
+            break
+        waits = read(TabletPlan, admin.get("/v1/tablets/plan")).resizes
+        reasons = [wait.reason for wait in waits if wait.table == f"{one.keyspace}.{one.table}"]
+        text = f"phase: {one.resize_phase}" + "".join([f"; {reason}" for reason in reasons])
+        if text != seen:
+            seen = text
+            click.echo(text, err=True)
+        if time.monotonic() >= deadline:
+            raise OutcomeUnknown(
+                f"{told.kind} {told.number} of {name} is still {one.resize_phase} after {timeout_s:g} s",
+                hint="`lockstep tablets status` shows what it waits for, `--revoke` takes it back",
+            )
+        time.sleep(_POLL_S)
+    if one.tablets != told.after:
+        raise LockstepError(
+            f"{name} has {one.tablets} tablets, not {told.after}",
+            hint=f"{told.kind} {told.number} was taken back, or another one came after it",
+        )
+    click.echo(f"{name} has {one.tablets} tablets", err=True)
 
 
 @tablets.command()

@@ -1,5 +1,5 @@
 """`tablets/1`, the tables that spread by tablets; `tablet-map/1`, where the tablets of one of them lie;
-`tablet-move/1`, a move of one that has begun, or would."""
+`tablet-move/1`, a move of one that has begun, or would; `tablet-resize/1`, a split or merge by hand."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class TabletTable(msgspec.Struct, frozen=True):
     """`with_it`: the tables that lie with it, tablet by tablet. `group`: its placement group.
 
     `resize`: split or merge, where one is decided; `resize_number`: of the last decision; `resize_phase`:
-    none, preparing, closing or settling."""
+    none, preparing, closing or settling; `is_by_hand`: somebody asked for it. `kept`: the number of tablets
+    that it got so, below which it does not merge by itself; 0 where there is none."""
 
     keyspace: str
     table: str
@@ -34,6 +35,8 @@ class TabletTable(msgspec.Struct, frozen=True):
     resize: str = "none"
     resize_number: int = 0
     resize_phase: str = "none"
+    is_by_hand: bool = False
+    kept: int = 0
 
 
 class TabletTables(msgspec.Struct, frozen=True):
@@ -87,6 +90,24 @@ class TabletMoved(msgspec.Struct, frozen=True):
     kind: str = ""
     replicas: tuple[Replica, ...] = ()
     next: tuple[Replica, ...] = ()
+    epoch: int = 0
+    dry_run: bool = False
+
+
+class TabletsResized(msgspec.Struct, frozen=True):
+    """`kind`: split, merge, or none where a decision was taken back. `number`: of the decision. `tablets`:
+    how many there are, `after`: how many there will be; `apart`: pairs that are brought together before.
+    `epoch`: of the entry; of a dry run, that of the metadata it is about."""
+
+    schema: str = "tablet-resize/1"
+    keyspace: str = ""
+    table: str = ""
+    kind: str = ""
+    tablet: int | None = None
+    number: int = 0
+    tablets: int = 0
+    after: int = 0
+    apart: int = 0
     epoch: int = 0
     dry_run: bool = False
 

@@ -40,11 +40,13 @@ class ResizePhase(enum.StrEnum):
 
 class Resizing(msgspec.Struct, frozen=True, array_like=True):
     """What was decided last of how many tablets a table has, and how far that is; `epoch` is when the phase
-    was entered. The decision of a map that settles says already that there is none."""
+    was entered. The decision of a map that settles says already that there is none. `kept`: the number that
+    somebody gave it by hand, below which it does not merge by itself."""
 
     resize: Resize = NO_RESIZE
     phase: ResizePhase = ResizePhase.NONE
     epoch: int = 0
+    kept: int = 0
 
     @property
     def holds_still(self) -> bool:

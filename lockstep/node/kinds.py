@@ -20,7 +20,7 @@ from lockstep.topology import force_remove, lone_steps, repairs
 from lockstep.topology import requests as topology_requests
 from lockstep.topology import transformations as topology_transformations
 from lockstep.topology.kinds.registry import UNIONS
-from lockstep.topology.tablets import balancing, moves, resizes
+from lockstep.topology.tablets import asked, balancing, moves, resizes
 from lockstep.values.errors import ConfigurationError
 
 _TABLES: Final[tuple[Mapping[int, type[Any]], ...]] = (
@@ -32,6 +32,7 @@ _TABLES: Final[tuple[Mapping[int, type[Any]], ...]] = (
     moves.KINDS,
     balancing.KINDS,
     resizes.KINDS,
+    asked.KINDS,
     tablet_migration.KINDS,
     topology_requests.KINDS,
     force_remove.KINDS,

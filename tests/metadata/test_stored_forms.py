@@ -73,7 +73,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "session_id": "", "history": (), "cancel_reason": "", "step": 0,
     },
     "TabletGroupHead": {"is_balanced": True, "resizing": NOT_RESIZING},
-    "Resizing": {"resize": NO_RESIZE, "phase": ResizePhase.NONE, "epoch": 0},
+    "Resizing": {"resize": NO_RESIZE, "phase": ResizePhase.NONE, "epoch": 0, "kept": 0},
     "Transition": {"new_replication": None, "operation_id": 0, "position": None},
     "Position": {"session_id": "", "former": None, "target": None},
     "Request": {
@@ -154,6 +154,7 @@ NUMBERS: dict[type[enum.IntEnum], dict[str, int]] = {
         "ROLE_CHANGE": 31, "ROLE_MEMBERSHIP": 32, "PERMISSIONS": 33, "BEGIN_REPAIR": 34, "END_REPAIR": 35,
         "RECORD_UNDELIVERED": 36, "ADVANCE_TRANSITIONS": 37, "BEGIN_MOVES": 38,
         "SET_BALANCING": 39, "DECIDE_RESIZES": 40, "ADVANCE_RESIZE": 41, "MIGRATE_KEYSPACE": 42,
+        "ASK_RESIZE": 43,
     },
     RecordKind: {"HEADER": 1, "PIECE": 2, "ENTRIES": 3, "TRAILER": 4},
 }  # fmt: skip

@@ -7,18 +7,28 @@ So sizes that stay make one decision at most. Each decision of a table, also tha
 the next sequence number, and only what is ready for that number is ready. Without statistics nothing is
 decided by size. A pair is merged when both have the same replicas on the same shards; until then the second
 one's replicas follow the first one's, each to the nearest that is missing: on its own node, then in its rack.
-A tablet that something else has, or that a drain concerns, waits.
+A tablet that something else has, or that a drain concerns, waits. What was decided by hand is nobody's to
+revoke but by hand; and what a table has since is not made fewer by itself.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from lockstep.placement.tablets.counts import CountedTable, CountSettings, Rack, counts
+from lockstep.placement.tablets.evenness import (
+    in_even_ones,
+    is_narrow,
+    is_uneven,
+    narrow_pairs,
+    wide,
+    widest,
+    width,
+)
 from lockstep.placement.tablets.load import Drain, Host, LoadStatistics, TabletLoad
 from lockstep.placement.tablets.map import Tablet, TabletMap, midpoint
 from lockstep.placement.tablets.moves import Move, MoveKind, Why
@@ -30,6 +40,14 @@ from lockstep.values.ids import NodeId
 DECISIONS_MAX: Final = 10
 #: Tablets of one table that are split, or pairs merged, alone by one decision.
 ALONE_MAX: Final = 8
+#: The same of a decision that makes a table of unlike tablets even, or that somebody asked for.
+EVEN_MAX: Final = 64
+#: Bytes that a pair has at the most to be merged for evenness, in targets; from a whole one on it is not.
+_EVEN_BYTES: Final = 0.75
+#: Requests that a pair has at the most for that, and with which the decision is kept, in those of the average
+#: tablet: one that has four times as many is split alone.
+_EVEN_RATE: Final = 2.0
+_EVEN_RATE_KEPT: Final = 3.0
 #: A tablet is split alone above so many targets, or so many times the requests of the average one.
 ALONE_HUGE: Final = 4
 ALONE_HOT: Final = 4
@@ -48,24 +66,31 @@ class ResizeKind(enum.IntEnum):
 class Resize(msgspec.Struct, frozen=True, array_like=True):
     """What was decided last for a table. `rights`: the last tokens of the tablets that are split alone, or of
     the first ones of pairs that are merged alone; empty for the whole table. `isolated`: the last token of
-    the one that a merge of an odd number leaves alone."""
+    the one that a merge of an odd number leaves alone. `by_hand`: somebody asked for it."""
 
     kind: ResizeKind = ResizeKind.NONE
     sequence: int = 0
     rights: tuple[int, ...] = ()
     isolated: int | None = None
+    by_hand: bool = False
 
 
 NO_RESIZE: Final = Resize()
 
 
 class ResizedTable(msgspec.Struct, frozen=True):
-    """A placement group that may be resized: `counted` has its size and what was said of it."""
+    """A placement group that may be resized: `counted` has its size and what was said of it, `kept` is the
+    number of tablets that somebody gave it by hand."""
 
     map: TabletMap
     counted: CountedTable
     resize: Resize = NO_RESIZE
     loads: Mapping[int, TabletLoad] = {}
+    kept: int = 0
+
+    def at_least(self, count: int) -> int:
+        """The count, or the number given by hand where that is more; a maximum counts before both."""
+        return max(count, min([self.kept, *_maxima(self.counted)]))
 
 
 class Decided(msgspec.Struct, frozen=True):
@@ -114,7 +139,7 @@ def decide(
     standing = 0
     for table in tables:
         group, known = table.map.id, table.resize
-        wish, floor = wishes[group].count, floors[group].count
+        wish, floor = wishes[group].count, table.at_least(floors[group].count)
         if known.kind is not ResizeKind.NONE:
             reason = _against(table, wish, floor, settings)
             if reason is None:
@@ -122,7 +147,11 @@ def decide(
             else:
                 revoked.append(Decided(group, Resize(ResizeKind.NONE, known.sequence + 1), reason))
             continue
-        found = _whole(table, wish, wishes[group].rule) or _alone(table, settings, floor)
+        found = (
+            _evened(table, wish, floor, settings)
+            or _whole(table, wish, wishes[group].rule)
+            or _alone(table, settings, floor)
+        )
         if found is not None:
             made.append((-(table.counted.average_bytes or 0.0), found))
     assert standing + len(revoked) + len(made) <= len(tables), "a table has one decision"
@@ -142,10 +171,68 @@ def _whole(table: ResizedTable, wish: int, rule: str) -> Decided | None:
         return Decided(
             group, Resize(ResizeKind.SPLIT, sequence), f"{rule}: {wish} tablets instead of {current}"
         )
-    if current > 1 and (current + 1) // 2 >= wish:
+    if current > 1 and (current + 1) // 2 >= table.at_least(wish):
         resize = Resize(ResizeKind.MERGE, sequence, (), _isolated(table))
         return Decided(group, resize, f"{rule}: {wish} tablets instead of {current}")
     return None
+
+
+def _maxima(table: CountedTable) -> list[int]:
+    return [hints.max_tablet_count for hints in table.hints if hints.max_tablet_count]
+
+
+def _evened(table: ResizedTable, wish: int, floor: int, settings: CountSettings) -> Decided | None:
+    """For a table of unlike tablets, as one that lay on the ring has: a few are split, or pairs merged, until
+    they are about even, and as many as asked for. `floor`: how many are left at the least."""
+    tablets = list(table.map.tablets())
+    current, group = len(tablets), table.map.id
+    if current == 1 or not is_uneven(tablets) or wish >= 2 * current:
+        return None
+    sequence = table.resize.sequence + 1
+    count = _even_count(table, floor, settings)
+    room = min([TABLET_COUNT_MAX, *_maxima(table.counted)]) - current
+    short = wish - current
+    rights = widest(tablets, min(short, room, EVEN_MAX)) if short > 0 else []
+    rights = rights or wide(tablets, count, min(room, EVEN_MAX))
+    pairs: list[int] = []
+    if current > floor:
+        may = _even_pair(table, settings, _EVEN_BYTES, _EVEN_RATE)
+        pairs = narrow_pairs(tablets, count, min(current - floor, EVEN_MAX), may)
+    if pairs:
+        reason = (
+            f"{len(pairs)} pairs of narrow tablets, of {current}, are no wider than one of {count} even ones"
+        )
+        return Decided(group, Resize(ResizeKind.MERGE, sequence, tuple(pairs)), reason)
+    if rights:
+        reason = f"{len(rights)} of {current} tablets are much wider than one of {count} even ones"
+        return Decided(group, Resize(ResizeKind.SPLIT, sequence, tuple(rights)), reason)
+    return None
+
+
+def _even_count(table: ResizedTable, floor: int, settings: CountSettings) -> int:
+    """How many even tablets the table would have: as many as are asked for, or as its size makes."""
+    average, target = table.counted.average_bytes, settings.target_bytes / table.counted.members
+    by_bytes = round(table.map.count * average / target) if average is not None else 0
+    count = min([max(1, floor, by_bytes), TABLET_COUNT_MAX, *_maxima(table.counted)])
+    assert count >= 1, "a table has a tablet"
+    return count
+
+
+def _even_pair(
+    table: ResizedTable, settings: CountSettings, bytes_share: float, rate_share: float
+) -> Callable[[Tablet, Tablet], bool]:
+    """Whether a pair is small and cold enough to be merged for evenness; what nobody measured is."""
+    target = settings.target_bytes / table.counted.members
+    rate_max = max(HOT_RATE_MIN, rate_share * _mean_rate(table))
+    nothing = TabletLoad(0)
+
+    def may(one: Tablet, two: Tablet) -> bool:
+        loads = (table.loads.get(one.right, nothing), table.loads.get(two.right, nothing))
+        assert one.right != two.right, "a pair is two tablets"
+        is_small = loads[0].bytes + loads[1].bytes < bytes_share * target
+        return is_small and loads[0].rate + loads[1].rate <= rate_max
+
+    return may
 
 
 def _isolated(table: ResizedTable) -> int | None:
@@ -161,8 +248,10 @@ def _against(table: ResizedTable, wish: int, floor: int, settings: CountSettings
     """Why a decision that stands is revoked; None while it is kept."""
     current, average = table.map.count, table.counted.average_bytes
     target = settings.target_bytes / table.counted.members
+    if table.resize.by_hand:
+        return None
     if table.resize.rights:
-        return _against_alone(table, target)
+        return _against_alone(table, floor, settings)
     if table.resize.kind is ResizeKind.SPLIT:
         if wish < current:
             return f"{wish} tablets are wanted instead of {current}"
@@ -246,9 +335,10 @@ def _is_cold_pair(
     return loads[0].bytes + loads[1].bytes < bytes_max and loads[0].rate + loads[1].rate <= rate_max
 
 
-def _against_alone(table: ResizedTable, target: float) -> str | None:
+def _against_alone(table: ResizedTable, floor: int, settings: CountSettings) -> str | None:
     if table.counted.average_bytes is None:
         return None
+    target, count = settings.target_bytes / table.counted.members, _even_count(table, floor, settings)
     mean, rights = _mean_rate(table), table.resize.rights
     tablets = {one.right: one for one in table.map.tablets()}
     if any(right not in tablets for right in rights):
@@ -256,9 +346,17 @@ def _against_alone(table: ResizedTable, target: float) -> str | None:
     if table.resize.kind is ResizeKind.SPLIT:
         if any(_is_large(tablets[right], table, target, mean, 0.5) for right in rights):
             return None
+        # What was decided for evenness is kept while any is wider than an even one.
+        if is_uneven(list(tablets.values())) and any(
+            in_even_ones(width(tablets[right]), count) > 1 for right in rights
+        ):
+            return None
         return "none of the tablets is large or hot any more"
+    is_even = _even_pair(table, settings, 1.0, _EVEN_RATE_KEPT)
     for right in rights:
         pair = (tablets[right], table.map.at(right + 1))
+        if is_narrow(*pair, max(1, count // 2)) and is_even(*pair):
+            continue
         if not _is_cold_pair(table, *pair, target, max(mean, HOT_RATE_MIN), 1 << 64):
             return f"the pair that ends at {pair[1].right} is not small and cold any more"
     return None

@@ -48,6 +48,7 @@ from lockstep.server.admin.requests import LIVE_PATH, ExcludeList, Requests
 from lockstep.server.admin.requests import PATH as EXCLUDED_PATH
 from lockstep.server.admin.tablet_migrations import MigrationRequests
 from lockstep.server.admin.tablet_requests import TabletRequests
+from lockstep.server.admin.tablet_resizes import ResizeRequests
 from lockstep.server.cql.cql_server import CqlServer
 from lockstep.server.metrics.exposition import CONTENT_TYPE, exposition
 from lockstep.server.reports import documents as reports
@@ -383,6 +384,7 @@ class Admin:
             ),
             *TabletRequests(node).operations(),
             *MigrationRequests(node).operations(),
+            *ResizeRequests(node).operations(),
         ]
 
     def _request_operations(self) -> list[Operation]:

@@ -51,6 +51,8 @@ def _table(cluster: ClusterMetadata, group: TabletGroup) -> TabletTable:
         resize=head.resizing.resize.kind.name.lower(),
         resize_number=head.resizing.resize.sequence,
         resize_phase=head.resizing.phase.value,
+        is_by_hand=head.resizing.resize.by_hand,
+        kept=head.resizing.kept,
     )
 
 

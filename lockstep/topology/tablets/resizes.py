@@ -20,10 +20,11 @@ from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.schema_part import PLACEMENTS
 from lockstep.metadata.tablets import TABLETS, ResizePhase, Resizing, TabletGroup
 from lockstep.metadata.transformations import refuse_before_initialize
+from lockstep.metadata.transitions import Lone, Transition
 from lockstep.placement.tablets.map import TabletMap, midpoint
 from lockstep.placement.tablets.resize import (
-    ALONE_MAX,
     DECISIONS_MAX,
+    EVEN_MAX,
     Resize,
     ResizeKind,
     apart,
@@ -65,9 +66,9 @@ class DecideResizes(msgspec.Struct, frozen=True, array_like=True):
         changed = []
         for one in self.changes:
             group = group_of(cluster, one.group)
-            _refuse_decision(group, one.resize, group.map(cluster.placements))
+            refuse_decision(group, one.resize, group.map(cluster.placements))
             phase = ResizePhase.NONE if one.resize.kind is ResizeKind.NONE else ResizePhase.PREPARING
-            changed.append(_with(group, Resizing(one.resize, phase, epoch)))
+            changed.append(_with(group, Resizing(one.resize, phase, epoch, group.head.resizing.kept)))
         assert len(changed) == len(self.changes), "all are decided, or none"
         return cluster.changed(TABLETS.set(cluster.tablets.with_groups(changed)))
 
@@ -97,7 +98,7 @@ class AdvanceResize(msgspec.Struct, frozen=True, array_like=True):
             ResizePhase.SETTLING: ResizePhase.NONE,
         }[was.phase]
         assert phase is not was.phase, "a phase is left"
-        changed = _with(group, Resizing(was.resize, phase, epoch))
+        changed = _with(group, Resizing(was.resize, phase, epoch, was.kept))
         return cluster.changed(TABLETS.set(cluster.tablets.with_groups((changed,))))
 
     def _resized(self, cluster: ClusterMetadata, group: TabletGroup, epoch: int) -> ClusterMetadata:
@@ -117,11 +118,19 @@ class AdvanceResize(msgspec.Struct, frozen=True, array_like=True):
         assert not is_split or map_.count <= made.count <= 2 * map_.count, "a split makes more"
         # That there is nothing more to do is a decision, too.
         none = Resize(ResizeKind.NONE, resizing.resize.sequence + 1)
-        head = msgspec.structs.replace(group.head, resizing=Resizing(none, ResizePhase.SETTLING, epoch))
+        kept = _kept(resizing, made.count)
+        head = msgspec.structs.replace(group.head, resizing=Resizing(none, ResizePhase.SETTLING, epoch, kept))
         return cluster.changed(
             PLACEMENTS.set(cluster.placements.with_rings((made.ring,))),
             TABLETS.set(cluster.tablets.with_groups((TabletGroup(head, made.shards),))),
         )
+
+
+def _kept(resizing: Resizing, count: int) -> int:
+    """What a table keeps of its new number of tablets, which somebody gave it or not."""
+    if not resizing.resize.by_hand:
+        return resizing.kept
+    return count if resizing.resize.kind is ResizeKind.SPLIT else min(resizing.kept, count)
 
 
 def group_of(cluster: ClusterMetadata, group_id: int) -> TabletGroup:
@@ -141,7 +150,8 @@ def _with(group: TabletGroup, resizing: Resizing) -> TabletGroup:
     return TabletGroup(head, group.shards)
 
 
-def _refuse_decision(group: TabletGroup, wanted: Resize, map_: TabletMap) -> None:
+def refuse_decision(group: TabletGroup, wanted: Resize, map_: TabletMap) -> None:
+    """Raises Rejected where a decision does not follow that which stands, or cannot be carried out."""
     known, name = group.head.resizing, _name(group)
     if wanted.sequence != known.resize.sequence + 1:
         raise Rejected(f"decision {wanted.sequence} of {name} does not follow {known.resize.sequence}")
@@ -149,8 +159,8 @@ def _refuse_decision(group: TabletGroup, wanted: Resize, map_: TabletMap) -> Non
         raise Rejected(f"{name} has a new map since epoch {known.epoch}, which is not everywhere yet")
     if (known.phase is ResizePhase.NONE) is (wanted.kind is ResizeKind.NONE):
         raise Rejected(f"{name} is {known.phase}: one decision stands until it is taken back")
-    if len(wanted.rights) > ALONE_MAX or list(wanted.rights) != sorted(set(wanted.rights)):
-        raise Rejected(f"at most {ALONE_MAX} tablets of {name} are resized alone, each once")
+    if len(wanted.rights) > EVEN_MAX or list(wanted.rights) != sorted(set(wanted.rights)):
+        raise Rejected(f"at most {EVEN_MAX} tablets of {name} are resized alone, each once")
     if any(map_.ending(right) is None for right in wanted.rights):
         raise Rejected(f"a tablet of {name} is not there")
     if wanted.kind is ResizeKind.SPLIT:
@@ -210,6 +220,12 @@ def held_by_repair(cluster: ClusterMetadata, group: TabletGroup, map_: TabletMap
             if any(placed.range.right in rights for placed in map_.ring.overlapping(range_)):
                 return f"{repair.title()} holds its tablets"
     return None
+
+
+def holder_text(cluster: ClusterMetadata, one: Transition) -> str:
+    """What has a tablet that is on its way."""
+    operation = cluster.operations_by_id.get(one.operation_id)
+    return operation.title() if operation is not None else Lone(one).title()
 
 
 def moving(cluster: ClusterMetadata, group: int) -> int:

@@ -207,7 +207,8 @@ def _resized_table(
         map_.count,
         average_bytes(map_, statistics),
     )
-    return ResizedTable(map_, counted, group.head.resizing.resize, tablet_loads(map_, statistics))
+    resizing = group.head.resizing
+    return ResizedTable(map_, counted, resizing.resize, tablet_loads(map_, statistics), resizing.kept)
 
 
 def _next(
