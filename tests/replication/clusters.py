@@ -222,12 +222,16 @@ class ScriptedInternode:
         self.repeated_log = RepeatedLog(lambda event, **facts: None)
         self.fast: dict[int, tuple[Any, Any]] = {}
         self.slow: dict[int, tuple[Any, Any]] = {}
+        #: Verbs whose requests go to several in one frame.
+        self.shared: list[int] = []
         wire.nodes[self.address] = self
 
     def register_fast(
         self, verb: int, request: Any, reply: Any, handler: Any, *, shares: bool = False
     ) -> None:
         self.fast[verb] = (decoder(request), handler)
+        if shares:
+            self.shared.append(verb)
 
     def register(self, verb: int, request: Any, reply: Any, handler: Any) -> None:
         self.slow[verb] = (decoder(request), handler)

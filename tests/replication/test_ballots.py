@@ -183,6 +183,24 @@ def test_what_is_kept_is_what_changed_and_is_read_as_it_was() -> None:
     assert [cell.column for cell in gone.cells] == [2]
 
 
+def test_of_cells_that_ended_nothing_is_known_and_the_others_stay() -> None:
+    kept = Acceptor(ballot(30), proposal(20, b"v"), proposal(10))
+    mutation = mutation_between(Acceptor(), kept, PLACE, mutation_id=b"id", now_s=100)
+    [row] = mutation.rows
+    for gone in range(3):
+        cells = tuple(
+            msgspec.structs.replace(cell, value=None) if at == gone else cell
+            for at, cell in enumerate(row.cells)
+        )
+        ended = msgspec.structs.replace(row, cells=cells)
+        left = state_in(ReadResult((Partition(PLACE.token, PLACE.key, rows=(ended,)),)))
+        assert left == Acceptor(
+            NO_BALLOT if gone == 0 else kept.promised,
+            None if gone == 1 else kept.accepted,
+            None if gone == 2 else kept.committed,
+        )
+
+
 def test_a_promise_is_durable_reads_and_binds() -> None:
     async def test() -> None:
         voter = Voter()

@@ -9,9 +9,18 @@ from typing import Any
 
 import pytest
 
-from lockstep.quorum.failure_codes import STALE_AFTERWARDS, STALE_PLACEMENT
+from lockstep.internode import verbs
+from lockstep.quorum.failure_codes import (
+    CATCH_UP_FAILED,
+    NOT_REPLICA,
+    STALE_AFTERWARDS,
+    STALE_DROPPED,
+    STALE_PLACEMENT,
+    STALE_TABLE,
+    UNKNOWN_TABLE,
+)
 from lockstep.replica.messages import ReadRequest, WriteReply, WriteRequest
-from lockstep.values.errors import StaleEpoch
+from lockstep.values.errors import NotReplica, PeerTimeout, StaleEpoch
 from lockstep.values.ids import Consistency
 from tests.replication.clusters import ScriptedNode, make_nodes, read_one, upsert, whole_ring
 from tests.replication.support import run
@@ -125,6 +134,74 @@ def test_a_request_that_is_not_finished_holds_the_drain_of_the_fence() -> None:
         assert len(answers) == 1
 
     run(test)
+
+
+def test_a_drain_ends_with_what_was_accepted_before_it_and_waits_for_nothing_later() -> None:
+    async def test() -> None:
+        node, gates = lone(), [asyncio.Event(), asyncio.Event()]
+        left = iter(gates)
+
+        async def synced(_sequence: int) -> None:
+            await next(left).wait()
+
+        node.engine.synced = synced  # type: ignore[method-assign]
+        drains = []
+        for number in (1, 2):
+            node.replica.write(WriteRequest(5, 1, upsert(number)), lambda answer: None)
+            drains.append(asyncio.ensure_future(node.replica.drain(5)))
+            await turns()
+        assert [one.done() for one in drains] == [False, False] and node.replica.unfinished() == 2
+        gates[0].set()
+        await turns()
+        assert [one.done() for one in drains] == [True, False] and node.replica.unfinished() == 1
+        gates[1].set()
+        await drains[1]
+        assert node.replica.unfinished() == 0
+
+    run(test)
+
+
+@pytest.mark.parametrize("verb", [verbs.WRITE, verbs.READ_REPAIR, verbs.HINT, verbs.READ])
+def test_who_cannot_learn_what_a_request_needs_says_so_and_counts_it(verb: int) -> None:
+    async def test() -> None:
+        _, (node, other) = make_nodes(2, whole_ring(5, [1, 2], factors={"": 2}))
+        _, handler = node.internode.fast[verb]
+        answers: list[Any] = []
+        ahead = ReadRequest(7, 7, read_one(1)) if verb == verbs.READ else WriteRequest(7, 7, upsert(1))
+        handler(other.internode.peer, ahead, answers.append)
+        await turns()
+        assert [type(one) for one in answers] == [PeerTimeout] and node.catch_ups == [7]
+        assert node.replica.refusals.counts[CATCH_UP_FAILED] == node.replica.refusals.waits == 1
+        assert not node.engine.applied and not node.engine.reads
+
+    run(test)
+
+
+def test_requests_of_writes_alone_go_to_several_in_one_frame() -> None:
+    assert lone().internode.shared == [verbs.WRITE]
+
+
+def test_each_request_that_is_not_taken_has_its_reason() -> None:
+    gone = whole_ring(6, [1], tables=False, factors=ONE)
+    elsewhere = whole_ring(6, [2], factors=ONE, dcs={1: "dc1"})
+    changed = whole_ring(6, [1], table_epoch=6, factors=ONE)
+    for cluster, epoch, error, reason in (
+        (gone, 5, StaleEpoch, STALE_DROPPED),
+        (gone, 6, NotReplica, UNKNOWN_TABLE),
+        (elsewhere, 6, NotReplica, NOT_REPLICA),
+        (changed, 5, StaleEpoch, STALE_TABLE),
+    ):
+        node = lone()
+        node.cluster = cluster
+        with pytest.raises(error) as of_write:
+            node.replica.write(WriteRequest(epoch, 1, upsert(1)), lambda answer: None)
+        with pytest.raises(error) as of_read:
+            node.replica.read_now(reading(epoch))
+        for caught in (of_write.value, of_read.value):
+            assert isinstance(caught, NotReplica) or (caught.epoch, caught.reason) == (6, reason)
+        counts = node.replica.refusals.counts
+        assert {name: count for name, count in counts.items() if count} == {reason: 2}
+        assert not node.engine.applied and not node.engine.reads
 
 
 def test_the_second_look_costs_less_than_a_microsecond() -> None:

@@ -215,6 +215,8 @@ def test_what_is_lacking_is_taken_durably_by_who_owns_it() -> None:
         with pytest.raises(NotReplica, match="150"):
             await clinic.participant.mend(Mend("s", 4, (upsert(150, b"a", b"x"),)))
         assert not clinic.guards.any_held and len(clinic.engine.applied) == 2
+        await clinic.participant.mend(Mend("s", 4, (own[0],)))
+        assert clinic.participant.counts.changes_taken == 4, "those of all mends together"
 
     run(test)
 

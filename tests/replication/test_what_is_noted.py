@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from lockstep.quorum.failure_codes import LABELS, READ, REASONS, STALE_AFTERWARDS, Refusals
+from lockstep.internode.repeated_log import RepeatedLog
+from lockstep.quorum.failure_codes import (
+    LABELS,
+    READ,
+    REASONS,
+    STALE_AFTERWARDS,
+    Refusals,
+    late,
+    note_refusal,
+)
 from lockstep.quorum.plans import PlanBook
 from lockstep.quorum.request_trace import RequestTrace
-from lockstep.quorum.speculation import ExtraRequests, Histogram
-from lockstep.values.errors import WriteTimeout
+from lockstep.quorum.round import Target
+from lockstep.quorum.speculation import ExtraRequests, Histogram, Latencies
+from lockstep.values.errors import DiskRefused, PeerTimeout, PeerUnreachable, WriteTimeout
 from lockstep.values.ids import Consistency, NodeId
-from lockstep.values.limits import LATENCY_SAMPLES_MAX, PLANS_NOTED_MAX
+from lockstep.values.limits import LATENCY_SAMPLES_MAX, LATENCY_TABLES_MAX, PLANS_NOTED_MAX
 
 from .clusters import TABLE_ID, read_one, upsert, whole_ring
-from .support import RecordingProbes
+from .support import RecordingProbes, run
 
 QUORUM = Consistency.QUORUM
 
@@ -45,6 +57,56 @@ def test_a_histogram_holds_what_it_counts_and_is_never_full() -> None:
     histogram.total += 1
     with pytest.raises(AssertionError, match="miscounted"):
         histogram.validate()
+
+
+def test_half_of_a_full_histogram_is_forgotten_and_single_requests_with_it() -> None:
+    histogram = Histogram()
+    histogram.add(1000)
+    for _ in range(LATENCY_SAMPLES_MAX - 1):
+        histogram.add(1)
+    assert histogram.total == (LATENCY_SAMPLES_MAX - 1) // 2 and isinstance(histogram.total, int)
+    assert histogram.percentile(100) < 2
+
+
+def test_as_many_tables_as_there_is_room_for_are_known() -> None:
+    known = Latencies()
+    for table_id in range(LATENCY_TABLES_MAX):
+        known.add(table_id, 0.001)
+    known.validate()
+    known._by_table[LATENCY_TABLES_MAX] = Histogram()
+    with pytest.raises(AssertionError, match="make room"):
+        known.validate()
+
+
+ONE, TWO = Target(NodeId(1), ("10.0.0.1", 1), "dc1"), Target(NodeId(2), ("n2", 1), "dc1")
+
+
+def test_a_timeout_says_also_who_failed_meanwhile_and_nothing_of_who_is_silent() -> None:
+    silent = WriteTimeout(QUORUM, 1, 2, "SIMPLE")
+    text = silent.message
+    assert late(silent, (ONE, TWO), None).message == text
+    assert late(silent, (ONE, TWO), {NodeId(2): PeerTimeout("late")}).message == text
+    failures = {NodeId(2): PeerTimeout("late"), NodeId(1): DiskRefused("full")}
+    assert late(silent, (ONE, TWO), failures) is silent
+    assert silent.message == f"{text} Failures: UNKNOWN from /10.0.0.1 (DISK_REFUSED: full)"
+
+
+def test_what_a_replica_answered_is_logged_and_that_it_is_out_of_reach_is_not() -> None:
+    said: list[tuple[str, dict[str, Any]]] = []
+
+    async def test() -> None:
+        log = RepeatedLog(lambda event, **facts: said.append((event, facts)))
+        note_refusal(log, "write", TWO, PeerUnreachable("down"))
+        assert said == []
+        note_refusal(log, "write", TWO, DiskRefused("full"))
+
+    run(test)
+    assert said == [
+        (
+            "replica.refused",
+            {"kind": "write", "node": 2, "address": "n2", "code": "DISK_REFUSED", "reason": "full"},
+        )
+    ]
 
 
 def test_plans_are_noted_for_who_asks_and_how_the_request_ended() -> None:
