@@ -23,7 +23,7 @@ import msgspec
 
 from lockstep.consensus import paxos
 from lockstep.consensus.paxos import NO_BALLOT, STEPS, Ballot, Happened, Phase, Promises, Proposal
-from lockstep.coordination.context import CoordinationContext
+from lockstep.coordination.context import SHOWN, CoordinationContext
 from lockstep.coordination.driving import carry_out
 from lockstep.coordination.writes import Writes
 from lockstep.internode import verbs
@@ -550,7 +550,8 @@ class Rounds:
         for part, _ in lacking(partitions, results):
             owner.reach("conditional.repaired")
             mutation = repair_mutation(self.place.table_id, part, owner.context.new_mutation_id())
-            await owner.writes.begin(mutation, COUNTED_AS[self.serial], self.left_ms())
+            level = COUNTED_AS[self.serial]
+            await owner.writes.begin(mutation, level, self.left_ms(), terms=SHOWN)
 
     def leave_hints(self, plan: Plan, decided: Proposal, paxos_round: PaxosRound) -> None:
         """For replicas that seem dead; the next decision brings what others miss."""

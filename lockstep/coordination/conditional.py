@@ -12,6 +12,7 @@ what nobody waits for is forgotten. Passing is a courtesy that saves ballots: sa
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -158,9 +159,21 @@ class Conditionals:
             )
             if request.own is not None and request.phase is not Phase.ENDED:
                 await request.apply(request.own, consistency)
+            if decision.mutation is not None and decision.mutation.captured is not None:
+                await self._log_beside(request, decision.mutation, consistency)
             return decision.answer
 
         return await self._counted(request, run)
+
+    async def _log_beside(self, request: _Write, mutation: Mutation, consistency: Consistency) -> None:
+        """Bring what was decided to the replicas of the log that are none of the table, where there are any:
+        those of both have applied both."""
+        captured, shared = mutation.captured, self.shared
+        assert captured is not None, "the change is captured"
+        with contextlib.suppress(InvalidRequest):  # The table or its log was dropped meanwhile.
+            if shared.plans.plan_of(mutation, consistency).also is not None:
+                shared.reach("conditional.log_beside")
+                await shared.writes.begin(captured, consistency, request.left_ms())
 
     async def read(self, command: ReadCommand, serial: Consistency, patience: Patience) -> ReadResult:
         """Live content of one partition that reflects all that was decided before. ReadTimeout and the other

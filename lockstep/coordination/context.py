@@ -55,5 +55,7 @@ class Terms(msgspec.Struct, frozen=True):
 CLIENT: Final = Terms()
 OWED: Final = Terms(is_owed=True, needs_columns=False)
 PAIRED: Final = Terms(is_owed=True, needs_columns=False, is_paired=True)
+#: What a quorum is to hold before a client is told of it.
+SHOWN: Final = Terms(needs_columns=False)
 #: What a read saw to be lacking is no write of a client: the next read sees it again.
 REPAIR: Final = Terms("read-repair", verbs.READ_REPAIR, leaves_hints=False, needs_columns=False)

@@ -53,7 +53,7 @@ def begin_guaranteed(
     try:
         if not is_admitted:
             writes.admit()
-        plan = pair or writes.plans.write_plan(mutation.table_id, mutation.token, Consistency.ANY)
+        plan = pair or writes.plans.plan_of(mutation, Consistency.ANY)
         deadline_s = writes.runtime.clock.monotonic_s() + timeout_ms / 1000
         write = Write(writes, Round(WRITE, plan), mutation, deadline_s, told, terms, "BATCH")
         write.settled = settled

@@ -140,11 +140,16 @@ class Writes:
         self.catch_ups = 0
 
     def begin(
-        self, mutation: Mutation, consistency: Consistency, timeout_ms: float, write_type: str = "SIMPLE"
+        self,
+        mutation: Mutation,
+        consistency: Consistency,
+        timeout_ms: float,
+        write_type: str = "SIMPLE",
+        terms: Terms = CLIENT,
     ) -> asyncio.Future[None]:
         """As `submit` with a future that ends with None or the error."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.submit(mutation, consistency, timeout_ms, settle(future), write_type)
+        self.submit(mutation, consistency, timeout_ms, settle(future), write_type, terms)
         return future
 
     def submit(
@@ -154,13 +159,17 @@ class Writes:
         timeout_ms: float,
         told: Told,
         write_type: str = "SIMPLE",
+        terms: Terms = CLIENT,
     ) -> None:
         """Start a write; `told` hears once of its end, perhaps before this returns.
 
-        Raises Unavailable, Overloaded or InvalidRequest when nothing was sent; `told` hears nothing then.
+        Raises Unavailable, Overloaded, InvalidRequest or ColumnsGone when nothing was sent; `told` hears
+        nothing then.
         """
         self.admit()
-        plan = self.plans.write_plan(mutation.table_id, mutation.token, consistency)
+        plan = self.plans.plan_of(mutation, consistency)
+        if plan.log_id and terms.needs_columns and not _is_captured(plan, mutation):
+            raise ColumnsGone(str(mutation.table_id), begun=False)
         now_s = self.runtime.clock.monotonic_s()
         if now_s > plan.alive_until_s:
             if consistency is not Consistency.ANY or self.hints is None or not self.hints.policy.enabled:
@@ -171,11 +180,11 @@ class Writes:
         if base_writes is not None and plan.has_views:
             first_epoch = plan.epoch
             write = Write(
-                self, Round(WRITE, plan), mutation, deadline_s, told, CLIENT, write_type, first_epoch
+                self, Round(WRITE, plan), mutation, deadline_s, told, terms, write_type, first_epoch
             )
             write.settled = base_writes.watch(write)
         else:
-            write = Write(self, Round(WRITE, plan), mutation, deadline_s, told, CLIENT, write_type)
+            write = Write(self, Round(WRITE, plan), mutation, deadline_s, told, terms, write_type)
         write.start()
 
     def submit_batch(self, writes: Sequence[Begun], timeout_ms: float) -> None:
@@ -230,14 +239,23 @@ def _require_size(mutation: Mutation, encoded_bytes: int, *, is_whole: bool) -> 
 
 def _has_columns(cluster: ClusterMetadata, mutation: Mutation) -> bool:
     """Whether the table, which is there, has all columns that are written."""
-    table = cluster.table(mutation.table_id)
+    table, captured = cluster.table(mutation.table_id), mutation.captured
     assert table is not None, "a table with a plan is in the schema"
+    logged = captured is not None and cluster.table(captured.table_id) is not None
+    if captured is not None and logged and not _has_columns(cluster, captured):
+        return False
     known = table.by_id
     return all(
         part.column in known
         for row in (*mutation.rows, *((mutation.static,) if mutation.static is not None else ()))
         for part in (*row.cells, *row.column_deletions)
     )
+
+
+def _is_captured(plan: Plan, mutation: Mutation) -> bool:
+    """Whether the write says what it adds to the log of its table's changes, if that has one by now."""
+    captured = mutation.captured
+    return not plan.log_id or (captured is not None and captured.table_id == plan.log_id)
 
 
 def _failure(round_: Round[Plan], write_type: str) -> WriteFailure:
@@ -429,14 +447,16 @@ class Write:
         mutation, round_ = self.mutation, self.round
         plan = round_.plan
         try:
-            newest = self.owner.plans.write_plan(mutation.table_id, mutation.token, plan.consistency)
+            newest = self.owner.plans.plan_of(mutation, plan.consistency)
         except RequestError as error:
             self.owner.reach("write.table_gone")
             self.end(error)
             return None
         if newest.needs_epoch <= plan.epoch:
             return plan if self.terms.is_paired else newest
-        if not self.terms.needs_columns or _has_columns(self.owner.plans.cluster, mutation):
+        if not self.terms.needs_columns or (
+            _is_captured(newest, mutation) and _has_columns(self.owner.plans.cluster, mutation)
+        ):
             return newest
         # A name may stand for another column by now: whoever planned the mutation has to do so again.
         self.owner.reach("write.columns_gone")

@@ -239,10 +239,11 @@ class BatchStore:
                 continue
             reason = OUTLIVED if is_past else EXPIRED
             self._hints.dropped[reason] += 1
-            plan = self._hints.plans.write_plan(mutation.table_id, mutation.token, Consistency.ONE)
+            plan = self._hints.plans.plan_of(mutation, Consistency.ONE)
             marks = [
-                self._hints.mark_of(reason, target.node, mutation, batch.created_us)
+                mark
                 for target in plan.targets
+                for mark in self._hints.marks_of(reason, target.node, mutation, batch.created_us)
             ]
             self._hints.store.mark(marks)
         return owed

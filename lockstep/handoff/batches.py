@@ -63,7 +63,7 @@ class Batches:
             require_fitting(mutation, len(encode(mutation)))
         if consistency is not Consistency.ANY:
             for mutation in mutations:
-                plan = self._writes.plans.write_plan(mutation.table_id, mutation.token, consistency)
+                plan = self._writes.plans.plan_of(mutation, consistency)
                 plan.require_alive(self._context.opinions)
         self._writes.admit()
         self._count += 1

@@ -126,7 +126,12 @@ class HintDelivery:
                 late = [(one, fate) for one, fate in judged if fate in (Fate.GONE, Fate.EXPIRED)]
                 if not late:
                     break
-                marks = [self._hints.expired(target, one.hint) for one, fate in late if fate is Fate.EXPIRED]
+                marks = [
+                    mark
+                    for one, fate in late
+                    if fate is Fate.EXPIRED
+                    for mark in self._hints.expired(target, one.hint)
+                ]
                 self._store.delete([one for one, _ in late], marks)
                 count = HINTS_PAGE
                 await asyncio.sleep(0)
@@ -152,7 +157,7 @@ class HintDelivery:
             else:
                 delivered.append(stored)
                 if fate is Fate.EXPIRED:
-                    marks.append(self._hints.expired(target, stored.hint))
+                    marks += self._hints.expired(target, stored.hint)
         goes_on = True
         for stored, plan, answer in sent:
             try:
@@ -162,7 +167,7 @@ class HintDelivery:
             except InvalidRequest:
                 # It would not take it the next time either, and others wait behind.
                 delivered.append(stored)
-                marks.append(self._hints.given_up(INVALID, target, stored.hint))
+                marks += self._hints.given_up(INVALID, target, stored.hint)
             except LockstepError:
                 self.failed += 1
                 goes_on = False
@@ -184,7 +189,7 @@ class HintDelivery:
         is_late = self._hints.is_late(min(gc_grace_s, hint.gc_grace_s), hint.created_us)
         if is_late or self._hints.outlived(mutation, hint.created_us):
             return Fate.EXPIRED, None
-        plan = self._plans.write_plan(mutation.table_id, mutation.token, Consistency.ONE)
+        plan = self._plans.plan_of(mutation, Consistency.ONE)
         is_target = any(one.node == target for one in plan.targets)
         if is_target and plan.group.epoch <= hint.epoch:
             return Fate.SEND, plan
@@ -222,7 +227,7 @@ class HintDelivery:
         if reply.accepted_epoch < plan.needs_epoch:
             return False
         try:
-            newest = self._plans.write_plan(hint.mutation.table_id, hint.mutation.token, Consistency.ONE)
+            newest = self._plans.plan_of(hint.mutation, Consistency.ONE)
         except InvalidRequest:
             return True  # the table is gone
         return newest.needs_epoch <= plan.epoch

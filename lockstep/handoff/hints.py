@@ -220,14 +220,18 @@ class Hints:
         self.dropped[reason] += 1
         self._runtime.probes.reach("hints.dropped")
         try:
-            return self.store.mark([self.mark_of(reason, node, mutation, now_us)])
+            return self.store.mark(self.marks_of(reason, node, mutation, now_us))
         except LockstepError:
             # The store is busy, the disk has no more room than its reserve, or it died and says so itself.
             self._runtime.probes.reach("hints.mark_refused")
             return None
 
-    def mark_of(self, reason: str, node: NodeId, mutation: Mutation, newest_us: int) -> DroppedHints:
-        """The mark of the range that a write is in."""
+    def marks_of(self, reason: str, node: NodeId, mutation: Mutation, newest_us: int) -> list[DroppedHints]:
+        """The marks of the range that a write is in, and of that of the log which it adds to."""
+        both = [one for one in (mutation, mutation.captured) if one is not None]
+        return [self._mark_of(reason, node, one, newest_us) for one in both]
+
+    def _mark_of(self, reason: str, node: NodeId, mutation: Mutation, newest_us: int) -> DroppedHints:
         try:
             found = self.plans.write_plan(mutation.table_id, mutation.token, Consistency.ONE).range
             left, right = found.left, found.right
@@ -235,13 +239,13 @@ class Hints:
             left, right = mutation.token - 1, mutation.token
         return DroppedHints(mutation.table_id, node, left, right, reason, newest_us, newest_us, 1)
 
-    def expired(self, node: NodeId, hint: Hint) -> DroppedHints:
-        """Count a hint that is too old to be sent; the mark to write as it is deleted."""
+    def expired(self, node: NodeId, hint: Hint) -> list[DroppedHints]:
+        """Count a hint that is too old to be sent; the marks to write as it is deleted."""
         reason = OUTLIVED if self.outlived(hint.mutation, hint.created_us) else EXPIRED
         self._runtime.probes.reach("hints.expired")
         return self.given_up(reason, node, hint)
 
-    def given_up(self, reason: str, node: NodeId, hint: Hint) -> DroppedHints:
-        """Count a hint that is not sent any more; the mark to write as it is deleted."""
+    def given_up(self, reason: str, node: NodeId, hint: Hint) -> list[DroppedHints]:
+        """Count a hint that is not sent any more; the marks to write as it is deleted."""
         self.dropped[reason] += 1
-        return self.mark_of(reason, node, hint.mutation, hint.created_us)
+        return self.marks_of(reason, node, hint.mutation, hint.created_us)

@@ -59,6 +59,15 @@ class Generation(msgspec.Struct, frozen=True, array_like=True, dict=True):
         """The tokens, unpacked: some ms for hundreds of thousands."""
         return unpacked(self.tokens)
 
+    def stream_for(self, token: int) -> bytes:
+        """The stream of the range that a token lies in; the first range begins behind the last one's end."""
+        place = bisect_left(self._ends, token) % self.count
+        return _stream(self._ends[place], place, self._mark)
+
+    @cached_property
+    def _ends(self) -> array[int]:
+        return self.range_ends()
+
     def streams(self, low: int = TOKEN_MIN, high: int = TOKEN_MAX) -> Iterator[tuple[int, bytes]]:
         """(end of the range, stream id) in the order of the ring, of the ends from `low` to `high`."""
         mark, ends = self._mark, self.range_ends()

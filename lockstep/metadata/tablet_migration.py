@@ -26,6 +26,7 @@ from lockstep.placement.deltas import computed_ring
 from lockstep.placement.placements import RingPlacement
 from lockstep.placement.strategies import NETWORK_TOPOLOGY
 from lockstep.schema.changes import SYSTEM_KEYSPACES
+from lockstep.schema.log_tables import captures
 from lockstep.schema.model import Keyspace, Table
 from lockstep.schema.tablet_options import KeyspaceTablets
 from lockstep.values.errors import OperationRunning, Rejected
@@ -130,6 +131,12 @@ def _fit(cluster: ClusterMetadata, keyspace: Keyspace) -> RingPlacement:
             f"{keyspace.replication.strategy}",
             keyspace=keyspace.name,
             hint=f"`lockstep topology rf {keyspace.name}` or ALTER KEYSPACE changes that first",
+        )
+    if captures(cluster.schema, keyspace):
+        raise Rejected(
+            f"changes of tables of keyspace {keyspace.name} are captured, by streams of ranges of its ring",
+            keyspace=keyspace.name,
+            hint="ALTER TABLE ... WITH cdc = {'enabled': false} ends capturing",
         )
     ring = cluster.placements.ring(keyspace.group)
     total = keyspace.replication.total

@@ -29,6 +29,7 @@ from lockstep.placement.quorums import (
 )
 from lockstep.quorum.round import Target, asking, first_choice
 from lockstep.quorum.speculation import Policy, policy_of
+from lockstep.schema.log_tables import log_of
 from lockstep.schema.model import Replication, Table
 from lockstep.schema.table_options import option
 from lockstep.schema.view_changes import views_of
@@ -37,6 +38,7 @@ from lockstep.values.errors import InvalidRequest, Unavailable
 from lockstep.values.ids import Consistency, NodeId
 from lockstep.values.limits import PLANS_CACHED_MAX
 from lockstep.values.node_limits import SCAN_RANGES_MAX
+from lockstep.values.rows import Mutation
 from lockstep.values.tokens import TOKEN_MAX, Range
 
 
@@ -71,6 +73,7 @@ class Plan:
     __slots__ = (
         "_counts",
         "alive_until_s",
+        "also",
         "asker",
         "attainable",
         "by_node",
@@ -82,6 +85,7 @@ class Plan:
         "has_views",
         "is_local",
         "local",
+        "log_id",
         "near_first",
         "needs",
         "needs_epoch",
@@ -113,9 +117,13 @@ class Plan:
         self.by_node: Mapping[NodeId, Target] = {target.node: target for target in targets}
         self.everyone = asking(targets)
         self.asker = asker
+        #: What the same answers have to satisfy as well.
+        self.also: Plan | None = None
         #: Whether all targets are in the asker's data centre; whether writes of the table change views.
         self.is_local = all(target.dc == asker.dc for target in targets)
         self.has_views = False
+        #: Of the log that takes what writes of the table change; 0 without one.
+        self.log_id = 0
         #: The asker, if it is a target, and the other targets.
         self.local = self.by_node.get(asker.node)
         self.remote = tuple(target for target in targets if target is not self.local)
@@ -172,17 +180,45 @@ class Plan:
             self.consistency,
             self.asker,
         )
-        plan.has_views = self.has_views
+        plan.has_views, plan.log_id = self.has_views, self.log_id
         return plan
+
+    def beside(self, other: Plan) -> Plan:
+        """The plan of a write that is of this plan's place and of the other's at once: each replica of either
+        takes what is its own, and both are to be satisfied."""
+        assert self.epoch == other.epoch and self.consistency is other.consistency, "both are of one moment"
+        assert self.also is None and other.also is None, "a write is of two places at most"
+        newest = max(self.group.epoch, other.group.epoch)
+        plan = Plan(
+            self.epoch,
+            max(self.needs_epoch, other.needs_epoch),
+            self.range,
+            ReplicaGroup(self.group.reads, self.group.writes, newest),
+            (*self.targets, *(target for target in other.targets if target.node not in self.by_node)),
+            self.needs,
+            self.consistency,
+            self.asker,
+        )
+        plan.has_views, plan.log_id = self.has_views, self.log_id
+        plan._counts = self._counts
+        assert plan.needs_epoch <= plan.epoch, "what matters to both has happened"
+        if not self.asks_as(other):
+            plan.also = other
+            plan.attainable = self.attainable and other.attainable
+        return plan
+
+    def asks_as(self, other: Plan) -> bool:
+        """Whether the same answers of the same nodes satisfy the other plan."""
+        return self.needs == other.needs and self.by_node.keys() == other.by_node.keys()
 
     def satisfied_by(self, nodes: Iterable[NodeId]) -> bool:
         """Whether answers of these nodes (others are ignored) meet every need."""
-        held = nodes if len(self._counts) == 1 else tuple(nodes)
+        held = nodes if len(self._counts) == 1 and self.also is None else tuple(nodes)
         # A loop, for it costs half of `all` and runs in every request.
-        for count, voters in self._counts:  # noqa: SIM110
+        for count, voters in self._counts:
             if len(voters.intersection(held)) < count:
                 return False
-        return True
+        return self.also is None or self.also.satisfied_by(held)
 
     def require_alive(self, opinions: Opinions) -> None:
         """Unavailable when the replicas that seem alive could not satisfy the plan."""
@@ -256,10 +292,12 @@ class TablePlacement:
 
     __slots__ = (
         "additional_write",
+        "besides",
         "changed_epoch",
         "epoch",
         "has_tablets",
         "has_views",
+        "log_id",
         "plans",
         "recounts",
         "repairs",
@@ -276,6 +314,7 @@ class TablePlacement:
         recounts: bool,
         table: Table,
         has_tablets: bool = False,
+        log_id: int = 0,
     ) -> None:
         #: Of the metadata value.
         assert changed_epoch <= epoch, "a metadata value holds no change that comes after it"
@@ -286,12 +325,16 @@ class TablePlacement:
         #: Whether the replication of its placement group changes.
         self.recounts = recounts
         self.has_views = bool(table.views)
+        #: Of the log that takes what changes in the table; 0 without one.
+        self.log_id = log_id
         #: Whether the placement group is tablets of one table.
         self.has_tablets = has_tablets
         #: By (whether it writes, level, right bound of the range).
         self.plans: dict[tuple[bool, Consistency, int], Plan] = {}
         #: Of reads of several ranges, by (level, right bound of the first one).
         self.scans: dict[tuple[Consistency, int], Plan] = {}
+        #: Of writes that go to the log of changes too, by (level, right bound, that in the log's table).
+        self.besides: dict[tuple[Consistency, int, int], Plan] = {}
         #: When a read, or the repair that it needs, turns to one more replica.
         self.speculation: Policy = policy_of(option(table.options, "speculative_retry"))
         self.additional_write: Policy = policy_of(option(table.options, "additional_write_policy"))
@@ -364,13 +407,34 @@ class PlanBook:
         assert changed_epoch <= cluster.epoch, f"table {table_id} changes later"
         recounts = ring.id in cluster.recounting
         has_tablets = ring.id in cluster.tablets.by_group
-        found = TablePlacement(cluster.epoch, changed_epoch, ring, recounts, table, has_tablets)
+        log = log_of(cluster.schema, table)
+        log_id = log.id if log is not None else 0
+        found = TablePlacement(cluster.epoch, changed_epoch, ring, recounts, table, has_tablets, log_id)
         self._tables[table_id] = found
         return found
 
     def write_plan(self, table_id: int, token: int, consistency: Consistency) -> Plan:
         """InvalidRequest when the table is gone."""
         return self._plan(table_id, token, consistency, True)
+
+    def plan_of(self, mutation: Mutation, consistency: Consistency) -> Plan:
+        """How to write a mutation with what it adds to a log of changes. InvalidRequest when its table is
+        gone; a log that is gone takes nothing."""
+        plan = self._plan(mutation.table_id, mutation.token, consistency, True)
+        captured = mutation.captured
+        if captured is None or self.placement(captured.table_id) is None:
+            return plan
+        assert captured.captured is None, "a log has no log"
+        other = self._plan(captured.table_id, captured.token, consistency, True)
+        if other.needs_epoch <= plan.needs_epoch and plan.asks_as(other):
+            return plan
+        placement = self._tables[mutation.table_id]
+        key = (consistency, plan.range.right, other.range.right)
+        both = placement.besides.get(key)
+        if both is None:
+            both = placement.besides[key] = plan.beside(other)
+            self._kept += 1
+        return both
 
     def read_plan(self, table_id: int, token: int, consistency: Consistency) -> Plan:
         """InvalidRequest when the table is gone."""
@@ -448,7 +512,7 @@ class PlanBook:
         needs_epoch = max(group.epoch, placement.changed_epoch)
         asker = Asker(self.own, local_dc)
         plan = Plan(cluster.epoch, needs_epoch, placed.range, group, targets, needs, consistency, asker)
-        plan.has_views = placement.has_views
+        plan.has_views, plan.log_id = placement.has_views, placement.log_id
         return plan
 
     def validate(self) -> None:
@@ -458,7 +522,7 @@ class PlanBook:
                 "a plan outlived its value"
             )
             assert placement.changed_epoch <= placement.epoch, f"table {table_id} changes later"
-            plans += len(placement.plans) + len(placement.scans)
+            plans += len(placement.plans) + len(placement.scans) + len(placement.besides)
         assert plans == self._kept <= PLANS_CACHED_MAX + 2, "plans are miscounted"
 
     def _local_dc(self, cluster: ClusterMetadata) -> str:

@@ -51,7 +51,7 @@ from lockstep.values.codec import decoder
 from lockstep.values.errors import LockstepError, NotReplica, StaleEpoch
 from lockstep.values.limits import PURGE_AGE_S_MIN
 from lockstep.values.node_limits import MERGED_BYTES_INLINE
-from lockstep.values.rows import Mutation, ReadCommand, ReadResult
+from lockstep.values.rows import Mutation, ReadCommand, ReadResult, without_log
 from lockstep.values.tokens import Range
 
 MUTATION = decoder(Mutation)
@@ -165,7 +165,7 @@ class BallotService:
         if mutation is not None:
             self._require_unpurged(request)
             # Before the ballots, as in `_commit`.
-            self._engine.apply(mutation)
+            self._engine.apply(self._own_part(mutation))
         sequence = self._keep(request.place, before, after)
         self._runtime.probes.reach("ballots.accepted")
         await self._engine.synced(sequence)
@@ -180,7 +180,7 @@ class BallotService:
         after = paxos.commit(before, request.proposal)
         if mutation is not None:
             self._require_unpurged(request)
-            sequence = self._engine.apply(mutation)
+            sequence = self._engine.apply(self._own_part(mutation))
         if after is not before or not value:
             # Later in the store's log: a crash never leaves this without what it speaks of.
             sequence = self._keep(request.place, before, after)
@@ -193,6 +193,16 @@ class BallotService:
         if len(value) <= MERGED_BYTES_INLINE:
             return MUTATION.decode(value)
         return await self._runtime.tasks.run_blocking(partial(MUTATION.decode, value))
+
+    def _own_part(self, mutation: Mutation) -> Mutation:
+        """Without what the change adds to a log of which this node is no replica: who decided writes that."""
+        captured = mutation.captured
+        if captured is None:
+            return mutation
+        placement = self._plans.placement(captured.table_id)
+        if placement is not None and self._own_id() in placement.ring.group_for(captured.token).writes:
+            return mutation
+        return without_log(mutation)
 
     def _require_unpurged(self, request: CommitRequest | ProposeRequest) -> None:
         """StaleEpoch when a later deletion may be gone here by a change that the sender may not know."""

@@ -40,7 +40,7 @@ from lockstep.replica.messages import ReadReply, ReadRequest, WriteReply, WriteR
 from lockstep.runtime.ports import Runtime
 from lockstep.values.errors import LockstepError, NotReplica, StaleEpoch
 from lockstep.values.node_limits import WRITES_A_TURN
-from lockstep.values.rows import Mutation, ReadCommand, ReadResult, has_large_row
+from lockstep.values.rows import Mutation, ReadCommand, ReadResult, has_large_row, without_log
 from lockstep.values.tokens import Range
 
 #: Tablets that are counted between two readings: more than a node is to hold, so that what nobody reads, as
@@ -204,15 +204,19 @@ class ReplicaService:
         group = placed.group
         if group.epoch > epoch or placement.changed_epoch > epoch:
             raise self._stale(placement, mutation.table_id, epoch, WRITE)
-        if self._plans.own not in group.writes:
+        is_own = self._plans.own in group.writes
+        if mutation.captured is not None:
+            mutation, is_own = self._own_part(mutation, mutation.captured, epoch, is_own)
+        if not is_own:
             self.refusals.refused(WRITE, NOT_REPLICA)
             raise NotReplica(f"node {self._plans.own} receives no writes for token {mutation.token}")
-        if placement.has_views:
+        has_views = placement.has_views and mutation.table_id == request.mutation.table_id
+        if has_views:
             # What follows for a view is worked out from the row that was there.
             self.require_held(mutation.table_id, Range(mutation.token - 1, mutation.token))
         self._probes.reach("replica.write.accepted")
-        first_epoch = request.first_epoch if placement.has_views else None
-        sequence = self._engine.apply(request.mutation, first_epoch=first_epoch)
+        first_epoch = request.first_epoch if has_views else None
+        sequence = self._engine.apply(mutation, first_epoch=first_epoch)
         self._accepted += 1
         if placement.has_tablets:
             self.counts.wrote((placement.ring.id, placed.range.right))
@@ -221,6 +225,23 @@ class ReplicaService:
         if not self._syncing:
             self._syncing = True
             self._runtime.tasks.spawn(self._sync(), "replica-sync")
+
+    def _own_part(
+        self, mutation: Mutation, captured: Mutation, epoch: int, is_own: bool
+    ) -> tuple[Mutation, bool]:
+        """What this node takes of a change and of what it adds to the log, and whether that is anything.
+        A log that is gone takes nothing."""
+        placement = self._plans.placement(captured.table_id)
+        if placement is None:
+            return without_log(mutation), is_own
+        group = placement.ring.group_for(captured.token)
+        if group.epoch > epoch or placement.changed_epoch > epoch:
+            raise self._stale(placement, captured.table_id, epoch, WRITE)
+        if self._plans.own in group.writes:
+            return (mutation, True) if is_own else (captured, True)
+        if is_own:
+            self._probes.reach("replica.write.without_log")
+        return without_log(mutation), is_own
 
     async def _sync(self) -> None:
         """Wait for durability of everything applied so far, answer it, and again while there is more."""
@@ -264,8 +285,12 @@ class ReplicaService:
         What was applied stays: the coordinator plans again and sends the identical mutation. A table that
         changed or is gone does not matter, for nobody looks for the write elsewhere.
         """
-        placement = self._plans.placement(request.mutation.table_id)
-        if placement is None or placement.ring.group_for(request.mutation.token).epoch <= request.epoch:
+        mutation, captured = request.mutation, request.mutation.captured
+        placement = self._plans.placement(mutation.table_id)
+        holds = placement is None or placement.ring.group_for(mutation.token).epoch <= request.epoch
+        if holds and captured is not None and (log := self._plans.placement(captured.table_id)) is not None:
+            placement, holds = log, log.ring.group_for(captured.token).epoch <= request.epoch
+        if placement is None or holds:
             return None
         self._probes.reach("replica.write.fenced")
         self.refusals.refused(WRITE, STALE_AFTERWARDS)

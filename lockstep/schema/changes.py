@@ -15,7 +15,9 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from lockstep.schema import log_tables
 from lockstep.schema.function_changes import FunctionChange, apply_function_change
+from lockstep.schema.log_tables import check_alone, check_name, logs_follow, without_log
 from lockstep.schema.model import (
     Column,
     ColumnKind,
@@ -310,6 +312,7 @@ def create_table(schema: Schema, change: CreateTable, epoch: int) -> Applied:
             f"Table name must not be empty, more than {_TABLE_CHARACTERS_MAX} characters long, or contain "
             f'non-alphanumeric-underscore characters (got "{name}")'
         )
+    check_name(keyspace.name, name)
     if name in keyspace.by_name:
         if change.if_not_exists:
             return schema, None
@@ -336,8 +339,9 @@ def create_table(schema: Schema, change: CreateTable, epoch: int) -> Applied:
     )
     assert made.id not in schema.tables_by_id, "a table's id is never given twice"
     assert all(column.id < made.next_column_id for column in made.columns), "nor is a column's"
-    grown = replace(schema, next_table_id=schema.next_table_id + 1)
-    return grown.with_table(made), ChangeSummary(CREATED, "TABLE", keyspace.name, name)
+    grown = replace(schema, next_table_id=schema.next_table_id + 1).with_table(made)
+    summary = ChangeSummary(CREATED, "TABLE", keyspace.name, name)
+    return logs_follow(grown, None, (keyspace.name, name), epoch), summary
 
 
 def _check_columns(change: CreateTable, space: Keyspace) -> None:
@@ -372,10 +376,12 @@ def drop_table(schema: Schema, change: DropTable) -> Applied:
         if change.if_exists:
             return schema, None
         raise _no_table(change.keyspace, change.name)
-    check_drop(keyspace.by_name[change.name])
-    assert not keyspace.by_name[change.name].views, "what is made from a table goes before it"
+    table = keyspace.by_name[change.name]
+    check_drop(table)
+    check_alone(schema, table, "dropped")
+    assert not table.views, "what is made from a table goes before it"
     return (
-        schema.without_table(keyspace.by_name[change.name]),
+        without_log(schema.without_table(table), table),
         ChangeSummary(DROPPED, "TABLE", change.keyspace, change.name),
     )
 
@@ -385,6 +391,7 @@ def empty_table(schema: Schema, change: EmptyTable, epoch: int) -> Applied:
     if table is None:
         raise _no_table(change.keyspace, change.name)
     check_truncate(table)
+    check_alone(schema, table, "emptied")
     made = replace(table, id=schema.next_table_id, epoch=epoch)
     assert made.id > table.id, "what was in the table is of an older id"
     grown = replace(schema, next_table_id=schema.next_table_id + 1)
@@ -401,6 +408,7 @@ def alter_table(schema: Schema, change: TableChange, epoch: int) -> Applied:
             return schema, None
         raise _no_table(change.keyspace, change.name)
     check_table_change(table)
+    check_alone(schema, table, "altered")
     if isinstance(change, AddColumns):
         altered = _add_columns(schema.by_name[change.keyspace], table, change)
     elif isinstance(change, DropColumns):
@@ -419,8 +427,9 @@ def alter_table(schema: Schema, change: TableChange, epoch: int) -> Applied:
         return schema, None
     assert altered.id == table.id, "what is in the table stays in it"
     assert altered.next_column_id >= table.next_column_id, "a column's id is never given twice"
+    followed = views_follow(schema.with_table(replace(altered, epoch=epoch)), table, altered, epoch)
     return (
-        views_follow(schema.with_table(replace(altered, epoch=epoch)), table, altered, epoch),
+        logs_follow(followed, table, (table.keyspace, table.name), epoch),
         ChangeSummary(UPDATED, "TABLE", change.keyspace, change.name),
     )
 
@@ -577,6 +586,7 @@ def validate(schema: Schema) -> None:
             signatures = [one.signature for one in callables]
             assert signatures == sorted(set(signatures)), f"what {keyspace.name} calls is sorted"
     check_references(tables)
+    log_tables.check_references(schema)
     ids = [table.id for table in tables]
     assert len(set(ids)) == len(ids) and max(ids, default=0) < schema.next_table_id, "a table id is reused"
     twin = schema_of(schema.keyspaces, schema.next_table_id)

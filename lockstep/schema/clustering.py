@@ -12,6 +12,7 @@ component of a partition key stands alone, several are each 2 length bytes, the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from lockstep.schema.types.base import CqlType
 from lockstep.values.errors import InvalidRequest
@@ -143,3 +144,76 @@ def split_key(key: bytes, count: int) -> tuple[bytes, ...]:
 
 def _too_long(size: int) -> InvalidRequest:
     return InvalidRequest(f"Key length of {size} is longer than maximum of {KEY_BYTES_MAX}")
+
+
+class Bound(NamedTuple):
+    """An end of a range of rows: values of the first clustering columns; none: it is not bounded."""
+
+    values: tuple[bytes, ...]
+    inclusive: bool
+
+
+#: Bytes of a value that are all 0xFF in byte order: more than any value of a type with a fixed length has.
+_CARRIED_MAX: Final = 64
+
+
+def slice_bounds(
+    types: Sequence[CqlType], descending: Sequence[bool], start: bytes, end: bytes
+) -> tuple[Bound, Bound]:
+    """The bounds, as values, of the slice start <= c < end that a restriction gave: the inverse of
+    `slice_for`, up to bounds that mean the same rows."""
+    first = _first(types, descending, start)
+    if not end:
+        return first, Bound((), True)
+    inner = _before(types, descending, end)
+    return first, Bound(inner, True) if inner is not None else Bound(_values(types, descending, end), False)
+
+
+def _first(types: Sequence[CqlType], descending: Sequence[bool], start: bytes) -> Bound:
+    values = _decoded(types, descending, start)
+    if values is not None:
+        return Bound(values, True)
+    inner = _before(types, descending, start)
+    assert inner is not None, "a slice begins at a prefix or behind one"
+    return Bound(inner, False)
+
+
+def _values(types: Sequence[CqlType], descending: Sequence[bool], encoded: bytes) -> tuple[bytes, ...]:
+    values = _decoded(types, descending, encoded)
+    assert values is not None, "a slice ends at a prefix or behind one"
+    return values
+
+
+def _before(types: Sequence[CqlType], descending: Sequence[bool], bound: bytes) -> tuple[bytes, ...] | None:
+    """The values of the prefix that a bound comes behind; None when it is behind none."""
+    if not bound or not bound[-1]:
+        return None
+    head = bound[:-1] + bytes((bound[-1] - 1,))
+    for carried in range(_CARRIED_MAX):
+        values = _decoded(types, descending, head + b"\xff" * carried)
+        if values is not None:
+            return values
+    return None
+
+
+def _decoded(
+    types: Sequence[CqlType], descending: Sequence[bool], encoded: bytes
+) -> tuple[bytes, ...] | None:
+    """The values of a prefix; None for what is none."""
+    at = 0
+    for kind, inverts in zip(types, descending, strict=True):
+        if at == len(encoded):
+            break
+        end = kind.component_end(encoded.translate(_INVERT) if inverts else encoded, at)
+        if end is None:
+            return None
+        at = end
+    if at != len(encoded):
+        return None
+    values = decode(types, descending, encoded)
+    try:
+        for kind, value in zip(types, values, strict=False):
+            kind.validate(value)
+    except InvalidRequest:
+        return None  # Bytes between two values.
+    return values

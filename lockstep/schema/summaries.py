@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from lockstep.schema.log_tables import SUFFIX
 from lockstep.schema.model import Keyspace, Schema
 from lockstep.schema.objects import Aggregate, Function
 from lockstep.schema.types import CqlType
@@ -50,11 +51,17 @@ def no_keyspace(name: str) -> Rejected:
 
 
 def changed_views(found: ChangeSummary, before: Schema, after: Schema) -> Iterator[ChangeSummary]:
-    """What drivers are told of views that followed a change of their base table."""
+    """What drivers are told of views, and of the log of changes, that followed a change of their table."""
     table = after.table(found.keyspace, found.name) if found.target == "TABLE" else None
     for name in table.views if table is not None and found.change == UPDATED else ():
         if before.table(found.keyspace, name) is not after.table(found.keyspace, name):
             yield ChangeSummary(UPDATED, "TABLE", found.keyspace, name)
+    if found.target == "TABLE":
+        log = found.name + SUFFIX
+        was, now = before.table(found.keyspace, log), after.table(found.keyspace, log)
+        if was is not now:
+            change = CREATED if was is None else UPDATED if now is not None else DROPPED
+            yield ChangeSummary(change, "TABLE", found.keyspace, log)
 
 
 def summaries_between(before: Schema, after: Schema) -> list[ChangeSummary]:

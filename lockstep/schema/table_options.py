@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from lockstep.schema.model import Keyspace
 from lockstep.schema.tablet_options import tablet_hints
@@ -276,6 +277,16 @@ def shown_map(name: str, text: str) -> dict[str, str]:
 
 _SHOWN = {"compaction": shown_compaction, "compression": shown_compression}
 
+#: Of the option cdc: changes are not captured.
+CAPTURE_OFF: Final = "false"
+CAPTURE_DEFAULTS: Final = {
+    "delta": "full",
+    "enabled": "false",
+    "postimage": "false",
+    "preimage": "false",
+    "ttl": "86400",
+}
+
 #: Every option a table has, with its default, in the order of descriptions.
 DEFAULTS: dict[str, str] = {
     "additional_write_policy": "99p",
@@ -307,6 +318,8 @@ DEFAULTS: dict[str, str] = {
     "tombstone_gc": map_text((("mode", "timeout"), ("propagation_delay_in_seconds", "3600"))),
 }
 MAP_OPTIONS = frozenset(("caching", "compaction", "compression", "extensions", "tablets", "tombstone_gc"))
+#: Options that are written as a map or as a simple value.
+_EITHER = frozenset(("cdc",))
 #: Options that Cassandra lacks: its tools see them only where they were set.
 UNDESCRIBED_DEFAULTS = frozenset(("tablets", "tombstone_gc"))
 #: When tombstones may go: after the grace time, once a repair is recorded, never, or at once.
@@ -334,7 +347,7 @@ def checked_options(
         check = _CHECKS.get(name)
         if check is None:
             raise Rejected(f"Unknown property '{name}'", cql_code=SYNTAX)
-        if isinstance(value, str) == (name in MAP_OPTIONS):
+        if name not in _EITHER and isinstance(value, str) == (name in MAP_OPTIONS):
             wanted = (
                 "It should be a map of options." if name in MAP_OPTIONS else "It should be a simple value."
             )
@@ -462,6 +475,37 @@ def _caching(name: str, value: OptionValue) -> str:
     return map_text(tuple(found.items()))
 
 
+def _capture(name: str, value: OptionValue) -> str:
+    """`true` stands for a map with the defaults of all but `enabled`."""
+    given = {"enabled": _boolean(name, value)} if isinstance(value, str) else dict(value)
+    found = dict(CAPTURE_DEFAULTS)
+    for key, raw in given.items():
+        if key not in found:
+            raise _refused(f"Invalid CDC option: {key}: there are {', '.join(found)}")
+        found[key] = _CAPTURE_CHECKS[key](f"{name}.{key}", raw)
+    return map_text(tuple(found.items())) if found["enabled"] == "true" else CAPTURE_OFF
+
+
+def _preimage(name: str, value: OptionValue) -> str:
+    return "full" if _text(name, value).lower() == "full" else _boolean(name, value)
+
+
+def _delta(name: str, value: OptionValue) -> str:
+    text = _text(name, value).lower()
+    if text not in ("full", "keys"):
+        raise _refused(f"Invalid value {value} for option '{name}': full and keys are allowed")
+    return text
+
+
+_CAPTURE_CHECKS: dict[str, Check] = {
+    "delta": _delta,
+    "enabled": _boolean,
+    "postimage": _boolean,
+    "preimage": _preimage,
+    "ttl": _whole(0, TTL_S_MAX),
+}
+
+
 def _tombstone_gc(name: str, value: OptionValue) -> str:
     given = dict(value) if not isinstance(value, str) else {}
     found = option_map(DEFAULTS[name])
@@ -490,7 +534,7 @@ _CHECKS: dict[str, Check] = {
     "allow_auto_snapshot": _boolean,
     "bloom_filter_fp_chance": _fraction,
     "caching": _caching,
-    "cdc": _boolean,
+    "cdc": _capture,
     "comment": _text,
     "compaction": _compaction,
     "compression": _compression,

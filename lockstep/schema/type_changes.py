@@ -19,6 +19,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from lockstep.schema.log_tables import check_not_log
 from lockstep.schema.model import Column, ColumnKind, Keyspace, Schema, Table, UserType
 from lockstep.schema.objects import Index
 from lockstep.schema.summaries import (
@@ -326,6 +327,7 @@ def create_index(schema: Schema, change: CreateIndex, epoch: int) -> Applied:
         if change.if_not_exists:
             return schema, None
         raise Rejected(f"Index '{change.index}' already exists", keyspace=change.keyspace)
+    check_not_log(table, "an index")
     _check_class(change)
     column, target = _target(space, table, change)
     name = change.index or _free_name(space, f"{table.name}_{column.name}")

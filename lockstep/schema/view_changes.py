@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from lockstep.schema.log_tables import check_not_log, check_view
 from lockstep.schema.model import Column, ColumnKind, Keyspace, Schema, Table
 from lockstep.schema.objects import View
 from lockstep.schema.summaries import (
@@ -116,6 +117,7 @@ def create_view(schema: Schema, change: CreateView, epoch: int) -> Applied:
         )
     if change.uuid in schema.table_ids:
         raise Rejected(f"ID {change.uuid} is already used by another table")
+    check_view(space.name, change.name, checked_options(change.options))
     selected = _selected(change, base)
     added = _check_key(change, space, base)
     _check_where(change, base)
@@ -164,6 +166,7 @@ def alter_view(schema: Schema, change: AlterView, epoch: int) -> Applied:
         raise _no_view(change.keyspace, change.name)
     check_hints(schema.by_name[change.keyspace], change.options)
     options = checked_options(change.options, view.options)
+    check_view(view.keyspace, view.name, options)
     if int(option(options, "gc_grace_seconds")) == 0:
         raise Rejected(f"Cannot alter gc_grace_seconds of a materialized view to 0, {_GRACE_NEEDED}")
     if int(option(options, "default_time_to_live")):
@@ -338,6 +341,7 @@ def _word_end(text: str, at: int) -> int:
 
 
 def _check_base(change: CreateView, base: Table) -> None:
+    check_not_log(base, "a materialized view")
     if base.is_counter:
         raise Rejected("Materialized views are not supported on counter tables")
     if base.view is not None:

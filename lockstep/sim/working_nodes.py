@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, Final, cast
 
 from lockstep.coordination import conditional, counters, read_round, reads, writes
+from lockstep.coordination.context import CLIENT, Terms
 from lockstep.coordination.writes import Told
 from lockstep.gossip import pulling, soft_state
 from lockstep.handoff import batch_store, hint_store, view_log
@@ -143,6 +144,7 @@ class WorkingNodes:
             timeout_ms: float,
             told: Told,
             write_type: str = "SIMPLE",
+            terms: Terms = CLIENT,
         ) -> None:
             _work(REQUEST_US)
             given, mark = self._given(name, timeout_ms), self._mark_of(node, mutation)
@@ -154,7 +156,7 @@ class WorkingNodes:
                     self._succeeded(name, f"a write of {mark!r}", given)
                 told(error)
 
-            submit(mutation, consistency, timeout_ms, judged, write_type)
+            submit(mutation, consistency, timeout_ms, judged, write_type, terms)
 
         async def judged_read(
             command: ReadCommand, consistency: Consistency, timeout_ms: float

@@ -16,6 +16,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPa
 from pyspark.sql.types import StructField, StructType
 
 from lockstep.cql.wire.messages import Value
+from lockstep.schema.log_tables import SUFFIX
 from lockstep.spark.columns import spark_type
 from lockstep.spark.cql_client import pool_of
 from lockstep.spark.options import Options, parse_options
@@ -36,7 +37,7 @@ from lockstep.spark.ring import (
 from lockstep.spark.scan import Hosts, PageDecoder, StatementReader
 from lockstep.spark.writer import LockstepWriter, write_plan
 from lockstep.values.errors import ConfigurationError, InvalidRequest
-from lockstep.values.tokens import token_of
+from lockstep.values.tokens import stream_token, token_of
 
 FORMAT: Final = "lockstep"
 _TOKEN_BYTES: Final = 8
@@ -85,7 +86,8 @@ class LockstepReader(DataSourceReader):
         """Record batches of about `batchRows` rows."""
         if isinstance(partition, KeyPartition):
             where = " AND ".join(f"{quoted(column.name)} = ?" for column in self._shape.partition_key)
-            wanted = [(key, token_of(_partition_key(key))) for key in partition.keys]
+            of_key = stream_token if self._options.table.endswith(SUFFIX) else token_of
+            wanted = [(key, of_key(_partition_key(key))) for key in partition.keys]
         else:
             assert isinstance(partition, RangePartition)
             token = f"token({', '.join(quoted(column.name) for column in self._shape.partition_key)})"

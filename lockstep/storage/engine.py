@@ -240,8 +240,9 @@ class StorageEngine:
     def apply(
         self, mutation: Mutation, also: Batch = (), *, by_repair: bool = False, first_epoch: int | None = 0
     ) -> int:
-        """Write a mutation, visible at once; returns the sequence to await with `synced` before
-        acknowledging it. InvalidRequest when it is too large, Overloaded when too much is unsynced.
+        """Write a mutation with what it adds to a log of changes, visible at once; returns the sequence to
+        await with `synced` before acknowledging it. InvalidRequest when it is too large, Overloaded when too
+        much is unsynced.
 
         `also` are operations of other families (a journal entry) that join the same atomic batch;
         `first_epoch` is handed to `derive`; None: the caller knows that nothing follows.
@@ -249,6 +250,12 @@ class StorageEngine:
         self._commit.admit_growth()
         prefix = keys.partition_prefix(mutation.table_id, mutation.token, mutation.key)
         batch = fragments_of(mutation, prefix)
+        captured = mutation.captured
+        if captured is not None:
+            log_prefix = keys.partition_prefix(captured.table_id, captured.token, captured.key)
+            logged = fragments_of(captured, log_prefix)
+            log_marks = self.unchanged.changed(captured.table_id, captured.token, by_repair=by_repair)
+            also = (*also, *logged, *log_marks)
         marks = self.unchanged.changed(mutation.table_id, mutation.token, by_repair=by_repair)
         derived = self._derive(mutation, first_epoch) if first_epoch is not None else None
         if derived is not None:
@@ -264,6 +271,11 @@ class StorageEngine:
         if self._ask_merge is not None:
             self._merge.wrote(prefix, batch)
         self.purge.touched(prefix)
+        if captured is not None:
+            self._commit.wrote(log_prefix, sequence)
+            if self._ask_merge is not None:
+                self._merge.wrote(log_prefix, logged)
+            self.purge.touched(log_prefix)
         self._runtime.probes.reach("storage.batch.written")
         if derived is not None:
             derived.written(sequence)

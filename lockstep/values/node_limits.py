@@ -218,3 +218,5 @@ BALLOTS_RESERVED_MS: Final = 500
 #: States of acceptors that a replica has in memory, and how large one is at most: eight megabytes in all.
 BALLOT_STATES_MAX: Final = 1024
 BALLOT_STATE_BYTES_MAX: Final = 8192
+#: Tables whose columns in the log of their changes a node keeps worked out: some 10 KiB each.
+CAPTURED_TABLES_CACHED_MAX: Final = 256

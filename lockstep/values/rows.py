@@ -75,7 +75,8 @@ class RangeDeletion(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Mutation(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Changes of one partition of one table; applied whole, resent identically on a re-plan."""
+    """Changes of one partition of one table; applied whole, resent identically on a re-plan. `captured`: what
+    they add to the log of the table's changes; a replica of both applies both at once."""
 
     table_id: int
     token: int
@@ -86,6 +87,13 @@ class Mutation(msgspec.Struct, frozen=True, array_like=True, gc=False):
     range_deletions: tuple[RangeDeletion, ...] = ()
     static: Row | None = None
     rows: tuple[Row, ...] = ()
+    captured: Mutation | None = None
+
+
+def without_log(mutation: Mutation) -> Mutation:
+    """The changes of the table alone."""
+    assert mutation.captured is None or mutation.captured.captured is None, "a log has no log"
+    return mutation if mutation.captured is None else msgspec.structs.replace(mutation, captured=None)
 
 
 class Slice(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -76,6 +76,19 @@ def _signed_word(part: bytes) -> int:
     return word
 
 
+#: Bytes of the token at the beginning of a stream's id.
+_TOKEN_BYTES = 8
+
+
+def stream_token(key: bytes) -> int:
+    """The token of a partition of a log of changes: the stream's id begins with it."""
+    if len(key) < _TOKEN_BYTES:
+        return token_of(key)
+    token = max(int.from_bytes(key[:_TOKEN_BYTES], "big", signed=True), TOKEN_MIN + 1)
+    assert FULL_RING.contains(token), "a stream lies on the ring"
+    return token
+
+
 class Range(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False):
     """Tokens t with left < t <= right; left < right always."""
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lockstep.coordination.ballot_rounds import Patience, Rounds
+from lockstep.coordination.context import Terms
 from lockstep.quorum.plans import PlanBook
 from lockstep.replica.messages import Place
 from lockstep.values.errors import (
@@ -54,7 +55,9 @@ class Office:
     def reach(self, label: str) -> None:
         self.reached.append(label)
 
-    def _begin(self, mutation: Mutation, level: Consistency, timeout_ms: float) -> asyncio.Future[None]:
+    def _begin(
+        self, mutation: Mutation, level: Consistency, timeout_ms: float, terms: Terms
+    ) -> asyncio.Future[None]:
         self.written.append((mutation, level, timeout_ms))
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self.error is None:

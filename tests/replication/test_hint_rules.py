@@ -149,7 +149,7 @@ def test_what_is_late_is_given_up_before_its_grace_time_ends_and_not_while_it_is
 def test_a_mark_is_of_the_range_of_the_write_and_counts_once() -> None:
     keeper = Keeper()
     hint = Hint(NOW_US - 7, 5, 10, upsert(1, b"a", VALUE))
-    mark = keeper.hints.expired(NodeId(3), hint)
+    (mark,) = keeper.hints.expired(NodeId(3), hint)
     assert (mark.node, mark.reason, mark.since_us, mark.newest_us, mark.count) == (
         3,
         EXPIRED,
@@ -161,7 +161,7 @@ def test_a_mark_is_of_the_range_of_the_write_and_counts_once() -> None:
     plan = keeper.hints.plans.write_plan(mark.table_id, 1, Consistency.ONE)
     assert (mark.left, mark.right) == (plan.range.left, plan.range.right)
     gone = msgspec.structs.replace(hint.mutation, table_id=mark.table_id + 1)
-    mark = keeper.hints.mark_of(EXPIRED, NodeId(3), gone, 1)
+    (mark,) = keeper.hints.marks_of(EXPIRED, NodeId(3), gone, 1)
     assert (mark.left, mark.right) == (gone.token - 1, gone.token), "there are no ranges any more"
 
 

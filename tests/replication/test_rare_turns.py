@@ -424,8 +424,8 @@ def test_a_batch_that_is_too_old_is_marked_instead_of_written() -> None:
         gc_grace_s=lambda _table: 100,
         outlived=lambda mutation, _us: mutation.token == 1,
         is_late=lambda _grace, _us: False,
-        plans=stand_in(write_plan=lambda *_: stand_in(targets=(NEAR, FAR))),
-        mark_of=lambda reason, node, *_: (reason, int(node)),
+        plans=stand_in(plan_of=lambda *_: stand_in(targets=(NEAR, FAR))),
+        marks_of=lambda reason, node, *_: [(reason, int(node))],
         store=stand_in(mark=marked.extend),
     )
     old, young = (Mutation(7, token, b"k", b"%016d" % token, 5) for token in (1, 2))
@@ -457,7 +457,7 @@ def test_what_a_view_is_owed_stays_with_the_batch_log_when_it_is_not_whole() -> 
 
 def test_a_hint_that_was_accepted_before_a_change_that_matters_is_not_delivered() -> None:
     def needing(epoch: int) -> Any:
-        return stand_in(_plans=stand_in(write_plan=lambda *_: stand_in(needs_epoch=epoch)))
+        return stand_in(_plans=stand_in(plan_of=lambda *_: stand_in(needs_epoch=epoch)))
 
     plan, hint = stand_in(epoch=6, needs_epoch=6), stand_in(mutation=WRITTEN)
     assert not HintDelivery._holds(needing(6), plan, hint, WriteReply(5))
@@ -467,7 +467,7 @@ def test_a_hint_that_was_accepted_before_a_change_that_matters_is_not_delivered(
     def gone(*_: Any) -> Any:
         raise InvalidRequest("the table is gone")
 
-    assert HintDelivery._holds(stand_in(_plans=stand_in(write_plan=gone)), plan, hint, WriteReply(6))
+    assert HintDelivery._holds(stand_in(_plans=stand_in(plan_of=gone)), plan, hint, WriteReply(6))
 
 
 def test_a_leaver_without_hints_has_nothing_synced() -> None:

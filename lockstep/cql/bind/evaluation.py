@@ -20,7 +20,6 @@ from lockstep.schema.types import (
     UserDefinedType,
     parse_type,
 )
-from lockstep.values.tokens import token_of
 
 Record = list[Any]
 
@@ -120,13 +119,13 @@ def joined(join: Callable[[list[Any]], bytes], parts: Sequence[Evaluate], *, tak
     return applied_run(lambda found, context: join(list(found)), parts, takes_null=takes_null)
 
 
-def token_of_key(parts: Sequence[Evaluate]) -> Evaluate:
+def token_of_key(parts: Sequence[Evaluate], of_key: Callable[[bytes], int]) -> Evaluate:
     def evaluate(record: Record, moment: Moment) -> bytes | None:
         found = [part(record, moment) for part in parts]
         key = [part for part in found if part is not None]
         if len(key) != len(found):
             return None
-        return token_of(derived_key(key)).to_bytes(8, "big", signed=True)
+        return of_key(derived_key(key)).to_bytes(8, "big", signed=True)
 
     return evaluate
 

@@ -23,12 +23,12 @@ from lockstep.cql.compile.select import POINT, SelectPlan, SelectPrepared
 from lockstep.cql.wire.primitives import pack_int, pack_row
 from lockstep.cql.wire.responses import encode_rows
 from lockstep.schema.clustering import decode, encode_prefix, split_key
+from lockstep.schema.log_tables import token_in
 from lockstep.schema.model import ColumnKind
 from lockstep.values.errors import InvalidRequest, ServerFault
 from lockstep.values.limits import PAGE_ROWS_DEFAULT, PARTITION_READS_AT_ONCE_MAX
 from lockstep.values.node_limits import PAGE_BYTES_MAX, ROWS_A_TURN, UNPAGED_BYTES_MAX, UNPAGED_ROWS_MAX
 from lockstep.values.rows import Partition, Position, ReadCommand, ReadResult, Row
-from lockstep.values.tokens import token_of
 
 _NULL = pack_int(-1)
 #: (what every row of a partition has here, packed, or None; position in the clustering, or -1; column id).
@@ -208,7 +208,7 @@ class PageBuilder:
         )
 
     def _point(self, key: bytes, after: Position | None, used: int) -> ReadCommand:
-        token = token_of(key)
+        token = token_in(self._plan.select.shape.table, key)
         return self._command(token - 1, token, key, after, used)
 
     def _point_commands(self) -> tuple[ReadCommand, ...]:

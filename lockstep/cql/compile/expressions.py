@@ -10,6 +10,7 @@ folded over them, and nothing else.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
@@ -35,6 +36,7 @@ from lockstep.cql.functions.user_aggregates import UserAggregate, aggregates_in,
 from lockstep.cql.functions.user_functions import choose_own, is_native, overloads_in, qualified
 from lockstep.cql.parse import tree
 from lockstep.cql.wire.messages import UNSET
+from lockstep.schema.log_tables import token_in
 from lockstep.schema.model import Column
 from lockstep.schema.types import (
     CollectionType,
@@ -337,7 +339,9 @@ class Expressions:
                 f"{len(kinds)} required but {len(call.arguments)} provided"
             )
         pairs = zip(call.arguments, kinds, strict=True)
-        return evaluation.token_of_key([self._as(term, kind) for term, kind in pairs]), evaluation.BIGINT
+        parts = [self._as(term, kind) for term, kind in pairs]
+        of_key = partial(token_in, self.shape.table)
+        return evaluation.token_of_key(parts, of_key), evaluation.BIGINT
 
     def cell_slot(self, column: int, *, whole: bool) -> int:
         return self.cells.setdefault(CellSlot(column, whole), len(self.cells))

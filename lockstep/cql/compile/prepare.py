@@ -14,6 +14,7 @@ from lockstep.cql.ddl.view_statements import check_where
 from lockstep.cql.parse import tree
 from lockstep.cql.parse.parser import Parsed, parse
 from lockstep.cql.parse.tree import RoleStatement
+from lockstep.schema.log_tables import is_log
 from lockstep.values.errors import InvalidRequest
 
 
@@ -168,4 +169,6 @@ def _writable_shape(name: tree.TableName, keyspace: str | None, catalog: Catalog
         raise InvalidRequest(f"Virtual table {shape.table.keyspace}.{shape.table.name} cannot be modified")
     if shape.table.view is not None:
         raise InvalidRequest("Cannot directly modify a materialized view")
+    if is_log(shape.table):
+        raise InvalidRequest("Cannot directly modify a log of changes")
     return shape

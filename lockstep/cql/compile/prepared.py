@@ -7,6 +7,8 @@ against it stays valid for exactly its tables' epochs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -15,10 +17,12 @@ from lockstep.cql.parse.grammar import RESERVED
 from lockstep.cql.parse.tree import Statement, Term
 from lockstep.cql.wire.messages import Value
 from lockstep.cql.wire.responses import ColumnSpec
+from lockstep.schema.log_tables import token_in
 from lockstep.schema.model import Column, Keyspace, Schema, Table
 from lockstep.schema.types import CqlType, parse_type
 from lockstep.schema.user_types import type_in
 from lockstep.values.errors import InvalidRequest
+from lockstep.values.tokens import token_of
 
 
 class TableShape(msgspec.Struct, frozen=True):
@@ -169,6 +173,8 @@ class Scope:
         self.keyspace = ""
         self.table = ""
         self.partition_types: tuple[CqlType, ...] = ()
+        #: From a partition key of the table to its token.
+        self.token_of: Callable[[bytes], int] = token_of
         self.space: Keyspace | None = None
         #: Where functions of other keyspaces are looked up.
         self.catalog: Catalog | None = None
@@ -185,6 +191,7 @@ class Scope:
         self.keyspace = shape.table.keyspace
         self.table = shape.table.name
         self.partition_types = shape.partition_types
+        self.token_of = partial(token_in, shape.table)
         self.space = shape.space
         self.types = {}
 

@@ -20,13 +20,14 @@ from lockstep.cql.compile.terms import TermPlan, Values, compile_term
 from lockstep.cql.compile.where import analyse
 from lockstep.cql.parse import tree
 from lockstep.cql.wire.messages import UNSET
+from lockstep.schema.log_tables import token_in
 from lockstep.schema.model import ColumnKind
 from lockstep.schema.types import parse_type
 from lockstep.schema.view_changes import unmarking
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.limits import PAGE_ROWS_MAX
 from lockstep.values.rows import ALL_ROWS, IndexRead, Slice
-from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, token_of
+from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 
 POINT = "POINT"
 RANGE = "RANGE"
@@ -240,7 +241,9 @@ def plan_select(
         keys = tuple(partition_keys(restrictions, values, context))
         if restrictions.tokens:
             within = token_range(restrictions, values, context)
-            keys = tuple(key for key in keys if within and within[0] < token_of(key) <= within[1])
+            keys = tuple(
+                key for key in keys if within and within[0] < token_in(select.shape.table, key) <= within[1]
+            )
     else:
         left, right = token_range(restrictions, values, context) or (TOKEN_MIN, TOKEN_MIN)
     slots = {column.name: slot for slot, column in enumerate(select.selection.columns)}

@@ -29,7 +29,6 @@ from lockstep.schema.types import (
 from lockstep.schema.types.numbers import int_bytes
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.limits import CQL_EXPRESSION_DEPTH_MAX
-from lockstep.values.tokens import token_of
 
 Values = Sequence[Value]
 
@@ -328,7 +327,7 @@ def _applied(function: Function, plans: Sequence[TermPlan]) -> TermPlan:
 
 
 def _token_call(term: tree.Call, scope: Scope) -> TermPlan:
-    kinds = scope.partition_types
+    kinds, of_key = scope.partition_types, scope.token_of
     if len(term.arguments) != len(kinds):
         raise InvalidRequest(
             f"Invalid number of arguments in call to function token: "
@@ -346,7 +345,7 @@ def _token_call(term: tree.Call, scope: Scope) -> TermPlan:
             if not isinstance(part, bytes):
                 raise InvalidRequest("Invalid null or unset value in call to function token")
             parts.append(part)
-        return token_of(derived_key(parts)).to_bytes(8, "big", signed=True)
+        return of_key(derived_key(parts)).to_bytes(8, "big", signed=True)
 
     return Computed(compute)
 

@@ -17,6 +17,7 @@ from lockstep.cql.compile.prepared import Catalog, ColumnSpec, Prepared, cql_nam
 from lockstep.cql.ddl.view_statements import index_statement, view_statement
 from lockstep.cql.parse import tree
 from lockstep.schema.changes import SYSTEM_KEYSPACES
+from lockstep.schema.log_tables import is_log
 from lockstep.schema.model import Column, ColumnKind, Keyspace, Replication, Table, UserType
 from lockstep.schema.objects import Aggregate, Function
 from lockstep.schema.table_options import DEFAULTS, MAP_OPTIONS, UNDESCRIBED_DEFAULTS, option, shown_map
@@ -245,7 +246,8 @@ def _keyspace_rows(keyspace: Keyspace, internals: bool, *, only: bool = False) -
     return rows + [
         row
         for table in keyspace.tables
-        if table.view is None
+        # Logs of changes are made with their tables.
+        if table.view is None and not is_log(table)
         for row in _table_rows(keyspace, table, internals)
     ]
 
@@ -377,7 +379,7 @@ def _option_texts(table: Table, with_id: bool, without: Sequence[str] = ()) -> l
         value = option(table.options, name)
         if name in without or (name in UNDESCRIBED_DEFAULTS and value == DEFAULTS[name]):
             continue
-        if name in MAP_OPTIONS:
+        if name in MAP_OPTIONS or value.startswith("{"):
             value = _map(sorted(shown_map(name, value).items()))
         elif name in _QUOTED_OPTIONS:
             value = _quoted(value)

@@ -112,6 +112,7 @@ accessor: "." name -> by_field
     | "PER" "PARTITION" "LIMIT" amount -> per_partition_limit
     | "LIMIT" amount -> limit
     | "ALLOW" "FILTERING" -> allow_filtering
+    | "BYPASS" "CACHE" -> bypass_cache
     | using
 ?grouping: name -> select_column | function_call
 ordering: name -> ascending | name "ASC" -> ascending | name "DESC" -> descending

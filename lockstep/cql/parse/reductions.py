@@ -442,6 +442,8 @@ _SELECT: dict[str, Handler] = {
     "per_partition_limit": _clause("per_partition_limit"),
     "limit": _clause("limit"),
     "allow_filtering": constant(Clause("allow_filtering", True)),
+    # Readers of logs of changes ask ScyllaDB for it; here nothing is kept of what is read.
+    "bypass_cache": flag("bypass_cache"),
     "ascending": lambda children: (children[0], False),
     "descending": lambda children: (children[0], True),
 }

@@ -86,6 +86,16 @@ class CqlType:
         assert encoded[at] == 2 and end <= len(encoded), f"damaged component of {self.text}"
         return self.from_sort_key(encoded[at + 1 : end]), end
 
+    def component_end(self, encoded: bytes, at: int) -> int | None:
+        """The offset behind the component that starts at `at`; None where none does."""
+        if self.fixed_bytes is None:
+            end = encoded.find(_END, at)
+            return end + 2 if end >= 0 else None
+        if encoded[at : at + 1] == EMPTY_MARK:
+            return at + 1
+        end = at + 1 + self.fixed_bytes
+        return end if encoded[at : at + 1] == VALUE_MARK and end <= len(encoded) else None
+
     @property
     def element(self) -> CqlType:
         """Element type of a list, set or vector."""

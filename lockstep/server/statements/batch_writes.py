@@ -19,6 +19,7 @@ from typing import Final
 import msgspec
 
 from lockstep.coordination.ballot_rounds import Patience
+from lockstep.coordination.capturing import Capturing, before_in
 from lockstep.coordination.conditional import Decision
 from lockstep.coordination.page import bytes_of
 from lockstep.cql.compile.conditional import ConditionalRequest, Verdict
@@ -34,13 +35,13 @@ from lockstep.node.services import NodeServices
 from lockstep.replica.messages import Place
 from lockstep.schema.model import Table
 from lockstep.server.metrics.latencies import SERIAL_LEVELS
-from lockstep.server.statements.statements import Statement, refuse_uncapturable
+from lockstep.server.statements.statements import Statement
 from lockstep.server.statements.user_functions import UserFunctions, called_by, is_long
 from lockstep.values.errors import ColumnsGone, InvalidRequest, LockstepError, RequestError, WriteTimeout
 from lockstep.values.ids import Consistency
 from lockstep.values.limits import UNLOGGED_PARTITIONS_WARNED
 from lockstep.values.node_limits import VIEWED_BYTES_MAX, VIEWED_CELLS_MAX, VIEWED_ROWS_MAX, WRITES_A_TURN
-from lockstep.values.rows import Mutation, Partition, ReadResult, Row
+from lockstep.values.rows import Mutation, Partition, ReadCommand, ReadResult, Row
 
 
 def require_derivable(cluster: ClusterMetadata, mutations: Iterable[Mutation]) -> None:
@@ -319,6 +320,7 @@ async def run_conditional(
     context: Context,
     parameters: QueryParameters,
     functions: UserFunctions,
+    capturing: Capturing,
     *,
     is_batch: bool,
 ) -> bytes:
@@ -336,16 +338,13 @@ async def run_conditional(
         context = await _with_results(functions, context, asked)
     long = any(is_long(statement.text, values) for statement, values in parts)
     request = await functions.aside.run(lambda: asked(context)) if long else asked(context)
-    captured = [statement.captured for statement, _ in parts if statement.captured]
 
     def decide(result: ReadResult, time_us: int) -> Decision:
         verdict = request.decide(result, time_us)
-        if verdict.mutation is not None:
-            require_derivable(node.log.cluster, (verdict.mutation,))
-        if captured and verdict.mutation is not None:
-            of_tables = frozenset[int]().union(*captured)
-            refuse_uncapturable(node.log.cluster.generations, of_tables, (verdict.mutation,), context.now_us)
-        return Decision(verdict.mutation, verdict)
+        if verdict.mutation is None:
+            return Decision(None, verdict)
+        require_derivable(node.log.cluster, (verdict.mutation,))
+        return Decision(_captured(capturing, verdict.mutation, request.command, result), verdict)
 
     timeouts = node.context.configuration.timeouts
     found: Verdict = await node.data.conditionals.write(
@@ -358,6 +357,28 @@ async def run_conditional(
         is_long=long,
     )
     return responses.rows(responses.encode_rows_metadata(version, found.columns), found.rows)
+
+
+def _captured(capturing: Capturing, mutation: Mutation, command: ReadCommand, result: ReadResult) -> Mutation:
+    """What was decided, with what the log of changes is to have of it. InvalidRequest for a state before of
+    rows that no condition is of: they were not read."""
+    capture = capturing.of(mutation.table_id)
+    if capture is None:
+        return mutation
+    before = None
+    if capture.reads_before:
+        read = {one.start for one in command.slices if one.end == one.start + b"\0"}
+        if (
+            mutation.deletion is not None
+            or mutation.range_deletions
+            or any(row.clustering not in read for row in mutation.rows)
+        ):
+            raise InvalidRequest(
+                "cdc: a conditional request of a table with preimage or postimage changes only rows that it "
+                "has conditions of"
+            )
+        before = before_in(mutation, result)
+    return capturing.with_log(capture, mutation, before)
 
 
 async def _with_results(

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from lockstep.coordination.capturing import Capturing
 from lockstep.coordination.writes import Begun
 from lockstep.cql.bind.modify import plan_batch, plan_modification
 from lockstep.cql.compile.conditional import is_conditional
@@ -51,7 +52,7 @@ from lockstep.server.statements.batch_writes import (
 )
 from lockstep.server.statements.schema_statements import SchemaStatements
 from lockstep.server.statements.selects import Selects
-from lockstep.server.statements.statements import Catalogs, Statement, Statements, refuse_uncapturable
+from lockstep.server.statements.statements import Catalogs, Statement, Statements
 from lockstep.server.statements.tablet_routing import TabletRouting
 from lockstep.server.statements.tracing import Trace, Tracer, texts_of
 from lockstep.server.statements.user_functions import (
@@ -165,6 +166,12 @@ class Executor:
         self._functions = UserFunctions(node)
         self._requested = RequestStatements(self.statements, self._functions.aside)
         self.selects = Selects(node, virtual, self._functions)
+        self._capturing = Capturing(
+            lambda: newest.cluster,
+            node.data.coordinator.read,
+            self._runtime.clock.wall_us,
+            node.context.configuration.timeouts.read_ms,
+        )
         self._schema = schema_statements
         self._roles = roles
         self._permits = permits
@@ -369,9 +376,7 @@ class Executor:
             lambda moment: plan_modification(prepared, values, moment, lists),
             is_long=is_long(statement.text, values) or are_long(lists),
         )
-        if statement.captured:
-            generations = self._node.log.cluster.generations
-            refuse_uncapturable(generations, statement.captured, mutations, context.now_us)
+        mutations = await self._capturing.attached(mutations)
         plan = statement.prepared.plan
         if isinstance(plan, BatchPlan):
             logged = plan.kind == "LOGGED"
@@ -401,7 +406,14 @@ class Executor:
     ) -> Answer:
         """A conditional statement, or the statements of a batch of the protocol."""
         found = await run_conditional(
-            self._node, session.version, parts, context, parameters, self._functions, is_batch=is_batch
+            self._node,
+            session.version,
+            parts,
+            context,
+            parameters,
+            self._functions,
+            self._capturing,
+            is_batch=is_batch,
         )
         return Answer(found)
 
@@ -443,10 +455,7 @@ class Executor:
             lambda moment: plan_batch(entries, moment, lists),
             is_long=long or are_long(lists),
         )
-        captured = [part.captured for part in different if part.captured]
-        if captured:
-            of_tables = frozenset[int]().union(*captured)
-            refuse_uncapturable(self._node.log.cluster.generations, of_tables, mutations, context.now_us)
+        mutations = await self._capturing.attached(mutations)
         logged = batch.kind == BATCH_LOGGED
         once = lists is not None
         warnings = await self._writes.batch(mutations, batch.parameters.consistency, logged=logged, once=once)

@@ -1,6 +1,5 @@
 """Statements that can be executed again without parsing: prepared ones, and texts that come often; the
-catalog that they are planned against; which of their writes change data capture refuses, for timestamps no
-stream can take.
+catalog that they are planned against.
 
 Invariant: a statement's id is a function of its keyspace (none for a statement that names its own) and its
 text, so it is the same on every node; a statement is planned against the schema it is executed under; one
@@ -13,7 +12,7 @@ to a stored one of its name, once that has all its tables.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from lockstep.cql.compile.modification import BatchPlan, ModificationPlan
@@ -23,7 +22,7 @@ from lockstep.cql.functions.user_functions import definitions
 from lockstep.cql.parse import tree
 from lockstep.cql.wire.constants import VERSION_MAX
 from lockstep.cql.wire.responses import RowsMetadata, encode_rows_metadata
-from lockstep.metadata.cdc import Generation, write_allowed
+from lockstep.schema.log_tables import log_of
 from lockstep.schema.model import Schema
 from lockstep.schema.user_types import types_of_table
 from lockstep.server.auth.permits import Needs, needs_of
@@ -32,41 +31,13 @@ from lockstep.server.statements.user_functions import LongStatements
 from lockstep.values.errors import InvalidRequest, Unprepared
 from lockstep.values.limits import PREPARED_STATEMENTS_MAX, TEXT_STATEMENT_CHARACTERS_MAX, TEXT_STATEMENTS_MAX
 from lockstep.values.node_limits import PREPARED_CHARACTERS_MAX
-from lockstep.values.rows import Mutation, Row
 
 
-def captured_tables(plan: object) -> frozenset[int]:
-    """Ids of the tables whose changes are captured, of those that a compiled statement writes to."""
+def is_captured(plan: object, schema: Schema) -> bool:
+    """Whether changes of a table that a compiled statement writes to are captured."""
     parts = plan.parts if isinstance(plan, BatchPlan) else (plan,)
     tables = (part.shape.table for part in parts if isinstance(part, ModificationPlan))
-    return frozenset(table.id for table in tables if table.option("cdc", "false") == "true")
-
-
-def refuse_uncapturable(
-    generations: Sequence[Generation], captured: frozenset[int], mutations: Sequence[Mutation], now_us: int
-) -> None:
-    """Raises InvalidRequest for a change of a captured table with a timestamp that no stream can take."""
-    for mutation in mutations:
-        if mutation.table_id in captured:
-            for timestamp_us in sorted(set(_timestamps(mutation))):
-                problem = write_allowed(generations, timestamp_us, now_us)
-                if problem:
-                    raise InvalidRequest(problem)
-
-
-def _timestamps(mutation: Mutation) -> Iterator[int]:
-    """Those that the client gave: a merged mutation has several, and a collection that is replaced is deleted
-    just before."""
-    yield mutation.timestamp_us
-    if mutation.deletion is not None:
-        yield mutation.deletion.timestamp_us
-    for gone in mutation.range_deletions:
-        yield gone.deletion.timestamp_us
-    rows: tuple[Row, ...] = mutation.rows if mutation.static is None else (mutation.static, *mutation.rows)
-    for row in rows:
-        for part in (row.liveness, row.deletion, *row.cells):
-            if part is not None:
-                yield part.timestamp_us
+    return any(log_of(schema, table) is not None for table in tables)
 
 
 STATEMENT_ID_BYTES: Final = 16
@@ -79,15 +50,14 @@ def digest16(data: bytes) -> bytes:
 
 class Statement:
     """One statement and what is encoded of it once. `shape_changed`: its result columns have changed since
-    it was first prepared here, so clients may hold outdated ones. `is_direct`: a write of one partition.
+    it was first prepared here, so clients may hold outdated ones. `is_direct`: a write of one partition
+    of a table whose changes are not captured.
     `operation`: what its latency is counted as.
-    `is_outdated`: it must be prepared again before it is executed. `captured`: the tables it writes to whose
-    changes are captured."""
+    `is_outdated`: it must be prepared again before it is executed."""
 
     __slots__ = (
         "_metadata",
         "_needs",
-        "captured",
         "catalog",
         "id",
         "is_direct",
@@ -130,11 +100,11 @@ class Statement:
         self.result_id = digest16(self.metadata(VERSION_MAX).columns if prepared.result_columns else b"")
         plan = prepared.plan
         self.operation = operation_of(prepared)
-        self.captured = captured_tables(plan)
         self.is_direct = (
             isinstance(plan, ModificationPlan)
             and plan.steps is not None
-            and not (self.captured or prepared.called or self.operation.table_class == SYSTEM)
+            and not (prepared.called or self.operation.table_class == SYSTEM)
+            and not is_captured(plan, catalog.schema)
         )
 
     def metadata(self, version: int) -> RowsMetadata:

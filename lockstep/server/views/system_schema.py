@@ -9,15 +9,17 @@ Invariant: types are texts as in a statement; what drivers make of a row creates
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any, Final
 
 from lockstep.cql.ddl.view_statements import shown_where, target_text
 from lockstep.schema.function_changes import return_type
+from lockstep.schema.log_tables import is_log
 from lockstep.schema.model import Column, ColumnKind, Keyspace, Schema, Table
-from lockstep.schema.table_options import option, option_map, shown_map
+from lockstep.schema.table_options import CAPTURE_OFF, option, option_map, shown_map
 from lockstep.schema.types import parse_type, parse_uuid
 from lockstep.server.statements.statements import shown
 from lockstep.server.views.virtual import NamedRows, Serialized, VirtualRow, VirtualTable, define
@@ -81,6 +83,8 @@ _TABLE_TYPES = {
     name: parse_type(text)
     for name, _, text in (column.strip().partition(" ") for column in _TABLES.split(";"))
 }
+#: By this name drivers of ScyllaDB take the first bytes of a stream's id for its token.
+_LOG_PARTITIONER = "com.scylladb.dht.CDCPartitioner"
 _FLAGS = Serialized(_TABLE_TYPES["flags"].serialize(["compound"]))
 _COUNTER_FLAGS = Serialized(_TABLE_TYPES["flags"].serialize(["compound", "counter"]))
 _FUNCTIONS = (
@@ -139,6 +143,7 @@ class SchemaTables:
                 lambda: map(_keyspace_row, self._real()),
             ),
             schema("tables", _TABLES, ("table_name",), self._of_tables(_TableRows())),
+            *self._of_scylla(),
             schema("views", _VIEWS, ("view_name",), self._of_tables(_ViewRows(self._stored))),
             schema("columns", _COLUMNS, ("table_name", "column_name"), self._of_tables(_column_rows)),
             schema(
@@ -187,6 +192,29 @@ class SchemaTables:
                 _COLUMNS,
                 ("table_name", "column_name"),
                 self._of_virtual_tables(_column_rows),
+            ),
+        ]
+
+    def _of_scylla(self) -> list[VirtualTable]:
+        """What clients of ScyllaDB look at: who has tablets, who captures changes, which tables are logs."""
+        return [
+            define(
+                "system_schema",
+                "scylla_keyspaces",
+                "keyspace_name text; initial_tablets int; storage_options frozen<map<text, text>>; "
+                "storage_type text",
+                ("keyspace_name",),
+                (),
+                lambda: map(_spread_row, self._real()),
+            ),
+            define(
+                "system_schema",
+                "scylla_tables",
+                "keyspace_name text; table_name text; cdc frozen<map<text, text>>; in_memory boolean; "
+                "partitioner text; tablets map<text, text>; version uuid",
+                ("keyspace_name",),
+                ("table_name",),
+                self._of_tables(_captured_rows),
             ),
         ]
 
@@ -243,6 +271,26 @@ def _keyspace_row(keyspace: Keyspace) -> VirtualRow:
     }
 
 
+def _spread_row(keyspace: Keyspace) -> VirtualRow:
+    """Clients of ScyllaDB tell by `initial_tablets` whether the keyspace has tablets."""
+    return {
+        "keyspace_name": keyspace.name,
+        "initial_tablets": keyspace.tablets.initial if keyspace.tablets is not None else None,
+    }
+
+
+def _captured_rows(table: Table) -> Iterator[VirtualRow]:
+    """Whose changes are captured, and which tables are logs, whose tokens are those of their streams."""
+    text = option(table.options, "cdc")
+    if table.view is None:
+        yield {
+            "keyspace_name": table.keyspace,
+            "table_name": table.name,
+            "cdc": option_map(text) if text.startswith("{") else None,
+            "partitioner": _LOG_PARTITIONER if is_log(table) else None,
+        }
+
+
 def _comment_rows(table: Table) -> Iterator[VirtualRow]:
     comment = table.option("comment", "")
     yield {"keyspace_name": table.keyspace, "table_name": table.name, "comment": comment}
@@ -295,6 +343,14 @@ class _ViewRows:
         }
 
 
+def _packed(options: Mapping[str, str]) -> bytes:
+    """As clients of ScyllaDB read the option: a count and texts behind their lengths, little end first."""
+    parts = [len(options).to_bytes(4, "little")]
+    for text in itertools.chain.from_iterable(sorted(options.items())):
+        parts.append(len(text.encode()).to_bytes(4, "little") + text.encode())
+    return b"".join(parts)
+
+
 def _option_values(table: Table) -> VirtualRow:
     def text(name: str) -> str:
         return option(table.options, name)
@@ -304,14 +360,17 @@ def _option_values(table: Table) -> VirtualRow:
         "allow_auto_snapshot": text("allow_auto_snapshot") == "true",
         "bloom_filter_fp_chance": float(text("bloom_filter_fp_chance")),
         "caching": option_map(text("caching")),
-        "cdc": text("cdc") == "true",
+        "cdc": text("cdc") != CAPTURE_OFF,
         "comment": text("comment"),
         "compaction": shown_map("compaction", text("compaction")),
         "compression": shown_map("compression", text("compression")),
         "crc_check_chance": float(text("crc_check_chance")),
         "dclocal_read_repair_chance": 0.0,
         "default_time_to_live": int(text("default_time_to_live")),
-        "extensions": {name: value.encode() for name, value in json.loads(text("extensions")).items()},
+        "extensions": {
+            **{name: value.encode() for name, value in json.loads(text("extensions")).items()},
+            **({"cdc": _packed(option_map(text("cdc")))} if text("cdc").startswith("{") else {}),
+        },
         "gc_grace_seconds": int(text("gc_grace_seconds")),
         "incremental_backups": text("incremental_backups") == "true",
         "max_index_interval": int(text("max_index_interval")),

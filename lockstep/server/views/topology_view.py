@@ -2,8 +2,7 @@
 and views of the generations and streams of change data capture.
 
 Invariant: computed from one metadata value when read; columns that mean nothing here are null, and
-NOT_APPLICABLE says why. Computed from one metadata value when read. There is no log of changes yet: they say
-when which streams would take them.
+NOT_APPLICABLE says why.
 """
 
 from __future__ import annotations
@@ -66,6 +65,25 @@ class CdcTables:
             define(
                 "system_views",
                 "cdc_streams",
+                "time timestamp; range_end bigint; streams frozen<set<blob>>",
+                ("time",),
+                ("range_end",),
+                KeyedRows(self._streams, self._streams_of),
+                comment="The streams of published generations, by the ends of their ranges",
+            ),
+            # Under the names by which clients of ScyllaDB find streams.
+            define(
+                "system_distributed",
+                "cdc_generation_timestamps",
+                "key text; time timestamp; expired timestamp",
+                ("key",),
+                ("time",),
+                self._times,
+                comment="When published generations of change data capture begin and end",
+            ),
+            define(
+                "system_distributed",
+                "cdc_streams_descriptions_v2",
                 "time timestamp; range_end bigint; streams frozen<set<blob>>",
                 ("time",),
                 ("range_end",),

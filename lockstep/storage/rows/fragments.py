@@ -138,11 +138,16 @@ def _distinct(rows: Sequence[Row]) -> tuple[Row, ...]:
 
 def require_fitting(mutation: Mutation, encoded_bytes: int) -> None:
     """InvalidRequest, as any replica would, when the mutation is too large for one atomic batch."""
-    rows = len(mutation.rows)
+    rows, captured = len(mutation.rows), mutation.captured
+    if captured is not None:
+        rows += len(captured.rows)
     # No more than this: what is in keys is escaped, and the partition's is in each.
     at_most = 2 * (encoded_bytes + rows * (len(mutation.key) + _KEY_BYTES))
     if rows + 2 > _PLACES_MAX or at_most > limits.MUTATION_BYTES_MAX:
-        fragments_of(mutation, keys.partition_prefix(mutation.table_id, mutation.token, mutation.key))
+        batch = fragments_of(mutation, keys.partition_prefix(mutation.table_id, mutation.token, mutation.key))
+        if captured is not None:
+            prefix = keys.partition_prefix(captured.table_id, captured.token, captured.key)
+            _check_size([*batch, *fragments_of(captured, prefix)])
 
 
 def _check_size(batch: Sequence[Put]) -> None:
