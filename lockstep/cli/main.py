@@ -70,6 +70,11 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
         "Ask a running cluster",
         "How the consensus groups fare when nodes are lost.",
     ),
+    "pipeline": (
+        "pipeline:pipeline",
+        "Move and check whole tables",
+        "Jobs on Spark: export, load, compare, audit.",
+    ),
     "sim": ("sim:sim", "Without a cluster", "Deterministic simulations with faults, by seed."),
     "explain": ("why:explain", "Without a cluster", "What an error code means and what to do."),
 }

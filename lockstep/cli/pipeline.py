@@ -1,0 +1,196 @@
+"""Owns `lockstep pipeline`: jobs over whole tables, on Spark.
+
+Invariant: nothing here reads or decides; it hands options to the jobs of `spark.jobs` and shows their plans
+and reports. What a job found wrong is exit code 1, as far as it told of everything.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from lockstep.cli.shared import completion, jobs, render
+
+
+@click.group()
+def pipeline() -> None:
+    """Jobs over whole tables, on Spark: export, load, compare.
+
+    Each runs on this machine, with --master on a Spark cluster, or by `spark-submit`.
+    """
+
+
+_table: render.Decorator = click.argument("table", metavar="KEYSPACE.TABLE", shell_complete=completion.tables)
+
+
+@pipeline.command()
+@_table
+@click.option("--to", "to", required=True, metavar="DIR", help="A new or empty directory.")
+@click.option("--columns", multiple=True, metavar="NAME,...", help="Only these columns.")
+@click.option("--partition-by", "by", multiple=True, metavar="NAME,...", help="Directories by these columns.")
+@click.option("--resume", is_flag=True, help="Go on with an export into DIR that was broken off.")
+@jobs.of_job
+def export(
+    table: str, to: str, columns: tuple[str, ...], by: tuple[str, ...], resume: bool, job: jobs.JobCall
+) -> None:
+    """Write a table as Parquet files, with a manifest of schema, rows and digests.
+
+    A scan is no snapshot: rows that are written meanwhile are in it or not. Write times and expiries are not
+    exported. `lockstep pipeline load --from DIR` brings the rows back, `verify` compares.
+    """
+    from lockstep.spark.jobs import export as job_of
+    from lockstep.spark.jobs.tables import table_name
+
+    wanted = job_of.Export(table_name(table), to, jobs.names(columns), jobs.names(by), resume)
+    access = job.access()
+    planned = job_of.plan(access, wanted)
+    if job.call.dry_run:
+        if not job.as_json(planned, "export-plan/1"):
+            click.echo(f"reads {planned.table} at {planned.read_level}, epoch {planned.epoch}")
+            render.facts([
+                ("columns", ", ".join(planned.columns)),
+                ("directories by", ", ".join(planned.partitioned_by) or "-"),
+                ("token ranges", f"{planned.ranges} in {render.counted(planned.tasks, 'task')}"),
+                ("partitions", "unknown" if planned.partitions is None else f"about {planned.partitions:,}"),
+                ("stored", jobs.size_text(planned.bytes)),
+                ("goes on with", "what was broken off" if planned.resumes else "-"),
+            ])  # fmt: skip
+            click.echo(f"writes {planned.to}/data and {planned.to}/manifest.json")
+        return
+    report = jobs.run(job, f"export {table}", lambda session, told: job_of.run(session, access, wanted, told))
+    if job.as_json(report, "export/1"):
+        return
+    size = render.bytes_text(report.bytes)
+    files = render.counted(report.files, "file")
+    click.echo(f"{report.rows:,} rows of {report.table} in {files}, {size}, {report.elapsed_s:.1f} s")
+    click.echo(report.manifest)
+
+
+@pipeline.command()
+@_table
+@click.option(
+    "--from", "sources", required=True, multiple=True, metavar="PATH", help="Files, directory, export."
+)
+@click.option("--format", "kind", type=click.Choice(["parquet", "csv", "json"]), help="As their names end.")
+@click.option("--columns", multiple=True, metavar="NAME,...", help="Only these columns of the files.")
+@click.option("--separator", default=",", show_default=True, help="Between the values of a CSV file.")
+@click.option("--null", "null_text", default="", metavar="TEXT", help="What stands for no value, as NA.")
+@click.option("--create", is_flag=True, help="Make the table as the manifest of an export says.")
+@click.option("--rejects", default="", metavar="FILE", help="Where rejects go: KEYSPACE.TABLE.rejects.jsonl.")
+@click.option("--max-rejects", default=0, show_default=True, help="With more of them nothing is written.")
+@click.option("--nulls-delete", is_flag=True, help="No value in a file deletes that of the table.")
+@click.option(
+    "--write-time", default=0, metavar="MICROSECONDS", help="Write time of all rows; now by default."
+)
+@jobs.of_job
+def load(table: str, sources: tuple[str, ...], kind: str | None, job: jobs.JobCall, **others: Any) -> None:
+    """Load Parquet, CSV or JSON files, or an export, into a table.
+
+    Values become the table's types exactly, or their row is a reject. All rows are checked before the first
+    one is written.
+    """
+    from lockstep.spark.jobs import load as job_of
+    from lockstep.spark.jobs.tables import table_name
+
+    wanted = job_of.Load(
+        table_name(table), sources, kind or "", jobs.names(others["columns"]), others["separator"],
+        others["null_text"], others["create"], others["rejects"], others["max_rejects"],
+        others["nulls_delete"], others["write_time"],
+    )  # fmt: skip
+    access = job.access()
+    planned = job_of.plan(access, wanted)
+    if job.call.dry_run:
+        if not job.as_json(planned, "load-plan/1"):
+            rows = "" if planned.rows is None else f", {planned.rows:,} rows"
+            files = render.counted(planned.files, f"{planned.format} file")
+            click.echo(f"reads {files}, {render.bytes_text(planned.bytes)}{rows}")
+            for statement in planned.creates:
+                click.echo(f"runs {statement}")
+            click.echo(f"writes {', '.join(planned.columns)} of {planned.table}")
+            if planned.not_loaded:
+                click.echo(f"leaves {', '.join(planned.not_loaded)}")
+        return
+    report = jobs.run(job, f"load {table}", lambda session, told: job_of.run(session, access, wanted, told))
+    if job.as_json(report, "load/1"):
+        return
+    made = ", which was made" if report.created else ""
+    rows = f"{report.written:,} of {report.rows:,} rows"
+    click.echo(f"{rows} written to {report.table}{made}, {report.elapsed_s:.1f} s")
+    if report.rejected:
+        click.echo(f"{render.counted(report.rejected, 'reject')}: {report.rejects}")
+
+
+@pipeline.command()
+@click.argument("one", metavar="A")
+@click.argument("other", metavar="B")
+@click.option("--columns", multiple=True, metavar="NAME,...", help="Only these columns, beside the key.")
+@click.option("--buckets", default=4096, show_default=True, help="Digests a side.")
+@click.option("--failures", default=100, show_default=True, help="Differing rows that are told.")
+@click.option("--float-tolerance", default=0.0, help="How far float and double columns may lie apart.")
+@click.option("--time-tolerance-ms", default=0.0, help="How far timestamp columns may lie apart.")
+@jobs.of_job
+def verify(
+    one: str,
+    other: str,
+    columns: tuple[str, ...],
+    buckets: int,
+    failures: int,
+    float_tolerance: float,
+    time_tolerance_ms: float,
+    job: jobs.JobCall,
+) -> int:
+    """Compare two tables, or a table and an export.
+
+    A and B are each KEYSPACE.TABLE, KEYSPACE.TABLE@ADDRESS[:PORT] of another cluster, or the directory of an
+    export. Exit code 0: the rows are equal. 1: they are not, and the first differences are told.
+    """
+    from lockstep.spark.jobs import verify as job_of
+    from lockstep.spark.jobs.comparing import Tolerance
+
+    tolerance = Tolerance(float_tolerance, time_tolerance_ms)
+    wanted = job_of.Verify(one, other, jobs.names(columns), buckets, failures, tolerance)
+    access = job.access()
+    if job.call.dry_run:
+        planned = job_of.plan(access, wanted)
+        if not job.as_json(planned, "verify-plan/1"):
+            for side in planned.sides:
+                rows = side.rows if side.rows is not None else side.partitions
+                about = (
+                    "unknown"
+                    if rows is None
+                    else f"{rows:,} {'rows' if side.rows is not None else 'partitions'}"
+                )
+                click.echo(f"reads {side.side}, epoch {side.epoch}: {about}, {jobs.size_text(side.bytes)}")
+            click.echo(f"compares {', '.join(planned.columns)} by {planned.buckets} digests a side")
+        return 0
+    report = jobs.run(
+        job, f"verify {one} {other}", lambda session, told: job_of.run(session, access, wanted, told)
+    )
+    if not job.as_json(report, "verify/1"):
+        _show_differences(report)
+    return 0 if report.equal else 1
+
+
+def _show_differences(report: Any) -> None:
+    sides = ", ".join(f"{name}: {rows:,} rows" for name, rows in zip(report.sides, report.rows, strict=True))
+    click.echo(
+        f"{sides}; {report.buckets_different} of {report.buckets} digests differ, {report.elapsed_s:.1f} s"
+    )
+    rows = []
+    for one in report.differences:
+        key = ", ".join(f"{name}={value}" for name, value in one.key.items())
+        if one.missing:
+            rows.append(
+                [
+                    one.token,
+                    key,
+                    "(the row)",
+                    *("-" if one.missing == side else "there" for side in report.sides),
+                ]
+            )
+        rows += [[one.token, key, *values] for values in one.values]
+    render.table(["token", "key", "column", *report.sides], rows)
+    more = ", and more that are not told" if report.more else ""
+    verdict = "equal" if report.equal else f"{render.counted(len(report.differences), 'row')} differ{more}"
+    click.echo(render.styled(verdict, "green" if report.equal else "red", bold=True))

@@ -1,0 +1,256 @@
+"""`export`: a table as Parquet files with a manifest.
+
+Invariant: a directory that holds anything but an export of the same kind that was broken off is refused
+before Spark starts. The manifest is written when every file was read again, so what it says was on the disk.
+A scan is no snapshot: a row that is written meanwhile is in it or not, each as its consistency level says.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from lockstep.spark.cql_client import pool_of
+from lockstep.spark.jobs import manifest, tables
+from lockstep.spark.jobs.files import uri
+from lockstep.spark.jobs.manifest import BEGUN, DATA, MANIFEST, Manifest
+from lockstep.spark.jobs.running import Progress, watched
+from lockstep.spark.jobs.tables import Access, Described, TableName
+from lockstep.spark.ring import ask_any, range_partitions, read_ring
+from lockstep.values.errors import ConfigurationError, PeerError, PreconditionError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: Spark leaves it beside files that are all there.
+_SUCCESS: Final = "_SUCCESS"
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """What an export is of, written before its first file."""
+
+    schema: str
+    described: Described
+    columns: tuple[str, ...]
+    partitioned_by: tuple[str, ...]
+    read_level: str
+    began_at: str
+
+    def is_like(self, other: Begun) -> bool:
+        """Whether one could go on with what the other left."""
+        mine = msgspec.structs.replace(self.described, epoch=0, cql="")
+        theirs = msgspec.structs.replace(other.described, epoch=0, cql="")
+        return (mine, self.columns, self.partitioned_by) == (theirs, other.columns, other.partitioned_by)
+
+
+class ExportPlan(msgspec.Struct, frozen=True):
+    """What an export would do; `bytes` and `partitions` are estimates, None where no node told."""
+
+    table: str
+    to: str
+    columns: tuple[str, ...]
+    partitioned_by: tuple[str, ...]
+    read_level: str
+    epoch: int
+    tasks: int
+    ranges: int
+    partitions: int | None
+    bytes: int | None
+    resumes: bool
+
+
+class ExportReport(msgspec.Struct, frozen=True):
+    table: str
+    to: str
+    rows: int
+    bytes: int
+    files: int
+    epoch: int
+    read_level: str
+    manifest: str
+    resumed: bool
+    elapsed_s: float
+
+
+class Export(msgspec.Struct, frozen=True):
+    """What is asked for. `columns` empty: all."""
+
+    table: TableName
+    to: str
+    columns: tuple[str, ...] = ()
+    partitioned_by: tuple[str, ...] = ()
+    resume: bool = False
+
+
+def plan(access: Access, wanted: Export) -> ExportPlan:
+    """What `run` would do, asked of the cluster and of the directory. Errors as `run`."""
+    place, begun = manifest.directory(wanted.to), _begun(access, wanted)
+    left = _left_by(place, begun, wanted)
+    options = access.checked(wanted.table)
+    ring = ask_any(
+        pool_of(os.getpid()),
+        options.endpoints,
+        options.timeout_s,
+        lambda connection: read_ring(connection, wanted.table.keyspace),
+    )
+    parts = range_partitions(ring, options.splits_per_range)
+    partitions, size = estimate(access, wanted.table)
+    return ExportPlan(
+        wanted.table.text,
+        str(place),
+        begun.columns,
+        begun.partitioned_by,
+        begun.read_level,
+        begun.described.epoch,
+        len(parts),
+        sum(len(part.ranges) for part in parts),
+        partitions,
+        size,
+        left is not None,
+    )
+
+
+def run(session: SparkSession, access: Access, wanted: Export, progress: Progress) -> ExportReport:
+    """Export the table. ConfigurationError, PreconditionError for a directory that is taken, PeerError."""
+    began = time.monotonic()
+    place, begun = manifest.directory(wanted.to), _begun(access, wanted)
+    left = _left_by(place, begun, wanted)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"{place} cannot be made: {error.strerror}") from error
+    data = place / DATA
+    if left is not None and (data / _SUCCESS).exists():
+        begun = left
+    else:
+        manifest.write_whole(place / BEGUN, begun)
+        columns = {"columns": ",".join(begun.columns)}
+        with watched(session, progress, f"reading {wanted.table.text}"):
+            writer = tables.frame(session, access, wanted.table, **columns).write.mode("overwrite")
+            if begun.partitioned_by:
+                writer = writer.partitionBy(*begun.partitioned_by)
+            writer.parquet(uri(data))
+    with watched(session, progress, "reading the files again"):
+        files = manifest.look_at(session, place, manifest.data_files(place))
+    made = Manifest(
+        "export-manifest/1",
+        begun.described,
+        begun.columns,
+        begun.partitioned_by,
+        begun.read_level,
+        begun.began_at,
+        _now(),
+        sum(one.rows for one in files),
+        sum(one.bytes for one in files),
+        tuple(files),
+        decimal_scale=access.checked(wanted.table).decimal_scale,
+    )
+    manifest.write_whole(place / MANIFEST, made)
+    (place / BEGUN).unlink(missing_ok=True)
+    return ExportReport(
+        wanted.table.text, str(place), made.rows, made.bytes, len(files), begun.described.epoch,
+        begun.read_level, str(place / MANIFEST), left is not None, time.monotonic() - began,
+    )  # fmt: skip
+
+
+def _begun(access: Access, wanted: Export) -> Begun:
+    described = tables.describe(access, wanted.table)
+    columns = wanted.columns or tuple(one.name for one in described.columns)
+    _known(described, columns)
+    _known(described, wanted.partitioned_by)
+    missing = [name for name in wanted.partitioned_by if name not in columns]
+    if missing:
+        raise ConfigurationError(f"the column {missing[0]} is to divide the files, but is not exported")
+    if wanted.partitioned_by and len(wanted.partitioned_by) == len(columns):
+        raise ConfigurationError("files cannot be divided by all their columns")
+    _representable(access, wanted.table, described, columns)
+    level = tables.read_level(access, wanted.table)
+    return Begun("export-begun/1", described, columns, wanted.partitioned_by, level, _now())
+
+
+def _representable(access: Access, name: TableName, described: Described, columns: Sequence[str]) -> None:
+    """ConfigurationError for columns whose type Spark does not have, before Spark starts."""
+    without = [one.name for one in described.columns if one.type in ("counter", "duration")]
+    wrong = [column for column in columns if column in without]
+    if wrong:
+        others = ",".join(column for column in columns if column not in without)
+        raise ConfigurationError(
+            f"Spark has no type for {', '.join(wrong)} of {name.text}", hint=f"--columns {others}"
+        )
+
+
+def _known(described: Described, columns: Sequence[str]) -> None:
+    names = [one.name for one in described.columns]
+    for column in columns:
+        if column not in names:
+            raise ConfigurationError(
+                f"table {described.keyspace}.{described.table} has no column {column}",
+                hint=f"its columns: {', '.join(names)}",
+            )
+
+
+def _left_by(place: Path, begun: Begun, wanted: Export) -> Begun | None:
+    """What an export that was broken off left there; None for a place that is free. PreconditionError."""
+    if place.exists() and not place.is_dir():
+        raise PreconditionError(f"{place} is no directory")
+    if not place.exists() or not any(place.iterdir()):
+        return None
+    if (place / MANIFEST).exists():
+        raise PreconditionError(f"{place} holds a whole export already", hint="name a new directory")
+    if not (place / BEGUN).exists():
+        raise PreconditionError(f"{place} is not empty", hint="name a new directory")
+    try:
+        left = msgspec.json.decode((place / BEGUN).read_bytes(), type=Begun)
+    except msgspec.MsgspecError as error:
+        raise PreconditionError(f"{place / BEGUN} cannot be understood: {error}") from error
+    if not left.is_like(begun):
+        raise PreconditionError(
+            f"{place} holds an export that was broken off, of other columns or of another table: "
+            f"{left.described.keyspace}.{left.described.table}",
+            hint="name a new directory",
+        )
+    if not wanted.resume:
+        raise PreconditionError(
+            f"{place} holds an export of {wanted.table.text} that was broken off",
+            hint="--resume goes on with it",
+        )
+    return left
+
+
+def estimate(access: Access, name: TableName) -> tuple[int | None, int | None]:
+    """About how many partitions and bytes the table has, as its nodes say; None without their answer."""
+    options = access.checked(name)
+    pool = pool_of(os.getpid())
+    ring = ask_any(
+        pool, options.endpoints, options.timeout_s, lambda connection: read_ring(connection, name.keyspace)
+    )
+    partitions = size = 0
+    for host in ring.hosts:
+        try:
+            rows = ask_any(
+                pool,
+                [options.endpoint(host.address)],
+                options.timeout_s,
+                lambda connection: connection.query(
+                    "SELECT partitions_count, mean_partition_size FROM system.size_estimates "
+                    "WHERE keyspace_name = ? AND table_name = ?",
+                    (name.keyspace.encode(), name.table.encode()),
+                ),
+            )
+        except PeerError:
+            return None, None
+        for row in rows:
+            count = int(str(row["partitions_count"]))
+            partitions += count
+            size += count * int(str(row["mean_partition_size"]))
+    return partitions, size
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")

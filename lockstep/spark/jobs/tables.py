@@ -1,0 +1,248 @@
+"""Tables as jobs name and describe them: where a cluster is, `KEYSPACE.TABLE`, the CQL that makes one again.
+
+Invariant: a description is read from the cluster at one moment, before any task runs, and says at which
+epoch. A table that is made from a description has the columns, types and clustering order of the one
+described.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from lockstep.schema.model import UserType
+from lockstep.spark.columns import encoder, spark_type
+from lockstep.spark.cql_client import CqlConnection, pool_of
+from lockstep.spark.jobs.running import given
+from lockstep.spark.options import Options, parse_options
+from lockstep.spark.ring import TableColumn, TableShape, ask_any, quoted, read_table
+from lockstep.values.errors import ConfigurationError
+from lockstep.values.tokens import token_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+
+Answer = TypeVar("Answer")
+
+
+class TableName(msgspec.Struct, frozen=True):
+    keyspace: str
+    table: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.keyspace}.{self.table}"
+
+    @property
+    def cql(self) -> str:
+        return f"{quoted(self.keyspace)}.{quoted(self.table)}"
+
+
+def table_name(text: str) -> TableName:
+    """ConfigurationError when it is not KEYSPACE.TABLE."""
+    keyspace, point, table = text.partition(".")
+    if not keyspace or not point or not table:
+        raise ConfigurationError(
+            f"{text!r} is not KEYSPACE.TABLE", hint="names are case-sensitive and stand without quotes"
+        )
+    return TableName(keyspace, table)
+
+
+class Access(msgspec.Struct, frozen=True):
+    """How the nodes of one cluster are reached by CQL. `others`: more options of the format `lockstep`."""
+
+    hosts: str = "127.0.0.1"
+    port: int = 9042
+    user: str = ""
+    password: str = ""
+    ca: str = ""
+    others: tuple[tuple[str, str], ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Access({self.hosts}:{self.port})"
+
+    def options(self, name: TableName, **more: str) -> dict[str, str]:
+        """For the format `lockstep`; what is not said is left out."""
+        found = {
+            "hosts": self.hosts,
+            "port": str(self.port),
+            "keyspace": name.keyspace,
+            "table": name.table,
+            "user": self.user,
+            "password": self.password,
+            "tlsCa": self.ca,
+        }
+        return given({**found, **dict(self.others), **more})
+
+    def checked(self, name: TableName) -> Options:
+        return parse_options(self.options(name))
+
+
+class DescribedColumn(msgspec.Struct, frozen=True):
+    """`kind` is partition_key, clustering, static or regular; `position` counts within the key."""
+
+    name: str
+    type: str
+    kind: str
+    position: int = -1
+    descending: bool = False
+
+
+class DescribedType(msgspec.Struct, frozen=True):
+    """A user-defined type that a column uses."""
+
+    name: str
+    fields: tuple[tuple[str, str], ...]
+
+
+class Described(msgspec.Struct, frozen=True):
+    """`epoch` is that of the metadata when this was read; `cql` is what the cluster says makes the table."""
+
+    keyspace: str
+    table: str
+    columns: tuple[DescribedColumn, ...]
+    types: tuple[DescribedType, ...] = ()
+    epoch: int = 0
+    cql: str = ""
+
+    def key_names(self) -> list[str]:
+        return [one.name for one in self.columns if one.kind in ("partition_key", "clustering")]
+
+    def partition_key_names(self) -> list[str]:
+        return [one.name for one in self.columns if one.kind == "partition_key"]
+
+    def statements(self, name: TableName) -> list[str]:
+        """CQL that makes the types and the table under another name."""
+        made = [
+            f"CREATE TYPE IF NOT EXISTS {quoted(name.keyspace)}.{quoted(one.name)} "
+            f"({', '.join(f'{quoted(field)} {kind}' for field, kind in one.fields)})"
+            for one in self.types
+        ]
+        columns = [
+            f"{quoted(one.name)} {one.type}{' static' if one.kind == 'static' else ''}"
+            for one in self.columns
+        ]
+        partition = ", ".join(quoted(key) for key in self.partition_key_names())
+        clustering = [one for one in self.columns if one.kind == "clustering"]
+        key = ", ".join([f"({partition})", *(quoted(one.name) for one in clustering)])
+        order = ", ".join(f"{quoted(one.name)} {'DESC' if one.descending else 'ASC'}" for one in clustering)
+        ordered = f" WITH CLUSTERING ORDER BY ({order})" if clustering else ""
+        made.append(f"CREATE TABLE {name.cql} ({', '.join(columns)}, PRIMARY KEY ({key})){ordered}")
+        return made
+
+
+def describe(access: Access, name: TableName) -> Described:
+    """What the table is now. ConfigurationError when there is none; PeerUnreachable."""
+    return _asked(access, name, lambda connection: _described(connection, name))
+
+
+def columns_of(described: Described) -> tuple[TableColumn, ...]:
+    """The columns as readers and writers have them."""
+    types = tuple(
+        UserType(one.name, tuple(name for name, _ in one.fields), tuple(kind for _, kind in one.fields))
+        for one in described.types
+    )
+    return tuple(TableColumn(one.name, one.kind, one.position, one.type, types) for one in described.columns)
+
+
+def spark_schema(described: Described, names: Sequence[str], decimal_scale: int) -> StructType:
+    """The columns of these names as Spark has them. InvalidRequest for a type that Spark has not."""
+    from pyspark.sql.types import StructField, StructType
+
+    known = {one.name: one for one in columns_of(described)}
+    return StructType([StructField(name, spark_type(known[name].cql_type, decimal_scale)) for name in names])
+
+
+def token_of_values(described: Described, key: Sequence[Any]) -> int:
+    """The token of the partition that a row's key, as Spark has its values, lies in."""
+    columns = [one for one in columns_of(described) if one.kind == "partition_key"]
+    parts = [
+        encoder(column.cql_type)(value) for column, value in zip(columns, key[: len(columns)], strict=True)
+    ]
+    if len(parts) == 1:
+        return token_of(parts[0])
+    return token_of(b"".join(len(part).to_bytes(2, "big") + part + b"\x00" for part in parts))
+
+
+def make(access: Access, name: TableName, described: Described) -> list[str]:
+    """Make the table as it was described; what was done. AlreadyExists, or what the cluster refuses."""
+    statements = described.statements(name)
+
+    def run(connection: CqlConnection) -> list[str]:
+        for statement in statements:
+            connection.query(statement)
+        return statements
+
+    return _asked(access, name, run)
+
+
+def frame(session: SparkSession, access: Access, name: TableName, **more: str) -> DataFrame:
+    """The table as it is read; nothing is read yet."""
+    return session.read.format("lockstep").options(**access.options(name, **more)).load()
+
+
+def read_level(access: Access, name: TableName) -> str:
+    """The consistency level that reads of it have."""
+    return access.checked(name).consistency.name
+
+
+def _asked(access: Access, name: TableName, question: Callable[[CqlConnection], Answer]) -> Answer:
+    options = access.checked(name)
+    return ask_any(pool_of(os.getpid()), options.endpoints, options.timeout_s, question)
+
+
+def _described(connection: CqlConnection, name: TableName) -> Described:
+    shape = read_table(connection, name.keyspace, name.table)
+    rows = connection.query(
+        "SELECT column_name, clustering_order FROM system_schema.columns "
+        "WHERE keyspace_name = ? AND table_name = ?",
+        (name.keyspace.encode(), name.table.encode()),
+    )
+    descending = {str(row["column_name"]): row["clustering_order"] == "desc" for row in rows}
+    columns = tuple(
+        DescribedColumn(one.name, one.type, one.kind, one.position, descending.get(one.name, False))
+        for one in shape.columns
+    )
+    stories = connection.query("SELECT epoch FROM system_views.gossip_info")
+    told = connection.query(f"DESCRIBE TABLE {name.cql}")
+    return Described(
+        name.keyspace,
+        name.table,
+        columns,
+        _types(shape),
+        max((int(str(row["epoch"])) for row in stories if row["epoch"] is not None), default=0),
+        str(told[0].get("create_statement", "")) if told else "",
+    )
+
+
+def _types(shape: TableShape) -> tuple[DescribedType, ...]:
+    """Of all columns, those first that others are made of."""
+    found: dict[str, DescribedType] = {}
+    for column in shape.columns:
+        for one in column.user_types:
+            found.setdefault(
+                one.name, DescribedType(one.name, tuple(zip(one.field_names, one.field_types, strict=True)))
+            )
+    ordered: dict[str, DescribedType] = {}
+    while len(ordered) < len(found):
+        ready = [
+            one
+            for one in found.values()
+            if one.name not in ordered
+            and not any(
+                _names(kind, other) for _, kind in one.fields for other in found if other not in ordered
+            )
+        ]
+        assert ready, "types do not hold each other"
+        ordered |= {one.name: one for one in ready}
+    return tuple(ordered.values())
+
+
+def _names(kind: str, other: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(other)}(?!\w)", kind) is not None

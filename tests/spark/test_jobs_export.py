@@ -1,0 +1,174 @@
+"""An export's directory, manifest and errors, without a JVM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from lockstep.local.clusters import LocalCluster
+from lockstep.spark.jobs import export, manifest, running, tables
+from lockstep.spark.jobs.export import Export
+from lockstep.spark.jobs.manifest import ExportedFile, Manifest
+from lockstep.spark.jobs.tables import Access, Described, DescribedColumn, DescribedType, TableName
+from lockstep.values.errors import ConfigurationError, InvalidRequest, LockstepError, PreconditionError
+
+from .support import PORTS
+
+DESCRIBED = Described(
+    "shop",
+    "orders",
+    (
+        DescribedColumn("customer", "int", "partition_key", 0),
+        DescribedColumn("Number", "int", "clustering", 0, True),
+        DescribedColumn("since", "frozen<span>", "static"),
+        DescribedColumn("what", "text", "regular"),
+    ),
+    (DescribedType("day", (("at", "date"),)), DescribedType("span", (("first", "frozen<day>"),))),
+)
+EVENTS = TableName("shop", "events")
+
+
+def access(cluster: LocalCluster) -> Access:
+    return Access(",".join(cluster.contact_points), PORTS[0])
+
+
+def written(place: Path, rows: int = 3) -> Manifest:
+    """An export of one file, as it would lie there."""
+    (place / "data").mkdir(parents=True)
+    parquet.write_table(pa.table({"customer": list(range(rows))}), place / "data" / "part-0.parquet")
+    files = manifest.looked_at((str(place), tuple(manifest.data_files(place))))
+    made = Manifest(
+        "export-manifest/1",
+        DESCRIBED,
+        ("customer",),
+        (),
+        "LOCAL_QUORUM",
+        "then",
+        "now",
+        rows,
+        1,
+        tuple(files),
+    )
+    manifest.write_whole(place / "manifest.json", made)
+    return made
+
+
+def test_a_manifest_says_what_is_in_the_files(tmp_path: Path) -> None:
+    made = written(tmp_path)
+    (file,) = made.files
+    assert (file.path, file.rows) == ("data/part-0.parquet", 3) and len(file.sha256) == 64
+    assert manifest.read_manifest(tmp_path) == made
+
+
+def test_a_file_that_was_changed_lost_or_added_is_told(tmp_path: Path) -> None:
+    made = written(tmp_path)
+    found = list(made.files)
+    assert manifest.damage(made, tmp_path, found) == []
+    other = ExportedFile(found[0].path, 2, 9, "ab" * 32)
+    assert "another content: 2 rows" in manifest.damage(made, tmp_path, [other])[0]
+    assert manifest.damage(made, tmp_path, []) == ["data/part-0.parquet is gone"]
+    extra = ExportedFile("data/x.parquet", 1, 1, "")
+    assert manifest.damage(made, tmp_path, [*found, extra]) == ["data/x.parquet is in no manifest"]
+
+
+def test_a_file_that_is_no_parquet_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"no")
+    with pytest.raises(PreconditionError, match=r"a\.parquet cannot be read as Parquet"):
+        manifest.looked_at((str(tmp_path), ("a.parquet",)))
+
+
+def test_what_is_no_export_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="holds no export"):
+        manifest.read_manifest(tmp_path)
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(ConfigurationError, match="is no manifest"):
+        manifest.read_manifest(tmp_path)
+    with pytest.raises(ConfigurationError, match="is a URI"):
+        manifest.directory("s3://bucket/x")
+
+
+def test_a_plan_names_what_is_read_and_how_much(cluster: LocalCluster, tmp_path: Path) -> None:
+    planned = export.plan(access(cluster), Export(EVENTS, str(tmp_path / "new"), partitioned_by=("day",)))
+    assert planned.columns == ("day", "at", "what") and planned.read_level == "LOCAL_QUORUM"
+    assert planned.tasks > 1 and planned.ranges >= planned.tasks and planned.epoch > 0
+    assert planned.partitions is not None and not planned.resumes
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_directory_is_taken_once(cluster: LocalCluster, tmp_path: Path) -> None:
+    where = access(cluster)
+    (tmp_path / "else").mkdir()
+    (tmp_path / "else" / "file").touch()
+    with pytest.raises(PreconditionError, match="is not empty"):
+        export.plan(where, Export(EVENTS, str(tmp_path / "else")))
+    written(tmp_path / "whole")
+    with pytest.raises(PreconditionError, match="holds a whole export already"):
+        export.plan(where, Export(EVENTS, str(tmp_path / "whole"), resume=True))
+
+
+def test_only_an_export_of_the_same_goes_on(cluster: LocalCluster, tmp_path: Path) -> None:
+    where = access(cluster)
+    begun = export.Begun(
+        "export-begun/1", tables.describe(where, EVENTS), ("day", "at", "what"), (), "LOCAL_QUORUM", "then"
+    )
+    manifest.write_whole(tmp_path / "export-begun.json", begun)
+    with pytest.raises(PreconditionError, match="broken off") as refused:
+        export.plan(where, Export(EVENTS, str(tmp_path)))
+    assert "--resume" in refused.value.hint
+    assert export.plan(where, Export(EVENTS, str(tmp_path), resume=True)).resumes
+    with pytest.raises(PreconditionError, match="of other columns"):
+        export.plan(where, Export(EVENTS, str(tmp_path), columns=("day", "at"), resume=True))
+
+
+def test_mistakes_are_told_before_spark_starts(cluster: LocalCluster, tmp_path: Path) -> None:
+    where, to = access(cluster), str(tmp_path / "new")
+    with pytest.raises(ConfigurationError, match=r"no table shop\.nothing"):
+        export.plan(where, Export(TableName("shop", "nothing"), to))
+    with pytest.raises(ConfigurationError, match="no column nothing"):
+        export.plan(where, Export(EVENTS, to, columns=("nothing",)))
+    with pytest.raises(ConfigurationError, match="divide the files, but is not exported"):
+        export.plan(where, Export(EVENTS, to, columns=("at",), partitioned_by=("day",)))
+    with pytest.raises(ConfigurationError, match="is not KEYSPACE"):
+        tables.table_name("events")
+    with pytest.raises(ConfigurationError, match="unknown option 'nothing'"):
+        export.plan(Access(where.hosts, where.port, others=(("nothing", "1"),)), Export(EVENTS, to))
+
+
+def test_a_description_makes_the_table_again() -> None:
+    made = DESCRIBED.statements(TableName("other", "copy"))
+    assert made == [
+        'CREATE TYPE IF NOT EXISTS "other"."day" ("at" date)',
+        'CREATE TYPE IF NOT EXISTS "other"."span" ("first" frozen<day>)',
+        'CREATE TABLE "other"."copy" ("customer" int, "Number" int, "since" frozen<span> static, '
+        '"what" text, PRIMARY KEY (("customer"), "Number")) WITH CLUSTERING ORDER BY ("Number" DESC)',
+    ]
+
+
+def test_a_table_is_described_as_the_cluster_has_it(cluster: LocalCluster) -> None:
+    found = tables.describe(access(cluster), EVENTS)
+    assert found.key_names() == ["day", "at"] and found.partition_key_names() == ["day"]
+    assert found.epoch > 0 and found.cql.startswith("CREATE TABLE shop.events")
+
+
+def test_errors_of_tasks_come_back_as_they_were() -> None:
+    told = (
+        "[PYTHON_EXCEPTION] Job aborted\nTraceback ...\n"
+        "lockstep.values.errors.InvalidRequest: column at: does not fit\n  at org.apache"
+    )
+    error = running.plain_error(told, "PythonException")
+    assert isinstance(error, InvalidRequest) and error.message == "column at: does not fit"
+    missing = running.plain_error(
+        "[PATH_NOT_FOUND] Path does not exist. SQLSTATE: 42K03;\n...", "AnalysisException"
+    )
+    assert isinstance(missing, ConfigurationError) and missing.message.endswith("does not exist.")
+    lost = running.plain_error("java.lang.Exception: lost\n at x", "Py4JJavaError")
+    assert type(lost) is LockstepError and "java.lang.Exception: lost" in lost.message
+
+
+def test_pairs_are_taken_apart() -> None:
+    assert running.pairs(["a=1", "b=x=y"], "--conf") == (("a", "1"), ("b", "x=y"))
+    with pytest.raises(ConfigurationError, match="--conf 'a' is not NAME=VALUE"):
+        running.pairs(["a"], "--conf")
