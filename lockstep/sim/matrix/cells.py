@@ -156,14 +156,14 @@ def _victim(drill: Drill, row: StageRow | None, victim: Victim) -> str:
     return ""
 
 
-def chosen(pattern: str) -> tuple[Cell, ...]:
-    """Cells whose name is, or begins with the parts of, `pattern`; parts may have wildcards."""
-    if not pattern:
-        return every_cell()
-    wanted = pattern.split("/")
-    return tuple(
-        cell
-        for cell in every_cell()
-        if len(wanted) <= 5
-        and all(fnmatch.fnmatchcase(part, w) for part, w in zip(cell.name.split("/"), wanted, strict=False))
+def matches(name: str, pattern: str) -> bool:
+    """Whether the name of a cell is, or begins with the parts of, `pattern`; parts may have wildcards."""
+    parts, wanted = name.split("/"), pattern.split("/") if pattern else []
+    return len(wanted) <= len(parts) and all(
+        fnmatch.fnmatchcase(part, one) for part, one in zip(parts, wanted, strict=False)
     )
+
+
+def chosen(pattern: str) -> tuple[Cell, ...]:
+    """The cells that `pattern` names; all without it."""
+    return tuple(cell for cell in every_cell() if matches(cell.name, pattern))

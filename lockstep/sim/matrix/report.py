@@ -17,25 +17,42 @@ from itertools import combinations
 import msgspec
 
 from lockstep.sim.checkers.violation import Violation
-from lockstep.sim.matrix.cells import Cell, chosen, why_not
+from lockstep.sim.matrix import cells as of_operations
+from lockstep.sim.matrix.cells import Cell, matches
 from lockstep.sim.matrix.run import CellResult, Ending, run_cell, undisturbed
+from lockstep.sim.matrix.tablet_cells import TabletCell, every_tablet_cell, why_no_tablet
+from lockstep.sim.matrix.tablet_run import run_tablet_cell
 from lockstep.sim.runner import spread, story_text, timed
+from lockstep.sim.scenario import Run
 from lockstep.values.errors import ConfigurationError
 
+#: Of operations, or of tablets.
+AnyCell = Cell | TabletCell
 #: Two values of two parts of a cell, with the places of these parts.
 Pair = tuple[int, str, int, str]
 
 
-def pairs_of(cell: Cell) -> tuple[Pair, ...]:
+def chosen(pattern: str) -> tuple[AnyCell, ...]:
+    """The cells that `pattern` names; all without it."""
+    tablets = (cell for cell in every_tablet_cell() if matches(cell.name, pattern))
+    return (*of_operations.chosen(pattern), *tablets)
+
+
+def why_not(cell: AnyCell) -> str:
+    """Why there is nothing to run; empty when there is."""
+    return why_no_tablet(cell) if isinstance(cell, TabletCell) else of_operations.why_not(cell)
+
+
+def pairs_of(cell: AnyCell) -> tuple[Pair, ...]:
     parts = cell.name.split("/")
     return tuple((i, parts[i], j, parts[j]) for i, j in combinations(range(len(parts)), 2))
 
 
-def pairwise(cells: Sequence[Cell]) -> tuple[Cell, ...]:
+def pairwise(cells: Sequence[AnyCell]) -> tuple[AnyCell, ...]:
     """Greedy: the cell with most new pairs is next, the first of equals."""
     pairs = {cell: pairs_of(cell) for cell in cells}
     missing = {pair: None for of_cell in pairs.values() for pair in of_cell}
-    picked: list[Cell] = []
+    picked: list[AnyCell] = []
     while missing:
         best, news = cells[0], 0
         for cell in cells:
@@ -77,7 +94,7 @@ def run_matrix(
             f"{only!r} names no cell", hint="KIND/STAGE/POINT/VICTIM/FAULT, with * for any of a part"
         )
     skipped: dict[str, int] = {}
-    apply: list[Cell] = []
+    apply: list[AnyCell] = []
     for cell in cells:
         reason = why_not(cell)
         if reason:
@@ -89,12 +106,12 @@ def run_matrix(
         if result.violation:
             told(failure_text(result))
         results.append(result)
-    return Verdict(tuple(sorted(results, key=lambda result: result.cell)), skipped)
+    return Verdict(tuple(sorted(results, key=lambda result: result.cell.name)), skipped)
 
 
-def _run_all(cells: Sequence[Cell], seed: int) -> Iterator[CellResult]:
+def _run_all(cells: Sequence[AnyCell], seed: int) -> Iterator[CellResult]:
     """Cells that share an undisturbed run are run by one process, one after the other."""
-    groups: dict[_Alike, list[Cell]] = {}
+    groups: dict[_Alike, list[AnyCell]] = {}
     for cell in cells:
         groups.setdefault((cell.kind, cell.factor), []).append(cell)
     parts = [g[at : at + _AT_ONCE_MAX] for g in groups.values() for at in range(0, len(g), _AT_ONCE_MAX)]
@@ -102,10 +119,13 @@ def _run_all(cells: Sequence[Cell], seed: int) -> Iterator[CellResult]:
         yield from results
 
 
-def run_group(cells: Sequence[Cell], seed: int) -> list[CellResult]:
-    """Cells with one undisturbed run, in this process."""
+def run_group(cells: Sequence[AnyCell], seed: int) -> list[CellResult]:
+    """Cells with one undisturbed run, in this process; tablets may lie elsewhere, so theirs are judged
+    without one."""
+    operations = [cell for cell in cells if isinstance(cell, Cell)]
+    wanted: Ending | None = None
     try:
-        wanted: Ending = undisturbed(cells[0], seed)
+        wanted = undisturbed(operations[0], seed) if operations else None
     except Violation as found:
         return [
             CellResult(cell=cell, seed=seed, invariant=found.invariant, violation=str(found))
@@ -113,9 +133,17 @@ def run_group(cells: Sequence[Cell], seed: int) -> list[CellResult]:
         ]
     results = []
     for cell in cells:
-        (result, _), cpu_s = timed(partial(run_cell, cell, seed, wanted))
+        (result, _), cpu_s = timed(partial(_run_cell, cell, seed, wanted))
         results.append(msgspec.structs.replace(result, cpu_s=cpu_s))
     return results
+
+
+def _run_cell(
+    cell: AnyCell, seed: int, wanted: Ending | None, *, trace: bool = False
+) -> tuple[CellResult, Run]:
+    if isinstance(cell, TabletCell):
+        return run_tablet_cell(cell, seed, trace=trace)
+    return run_cell(cell, seed, wanted, trace=trace)
 
 
 def told_story(only: str, seed: int, last: int) -> tuple[CellResult, str]:
@@ -123,7 +151,7 @@ def told_story(only: str, seed: int, last: int) -> tuple[CellResult, str]:
     cells = [cell for cell in chosen(only) if not why_not(cell)]
     if len(cells) != 1:
         raise ConfigurationError(f"{only!r} names {len(cells)} cells that apply", hint="name one, whole")
-    result, run = run_cell(cells[0], seed, trace=True)
+    result, run = _run_cell(cells[0], seed, None, trace=True)
     return result, story_text((run.cluster.story or [])[-last:])
 
 

@@ -16,6 +16,7 @@ from lockstep.sim.load.operators import Operators
 from lockstep.sim.load.workload import Load
 from lockstep.sim.matrix.cells import Cell, Fault
 from lockstep.sim.matrix.operator import CellOperator, Strike
+from lockstep.sim.matrix.tablet_cells import TabletCell
 from lockstep.sim.runtime.streams import Stream
 from lockstep.sim.scenario import Run, Scenario, SeedResult
 from lockstep.values.ids import NodeId
@@ -37,7 +38,7 @@ class Ending(msgspec.Struct, frozen=True):
 class CellResult(msgspec.Struct, frozen=True, kw_only=True):
     """`violation` is empty when the cell held."""
 
-    cell: Cell
+    cell: Cell | TabletCell
     seed: int
     invariant: str = ""
     violation: str = ""
