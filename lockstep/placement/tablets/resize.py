@@ -139,7 +139,7 @@ def decide(
     standing = 0
     for table in tables:
         group, known = table.map.id, table.resize
-        wish, floor = wishes[group].count, table.at_least(floors[group].count)
+        wish, floor = wishes[group].count, floors[group].count
         if known.kind is not ResizeKind.NONE:
             reason = _against(table, wish, floor, settings)
             if reason is None:
@@ -150,7 +150,7 @@ def decide(
         found = (
             _evened(table, wish, floor, settings)
             or _whole(table, wish, wishes[group].rule)
-            or _alone(table, settings, floor)
+            or _alone(table, settings, table.at_least(floor))
         )
         if found is not None:
             made.append((-(table.counted.average_bytes or 0.0), found))
@@ -183,7 +183,8 @@ def _maxima(table: CountedTable) -> list[int]:
 
 def _evened(table: ResizedTable, wish: int, floor: int, settings: CountSettings) -> Decided | None:
     """For a table of unlike tablets, as one that lay on the ring has: a few are split, or pairs merged, until
-    they are about even, and as many as asked for. `floor`: how many are left at the least."""
+    they are about even, and as many as asked for, `floor` or more. A number given by hand bounds what is
+    merged, and says nothing of how wide tablets are to be."""
     tablets = list(table.map.tablets())
     current, group = len(tablets), table.map.id
     if current == 1 or not is_uneven(tablets) or wish >= 2 * current:
@@ -195,9 +196,10 @@ def _evened(table: ResizedTable, wish: int, floor: int, settings: CountSettings)
     rights = widest(tablets, min(short, room, EVEN_MAX)) if short > 0 else []
     rights = rights or wide(tablets, count, min(room, EVEN_MAX))
     pairs: list[int] = []
-    if current > floor:
+    spare = current - table.at_least(floor)
+    if spare > 0:
         may = _even_pair(table, settings, _EVEN_BYTES, _EVEN_RATE)
-        pairs = narrow_pairs(tablets, count, min(current - floor, EVEN_MAX), may)
+        pairs = narrow_pairs(tablets, count, min(spare, EVEN_MAX), may)
     if pairs:
         reason = (
             f"{len(pairs)} pairs of narrow tablets, of {current}, are no wider than one of {count} even ones"
@@ -258,8 +260,8 @@ def _against(table: ResizedTable, wish: int, floor: int, settings: CountSettings
         if wish == current and average is not None and average < target:
             return "the average tablet is below the target again"
         return None
-    if (current + 1) // 2 < floor:
-        return f"{floor} tablets are asked for"
+    if (current + 1) // 2 < table.at_least(floor):
+        return f"{table.at_least(floor)} tablets are asked for"
     # A maximum that somebody gave is kept to, however large the tablets are.
     if average is not None and average > target and (current + 1) // 2 < wish:
         return "the average tablet is above the target again"

@@ -138,6 +138,15 @@ def test_a_number_given_by_hand_is_kept(kept: int) -> None:
     assert table.map.count <= 15, "a maximum counts before it"
 
 
+def test_what_was_merged_by_hand_is_not_split_for_evenness() -> None:
+    table = Table(ring(48, 1), 0.001)
+    assert max(table.shares(16)) < WIDE
+    first = min(table.map.tablets(), key=width).right
+    table.map = resized(table.map, Resize(ResizeKind.MERGE, 1, (first,), by_hand=True), 2)
+    table.kept = 47
+    assert is_uneven(list(table.map.tablets())) and table.look() is None
+
+
 def test_even_tables_are_none_of_this() -> None:
     assert not is_uneven(list(Table(ring(1, 1), 1).map.tablets()))
     split = map_of(1, setting(dc1=3), [(-5, ON_ALL), (TOKEN_MAX, ON_ALL)], 1)
