@@ -59,6 +59,8 @@ BASE_SETTLED: Final = 87
 CAS_PREPARE: Final = 70
 CAS_PROPOSE: Final = 71
 CAS_COMMIT: Final = 72
+LOAD_STAGE: Final = 73
+LOAD_FETCH: Final = 74
 REPAIR_TREE: Final = 76
 REPAIR_READ: Final = 77
 REPAIR_WRITE: Final = 78
@@ -119,6 +121,8 @@ NAMES: Final = {
     REPAIR_NOTE: "repair-note",
     BACKUP_WORK: "backup-work",
     BACKUP_FILES: "backup-files",
+    LOAD_STAGE: "load-stage",
+    LOAD_FETCH: "load-fetch",
 }
 
 

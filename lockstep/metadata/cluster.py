@@ -27,6 +27,7 @@ from lockstep.metadata.directory import (
 )
 from lockstep.metadata.extensions import EXTENSIONS, Extensions
 from lockstep.metadata.groups.service import SERVICE, Service
+from lockstep.metadata.loads import LOADS, Loads
 from lockstep.metadata.log.entries import HASH_BYTES
 from lockstep.metadata.log.recent_ids import RECENT_IDS, RecentIds
 from lockstep.metadata.operations import OPERATIONS, Operation, Operations, Session
@@ -59,6 +60,7 @@ PARTS: Final[tuple[Part[Any], ...]] = (
     RECENT_IDS,
     TRANSITIONS,
     TABLETS,
+    LOADS,
 )
 #: What there is when no room above adds a part.
 REGISTERED: Final = Registered(PARTS)
@@ -162,6 +164,11 @@ class ClusterMetadata(msgspec.Struct, frozen=True, dict=True):
     def tablets(self) -> Tablets:
         """The placement groups that are tablets of one table, and what their rings do not say."""
         return self.parts[TABLETS]
+
+    @cached_property
+    def loads(self) -> Loads:
+        """Bulk loads that are under way, and those that ended lately."""
+        return self.parts[LOADS]
 
     @cached_property
     def shared_rings(self) -> tuple[RingPlacement, ...]:

@@ -138,6 +138,9 @@ WANTED_OF_KIND: Mapping[int, Wanted] = {
     EntryKind.BEGIN_REPAIR: Wanted.REPAIR,
     EntryKind.END_REPAIR: Wanted.FACTS,
     EntryKind.RECORD_UNDELIVERED: Wanted.FACTS,
+    EntryKind.BEGIN_LOAD: Wanted.SCHEMA,
+    EntryKind.COMMIT_LOAD: Wanted.SCHEMA,
+    EntryKind.END_LOAD: Wanted.FACTS,
 }
 
 

@@ -48,6 +48,7 @@ from lockstep.runtime.ports import Runtime
 from lockstep.storage.engine import Derived, StorageEngine
 from lockstep.storage.store import Store
 from lockstep.storage.store_position import Lacking
+from lockstep.streaming.load_target import LoadTarget
 from lockstep.streaming.stream_source import StreamLimits, StreamService
 from lockstep.streaming.stream_target import StreamClient
 from lockstep.values.errors import LockstepError
@@ -87,6 +88,7 @@ class NodeData(msgspec.Struct, frozen=True, eq=False):
     table_damage: TableDamage
     scrub: Scrub
     decommission_handoff: DecommissionHandoff
+    loads: LoadTarget
 
     def start(self) -> None:
         self.hint_delivery.start()
@@ -190,6 +192,8 @@ def wire_data(log: NodeLog, store: Store, engine: StorageEngine) -> NodeData:
     streams.forget_closed()
     stream_client.forget_closed(cluster().session_open)
     participant = _participant(log, engine, guards, hints, batch_store)
+    loads = LoadTarget(runtime, internode, engine, cluster, reach, own_id, context.log)
+    state.listen(loads.applied, parts_only=True)
     return NodeData(
         context=context,
         store=store,
@@ -218,6 +222,7 @@ def wire_data(log: NodeLog, store: Store, engine: StorageEngine) -> NodeData:
         table_damage=table_damage,
         scrub=Scrub(context, store),
         decommission_handoff=DecommissionHandoff(context, batch_store, hints, delivery, log.submitter),
+        loads=loads,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from lockstep.metadata import features, schema_change, tablet_migration, transformations
+from lockstep.metadata import features, load_entries, schema_change, tablet_migration, transformations
 from lockstep.metadata.access import role_changes
 from lockstep.metadata.groups import membership
 from lockstep.metadata.log import snapshot_entries
@@ -43,6 +43,7 @@ _TABLES: Final[tuple[Mapping[int, type[Any]], ...]] = (
     role_changes.KINDS,
     role_changes.PERMISSION_KINDS,
     snapshot_entries.KINDS,
+    load_entries.KINDS,
 )
 
 

@@ -18,6 +18,7 @@ from lockstep.node.membership.service_driver import ServiceDriver
 from lockstep.node.membership_service import NodeMembership
 from lockstep.node.work.backup_service import BackupService
 from lockstep.node.work.backups import BackupDriver
+from lockstep.node.work.bulk_loads import BulkLoads
 from lockstep.node.work.condition_watches import watch_groups
 from lockstep.node.work.lacking import Refill
 from lockstep.node.work.load_questions import RangeSizes, TabletLoads
@@ -44,6 +45,7 @@ class NodeWork(msgspec.Struct, frozen=True, eq=False):
     tombstone_purge: TombstonePurge
     refill: Refill
     sizes: RangeSizes
+    bulk_loads: BulkLoads
 
     def start(self) -> None:
         self.topology.start()
@@ -55,6 +57,7 @@ class NodeWork(msgspec.Struct, frozen=True, eq=False):
         self.repairs.end_lost(self.context.cluster())
         self.tombstone_purge.start()
         self.refill.start()
+        self.bulk_loads.start()
 
 
 def wire_work(log: NodeLog, membership: NodeMembership, data: NodeData) -> NodeWork:
@@ -117,4 +120,5 @@ def wire_work(log: NodeLog, membership: NodeMembership, data: NodeData) -> NodeW
         tombstone_purge=TombstonePurge(context, state, data.engine, guards, data.oldest_hint_us),
         refill=Refill(context, state, submitter, data.lacking),
         sizes=RangeSizes(context, data.engine, lambda: stages.rate_bytes_s),
+        bulk_loads=BulkLoads(context, data.loads, submitter, lambda: log.is_leader),
     )

@@ -319,7 +319,7 @@ class TablePlacement:
         #: Of the metadata value.
         assert changed_epoch <= epoch, "a metadata value holds no change that comes after it"
         self.epoch = epoch
-        #: When the table, one of its views or its keyspace last changed.
+        #: When the table, one of its views or its keyspace last changed, or a bulk load came to it.
         self.changed_epoch = changed_epoch
         self.ring = ring
         #: Whether the replication of its placement group changes.
@@ -403,7 +403,9 @@ class PlanBook:
         ring = cluster.placements.ring(keyspace.group_of(table))
         # Who applies a write without knowing of a view derives nothing for it, and tells nobody what is gone.
         views = (view.epoch for view in views_of(cluster.schema, table))
-        changed_epoch = max(table.epoch, keyspace.epoch, *views)
+        # Who answers under an older plan does not know of the rows that a bulk load brought at once.
+        loaded = cluster.loads.committed_epochs.get(table_id, 0)
+        changed_epoch = max(table.epoch, keyspace.epoch, loaded, *views)
         assert changed_epoch <= cluster.epoch, f"table {table_id} changes later"
         recounts = ring.id in cluster.recounting
         has_tablets = ring.id in cluster.tablets.by_group

@@ -15,9 +15,18 @@ from lockstep.scans.arrow_columns import DECIMAL_DIGITS, DECIMAL_SCALE_DEFAULT
 from lockstep.spark.cql_client import Endpoint, Login
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.ids import Consistency
-from lockstep.values.limits import PAGE_ROWS_DEFAULT, PAGE_ROWS_MAX, SPARK_REQUESTS_IN_FLIGHT_MAX
+from lockstep.values.limits import (
+    PAGE_ROWS_DEFAULT,
+    PAGE_ROWS_MAX,
+    SPARK_REQUESTS_IN_FLIGHT_MAX,
+    TTL_S_MAX,
+)
+from lockstep.values.node_limits import LOAD_LEASE_MS, LOAD_LEASE_MS_MAX
 
 Value = TypeVar("Value")
+
+STATEMENTS: Final = "statements"
+BULK: Final = "bulk"
 
 _PORT_MAX: Final = 65_535
 _SPLITS_MAX: Final = 10_000
@@ -48,6 +57,12 @@ class Options(msgspec.Struct, frozen=True):
     concurrent_writes: int = 64
     ignore_nulls: bool = False
     write_time_us: int = 0
+    write_mode: str = STATEMENTS
+    load_id: str = ""
+    ttl_s: int = 0
+    ttl_column: str = ""
+    write_time_column: str = ""
+    lease_ms: int = LOAD_LEASE_MS
     user: str = ""
     password: str = ""
     ca: str = ""
@@ -86,6 +101,12 @@ def _flag(name: str, text: str) -> bool:
     return text.lower() == "true"
 
 
+def _mode(name: str, text: str) -> str:
+    if text.lower() not in (STATEMENTS, BULK):
+        raise ConfigurationError(f"the option {name} is {text!r}, but takes {STATEMENTS} or {BULK}")
+    return text.lower()
+
+
 def _level(name: str, text: str) -> Consistency:
     allowed = [level.name for level in Consistency if level.name not in ("ANY", "SERIAL", "LOCAL_SERIAL")]
     if text.upper() not in allowed:
@@ -122,6 +143,12 @@ _KNOWN: Final[dict[str, tuple[str, Callable[[str, str], object]]]] = {
     "password": ("password", _text),
     "tlsCa": ("ca", _text),
     "writeTimeMicros": ("write_time_us", _count(1, _WRITE_TIME_MAX)),
+    "writeMode": ("write_mode", _mode),
+    "loadId": ("load_id", _text),
+    "ttlSeconds": ("ttl_s", _count(1, TTL_S_MAX)),
+    "ttlColumn": ("ttl_column", _text),
+    "writeTimeColumn": ("write_time_column", _text),
+    "leaseMs": ("lease_ms", _count(1, LOAD_LEASE_MS_MAX)),
 }
 _BY_LOWER: Final = {name.lower(): name for name in _KNOWN}
 _DEFAULTS: Final[dict[str, object]] = {"hosts": ("127.0.0.1",), "port": 9042}

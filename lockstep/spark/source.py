@@ -19,7 +19,8 @@ from lockstep.cql.wire.messages import Value
 from lockstep.schema.log_tables import SUFFIX
 from lockstep.spark.columns import spark_type
 from lockstep.spark.cql_client import pool_of
-from lockstep.spark.options import Options, parse_options
+from lockstep.spark.loads.writer import BulkWriter, bulk_writer
+from lockstep.spark.options import BULK, Options, parse_options
 from lockstep.spark.ring import (
     KeyPartition,
     RangePartition,
@@ -65,9 +66,11 @@ class LockstepSource(DataSource):
         kind = FilteringReader if options.filter_pushdown else LockstepReader
         return kind(options, shape, projection)
 
-    def writer(self, schema: StructType, overwrite: bool) -> LockstepWriter:
-        """An appending writer, after every check of the schema that needs no data."""
+    def writer(self, schema: StructType, overwrite: bool) -> LockstepWriter | BulkWriter:
+        """A writer, after every check of the schema that needs no data."""
         options = parse_options(self.options)
+        if options.write_mode == BULK:
+            return bulk_writer(table_shape(options), schema, overwrite, options)
         return LockstepWriter(options, write_plan(table_shape(options), schema, overwrite, options))
 
 

@@ -50,18 +50,19 @@ class Written(WriterCommitMessage):
 
 def write_plan(shape: TableShape, schema: spark.StructType, overwrite: bool, options: Options) -> WritePlan:
     """What every task does. Raises ConfigurationError that names column, expected and found types."""
-    name = f"{shape.keyspace}.{shape.table}"
     if overwrite:
         raise PreconditionError(
-            f"mode overwrite is not supported for {name}: it would have to truncate the table first; "
-            'use .mode("append"), which replaces rows with the same key'
+            f"mode overwrite replaces what is in {shape.keyspace}.{shape.table}, which statements cannot "
+            'do at once: use .option("writeMode", "bulk"), or .mode("append"), which replaces rows with the '
+            "same key"
         )
-    columns = [shape.column(field.name) for field in schema.fields]
-    missing = [column.name for column in shape.key if column not in columns]
-    if missing:
-        raise ConfigurationError(f"the DataFrame lacks key column {', '.join(missing)} of {name}")
-    for field, column in zip(schema.fields, columns, strict=True):
-        _check_type(field, column, options)
+    for option in ("ttl_s", "ttl_column", "write_time_column", "load_id"):
+        if getattr(options, option):
+            raise ConfigurationError(
+                "ttlSeconds, ttlColumn, writeTimeColumn and loadId are options of bulk loads",
+                hint='add .option("writeMode", "bulk")',
+            )
+    columns = checked_columns(shape, schema.fields, options)
     listed = ", ".join(quoted(column.name) for column in columns)
     marks = ", ".join("?" for _ in columns)
     return WritePlan(
@@ -70,6 +71,20 @@ def write_plan(shape: TableShape, schema: spark.StructType, overwrite: bool, opt
         tuple(column.name for column in shape.key),
         options.write_time_us or time.time_ns() // _NANOSECONDS_PER_MICROSECOND,
     )
+
+
+def checked_columns(
+    shape: TableShape, fields: Sequence[spark.StructField], options: Options
+) -> list[TableColumn]:
+    """The table's columns that a DataFrame's are written to. ConfigurationError as `write_plan`."""
+    columns = [shape.column(field.name) for field in fields]
+    missing = [column.name for column in shape.key if column not in columns]
+    if missing:
+        name = f"{shape.keyspace}.{shape.table}"
+        raise ConfigurationError(f"the DataFrame lacks key column {', '.join(missing)} of {name}")
+    for field, column in zip(fields, columns, strict=True):
+        _check_type(field, column, options)
+    return columns
 
 
 class LockstepWriter(DataSourceArrowWriter):

@@ -220,3 +220,28 @@ BALLOT_STATES_MAX: Final = 1024
 BALLOT_STATE_BYTES_MAX: Final = 8192
 #: Tables whose columns in the log of their changes a node keeps worked out: some 10 KiB each.
 CAPTURED_TABLES_CACHED_MAX: Final = 256
+#: Bulk loads that are under way at once: each holds space on its replicas, and waits for an entry.
+LOADS_RUNNING_MAX: Final = 64
+#: Loads that have ended and are remembered, newest last: asking again for one of them does nothing, and a
+#: replica that was away as long as that many took does not take them in.
+LOADS_ENDED_KEPT_MAX: Final = 256
+#: Of the name that a job gives its load.
+LOAD_JOB_CHARACTERS_MAX: Final = 128
+#: Files of one load: what every replica is told when it commits, some hundred bytes each.
+LOAD_FILES_MAX: Final = 20_000
+#: Of one staged file: it is read as a whole for its digest, and sent anew when that is wrong.
+LOAD_FILE_BYTES_MAX: Final = 512 * 1024 * 1024
+#: What one message holds of a file: a turn of the loop each.
+LOAD_PART_BYTES_MAX: Final = 1024 * 1024
+#: Times that a file is fetched before its replica gives it up.
+LOAD_FETCH_ATTEMPTS_MAX: Final = 3
+#: Times that a commit is tried against placements that change under it.
+LOAD_COMMIT_ATTEMPTS_MAX: Final = 8
+#: How long a load lives without being renewed, unless its job wants something else.
+LOAD_LEASE_MS: Final = 600_000
+LOAD_LEASE_MS_MAX: Final = 86_400_000
+#: Between two looks of the metadata leader for loads that nobody renews.
+LOAD_LEASE_LOOK_S: Final = 5.0
+#: What a replica has for the files of one message, and what a commit has for its entry.
+LOAD_STAGE_TIMEOUT_MS: Final = 120_000
+LOAD_SUBMIT_TIMEOUT_MS: Final = 20_000

@@ -141,5 +141,6 @@ def test_numbers_of_parts_are_stable() -> None:
         (15, "recent_ids"),
         (16, "transitions"),
         (17, "tablets"),
+        (25, "loads"),
         (200, "notes"),
     ]

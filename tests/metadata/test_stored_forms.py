@@ -21,6 +21,7 @@ from lockstep.metadata.groups.management import (
     Repair,
     VotersRecord,
 )
+from lockstep.metadata.loads import LoadState
 from lockstep.metadata.log import snapshot_file
 from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.log.snapshot_entries import ANY_TIME
@@ -98,6 +99,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "index": 0, "hash": GENESIS, "cluster_name": "", "lineage": (), "nodes": (), "expelled": (),
         "voters": VotersRecord(), "outcomes": (), "forgotten_index": 0,
     },
+    "Loads": {"running": (), "ended": ()},
+    "Load": {
+        "overwrite": False, "state": LoadState.RUNNING, "digest": b"", "rows": 0, "size_bytes": 0,
+        "ended_epoch": 0, "reason": "", "began_ms": 0,
+    },
+    "BeginLoad": {"timestamp_us": 0, "overwrite": False},
+    "CommitLoad": {"rows": 0, "size_bytes": 0},
+    "EndLoad": {"at_ms": 0},
     "Outcome": {"refusal": None},
     "VotersRecord": {
         "voters": (), "configuration_index": 0, "epoch": 0, "recovery_generation": 0, "index": 0,
@@ -155,6 +164,7 @@ NUMBERS: dict[type[enum.IntEnum], dict[str, int]] = {
         "RECORD_UNDELIVERED": 36, "ADVANCE_TRANSITIONS": 37, "BEGIN_MOVES": 38,
         "SET_BALANCING": 39, "DECIDE_RESIZES": 40, "ADVANCE_RESIZE": 41, "MIGRATE_KEYSPACE": 42,
         "ASK_RESIZE": 43,
+        "BEGIN_LOAD": 49, "COMMIT_LOAD": 50, "END_LOAD": 51,
     },
     RecordKind: {"HEADER": 1, "PIECE": 2, "ENTRIES": 3, "TRAILER": 4},
 }  # fmt: skip

@@ -16,6 +16,7 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.degraded import DEGRADED, Degraded
 from lockstep.metadata.directory import EXCLUDED, FEATURE_STATE, Exclusion, FeatureState
 from lockstep.metadata.groups.service import SERVICE
+from lockstep.metadata.loads import LOADS, Load, Loads, LoadState
 from lockstep.metadata.log.apply import part_digests, state_digest
 from lockstep.metadata.log.recent_ids import RecentIds, no_recent_ids
 from lockstep.metadata.repairs import (
@@ -75,6 +76,32 @@ def rich() -> ClusterMetadata:
                 (replace(running, id=3, state=RepairState.FAILED, reason="why", ended_epoch=9, ended_s=120),),
                 (TableRepairs(7, (Repaired(Range(0, 10), 100, 90, 8),)),),
                 5,
+            )
+        ),
+        LOADS.set(
+            Loads(
+                (Load("a", "three", "t", 1, 2, 1, 1_000, 3, 4_000),),
+                (
+                    Load(
+                        "b",
+                        "three",
+                        "t",
+                        1,
+                        2,
+                        5,
+                        1_000,
+                        3,
+                        4_000,
+                        True,
+                        LoadState.ABORTED,
+                        b"d",
+                        1,
+                        2,
+                        9,
+                        "why",
+                        7,
+                    ),
+                ),
             )
         ),
         ACCESS.set(

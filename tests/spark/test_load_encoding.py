@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lockstep.schema.model import Column, ColumnKind, Table, UserType
 from lockstep.spark.columns import arrow_type
-from lockstep.spark.loads.encoding import EncodePlan, Encoded, encoded, encoded_by_rows, write_id_of
+from lockstep.spark.loads.encoding import Encoded, EncodePlan, encoded, encoded_by_rows, write_id_of
 from lockstep.spark.loads.tokens import tokens_of
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.tokens import token_of
@@ -43,7 +43,9 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "time": st.integers(0, 86_399_999_999_999),
     "timestamp": st.datetimes(timezones=st.just(datetime.UTC)),
     "uuid": st.uuids().map(str),
-    "timeuuid": st.integers(0, 1 << 40).map(lambda n: str(uuid.UUID(fields=(n & 0xFFFFFFFF, 0, 0x1001, 128, 1, 5)))),
+    "timeuuid": st.integers(0, (1 << 32) - 1).map(
+        lambda low: str(uuid.UUID(fields=(low, 0, 0x1001, 128, 1, 5)))
+    ),
     "inet": st.binary(min_size=4, max_size=4),
     "varint": st.integers(-(10**30), 10**30).map(decimal.Decimal),
     "frozen<list<int>>": st.lists(st.integers(-9, 9), max_size=3),
@@ -130,7 +132,12 @@ def test_tokens_of_many_keys_are_those_of_each(keys: list[bytes]) -> None:
 
 
 def test_collections_and_static_columns_go_row_by_row() -> None:
-    made = table(("k", "int", KEY, False), ("c", "int", CLUSTERING, False), ("s", "text", STATIC, False), ("l", "list<int>", REGULAR, False))  # fmt: skip
+    made = table(
+        ("k", "int", KEY, False),
+        ("c", "int", CLUSTERING, False),
+        ("s", "text", STATIC, False),
+        ("l", "list<int>", REGULAR, False),
+    )
     plan = plan_of(made)
     assert not plan.by_columns
     found = encoded(plan, batch_of(plan, [(1, 2, "s", [7, 8])]), WRITE_ID)

@@ -151,6 +151,12 @@ class NodeEvent(msgspec.Struct, frozen=True, gc=False):
     port: int
 
 
+class Loaded(msgspec.Struct, frozen=True):
+    """The answer to a request of a bulk load, as its own messages encode it."""
+
+    body: bytes
+
+
 Body: TypeAlias = (
     Ready
     | Authenticate
@@ -164,6 +170,7 @@ Body: TypeAlias = (
     | PreparedResult
     | SchemaChange
     | NodeEvent
+    | Loaded
 )
 
 
@@ -199,6 +206,10 @@ def decode_response(version: int, opcode: int, flags: int, body: bytes) -> Respo
     if at > len(body):
         raise wire.too_short(body, Opcode(opcode).name)
     return Response(value, warnings, payload, trace_id)
+
+
+def _decode_loaded(version: int, body: bytes, at: int) -> tuple[Body, int]:
+    return Loaded(body[at:]), len(body)
 
 
 def _decode_ready(version: int, body: bytes, at: int) -> tuple[Body, int]:
@@ -386,6 +397,7 @@ _DECODERS: dict[int, Callable[[int, bytes, int], tuple[Body, int]]] = {
     int(Opcode.ERROR): _decode_error,
     int(Opcode.RESULT): _decode_result,
     int(Opcode.EVENT): _decode_event,
+    int(Opcode.LOADED): _decode_loaded,
 }
 
 

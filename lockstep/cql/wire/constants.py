@@ -42,6 +42,9 @@ class Opcode(enum.IntEnum):
     AUTH_CHALLENGE = 0x0E
     AUTH_RESPONSE = 0x0F
     AUTH_SUCCESS = 0x10
+    #: Of bulk loads, asked and answered: no opcode of the protocol, whose own numbers grow from below.
+    LOAD = 0x70
+    LOADED = 0x71
 
 
 #: Envelope flags.

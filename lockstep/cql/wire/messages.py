@@ -110,6 +110,12 @@ class Execute(msgspec.Struct, frozen=True, gc=False):
     parameters: QueryParameters
 
 
+class Load(msgspec.Struct, frozen=True, gc=False):
+    """A request of a bulk load, as its own messages encode it."""
+
+    body: bytes
+
+
 class BatchStatement(msgspec.Struct, frozen=True, gc=False):
     """`statement` is CQL text, or the bytes of a prepared id."""
 
@@ -125,7 +131,7 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
     parameters: QueryParameters
 
 
-Request: TypeAlias = Options | Startup | AuthResponse | Register | Query | Prepare | Execute | Batch
+Request: TypeAlias = Options | Startup | AuthResponse | Register | Query | Prepare | Execute | Batch | Load
 
 _LEVELS = tuple(Consistency)
 #: Kind, and length of the id of a prepared one.
@@ -246,6 +252,10 @@ def _decode_options(version: int, body: bytes, at: int) -> Options:
     return Options()
 
 
+def _decode_load(version: int, body: bytes, at: int) -> Load:
+    return Load(body[at:])
+
+
 def _decode_startup(version: int, body: bytes, at: int) -> Startup:
     options, at = wire.read_string_map(body, at)
     if at > len(body):
@@ -345,4 +355,5 @@ _DECODERS: dict[int, Callable[[int, bytes, int], Request]] = {
     int(Opcode.PREPARE): _decode_prepare,
     int(Opcode.EXECUTE): _decode_execute,
     int(Opcode.BATCH): _decode_batch,
+    int(Opcode.LOAD): _decode_load,
 }

@@ -59,6 +59,9 @@ class EntryKind(enum.IntEnum):
     ADVANCE_RESIZE = 41
     MIGRATE_KEYSPACE = 42
     ASK_RESIZE = 43
+    BEGIN_LOAD = 49
+    COMMIT_LOAD = 50
+    END_LOAD = 51
     ROLE_CHANGE = 31
     ROLE_MEMBERSHIP = 32
     PERMISSIONS = 33

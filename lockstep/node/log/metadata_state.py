@@ -158,6 +158,7 @@ def _same_parts(before: ClusterMetadata, after: ClusterMetadata) -> bool:
         and before.excluded is after.excluded
         and before.repairs is after.repairs
         and before.access is after.access
+        and before.loads is after.loads
     )
 
 

@@ -41,6 +41,7 @@ from lockstep.cql.wire.messages import (
     AuthResponse,
     Batch,
     Execute,
+    Load,
     Options,
     Prepare,
     Query,
@@ -336,6 +337,11 @@ class CqlConnection(asyncio.Protocol):
             raise ProtocolViolation("Unexpected message STARTUP: this connection has started already")
         elif isinstance(request, AuthResponse):
             raise ProtocolViolation("Unexpected message AUTH_RESPONSE: no authentication was asked for")
+        elif isinstance(request, Load):
+            self._flow.begin(len(envelope.body))
+            self._server.runtime.tasks.spawn(
+                self._load(session, stream, request, len(envelope.body)), "cql.load"
+            )
         elif isinstance(request, Prepare) and not is_long(request.text):
             self._answer(stream, self._server.executor.prepare(session, request))
         else:
@@ -401,6 +407,17 @@ class CqlConnection(asyncio.Protocol):
             if isinstance(request, Batch):
                 self._turns.batch_ended(len(request.statements))
             self.ended(given.size)
+
+    async def _load(self, session: Session, stream: int, request: Load, size: int) -> None:
+        try:
+            body = await self._server.executor.loads.answer(session, request.body)
+            self._send(int(Opcode.LOADED), stream, body)
+        except LockstepError as error:
+            self._outbox.error(stream, error)
+        except Exception as error:
+            self._fault(stream, error)
+        finally:
+            self.ended(size)
 
     def ended(self, size: int) -> None:
         """A request of `size` bytes has its answer."""

@@ -22,6 +22,7 @@ from lockstep.server.cql.backpressure import NodeResponses
 from lockstep.server.metrics.metric_table import Sample, histogram, text_of
 from lockstep.server.reports.leader_views import GROUPS
 from lockstep.server.views.live_views import condition_samples, gossip_samples, seen_epoch
+from lockstep.server.views.load_views import load_samples
 from lockstep.server.views.work_views import (
     hint_samples,
     purge_samples,
@@ -184,6 +185,7 @@ def samples(node: NodeServices, cql: CqlServer) -> Iterator[Sample]:
     yield from repair_samples(node)
     yield from purge_samples(node)
     yield from hint_samples(node)
+    yield from load_samples(node)
     yield from conditional_samples(node)
     yield from view_samples(node)
     yield Sample("lockstep_topology_operations_running", len(cluster.operations))

@@ -134,6 +134,12 @@ _TABLE: Final = (
     Metric("lockstep_hints_left_total", COUNTER, (), "Hints kept since the start"),
     Metric("lockstep_hints_pending", GAUGE, ("node",), "Hints kept for a node"),
     Metric("lockstep_hints_pending_bytes", GAUGE, ("node",), "Bytes of the hints kept for a node"),
+    Metric("lockstep_load_files_damaged_total", COUNTER, (), "Files of bulk loads that were damaged"),
+    Metric("lockstep_load_files_staged_total", COUNTER, (), "Files of bulk loads held and verified"),
+    Metric("lockstep_load_staged_bytes_total", COUNTER, (), "Bytes of such files"),
+    Metric("lockstep_loads_lacking_total", COUNTER, (), "Committed loads of which this node had no files"),
+    Metric("lockstep_loads_running", GAUGE, (), "Bulk loads that have begun and not ended"),
+    Metric("lockstep_loads_taken_in_total", COUNTER, (), "Committed loads taken in"),
     Metric(
         "lockstep_metadata_catch_up_bytes_total",
         COUNTER,

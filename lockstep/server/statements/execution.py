@@ -50,6 +50,7 @@ from lockstep.server.statements.batch_writes import (
     serial_write,
     tables_of,
 )
+from lockstep.server.statements.loads import LoadDoor
 from lockstep.server.statements.schema_statements import SchemaStatements
 from lockstep.server.statements.selects import Selects
 from lockstep.server.statements.statements import Catalogs, Statement, Statements
@@ -175,6 +176,7 @@ class Executor:
         self._schema = schema_statements
         self._roles = roles
         self._permits = permits
+        self.loads = LoadDoor(node, permits)
         self.tracer = Tracer(node, self.statements, self.context)
 
     # -- time and identity ------------------------------------------------------------------------

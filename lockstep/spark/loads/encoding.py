@@ -32,7 +32,7 @@ from lockstep.schema.types.base import CqlType as BaseType
 from lockstep.schema.types.numbers import FixedInteger
 from lockstep.schema.user_types import type_in
 from lockstep.spark.columns import arrow_type, encoder
-from lockstep.spark.loads.tokens import tokens_of
+from lockstep.spark.loads.tokens import octets_of, tokens_of
 from lockstep.storage.rows import keys
 from lockstep.storage.rows.fragments import fragments_of
 from lockstep.values import codec
@@ -440,8 +440,7 @@ def _component(kind: CqlType, descending: bool, values: pa.BinaryArray) -> Any:
         width, count = kind.fixed_bytes, len(values)
         octets = np.empty((count, width + 1), dtype=np.uint8)
         octets[:, 0] = 2
-        data = b"".join(values.to_pylist()) if values.offset else values.buffers()[2] or b""
-        octets[:, 1:] = np.frombuffer(data, dtype=np.uint8, count=width * count).reshape(count, width)
+        octets[:, 1:] = octets_of(values, width)
         octets[:, 1] ^= 0x80
         return _binary(~octets if descending else octets)
     if type(kind).sort_key is BaseType.sort_key and kind.fixed_bytes is None and not descending:

@@ -24,16 +24,18 @@ def tokens_of(keys: pa.BinaryArray) -> Any:
     for length in np.unique(lengths):
         at = np.flatnonzero(lengths == length)
         some = keys if len(at) == len(keys) else keys.take(pa.array(at))
-        found[at] = _hashed(_octets(some, int(length)))
+        found[at] = _hashed(octets_of(some, int(length)))
     return found
 
 
-def _octets(keys: pa.BinaryArray, length: int) -> Any:
-    """Keys of one length as rows of bytes."""
-    fixed = b"".join(keys.to_pylist()) if keys.offset else None
-    if fixed is None:
-        fixed = keys.buffers()[2] or b""
-    return np.frombuffer(fixed, dtype=np.uint8, count=len(keys) * length).reshape(len(keys), length)
+def octets_of(values: pa.BinaryArray, length: int) -> Any:
+    """Values of one length, none of them null, as rows of bytes."""
+    if not length or not len(values):
+        return np.empty((len(values), length), dtype=np.uint8)
+    _, offsets, data = values.buffers()
+    first = np.frombuffer(offsets, dtype=np.int32, count=1, offset=4 * values.offset)[0]
+    found = np.frombuffer(data, dtype=np.uint8, count=len(values) * length, offset=int(first))
+    return found.reshape(len(values), length)
 
 
 def _rotl(value: Any, bits: int) -> Any:

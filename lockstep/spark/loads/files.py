@@ -1,0 +1,150 @@
+"""Sorted files of one partition of a job: a file a range of the ring, as a store takes it in.
+
+Invariant: keys of a file ascend strictly and their tokens lie in its range. Rows of one place that a
+partition holds more than once are one fragment, what a store's reads would make of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import rocksdict
+import xxhash
+
+from lockstep.replica.load_messages import LoadFile
+from lockstep.spark.loads.encoding import Encoded
+from lockstep.storage.rocks.rocks_runs import TableFile
+from lockstep.storage.rows.fragments import decode_row, encode_row
+from lockstep.storage.rows.reconcile import merge_rows
+from lockstep.values.node_limits import LOAD_FILE_BYTES_MAX
+
+#: Pairs that are handed to the library at once.
+_STEP: Final = 16_384
+_READ_BYTES: Final = 1024 * 1024
+
+
+class SortedFiles:
+    """Files of one attempt at one partition, in a directory of its own."""
+
+    def __init__(
+        self, directory: str, partition: int, attempt: int, ranges: Sequence[tuple[int, int]]
+    ) -> None:
+        """`ranges` cover the ring, ascending."""
+        self._directory = directory
+        self._partition = partition
+        self._attempt = attempt
+        self._ranges = ranges
+        self._rights = np.array([right for _, right in ranges], dtype=np.int64)
+        self._number = 0
+
+    def write(self, parts: Sequence[Encoded]) -> Iterator[tuple[LoadFile, str]]:
+        """The files of what was encoded, each with its path."""
+        tokens = np.concatenate([part.tokens for part in parts])
+        store_keys = _concatenated([part.keys for part in parts])
+        values = _concatenated([part.values for part in parts])
+        order = _order(tokens, store_keys)
+        tokens = tokens[order]
+        places = np.searchsorted(self._rights, tokens, side="left")
+        cuts = np.flatnonzero(np.diff(places)) + 1
+        bounds = [0, *cuts.tolist(), len(tokens)]
+        for begin, end in itertools.pairwise(bounds):
+            if begin < end:
+                chosen = pa.array(order[begin:end])
+                yield self._file(int(places[begin]), store_keys.take(chosen), values.take(chosen))
+
+    def _file(self, place: int, store_keys: pa.Array, values: pa.Array) -> tuple[LoadFile, str]:
+        pairs = distinct(store_keys.to_pylist(), values.to_pylist())
+        left, right = self._ranges[place]
+        return self.file_of(pairs, left, right)
+
+    def file_of(self, pairs: Sequence[tuple[bytes, bytes]], left: int, right: int) -> tuple[LoadFile, str]:
+        """A file of these pairs, whose tokens are all in (left, right]."""
+        number, self._number = self._number, self._number + 1
+        path = os.path.join(self._directory, f"{self._partition}-{self._attempt}-{number}")
+        table = TableFile(rocksdict, path)
+        for at in range(0, len(pairs), _STEP):
+            table.add(pairs[at : at + _STEP])
+        table.complete()
+        size = os.path.getsize(path)
+        assert size <= LOAD_FILE_BYTES_MAX, "a task gathers less than a file may have"
+        made = LoadFile(
+            self._partition,
+            self._attempt,
+            number,
+            left,
+            right,
+            len(pairs),
+            size,
+            pairs[0][0],
+            pairs[-1][0],
+            digest_of(path),
+        )
+        return made, path
+
+
+def _concatenated(arrays: Sequence[pa.Array]) -> pa.Array:
+    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(list(arrays))
+
+
+def _order(tokens: Any, store_keys: pa.Array) -> Any:
+    """Indexes in the order of the keys: tokens decide, but for rows of one partition."""
+    order = np.argsort(tokens, kind="stable")
+    ascending = tokens[order]
+    if len(tokens) > 1 and bool((ascending[1:] == ascending[:-1]).any()):
+        order = pc.sort_indices(store_keys).to_numpy(zero_copy_only=False)
+    return order
+
+
+def distinct(store_keys: list[bytes], values: list[bytes]) -> list[tuple[bytes, bytes]]:
+    """Pairs of ascending keys, those of one key made one."""
+    if len(set(store_keys)) == len(store_keys):
+        return list(zip(store_keys, values, strict=True))
+    found: list[tuple[bytes, bytes]] = []
+    for key, value in zip(store_keys, values, strict=True):
+        if not found or found[-1][0] != key:
+            found.append((key, value))
+        elif found[-1][1] != value:
+            rows = [decode_row(key, one, b"") for one in (found[-1][1], value)]
+            merged = merge_rows(rows)
+            assert merged is not None, "rows that were written are not nothing"
+            found[-1] = key, encode_row(merged)
+    return found
+
+
+def pairs_of(path: str, scratch: str) -> list[tuple[bytes, bytes]]:
+    """What a sorted file holds: read by a store of its own, for the library opens files of tables only so."""
+    options = rocksdict.Options(raw_mode=True)
+    options.create_if_missing(True)
+    database = rocksdict.Rdict(scratch, options)
+    try:
+        database.ingest_external_file([path])
+        items: Any = database.items()
+        return list(items)
+    finally:
+        database.close()
+        rocksdict.Rdict.destroy(scratch)
+
+
+def cut(
+    pairs: Sequence[tuple[bytes, bytes]], bounds: Sequence[tuple[bytes, bytes]]
+) -> Iterator[tuple[int, Sequence[tuple[bytes, bytes]]]]:
+    """Pairs by ranges of store keys, (number of the range, its pairs), where there are some."""
+    for number, (lower, upper) in enumerate(bounds):
+        first, last = bisect_left(pairs, (lower,)), bisect_left(pairs, (upper,))
+        if first < last:
+            yield number, pairs[first:last]
+
+
+def digest_of(path: str) -> bytes:
+    digest = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        while block := file.read(_READ_BYTES):
+            digest.update(block)
+    return digest.digest()
