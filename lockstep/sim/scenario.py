@@ -46,6 +46,7 @@ from lockstep.sim.load.kind_operators import (
     RepairOperators,
     ReplicationOperators,
 )
+from lockstep.sim.load.load_workload import LoadWorkload
 from lockstep.sim.load.metadata_operators import MetadataOperators, SchemaOperators
 from lockstep.sim.load.migration_operators import MigrationOperators
 from lockstep.sim.load.operators import BusyOperators, Operators
@@ -148,6 +149,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     columns: int = 0
     #: How many clients that ask together for far more than nodes can do, whose requests then take time.
     overload: int = 0
+    #: How many clients that load rows in bulk.
+    loading: int = 0
     #: How many data centres, one of these; there are this many times as many founders and spares.
     dcs: tuple[int, ...] = (1,)
     #: At which levels clients mostly ask, and at which they sometimes do; empty leaves it to the load.
@@ -204,6 +207,7 @@ def _sides(scenario: Scenario, operators: Operators, watch: Watch) -> list[Side]
         (IndexWorkload, scenario.indexing),
         (ColumnWorkload, scenario.columns),
         (OverloadWorkload, scenario.overload),
+        (LoadWorkload, scenario.loading),
     )
     sides = [load(operators, clients) for load, clients in loads if clients]
     for side in sides:

@@ -9,6 +9,7 @@ from lockstep.sim.faults.halfway import LONE
 from lockstep.sim.faults.kinds import ALL_KINDS, DC_FAULTS, FAULTS, STAGE_FAULTS
 from lockstep.sim.faults.lost_stores import FACTS as LOST_STORE_FACTS
 from lockstep.sim.load.conditional_workload import LACKED
+from lockstep.sim.load_scenarios import LOAD_SCENARIOS
 from lockstep.sim.scenario import Scenario
 from lockstep.sim.tablet_scenarios import TABLET_SCENARIOS
 from lockstep.values.ids import Consistency
@@ -25,6 +26,7 @@ SCENARIOS: dict[str, Scenario] = {
     scenario.name: scenario
     for scenario in (
         *TABLET_SCENARIOS,
+        *LOAD_SCENARIOS,
         Scenario(
             name="swarm",
             chaos_s=15.0,

@@ -9,6 +9,7 @@ from lockstep.sim.mutants.columns import DECISION_DIRECTED as _DECISIONS_DIRECTE
 from lockstep.sim.mutants.columns import DIRECTED as _VIEWS_DIRECTED
 from lockstep.sim.mutants.data import DATA, OWED
 from lockstep.sim.mutants.data import DIRECTED as _OWED_DIRECTED
+from lockstep.sim.mutants.loads import LOADS
 from lockstep.sim.mutants.overload import DIRECTED as _STAMPS_DIRECTED
 from lockstep.sim.mutants.overload import OVERLOAD, SHARING, STAMPS
 from lockstep.sim.mutants.repairs import DAMAGE, DEGRADED, LOST_STORES, PURGING, REPAIRS
@@ -46,6 +47,7 @@ REGISTRY: dict[str, Planted] = {
         *OVERLOAD,
         *ACCESS,
         *TABLETS,
+        *LOADS,
     )
 }
 #: Those that a test brings about; no seed is looked for.

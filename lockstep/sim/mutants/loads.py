@@ -1,0 +1,46 @@
+"""Planted bugs of bulk loads: what is counted, what fences them, and when files go."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from lockstep.metadata.load_entries import CommitLoad
+from lockstep.node.work.bulk_loads import Placed
+from lockstep.sim.plant import Planted, replaced
+from lockstep.streaming.load_target import LoadTarget
+
+_Context = contextlib.AbstractContextManager[None]
+
+
+def _not_counted() -> _Context:
+    """A load is committed and done whoever holds its files."""
+    return replaced((Placed, "lacking", lambda self, held: None))
+
+
+def _not_fenced() -> _Context:
+    """Placements may change between staging and commit."""
+    return replaced((CommitLoad, "_refuse_moved", lambda self, cluster, table: None))
+
+
+def _files_go_early() -> _Context:
+    """Files go before what was taken in is durable."""
+
+    async def settle(self: Any, key: str, sequence: int) -> None:
+        self._forget(key)
+        self._taking.pop(key, None)
+
+    return replaced((LoadTarget, "_settle", settle))
+
+
+def _not_taken_in_at_once() -> _Context:
+    """What was committed is taken in when a node starts, and not before."""
+    return replaced((LoadTarget, "applied", lambda self, before, after, entry: None))
+
+
+LOADS = (
+    Planted("load_not_counted", "a load is done that replicas do not hold", "loads", _not_counted),
+    Planted("load_files_early", "a power loss takes back a part of a load", "loads", _files_go_early),
+    Planted("load_not_taken_in", "a committed load is nowhere", "loads", _not_taken_in_at_once),
+    Planted("load_not_fenced", "a load is committed where ranges were", "loads", _not_fenced),
+)
