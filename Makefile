@@ -19,7 +19,7 @@ SEED ?= 1
 CUTS ?= 60
 ARGS ?=
 
-.PHONY: help demo test test-fast check house format sim sim-planted reached conformance conformance-clients conformance-cqlsh compare bench corrupt mutants proof package first-hour session reference lock clean setup setup-spark
+.PHONY: help demo test test-fast check house format sim sim-planted reached conformance conformance-clients conformance-cqlsh conformance-capture compare bench corrupt mutants proof package first-hour session reference lock clean setup setup-spark
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -71,6 +71,9 @@ conformance-cqlsh: $(VENV)/.stamp-dev ## SUITE=path runs cqlsh's own tests from 
 
 conformance-clients: $(VENV)/.stamp-dev ## drivers of other languages (Rust, C++, Node, Go, Java) against a local cluster
 	$(BIN)/python conformance/clients_run.py $(ARGS)
+
+conformance-capture: $(VENV)/.stamp-dev ## the library scylla-cdc-go follows a table's changes while a node joins and one is killed
+	$(BIN)/python conformance/capture_run.py $(ARGS)
 
 compare: $(VENV)/.stamp-dev ## STATEMENTS=file runs statements here and on Cassandra 5.0.6 (fetched by Maven), and prints what differs
 	$(BIN)/python conformance/compare_run.py "$(or $(STATEMENTS),conformance/compare/statements.cql)" $(ARGS)

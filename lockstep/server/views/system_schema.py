@@ -205,7 +205,7 @@ class SchemaTables:
                 "storage_type text",
                 ("keyspace_name",),
                 (),
-                lambda: map(_spread_row, self._real()),
+                lambda: map(_spread_row, filter(_has_tablets, self._real())),
             ),
             define(
                 "system_schema",
@@ -272,11 +272,13 @@ def _keyspace_row(keyspace: Keyspace) -> VirtualRow:
 
 
 def _spread_row(keyspace: Keyspace) -> VirtualRow:
-    """Clients of ScyllaDB tell by `initial_tablets` whether the keyspace has tablets."""
-    return {
-        "keyspace_name": keyspace.name,
-        "initial_tablets": keyspace.tablets.initial if keyspace.tablets is not None else None,
-    }
+    """Clients of ScyllaDB tell by `initial_tablets` that the keyspace has tablets, some by the row."""
+    assert keyspace.tablets is not None, "others have no row"
+    return {"keyspace_name": keyspace.name, "initial_tablets": keyspace.tablets.initial}
+
+
+def _has_tablets(keyspace: Keyspace) -> bool:
+    return keyspace.tablets is not None
 
 
 def _captured_rows(table: Table) -> Iterator[VirtualRow]:
