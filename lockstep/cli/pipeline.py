@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from lockstep.cli.shared import completion, jobs, render
+from lockstep.values.errors import ConfigurationError
 
 
 @click.group()
@@ -194,3 +195,109 @@ def _show_differences(report: Any) -> None:
     more = ", and more that are not told" if report.more else ""
     verdict = "equal" if report.equal else f"{render.counted(len(report.differences), 'row')} differ{more}"
     click.echo(render.styled(verdict, "green" if report.equal else "red", bold=True))
+
+
+@pipeline.command()
+@click.option(
+    "--from", "first", default=1, show_default=True, help="First epoch, or the oldest that is kept."
+)
+@click.option("--until", "last", default=0, metavar="EPOCH", help="Last epoch; the newest by default.")
+@click.option("--to", "to", default="", metavar="DIR", help="Write a row an epoch there, as Parquet.")
+@jobs.of_job
+def history(first: int, last: int, to: str, job: jobs.JobCall) -> int:
+    """Show who changed the metadata, epoch by epoch, and prove every epoch's placements.
+
+    Tasks apply the log anew, verify its hashes, and check of each epoch that every range has its replicas and
+    that quorums of neighbouring epochs meet. Exit code 1: something does not hold.
+    """
+    from lockstep.spark.jobs import history as job_of
+
+    cluster = job.call.cluster()
+    newest = int(cluster.status().get("epoch", 0))
+    last = last or newest
+    if not 1 <= first <= last <= newest:
+        raise ConfigurationError(f"epochs {first} to {last} are no range", hint=f"there are 1 to {newest}")
+
+    def dump_of(epoch: int) -> bytes:
+        return b"".join(cluster.cms_dump(epoch, entries=True))
+
+    if job.call.dry_run:
+        planned = job_of.plan(dump_of, first, last)
+        if not job.as_json(planned, "history-plan/1"):
+            size = render.bytes_text(planned.bytes)
+            click.echo(f"reads epochs {planned.first} to {planned.last}: {planned.dumps} dumps, {size}")
+            click.echo(f"proves them in {render.counted(planned.tasks, 'task')}")
+        return 0
+    report = jobs.run(
+        job, "history", lambda session, told: job_of.run(session, dump_of, first, last, to, told)
+    )
+    if not job.as_json(report, "history/1"):
+        rows = [
+            [one.epoch, one.at, one.actor, one.summary, "; ".join(one.problems) or "holds"]
+            for one in report.epochs
+        ]
+        render.table(["epoch", "at", "actor", "what", "proof"], rows)
+        told = f"epochs {report.first} to {report.last}: {report.proved - report.wrong:,} proved"
+        text = told if not report.wrong else f"{told}, {report.wrong:,} do not hold"
+        click.echo(render.styled(text, "red" if report.wrong else "green", bold=True))
+    return 1 if report.wrong else 0
+
+
+@pipeline.command()
+@click.option("--seed", default=1, show_default=True, help="First seed.")
+@click.option("--seeds", default=100, show_default=True, help="How many.")
+@click.option("--scenario", default="", help="Only this one of `sim run`, or quorums; round all by default.")
+@click.option("--plant", "plants", multiple=True, metavar="BUG@SEED", help="Plant a bug for this seed alone.")
+@click.option("--twice-every", default=20, show_default=True, help="One seed in so many runs twice; 0: none.")
+@click.option("--to", "to", default="", metavar="DIR", help="Write a row a seed there, as Parquet.")
+@jobs.of_job
+def sweep(
+    seed: int,
+    seeds: int,
+    scenario: str,
+    plants: tuple[str, ...],
+    twice_every: int,
+    to: str,
+    job: jobs.JobCall,
+) -> int:
+    """Run many seeds of the simulator, or many proofs of quorums, in tasks of some seconds.
+
+    A seed that fails is a row with its digest and the command that repeats it. Exit code 1: some failed, or
+    gave two digests.
+    """
+    from lockstep.spark.jobs import sweep as job_of
+
+    wanted = job_of.cases(seed, seeds, scenario, plants)
+    if job.call.dry_run:
+        planned = job_of.plan(wanted, twice_every)
+        if not job.as_json(planned, "sweep-plan/1"):
+            click.echo(
+                f"runs {planned.seeds:,} seeds of {', '.join(planned.scenarios)}, {planned.twice:,} twice"
+            )
+        return 0
+    report = jobs.run(job, "sweep", lambda session, told: job_of.run(session, wanted, told, to, twice_every))
+    if not job.as_json(report, "sweep/1"):
+        _show_failures(report)
+    return 1 if report.failed or report.not_repeatable else 0
+
+
+def _show_failures(report: Any) -> None:
+    for one in report.failures:
+        click.echo(f"FAILED {one.scenario} seed {one.seed} ({one.digest}) {one.invariant}")
+        click.echo(f"  {one.violation.splitlines()[0]}")
+        again = f"sim replay {one.seed} --scenario {one.scenario}"
+        if one.plant or one.scenario == "quorums":
+            planted = f" --plant {one.plant}@{one.seed}" if one.plant else ""
+            again = f"pipeline sweep --scenario {one.scenario} --seed {one.seed} --seeds 1{planted}"
+        click.echo(f"  again: lockstep {again}")
+    for name, seed in report.not_repeatable:
+        click.echo(f"NOT REPEATABLE {name} seed {seed}")
+    text = f"{report.seeds:,} seeds, {report.failed} failed, {report.run_twice} run twice"
+    if report.not_repeatable:
+        text += f", {len(report.not_repeatable)} not repeatable"
+    bad = bool(report.failed or report.not_repeatable)
+    click.echo(render.styled(text, "red" if bad else "green", bold=True))
+    click.echo(
+        f"{report.tasks:,} tasks, {report.task_s:.1f} CPU s each; {report.cpu_s:.1f} CPU s in all, "
+        f"{report.elapsed_s:.1f} s; {report.events:,} events"
+    )

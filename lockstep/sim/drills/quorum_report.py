@@ -260,7 +260,13 @@ class Verdict(msgspec.Struct, frozen=True):
         return not self.missed and not self.vacuous
 
 
-def check(seed: int, seeds: int, plant: str = "sound", chosen: Sequence[Layout] = ()) -> Verdict:
+def check(
+    seed: int,
+    seeds: int,
+    plant: str = "sound",
+    chosen: Sequence[Layout] = (),
+    operations: int = OPERATIONS,
+) -> Verdict:
     """Run every layout with each seed and compare all versions of all ranges."""
     flaw = FLAWS.get(plant)
     if flaw is None:
@@ -269,7 +275,7 @@ def check(seed: int, seeds: int, plant: str = "sound", chosen: Sequence[Layout] 
     runs = epochs = ranges = 0
     for number in range(seed, seed + seeds):
         for layout in chosen or layouts():
-            run = PlacementRun(layout, number, OPERATIONS)
+            run = PlacementRun(layout, number, operations)
             runs += 1
             epochs += len(run.values)
             dc_of = run.now.directory.dc_by_id.__getitem__
