@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep.scans.arrow_columns import arrow_type
 from lockstep.schema.model import Column, ColumnKind, Table, UserType
-from lockstep.spark.columns import arrow_type
 from lockstep.spark.loads.encoding import Encoded, EncodePlan, encoded, encoded_by_rows, write_id_of
 from lockstep.spark.loads.tokens import tokens_of
 from lockstep.values.errors import InvalidRequest

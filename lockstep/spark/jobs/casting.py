@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from pyspark.sql import types as spark
 
+from lockstep.scans.arrow_columns import DECIMAL_DIGITS
 from lockstep.schema.types import CollectionType, CqlType, MapType, TupleType, VectorType
-from lockstep.spark.columns import DECIMAL_DIGITS, spark_type
+from lockstep.spark.columns import spark_type
 from lockstep.spark.ring import TableColumn
 from lockstep.values.errors import ConfigurationError, InvalidRequest
 

@@ -24,6 +24,7 @@ from lockstep.cql.compile.context import Context
 from lockstep.cql.compile.prepare import prepare
 from lockstep.cql.compile.prepared import Catalog, Prepared
 from lockstep.cql.wire.messages import UNSET, Value
+from lockstep.scans.arrow_columns import arrow_type
 from lockstep.schema.clustering import KEY_BYTES_MAX, encode_prefix
 from lockstep.schema.model import Column, ColumnKind, Keyspace, Replication, Table, UserType, schema_of
 from lockstep.schema.table_options import option
@@ -31,7 +32,7 @@ from lockstep.schema.types import CqlType
 from lockstep.schema.types.base import CqlType as BaseType
 from lockstep.schema.types.numbers import FixedInteger
 from lockstep.schema.user_types import type_in
-from lockstep.spark.columns import arrow_type, encoder
+from lockstep.spark.columns import encoder
 from lockstep.spark.loads.tokens import octets_of, tokens_of
 from lockstep.storage.rows import keys
 from lockstep.storage.rows.fragments import fragments_of
