@@ -89,7 +89,7 @@ def test_voters_are_spread_over_racks() -> None:
     assert choose_voters(made.now) == ids(1, 4, 5)
 
 
-def test_no_data_centre_of_three_holds_half_of_the_votes() -> None:
+def test_scenario_26_no_data_centre_of_three_holds_half_of_the_votes() -> None:
     places = [("dc1", "a")] * 6 + [("dc2", "a")] * 2 + [("dc3", "a")]
     chosen = choose_voters(cluster_of(places).now)
     assert len(chosen) == 5

@@ -48,7 +48,7 @@ def keys_of(count: int) -> list[bytes]:
     return [str(number).encode() for number in range(count)]
 
 
-def test_a_full_disk_of_the_newcomer_ends_its_join_as_failed() -> None:
+def test_scenario_15_a_full_disk_of_the_newcomer_ends_its_join_as_failed() -> None:
     with Town() as town:
         filled(town)
         before = town.newest

@@ -112,7 +112,7 @@ def sessions_ignored() -> Iterator[None]:
         yield
 
 
-def test_a_copy_that_hangs_through_a_cancel_and_a_retry_brings_no_deleted_data_back() -> None:
+def test_scenario_13_a_copy_that_hangs_through_a_cancel_and_a_retry_brings_nothing_deleted_back() -> None:
     with Town(founders=4) as town:
         assert resurrected(town) == []
 
@@ -161,7 +161,7 @@ def undisturbed() -> tuple[list[Stage | None], list[object]]:
 
 @pytest.mark.parametrize("cut_off", [False, True], ids=["crashes", "is cut off"])
 @pytest.mark.parametrize("entry", range(7))
-def test_a_coordinator_lost_behind_any_entry_changes_nothing_and_its_own_writes_fail(
+def test_scenario_14_a_coordinator_lost_behind_any_entry_changes_nothing_and_its_own_writes_fail(
     entry: int, cut_off: bool, undisturbed: tuple[list[Stage | None], list[object]]
 ) -> None:
     stages, end = undisturbed

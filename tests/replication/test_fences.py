@@ -49,7 +49,7 @@ def reading(epoch: int) -> ReadRequest:
     return ReadRequest(epoch, 1, read_one(1))
 
 
-def test_a_write_of_a_coordinator_behind_the_fence_is_refused_before_it_is_executed() -> None:
+def test_scenario_11_a_write_of_a_coordinator_behind_the_fence_is_refused_before_it_is_executed() -> None:
     async def test() -> None:
         node = lone()
         node.cluster = whole_ring(6, [1], group_epoch=6, factors=ONE)
@@ -60,7 +60,7 @@ def test_a_write_of_a_coordinator_behind_the_fence_is_refused_before_it_is_execu
     run(test)
 
 
-def test_a_write_is_refused_after_it_was_executed_when_the_fence_passed_it_meanwhile() -> None:
+def test_scenario_11_a_write_is_refused_after_it_was_executed_when_the_fence_passed_it_meanwhile() -> None:
     async def test() -> None:
         node, answers = writing_lone()
         node.cluster = whole_ring(6, [1], group_epoch=6, factors=ONE)
@@ -122,7 +122,7 @@ def test_the_client_of_a_fenced_write_sees_no_error_and_the_new_replica_has_it()
     run(test)
 
 
-def test_a_request_that_is_not_finished_holds_the_drain_of_the_fence() -> None:
+def test_scenario_12_a_request_that_is_not_finished_holds_the_drain_of_the_fence() -> None:
     async def test() -> None:
         node, answers = writing_lone()
         node.cluster = whole_ring(6, [1], group_epoch=6, factors=ONE)

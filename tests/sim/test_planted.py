@@ -53,7 +53,7 @@ BROUGHT_ABOUT: dict[str, Callable[[], object]] = {
     "position_without_session": test_streaming.test_a_stream_under_another_session_begins_anew,
     "sources_not_drained": test_streaming.test_the_source_drains_older_writes_before_its_snapshot,
     "fence_checked_once": (
-        test_fences.test_a_write_is_refused_after_it_was_executed_when_the_fence_passed_it_meanwhile
+        test_fences.test_scenario_11_a_write_is_refused_after_it_was_executed_when_the_fence_passed_it_meanwhile
     ),
     "purge_in_sessions": test_purging.hold_by_a_session,
     "deletions_dated_by_the_clock": test_purging.delete_once_the_clock_was_set_back,

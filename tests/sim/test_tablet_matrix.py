@@ -89,7 +89,7 @@ def test_how_a_tablet_may_end_agrees_with_the_table_of_stages() -> None:
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_a_small_choice_holds(name: str) -> None:
+def test_scenario_09_a_small_choice_holds(name: str) -> None:
     (result,) = report.run_group([cell(name)], 1)
     assert not result.violation, report.failure_text(result)
     assert result.judged > 0

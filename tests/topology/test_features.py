@@ -61,7 +61,7 @@ def test_founders_enable_what_all_of_them_support() -> None:
     assert started([(1,), (2,)]).now.features_enabled == BASE_FEATURES == SUPPORTED == tuple(FEATURES)
 
 
-def test_a_feature_is_enabled_once_all_support_it_and_all_have_seen_that() -> None:
+def test_scenario_27_a_feature_is_enabled_once_all_support_it_and_all_have_seen_that() -> None:
     history = mixed()
     assert not due(history.now) and step(history.now, seen(1, *ALL)) == Idle()
     upgraded(history)
@@ -147,7 +147,7 @@ def test_what_needs_a_feature_is_refused_before_it_is_enabled() -> None:
         asked.apply(history.now, history.now.epoch + 1)
 
 
-def test_a_node_that_lacks_an_enabled_feature_does_not_start() -> None:
+def test_scenario_27_a_node_that_lacks_an_enabled_feature_does_not_start() -> None:
     refuse_lacking(OLD, BASE_FEATURES)
     with pytest.raises(PreconditionError, match=FILE_STREAMING):
         refuse_lacking(BASE_FEATURES, OLD)

@@ -22,7 +22,7 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "another coordinator resumes at any point and comes to the same end": (
         "topology/test_step.py::test_a_coordinator_may_be_replaced_at_any_point",
         "node/test_stale_work.py::"
-        "test_a_coordinator_lost_behind_any_entry_changes_nothing_and_its_own_writes_fail",
+        "test_scenario_14_a_coordinator_lost_behind_any_entry_changes_nothing_and_its_own_writes_fail",
         "topology/test_operations.py::test_a_step_is_taken_once",
         "node/test_request_queue.py::test_queued_requests_outlive_the_leader_and_each_ends_once",
         "sim/test_matrix.py::test_every_stage_of_every_operation_is_struck_at_every_point",
@@ -80,7 +80,7 @@ PROMISES: dict[str, tuple[str, ...]] = {
         "topology/test_kinds.py::test_operations_that_are_each_fine_but_not_together_are_refused",
     ),
     "joins asked for at once all end normal; joins go before leaves": (
-        "topology/test_queue.py::test_three_joins_that_are_requested_at_once_all_end_normal",
+        "topology/test_queue.py::test_scenario_01_three_joins_that_are_requested_at_once_all_end_normal",
         "topology/test_queue.py::test_joins_go_before_leaves_and_first_come_first_served_within",
         "node/test_request_queue.py::test_three_nodes_that_start_at_once_all_become_normal",
     ),
@@ -105,19 +105,19 @@ PROMISES: dict[str, tuple[str, ...]] = {
     ),
     "a coordinator behind the fence is refused before and after execution": (
         "replication/test_fences.py::"
-        "test_a_write_of_a_coordinator_behind_the_fence_is_refused_before_it_is_executed",
+        "test_scenario_11_a_write_of_a_coordinator_behind_the_fence_is_refused_before_it_is_executed",
         "replication/test_fences.py::"
-        "test_a_write_is_refused_after_it_was_executed_when_the_fence_passed_it_meanwhile",
+        "test_scenario_11_a_write_is_refused_after_it_was_executed_when_the_fence_passed_it_meanwhile",
         "replication/test_fences.py::test_a_read_is_refused_before_and_after_it_was_executed",
     ),
     "an unfinished older request holds the barrier": (
-        "replication/test_fences.py::test_a_request_that_is_not_finished_holds_the_drain_of_the_fence",
+        "replication/test_fences.py::test_scenario_12_a_request_that_is_not_finished_holds_the_drain_of_the_fence",
         "topology/test_barriers.py::test_sources_must_have_finished_older_requests",
     ),
     "work of a closed session has no effect, and what is under way holds the next barrier": (
         "replication/test_session_guards.py::test_no_guard_is_given_once_the_session_is_closed",
         "node/test_stale_work.py::"
-        "test_a_copy_that_hangs_through_a_cancel_and_a_retry_brings_no_deleted_data_back",
+        "test_scenario_13_a_copy_that_hangs_through_a_cancel_and_a_retry_brings_nothing_deleted_back",
         "node/test_stale_work.py::test_it_would_if_nobody_looked_at_the_session",
         "replication/test_streaming.py::"
         "test_a_late_stream_of_an_earlier_attempt_cannot_bring_deleted_data_back",
@@ -130,7 +130,7 @@ PROMISES: dict[str, tuple[str, ...]] = {
         "topology/test_replication_change.py::test_an_old_copy_of_an_entry_does_not_advance_a_later_step",
     ),
     "work that cannot succeed ends the operation as failed, the network never does": (
-        "node/test_failed_work.py::test_a_full_disk_of_the_newcomer_ends_its_join_as_failed",
+        "node/test_failed_work.py::test_scenario_15_a_full_disk_of_the_newcomer_ends_its_join_as_failed",
         "node/test_failed_work.py::"
         "test_what_fails_again_and_again_is_given_up_and_what_is_unreachable_is_not",
         "node/test_failed_work.py::test_unreachable_peers_are_asked_for_ever",

@@ -410,7 +410,7 @@ def test_a_freeze_stops_what_is_not_about_the_service_or_where_nodes_are(kind: E
 # ---- histories
 
 
-def test_three_joins_that_are_requested_at_once_all_end_normal() -> None:
+def test_scenario_01_three_joins_that_are_requested_at_once_all_end_normal() -> None:
     history = ring(3, 3, newcomers=3)
     for node in (4, 5, 6):
         history.submit(ask(JOIN, node, 100 * node - 350))

@@ -214,7 +214,7 @@ def test_several_nodes_are_emptied_at_once() -> None:
     assert drained == {5, 6}
 
 
-def test_without_a_place_for_a_tablet_that_request_alone_fails_and_names_it() -> None:
+def test_scenario_08_without_a_place_for_a_tablet_that_request_alone_fails_and_names_it() -> None:
     history = cluster_of(4)
     for node in (3, 4):
         history.submit(EnqueueRequest(Decommission(NodeId(node))))

@@ -62,7 +62,7 @@ def test_equal_nodes_end_with_equal_counts(nodes: int, shards: int, count: int) 
     assert shard_imbalance(carried) <= 1
 
 
-def test_an_empty_node_is_filled_by_little_more_than_what_goes_there() -> None:
+def test_scenario_16_an_empty_node_is_filled_by_little_more_than_what_goes_there() -> None:
     hosts = hosts_of(*[("dc1", "a", 2)] * 4)
     maps = [new_table(group, 32, setting(dc1=2), hosts[:3], measured(hosts[:3])) for group in (1, 2, 3)]
     carried = Carried(hosts, tables(*maps), measured(hosts, maps))
@@ -107,7 +107,7 @@ def test_a_cluster_of_unlike_nodes_ends_within_one_percent(seed: int) -> None:
         assert (max(full) - min(full)) / max(full) < 0.01
 
 
-def test_racks_that_nothing_happened_to_stay_as_they_are() -> None:
+def test_scenario_17_racks_that_nothing_happened_to_stay_as_they_are() -> None:
     hosts = hosts_of(*[("dc1", rack, 2) for rack in "abc" for _ in range(2)])
     one = new_table(1, 64, setting(dc1=3), hosts, measured(hosts))
     more = [*hosts, Host(NodeId(9), "dc1", "b", 2)]
@@ -230,7 +230,7 @@ def test_a_drain_that_cannot_be_does_not_hold_others() -> None:
 # Statistics
 
 
-def test_a_live_node_without_statistics_is_neither_source_nor_target() -> None:
+def test_scenario_18_a_live_node_without_statistics_is_neither_source_nor_target() -> None:
     hosts = hosts_of(*[("dc1", "a", 1)] * 3)
     one = all_on(1, 24, (1, 0))
     two = all_on(2, 12, (2, 0))

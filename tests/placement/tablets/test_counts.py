@@ -77,7 +77,7 @@ def test_an_odd_count_of_the_right_size_stays() -> None:
     assert wish(CountedTable(1, THREE, (), 0, 257, 5.0 * GIB))[0] == 257
 
 
-def test_seventy_tables_on_a_small_rack_stay_below_twice_the_goal() -> None:
+def test_scenario_21_seventy_tables_on_a_small_rack_stay_below_twice_the_goal() -> None:
     racks = {("dc1", "a"): 8, ("dc1", "b"): 80, ("dc2", "a"): 80}
     touching = [CountedTable(group, {("dc1", "a"): 1.0, ("dc1", "b"): 1.0}) for group in range(70)]
     apart = [CountedTable(group, {("dc2", "a"): 1.0}) for group in range(70, 75)]

@@ -53,7 +53,7 @@ def all_sound(history: History) -> None:
         after.validate(before)
 
 
-def test_a_join_begins_and_ends_beside_a_migration_in_streaming_which_stays_as_it_was() -> None:
+def test_scenario_03_a_join_ends_beside_a_migration_in_streaming_which_stays_as_it_was() -> None:
     history, wanted = world()
     while (one := on_its_way(history, wanted)) and Lone(one).stage is not Stage.STREAMING:
         step(history, wanted)

@@ -243,7 +243,7 @@ def test_work_that_fails_leads_back() -> None:
 
 
 @pytest.mark.parametrize("stage", FORWARD)
-def test_another_coordinator_goes_on_from_any_stage(stage: Stage) -> None:
+def test_scenario_14_another_coordinator_goes_on_from_any_stage(stage: Stage) -> None:
     history = cluster()
     wanted = move(history)
     begin(history, wanted)
@@ -291,7 +291,7 @@ def test_a_dropped_table_ends_what_moves_of_it(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("empties", [True, False])
-def test_another_set_of_tables_begins_the_stream_anew(empties: bool) -> None:
+def test_scenario_22_another_set_of_tables_begins_the_stream_anew(empties: bool) -> None:
     history = cluster()
     wanted, other = move(history), move(history, 1)
     begin(history, wanted, other)

@@ -271,7 +271,7 @@ def test_tablets_in_change_do_not_move_otherwise() -> None:
     assert held.look(history.now, ()).begins is None
 
 
-def test_without_a_node_for_a_tablet_it_is_paused_and_can_be_cancelled() -> None:
+def test_scenario_28_without_a_node_for_a_tablet_it_is_paused_and_can_be_cancelled() -> None:
     history = world(network(dc1=2), 3)
     history.submit(EnqueueRequest(Decommission(NodeId(3))))
     ask(history, network(dc1=3), Policy.WAIT)
