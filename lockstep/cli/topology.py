@@ -21,6 +21,7 @@ from lockstep.cli.status import progress_text, stage_text, waiting_lines
 from lockstep.documents import read
 from lockstep.documents.requests import ForceRemove, Request, Requests
 from lockstep.documents.status import ExcludedNodes
+from lockstep.schema.replication_options import list_text
 from lockstep.values.errors import OutcomeUnknown, PeerError
 
 #: Degraded ranges that giving a node up lists in text: a node has hundreds.
@@ -259,7 +260,7 @@ def replication_factors(keyspace: str, replication: tuple[str, ...], call: rende
     """Change KEYSPACE's replication in single safe steps, as ALTER KEYSPACE does.
 
     One FACTOR for a data centre each (`east=3 west=2`), or `simple=3` for SimpleStrategy. A data centre that
-    is not named keeps no replicas.
+    is not named keeps no replicas. With tablets also the racks that have a replica each: `east=[r1,r2]`.
     """
     cluster = call.cluster()
     wanted = {
@@ -271,13 +272,14 @@ def replication_factors(keyspace: str, replication: tuple[str, ...], call: rende
 
 
 def _replication_options(given: tuple[str, ...]) -> dict[str, str]:
-    """The options as CQL writes them; a usage error when they are not NAME=FACTOR."""
+    """The options as CQL writes them; a usage error when they are not NAME=FACTOR or NAME=[RACK,RACK]."""
     factors: dict[str, str] = {}
     for one in given:
         name, separator, factor = one.rpartition("=")
         if not separator or not name or name in factors:
             raise click.UsageError(f"{one!r} is not NAME=FACTOR, each name once")
-        factors[name] = factor
+        named = factor[1:-1].split(",") if factor.startswith("[") and factor.endswith("]") else None
+        factors[name] = factor if named is None else list_text([rack.strip() for rack in named])
     if "simple" not in factors:
         return {"class": "NetworkTopologyStrategy", **factors}
     if len(factors) > 1:

@@ -19,7 +19,7 @@ from lockstep.metadata.degraded import DEGRADED, Degraded, carried, of_groups
 from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.requests import keyspace_busy
 from lockstep.metadata.schema_part import PLACEMENTS, SCHEMA
-from lockstep.metadata.tablet_groups import transitions_after, with_tablet_groups
+from lockstep.metadata.tablet_groups import lies_by, refuse_lists, transitions_after, with_tablet_groups
 from lockstep.metadata.tablets import TABLETS
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.metadata.transitions import TRANSITIONS
@@ -99,6 +99,7 @@ class ChangeSchema(msgspec.Struct, frozen=True, array_like=True):
             schema, placements = placed(cluster, schema, epoch)
             if placements is not cluster.placements:
                 refuse_while_locked(cluster, _REPLICATION_STAYS)
+            _refuse_unlisted(cluster, schema)
             _refuse_moved_data(cluster, schema)
             degraded = _carried(cluster, schema)
         schema, placements, tablets = with_tablet_groups(cluster, schema, placements, epoch)
@@ -148,6 +149,14 @@ def _refuse_other_groups(cluster: ClusterMetadata, schema: Schema) -> None:
             )
 
 
+def _refuse_unlisted(cluster: ClusterMetadata, schema: Schema) -> None:
+    """Raises Rejected where a keyspace is to lie in racks without nodes."""
+    for before, after in cluster.schema.keyspaces_changed_in(schema):
+        is_same = before is not None and after is not None and before.replication == after.replication
+        if after is not None and not is_same:
+            refuse_lists(cluster, after.name, after.replication)
+
+
 def _refuse_moved_data(cluster: ClusterMetadata, schema: Schema) -> None:
     """Raises Rejected when a keyspace with tables would get other replicas by its new replication."""
     for before, after in cluster.schema.keyspaces_changed_in(schema):
@@ -156,6 +165,8 @@ def _refuse_moved_data(cluster: ClusterMetadata, schema: Schema) -> None:
         # Nodes list the tables of each ring at different times while they fill a new replica: a table
         # that changes rings in between would be in none of the lists.
         refuse_while_locked(cluster, _REPLICATION_STAYS)
+        if before.tablets is not None and lies_by(cluster, before, after.replication):
+            continue
         if before.tablets is not None or moves_data(cluster, before.replication, after.replication):
             raise Rejected(
                 f"keyspace {before.name} has tables, and the new replication would move their data",

@@ -7,7 +7,7 @@ Nothing is stored under a new group, so it needs no operation; the group of a dr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -21,7 +21,7 @@ from lockstep.placement.tablets.allocate import NotPlaceable, allocate
 from lockstep.placement.tablets.counts import CountedTable, CountSettings, Rack, counts, racks_of
 from lockstep.placement.tablets.load import Host, LoadStatistics, NodeLoad
 from lockstep.placement.tablets.map import TabletMap, even_rights, map_of
-from lockstep.schema.model import Keyspace, Schema, Table
+from lockstep.schema.model import Keyspace, Replication, Schema, Table
 from lockstep.schema.table_options import option, option_map
 from lockstep.schema.tablet_options import TabletHints, tablet_hints
 from lockstep.values.errors import Rejected
@@ -69,7 +69,7 @@ def with_tablet_groups(
 ) -> tuple[Schema, Placements, Tablets]:
     """The schema in which each table of a keyspace with tablets has its group, and the placements and tablets
     with exactly those groups. Rejected when there are too few nodes for a table."""
-    tablets = cluster.tablets
+    tablets, placements = cluster.tablets, _relisted(cluster, schema, placements, epoch)
     new: list[Table] = []
     gone: dict[int, None] = {}
     for _, before, now in changed(cluster.schema.table_tree, schema.table_tree):
@@ -99,6 +99,53 @@ def with_tablet_groups(
         assert all(group in tablets.by_group for group in dropped), "a group goes with its table, once"
         placements, tablets = placements.without(dropped), tablets.without(dropped)
     return schema, placements, tablets
+
+
+def _relisted(cluster: ClusterMetadata, schema: Schema, placements: Placements, epoch: int) -> Placements:
+    """With the replication that keyspaces with tablets have from now on, where tablets lie so already."""
+    for before, now in cluster.schema.keyspaces_changed_in(schema):
+        if before is None or now is None or now.tablets is None or before.replication == now.replication:
+            continue
+        rings = [placements.ring(group) for group in sorted(before.groups) if group in placements.by_id]
+        placements = placements.with_rings([ring.recounted(now.replication, epoch) for ring in rings])
+    return placements
+
+
+def refuse_lists(cluster: ClusterMetadata, keyspace: str, replication: Replication) -> None:
+    """Raises Rejected where a rack that is to have a replica has no node that could have it."""
+    there = {(host.dc, host.rack) for host in hosts_of(cluster)}
+    for dc, racks in replication.racks:
+        for rack in racks:
+            if (dc, rack) not in there:
+                known = sorted(name for of, name in there if of == dc)
+                raise Rejected(
+                    f"no node of rack {rack} of data centre {dc} can hold tablets",
+                    cql_code=_CONFIGURATION,
+                    keyspace=keyspace,
+                    hint=f"data centre {dc} has {', '.join(known) or 'no rack'}",
+                )
+
+
+def racks_missed(cluster: ClusterMetadata, keyspace: Keyspace, dc: str, racks: Sequence[str]) -> int:
+    """How many of these racks have no replica of a tablet of the keyspace, of that which misses most, and of
+    one on its way before and after. Costs as many as it has tablets."""
+    rack_of = {node.id: node.rack for node in cluster.directory.nodes if node.dc == dc}
+    wanted, most = frozenset(racks), 0
+    for group in keyspace.groups:
+        for placed in cluster.placements.ring(group).ranges:
+            moving = cluster.transitions.count and cluster.transitions.at(group, placed.range.right)
+            sides = [moving.old, moving.new] if moving else [placed.group.reads]
+            for nodes in sides:
+                most = max(most, len(wanted - {rack_of[node] for node in nodes if node in rack_of}))
+    return most
+
+
+def lies_by(cluster: ClusterMetadata, keyspace: Keyspace, replication: Replication) -> bool:
+    """Whether another replication of a keyspace with tablets moves none of them: factors are the same, and
+    every tablet has a replica in each rack of a list."""
+    return keyspace.replication.factors == replication.factors and not any(
+        racks_missed(cluster, keyspace, dc, racks) for dc, racks in replication.racks
+    )
 
 
 def transitions_after(
@@ -141,12 +188,14 @@ def _new_map(
 ) -> TabletMap:
     hosts = hosts_of(cluster)
     racks = shards_by_rack(hosts)
-    factors = keyspace.replication.factors
+    factors, lists = keyspace.replication.factors, keyspace.replication.lists
     assert keyspace.tablets is not None, "the keyspace has tablets"
-    counted = CountedTable(group, racks_of(factors, racks, {}), (hints_of(table),), keyspace.tablets.initial)
+    counted = CountedTable(
+        group, racks_of(factors, racks, lists), (hints_of(table),), keyspace.tablets.initial
+    )
     count = counts([counted], racks, CountSettings())[group].count
     statistics = LoadStatistics(nodes={host.node: _ALIKE for host in hosts})
-    found = allocate(count, keyspace.replication, hosts, statistics, replicas_on, {})
+    found = allocate(count, keyspace.replication, hosts, statistics, replicas_on, lists)
     if isinstance(found, NotPlaceable):
         raise Rejected(
             f"table {keyspace.name}.{table.name} cannot be spread: {found.reason}",

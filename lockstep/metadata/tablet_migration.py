@@ -170,6 +170,12 @@ def _ring_now(cluster: ClusterMetadata, keyspace: Keyspace, epoch: int) -> RingP
 
 
 def _taken_back(cluster: ClusterMetadata, keyspace: Keyspace, epoch: int) -> ClusterMetadata:
+    if keyspace.replication.racks:
+        raise Rejected(
+            f"keyspace {keyspace.name} is replicated by a list of racks, which the ring does not know",
+            keyspace=keyspace.name,
+            hint="ALTER KEYSPACE to the number of replicas first",
+        )
     moved = apart(cluster, keyspace)
     if moved:
         raise Rejected(

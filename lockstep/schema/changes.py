@@ -40,7 +40,7 @@ from lockstep.schema.summaries import (
     no_keyspace,
 )
 from lockstep.schema.table_options import OptionValue, check_hints, checked_options, option
-from lockstep.schema.tablet_options import keyspace_tablets, refuse_other_spread
+from lockstep.schema.tablet_options import KeyspaceTablets, keyspace_tablets, refuse_other_spread
 from lockstep.schema.type_changes import (
     IndexChange,
     TypeChange,
@@ -251,8 +251,18 @@ def create_keyspace(
     tablets = keyspace_tablets(dict(change.tablets), name) if change.tablets is not None else None
     if tablets is not None and replication.strategy == SIMPLE:
         raise refused(f"tablets need {TOPOLOGY}, keyspace {name} is replicated by {SIMPLE}")
+    refuse_lists(replication, tablets, name)
     made = Keyspace(name, replication, change.durable_writes, epoch=epoch, tablets=tablets)
     return schema.with_keyspace(made), ChangeSummary(CREATED, "KEYSPACE", name)
+
+
+def refuse_lists(replication: Replication, tablets: KeyspaceTablets | None, name: str) -> None:
+    """Raises Rejected for lists of racks where the keyspace lies on the ring."""
+    if replication.racks and tablets is None:
+        raise refused(
+            f"only tablets are replicated by lists of racks, and keyspace {name} lies on the ring: say how "
+            f"many replicas {replication.racks[0][0]} has, or have tablets = {{'enabled': true}}"
+        )
 
 
 def spread(change: CreateKeyspace, mode: str) -> CreateKeyspace:
@@ -287,6 +297,7 @@ def alter_keyspace(
     refuse_other_spread(found.tablets, tablets, found.name)
     if tablets is not None and replication.strategy == SIMPLE:
         raise refused(f"tablets need {TOPOLOGY}, keyspace {found.name} would be replicated by {SIMPLE}")
+    refuse_lists(replication, tablets, found.name)
     if (replication, durable, tablets) == (found.replication, found.durable_writes, found.tablets):
         return schema, None
     made = replace(found, replication=replication, durable_writes=durable, epoch=epoch, tablets=tablets)

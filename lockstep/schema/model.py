@@ -125,11 +125,14 @@ NO_UUIDS: Final[HashTrieMap[str, int]] = HashTrieMap()
 class Replication(msgspec.Struct, frozen=True, array_like=True, order=True):
     """`strategy` is SimpleStrategy or NetworkTopologyStrategy (short names).
 
-    `factors` is (("", rf),) for SimpleStrategy and sorted (data centre, rf) pairs otherwise.
+    `factors` is (("", rf),) for SimpleStrategy and sorted (data centre, rf) pairs otherwise. `racks`: of data
+    centres where it is said which racks have a replica each, these, sorted; of tablets alone. On the way to
+    such a list the factor may be another than it has names.
     """
 
     strategy: str
     factors: tuple[tuple[str, int], ...]
+    racks: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @property
     def total(self) -> int:
@@ -137,8 +140,22 @@ class Replication(msgspec.Struct, frozen=True, array_like=True, order=True):
 
     def text(self) -> str:
         """`SimpleStrategy 3` or `NetworkTopologyStrategy east 3, west 2`, for people."""
-        factors = ", ".join(f"{dc} {factor}" if dc else str(factor) for dc, factor in self.factors)
-        return f"{self.strategy} {factors}"
+        lists = self.lists
+        texts = [f"{dc} {factor}" if dc else str(factor) for dc, factor in self.factors]
+        named = [f" ({', '.join(lists[dc])})" if dc in lists else "" for dc, _ in self.factors]
+        return (
+            f"{self.strategy} {', '.join([text + racks for text, racks in zip(texts, named, strict=True)])}"
+        )
+
+    @property
+    def lists(self) -> dict[str, tuple[str, ...]]:
+        """The racks that have a replica each, by data centre, where its factor is that of its list."""
+        factors = dict(self.factors)
+        return {dc: racks for dc, racks in self.racks if factors.get(dc, 0) == len(racks)}
+
+    def wanted_racks(self, dc: str) -> tuple[str, ...]:
+        """The racks of a data centre that are to have a replica each, also on the way there; else none."""
+        return dict(self.racks).get(dc, ())
 
 
 class UserType(msgspec.Struct, frozen=True, array_like=True):

@@ -1,12 +1,14 @@
 """Replication options as written to a Replication value.
 
 Invariant: the result depends on the options, the data centres given and the earlier Replication only; it
-never names a data centre twice, and factors are positive (or one zero factor for SimpleStrategy).
+never names a data centre twice, and factors are positive (or one zero factor for SimpleStrategy). A list of
+racks stands for as many replicas; whether there are such racks is not said here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 
 from lockstep.schema.model import Replication
 from lockstep.values.errors import Rejected
@@ -21,6 +23,10 @@ _FACTOR_DEFAULT = 1
 Options = tuple[tuple[str, str], ...]
 #: Digits of a replication factor; there are never more nodes than 65,535.
 _FACTOR_DIGITS_MAX = 5
+#: Racks of one list: each has a replica of every tablet, and a write waits for a majority of them.
+_RACKS_MAX = 64
+_NAME_IN_LIST = re.compile(r"'((?:[^']|'')*)'")
+_LIST = re.compile(r"\[\s*(?:'(?:[^']|'')*'\s*(?:,\s*'(?:[^']|'')*'\s*)*)?\]")
 
 
 def refused(message: str) -> Rejected:
@@ -76,18 +82,47 @@ def _topology(
 ) -> Replication:
     everywhere = given.pop(_FACTOR, None)
     factors: dict[str, int] = {}
+    racks: dict[str, tuple[str, ...]] = {}
     if everywhere is not None:
         factors = dict.fromkeys(sorted(data_centers), _factor(everywhere))
         if earlier is not None and earlier.strategy == TOPOLOGY:
             factors.update(earlier.factors)
+            racks.update(earlier.lists)
     for data_center, text in given.items():
         if data_centers and data_center not in data_centers:
             raise _unrecognised(data_center, TOPOLOGY, keyspace)
-        factors[data_center] = _factor(text)
+        racks.pop(data_center, None)
+        if is_list(text):
+            racks[data_center] = _racks(data_center, text)
+            factors[data_center] = len(racks[data_center])
+        else:
+            factors[data_center] = _factor(text)
     kept = tuple(sorted((name, factor) for name, factor in factors.items() if factor > 0))
     if not kept:
         raise refused("Configuration for at least one datacenter must be present")
-    return Replication(TOPOLOGY, kept)
+    return Replication(TOPOLOGY, kept, tuple(sorted((name, named) for name, named in racks.items() if named)))
+
+
+def is_list(text: str) -> bool:
+    """Whether an option is a list of racks, as `list_text` writes it, instead of a factor."""
+    return text.startswith("[")
+
+
+def list_text(racks: Iterable[str]) -> str:
+    """A list of racks as it is written in statements; options have it as one text."""
+    return "[" + ", ".join("'" + rack.replace("'", "''") + "'" for rack in racks) + "]"
+
+
+def _racks(data_center: str, text: str) -> tuple[str, ...]:
+    if not _LIST.fullmatch(text):
+        raise refused(f"The racks of {data_center} are a list of names; found {text}")
+    names = [one.replace("''", "'") for one in _NAME_IN_LIST.findall(text)]
+    if any(not name for name in names) or len(names) > _RACKS_MAX:
+        raise refused(f"The racks of {data_center} are at most {_RACKS_MAX} names, none of them empty")
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise refused(f"Rack {twice} of {data_center} is named twice")
+    return tuple(sorted(names))
 
 
 def _factor(text: str) -> int:
@@ -104,8 +139,8 @@ def _unrecognised(option: str, strategy: str, keyspace: str) -> Rejected:
 
 
 def replication_map(replication: Replication) -> dict[str, str]:
-    """The map that drivers read: `class` (fully qualified) and the factors."""
-    found = {"class": _PACKAGE + replication.strategy}
+    """The map that people read: `class` (fully qualified) and the factors, or lists of racks."""
+    found, lists = {"class": _PACKAGE + replication.strategy}, replication.lists
     for name, factor in replication.factors:
-        found[name or _FACTOR] = str(factor)
+        found[name or _FACTOR] = list_text(lists[name]) if name in lists else str(factor)
     return found

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from lockstep.metadata import tablet_groups as listed
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.conflicts import Held, holders
 from lockstep.metadata.degraded import DEGRADED, Degraded, carried
@@ -29,7 +30,7 @@ from lockstep.placement.deltas import paired, plan_of, same_placement
 from lockstep.placement.placements import Placements
 from lockstep.placement.quorums import dc_factors
 from lockstep.placement.strategies import NETWORK_TOPOLOGY, SIMPLE
-from lockstep.schema.changes import SYSTEM_KEYSPACES
+from lockstep.schema.changes import SYSTEM_KEYSPACES, refuse_lists
 from lockstep.schema.model import Keyspace, Replication
 from lockstep.topology.planning import differently_shaped, refuse_unsafe
 from lockstep.topology.stages import RANGE_MOVEMENT
@@ -140,7 +141,10 @@ def wanted_keyspace(cluster: ClusterMetadata, name: str, target: Replication | N
         raise refused(
             f"tablets need {NETWORK_TOPOLOGY}, keyspace {name} would be replicated by {SIMPLE}", name
         )
+    if target.racks and keyspace.tablets is None:
+        refuse_lists(target, None, name)
     if keyspace.tablets is not None:
+        listed.refuse_lists(cluster, name, target)
         recount.refuse_too_many(cluster, keyspace, target)
     if keyspace.replication == target and not is_recounted(cluster, keyspace):
         raise refused(f"keyspace {name} is replicated this way already", name)
@@ -189,7 +193,10 @@ def path_to(cluster: ClusterMetadata, keyspace: Keyspace, target: Replication) -
             return False
         return True
 
-    path = replication_steps(keyspace.replication, target, eligible, proved)
+    if keyspace.tablets is not None and target.racks:
+        path = _listed_path(cluster, keyspace, target, eligible)
+    else:
+        path = replication_steps(keyspace.replication, target, eligible, proved)
     if not path:
         raise refused(
             f"no single change of strategy is safe for keyspace {keyspace.name}: {why[0].message}",
@@ -197,6 +204,12 @@ def path_to(cluster: ClusterMetadata, keyspace: Keyspace, target: Replication) -
             "change the factors first",
         )
     assert path[0] == keyspace.replication, "a walk begins where the keyspace is"
+    if len(path) == 1 and target != path[0]:
+        raise refused(
+            f"each tablet of keyspace {keyspace.name} lies so already: nothing moves for it",
+            keyspace.name,
+            "ALTER KEYSPACE changes it at once",
+        )
     assert (path[-1].strategy, path[-1].total) == (target.strategy, target.total), "it ends where it is to"
     assert all(one != two for one, two in itertools.pairwise(path)), "each step changes something"
     if len(path) - 1 > REPLICATION_STEPS_MAX:
@@ -209,6 +222,17 @@ def path_to(cluster: ClusterMetadata, keyspace: Keyspace, target: Replication) -
         prove(cluster, before, after)
         prove(cluster, after, before)
     return path
+
+
+def _listed_path(
+    cluster: ClusterMetadata, keyspace: Keyspace, target: Replication, eligible: Mapping[str, int]
+) -> tuple[Replication, ...]:
+    """To lists of racks: more replicas until each rack has one of each tablet, then less."""
+    present = keyspace.replication
+    most = recount.detour(cluster, keyspace, target)
+    assert most.total >= max(present.total, target.total), "first more, then less"
+    walked = [*_walk(present, most, eligible), *list(_walk(most, target, eligible))[1:]]
+    return (present, *[msgspec.structs.replace(one, racks=target.racks) for one in walked[1:]])
 
 
 def _prove(cluster: ClusterMetadata, before: Replication, after: Replication) -> None:

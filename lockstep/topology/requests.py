@@ -38,7 +38,7 @@ from lockstep.topology.kind import kind_of
 from lockstep.topology.planning import EXCLUDED as PLANNING_EXCLUDED
 from lockstep.topology.planning import holder_of
 from lockstep.topology.tablets import drains
-from lockstep.topology.tablets.recount import PAUSED
+from lockstep.topology.tablets.recount import PAUSED, refuse_emptied_rack
 from lockstep.topology.transformations import CancelOperation, preparation
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
@@ -412,6 +412,9 @@ def _refuse_unfit(cluster: ClusterMetadata, request: Request) -> None:
     if len(request.actor) > SERVICE_TEXT_CHARACTERS_MAX:
         raise Rejected(f"an actor has at most {SERVICE_TEXT_CHARACTERS_MAX} characters")
     kind_of(request).refuse_unfit(cluster, request)
+    leaving = drains.drained_by(request)
+    if leaving:
+        refuse_emptied_rack(cluster, leaving)
 
 
 def _begun_at_once(cluster: ClusterMetadata, request: Request, epoch: int) -> ClusterMetadata:

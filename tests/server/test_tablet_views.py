@@ -71,6 +71,33 @@ def test_system_tablets_has_each_tablet_of_each_table(three: Nodes, session: Ses
     assert {"t", "w"} <= {row.table_name for row in all_of_them}
 
 
+def test_lists_of_racks_are_described_as_they_are_written(three: Nodes, session: Session) -> None:
+    (rack,) = {info.rack for info in three.members[0].node.log.cluster.directory.nodes}
+    made = f"{{'class': 'NetworkTopologyStrategy', 'dc1': ['{rack}']}}"
+    session.execute(f"CREATE KEYSPACE listed WITH replication = {made} AND tablets = {{'initial': 2}}")
+    session.execute("CREATE TABLE listed.t (a int PRIMARY KEY)")
+    first = [row.create_statement for row in session.execute("DESCRIBE KEYSPACE listed")]
+    assert f"replication = {made} " in first[0]
+    session.execute("DROP KEYSPACE listed")
+    for statement in first:
+        session.execute(statement)
+    again = [row.create_statement for row in session.execute("DESCRIBE KEYSPACE listed")]
+    assert [text.partition(" WITH ID")[0] for text in again] == [
+        text.partition(" WITH ID")[0] for text in first
+    ]
+    shown = "SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = 'listed'"
+    assert dict(session.execute(shown).one().replication)["dc1"] == "1", "drivers know numbers"
+    number = "ALTER KEYSPACE listed WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 1}"
+    session.execute(number)
+    assert "'dc1': '1'" in session.execute("DESCRIBE KEYSPACE listed").one().create_statement
+    session.execute(f"ALTER KEYSPACE listed WITH replication = {made}")
+    assert f"['{rack}']" in session.execute("DESCRIBE KEYSPACE listed").one().create_statement
+    for wrong, reason in (("['nowhere']", "no node of rack nowhere"), (f"['{rack}', '{rack}']", "twice")):
+        with pytest.raises(ConfigurationException, match=reason):
+            session.execute(number.replace(": 1}", f": {wrong}}}"))
+    session.execute("DROP KEYSPACE listed")
+
+
 def test_sizes_and_loads_are_what_nodes_say(three: Nodes, session: Session) -> None:
     cluster = three.members[0].node.log.cluster
     base = cluster.schema.table("shown", "t")

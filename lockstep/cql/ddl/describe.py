@@ -20,6 +20,7 @@ from lockstep.schema.changes import SYSTEM_KEYSPACES
 from lockstep.schema.log_tables import is_log
 from lockstep.schema.model import Column, ColumnKind, Keyspace, Replication, Table, UserType
 from lockstep.schema.objects import Aggregate, Function
+from lockstep.schema.replication_options import list_text
 from lockstep.schema.table_options import DEFAULTS, MAP_OPTIONS, UNDESCRIBED_DEFAULTS, option, shown_map
 from lockstep.schema.tablet_options import shown_tablets
 from lockstep.schema.types import NATIVE_NAMES, parse_type
@@ -277,19 +278,25 @@ def keyspace_statement(keyspace: Keyspace) -> str:
     if keyspace.name in _VIRTUAL:
         name = _q(keyspace.name)
         return f"/*\n{_not_made('Keyspace', name)}\nVIRTUAL KEYSPACE {name};\n*/"
-    pairs = [("class", keyspace.replication.strategy), *_factors(keyspace.replication)]
+    replication = _replication(keyspace.replication)
     durable = "true" if keyspace.durable_writes else "false"
     tablets = ""
     if keyspace.tablets is not None:
         tablets = f" AND tablets = {_map(shown_tablets(keyspace.tablets).items())}"
     return (
-        f"CREATE KEYSPACE {_q(keyspace.name)} WITH replication = {_map(pairs)}  "
+        f"CREATE KEYSPACE {_q(keyspace.name)} WITH replication = {replication}  "
         f"AND durable_writes = {durable}{tablets};"
     )
 
 
-def _factors(replication: Replication) -> list[tuple[str, str]]:
-    return [(name or "replication_factor", str(factor)) for name, factor in replication.factors]
+def _replication(replication: Replication) -> str:
+    """As it is written: a list of racks is no text."""
+    lists = replication.lists
+    texts = [f"'class': {_quoted(replication.strategy)}"]
+    for name, factor in replication.factors:
+        value = list_text(lists[name]) if name in lists else _quoted(str(factor))
+        texts.append(f"{_quoted(name or 'replication_factor')}: {value}")
+    return "{" + ", ".join(texts) + "}"
 
 
 def type_statement(space: Keyspace, user_type: UserType) -> str:

@@ -23,6 +23,7 @@ from lockstep.cql.parse.tree import (
     DropKeyspaceStatement,
     DropTableStatement,
     DropTypeStatement,
+    ListLiteral,
     Literal,
     MapLiteral,
     PrimaryKey,
@@ -31,6 +32,7 @@ from lockstep.cql.parse.tree import (
     TableName,
     Using,
 )
+from lockstep.schema.replication_options import list_text
 from lockstep.values.errors import SyntaxError_
 
 
@@ -53,6 +55,13 @@ def _literal_text(value: Any, option: str) -> str:
     raise SyntaxError_(f"Invalid value for property '{option}': only literals are allowed")
 
 
+def _entry_text(value: Any, option: str) -> str:
+    """Of a map of options. A replication has lists of racks, too, which are texts from here on."""
+    if option == "replication" and isinstance(value, ListLiteral):
+        return list_text(_literal_text(item, option) for item in value.items)
+    return _literal_text(value, option)
+
+
 def check_each_once(names: Iterable[str]) -> None:
     """SyntaxError_ when a map of options names one twice."""
     seen: set[str] = set()
@@ -67,7 +76,7 @@ def _option(children: Children) -> Option:
     if isinstance(value, str):
         return Option(name, value)
     if isinstance(value, MapLiteral):
-        pairs = tuple((_literal_text(k, name), _literal_text(v, name)) for k, v in value.entries)
+        pairs = tuple((_literal_text(k, name), _entry_text(v, name)) for k, v in value.entries)
         check_each_once(key for key, _ in pairs)
         return Option(name, pairs)
     if isinstance(value, SetLiteral) and not value.items:

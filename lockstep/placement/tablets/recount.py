@@ -47,21 +47,33 @@ class _Counts:
 
 
 def one_more(
-    tablets: Sequence[Nodes], dc: str, places: Places, others: Mapping[NodeId, int]
+    tablets: Sequence[Nodes],
+    dc: str,
+    places: Places,
+    others: Mapping[NodeId, int],
+    racks: Collection[str] = (),
 ) -> list[Nodes] | NotPlaceable:
-    """The replicas of each tablet with one more in the data centre, which comes last. `others`: how many
-    tablets of other tables each node has."""
+    """The replicas of each tablet with one more in the data centre, which comes last; in one of `racks`
+    that has none of it, where there is such a one. `others`: how many tablets of other tables nodes have."""
     there = sorted(node for node in places.open_to if places.dc[node] == dc)
     counts = _Counts(tablets, others)
     found: list[Nodes] = []
     for nodes in tablets:
         left = [node for node in there if node not in nodes]
+        in_rack = _by_rack(nodes, dc, places)
+        missing = [rack for rack in racks if rack not in in_rack]
+        if missing:
+            left = [node for node in left if places.rack[node] in missing]
+        if not left and missing:
+            return NotPlaceable(
+                f"no node of rack {' or '.join(missing)} of data centre {dc} can get one more replica of a "
+                f"tablet that nodes {', '.join(map(str, nodes))} have"
+            )
         if not left:
             return NotPlaceable(
                 f"no node of data centre {dc} can get one more replica of a tablet that nodes "
                 f"{', '.join(map(str, nodes))} have"
             )
-        in_rack = _by_rack(nodes, dc, places)
         chosen = min(left, key=lambda node: (in_rack.get(places.rack[node], 0), *counts.of(node), node))
         counts.add(chosen, 1)
         found.append((*nodes, chosen))
@@ -69,14 +81,23 @@ def one_more(
     return found
 
 
-def one_less(tablets: Sequence[Nodes], dc: str, places: Places, others: Mapping[NodeId, int]) -> list[Nodes]:
-    """The replicas of each tablet with one less in the data centre, in their order."""
+def one_less(
+    tablets: Sequence[Nodes],
+    dc: str,
+    places: Places,
+    others: Mapping[NodeId, int],
+    racks: Collection[str] = (),
+) -> list[Nodes]:
+    """The replicas of each tablet with one less in the data centre, in their order; each of `racks` keeps one
+    where something else can go."""
     counts = _Counts(tablets, others)
     found: list[Nodes] = []
     for nodes in tablets:
         there = [node for node in nodes if places.dc[node] == dc]
         assert there, f"a tablet that is to have less replicas in {dc} has some there"
         in_rack = _by_rack(nodes, dc, places)
+        spare = [node for node in there if places.rack[node] not in racks or in_rack[places.rack[node]] > 1]
+        there = spare or there
         unwanted = [node for node in there if node in places.unwanted]
         chosen = max(unwanted or there, key=lambda node: (in_rack[places.rack[node]], *counts.of(node), node))
         counts.add(chosen, -1)

@@ -22,6 +22,7 @@ from lockstep.metadata.operations import OPERATIONS, About, Body, Operation, Sta
 from lockstep.metadata.requests import REQUESTS, Request, begun, finished, keyspace_busy, rested
 from lockstep.metadata.schema_change import moves_data
 from lockstep.metadata.schema_part import PLACEMENTS
+from lockstep.metadata.tablet_groups import lies_by
 from lockstep.metadata.transitions import TRANSITIONS, Transition
 from lockstep.placement.deltas import merged
 from lockstep.schema.changes import SYSTEM_KEYSPACES, AlterKeyspace
@@ -130,8 +131,9 @@ def target_of(cluster: ClusterMetadata, change: AlterKeyspace) -> Replication | 
     if is_recounted(cluster, keyspace) or not keyspace.by_name or target == present:
         return None
     # Nobody's replicas are a request too: its refusal says why.
-    moves = keyspace.tablets is not None or not target.total or moves_data(cluster, present, target)
-    return target if moves else None
+    if keyspace.tablets is not None:
+        return None if target.total and lies_by(cluster, keyspace, target) else target
+    return target if not target.total or moves_data(cluster, present, target) else None
 
 
 def under_way(cluster: ClusterMetadata, keyspace: str, target: Replication) -> Request | None:

@@ -75,7 +75,9 @@ def count_after(map_: TabletMap, resize: Resize) -> int:
     if resize.kind is ResizeKind.SPLIT:
         return map_.count + (len(resize.rights) or map_.count)
     if resize.kind is ResizeKind.MERGE:
-        return map_.count - (len(resize.rights) or map_.count // 2)
+        left = map_.count - (len(resize.rights) or map_.count // 2)
+        assert left >= 1, "a merge leaves a tablet"
+        return left
     return map_.count
 
 
@@ -85,6 +87,7 @@ def _name(group: TabletGroup) -> str:
 
 def _refuse_taking_back(group: TabletGroup) -> None:
     known = group.head.resizing
+    assert known.resize.sequence >= 0, "decisions are numbered"
     if known.phase is ResizePhase.NONE:
         raise Rejected(f"no split or merge of {_name(group)} is decided")
     if known.phase is ResizePhase.SETTLING:
@@ -128,6 +131,7 @@ def _refuse_count(cluster: ClusterMetadata, group: TabletGroup, map_: TabletMap,
             )
         return
     keyspace = cluster.schema.by_name[group.head.keyspace]
+    assert after > map_.count, "a split makes more"
     caps = [
         hints.max_tablet_count for hints in map(hints_of, keyspace.groups[group.id]) if hints.max_tablet_count
     ]
@@ -139,6 +143,7 @@ def _refuse_apart(cluster: ClusterMetadata, group: TabletGroup, map_: TabletMap,
     if wanted.kind is not ResizeKind.MERGE or cluster.tablets.is_balanced:
         return
     pairs = apart(map_, wanted)
+    assert len(pairs) <= map_.count // 2, "a tablet is in one pair"
     if pairs:
         raise Rejected(
             f"{len(pairs)} pairs of {_name(group)} do not lie on the same nodes, the first up to "
@@ -154,9 +159,16 @@ def asked_counts(cluster: ClusterMetadata) -> dict[int, CountWish]:
     for group in cluster.tablets.groups:
         keyspace: Keyspace = cluster.schema.by_name[group.head.keyspace]
         assert keyspace.tablets is not None, "a tablet group is of a keyspace with tablets"
-        factors = keyspace.replication.factors
+        replication = keyspace.replication
         hints = tuple([hints_of(table) for table in keyspace.groups[group.id]])
-        found.append(CountedTable(group.id, racks_of(factors, racks, {}), hints, keyspace.tablets.initial))
+        found.append(
+            CountedTable(
+                group.id,
+                racks_of(replication.factors, racks, replication.lists),
+                hints,
+                keyspace.tablets.initial,
+            )
+        )
     return counts(found, racks, CountSettings())
 
 

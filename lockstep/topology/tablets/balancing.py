@@ -144,6 +144,7 @@ class Planner:
             found.append(
                 BalancedTable(
                     kept[2],
+                    lists=ring.replication.lists,
                     is_on=head.is_balanced and head.keyspace not in at_rest,
                     target_bytes=self._target_bytes,
                     resize=head.resizing.resize,

@@ -197,6 +197,13 @@ def _refuse_apart(cluster: ClusterMetadata, move: TabletMove, tablet: Tablet) ->
         )
     if before.rack == after.rack:
         return
+    listed = cluster.placements.ring(move.group).replication.wanted_racks(before.dc)
+    if before.rack in listed:
+        raise Rejected(
+            f"rack {before.rack} is to have a replica of {_where(cluster, move)}, and node {after.id} is in "
+            f"rack {after.rack}",
+            hint="choose a node of the same rack, or ALTER KEYSPACE",
+        )
     there = _in_rack(by_id, tablet, after)
     if there + 1 > max(_in_rack(by_id, tablet, by_id[node]) for node in tablet.nodes):
         raise Rejected(

@@ -16,6 +16,7 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.schema_part import PLACEMENTS, SCHEMA
+from lockstep.metadata.tablet_groups import racks_missed
 from lockstep.metadata.tablets import TABLETS, TabletGroup
 from lockstep.metadata.transitions import Lone, Transition
 from lockstep.placement.quorums import dc_factors
@@ -95,14 +96,14 @@ def tablet_transitions(
 ) -> tuple[Transition, ...]:
     """One for each tablet of the keyspace, by group and range; Rejected where one has no place to go to."""
     dc, change = step_between(before, after)
-    places, everywhere = _places(cluster), _held(cluster)
+    places, everywhere, racks = _places(cluster), _held(cluster), after.wanted_racks(dc)
     found: list[Transition] = []
     for group in sorted(keyspace.groups):
         ring = cluster.placements.ring(group)
         own = held_by_node(ring)
         others = {node: count - own.get(node, 0) for node, count in everywhere.items()}
         tablets = [placed.group.reads for placed in ring.ranges]
-        made = (one_more if change > 0 else one_less)(tablets, dc, places, others)
+        made = (one_more if change > 0 else one_less)(tablets, dc, places, others, racks)
         if isinstance(made, NotPlaceable):
             table = cluster.tablets.by_group[group].head.table
             raise Rejected(
@@ -144,6 +145,30 @@ def _held(cluster: ClusterMetadata) -> dict[NodeId, int]:
     return found
 
 
+def detour(cluster: ClusterMetadata, keyspace: Keyspace, target: Replication) -> Replication:
+    """The factors that the way to a list of racks goes over: so many more that each tablet has a replica in
+    each rack of the list, before those elsewhere go. Rejected where there are less nodes."""
+    now, wanted = dict(keyspace.replication.factors), dict(target.factors)
+    nodes: dict[str, int] = {}
+    for owner in cluster.directory.owners:
+        nodes[owner.dc] = nodes.get(owner.dc, 0) + 1
+    most: dict[str, int] = {}
+    for dc in sorted({*now, *wanted}):
+        missed = racks_missed(cluster, keyspace, dc, target.wanted_racks(dc)) if dc in now else 0
+        most[dc] = max(now.get(dc, 0) + missed, wanted.get(dc, 0))
+        if missed and most[dc] > max(nodes.get(dc, 0), now[dc]):
+            raise Rejected(
+                f"tablets of keyspace {keyspace.name} miss {missed} of the racks of {dc}: on the way there "
+                f"each has {most[dc]} replicas, and the data centre has {nodes.get(dc, 0)} nodes",
+                cql_code=0x2300,
+                keyspace=keyspace.name,
+                hint="let more nodes join first (`lockstep cluster add`)",
+            )
+    assert all(most[dc] >= factor for dc, factor in (*now.items(), *wanted.items())), "first more, then less"
+    factors = tuple((dc, factor) for dc, factor in most.items() if factor)
+    return msgspec.structs.replace(target, factors=factors)
+
+
 def prove_counts(cluster: ClusterMetadata, before: Replication, after: Replication) -> None:
     """Raises Rejected unless the step is safe for every tablet that has as many replicas as factors say: only
     how many there are in each data centre tells."""
@@ -168,6 +193,28 @@ def _sample(replication: Replication, there: Mapping[str, Sequence[NodeId]]) -> 
             raise Rejected(f"data centre {dc} has never had {factor} nodes")
         found.extend(nodes[:factor])
     return tuple(found)
+
+
+def refuse_emptied_rack(cluster: ClusterMetadata, node: NodeId) -> None:
+    """Raises Rejected for what makes a node leave that is the last of a rack of a list."""
+    info = cluster.node(node)
+    if info is None or not cluster.tablets.by_group:
+        return
+    assert info.id == node, "a node is known by its id"
+    leaving = {drained_by(request) for request in cluster.requests.live}
+    others = [
+        one.id
+        for one in cluster.directory.in_state(NodeState.NORMAL)
+        if (one.dc, one.rack) == (info.dc, info.rack) and one.tokens and one.id not in {node, *leaving}
+    ]
+    for keyspace in cluster.schema.keyspaces if not others else ():
+        if info.rack in keyspace.replication.wanted_racks(info.dc):
+            raise Rejected(
+                f"node {node} is the last of rack {info.rack} of data centre {info.dc}, which is to have a "
+                f"replica of each tablet of keyspace {keyspace.name}",
+                keyspace=keyspace.name,
+                hint="let another node join in this rack first, or ALTER KEYSPACE without it",
+            )
 
 
 def recounted_tablets(

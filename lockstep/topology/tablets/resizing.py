@@ -201,7 +201,7 @@ def _resized_table(
     assert keyspace.tablets is not None, "a tablet group is of a keyspace with tablets"
     counted = CountedTable(
         group.id,
-        racks_of(map_.replication.factors, racks, {}),
+        racks_of(map_.replication.factors, racks, map_.replication.lists),
         tuple([hints_of(table) for table in keyspace.groups[group.id]]),
         keyspace.tablets.initial,
         map_.count,
