@@ -23,6 +23,10 @@ class Clock(Protocol):
         """Microseconds since the Unix epoch as this node believes."""
         ...
 
+    def processor_s(self) -> float:
+        """Seconds that processors have worked for this node since it started."""
+        ...
+
 
 class Random(Protocol):
     def real(self) -> float:

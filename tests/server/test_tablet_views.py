@@ -102,16 +102,17 @@ def test_sizes_and_loads_are_what_nodes_say(three: Nodes, session: Session) -> N
     cluster = three.members[0].node.log.cluster
     base = cluster.schema.table("shown", "t")
     assert base is not None
-    sizes = session.execute(
-        "SELECT * FROM system_views.tablet_sizes WHERE table_id = %s", (uuid.UUID(base.uuid),)
-    )
+    sizes = session.execute("SELECT * FROM system.tablet_sizes WHERE table_id = %s", (uuid.UUID(base.uuid),))
     rows = list(sizes)
     assert len(rows) == 4
     assert all(len(row.replicas) == 2 and not row.missing_replicas for row in rows)
     assert sum(size for row in rows for size in row.replicas.values()) > 0
-    loads = list(session.execute("SELECT * FROM system_views.load_per_node"))
+    loads = list(session.execute("SELECT * FROM system.load_per_node"))
     assert {load.node for load in loads} == set(hosts(three).values())
     assert all(load.up and load.storage_load is not None for load in loads)
+    assert all(load.storage_capacity > 0 and load.cpu >= 0 for load in loads)
+    assert all(load.storage_utilization == load.storage_load / load.storage_capacity for load in loads)
+    assert {load.ip for load in loads} == {info.address for info in cluster.directory.nodes}
     held = [
         node
         for group in cluster.tablets.groups

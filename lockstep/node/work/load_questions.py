@@ -17,7 +17,7 @@ from lockstep.internode import verbs
 from lockstep.node.context import NodeContext
 from lockstep.node.work.worker import table_ids
 from lockstep.placement.tablets.load import NodeLoad, TabletLoad
-from lockstep.replica.replica import TabletCounts, load_of
+from lockstep.replica.replica import RATE_AFTER_S, TabletCounts, load_of
 from lockstep.storage.engine import StorageEngine
 from lockstep.values.errors import LockstepError
 from lockstep.values.ids import NodeId
@@ -40,14 +40,16 @@ class AskLoads(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Loads(msgspec.Struct, frozen=True, array_like=True):
-    """`node` says it; `tablets`: by group, (last token, load) of each."""
+    """`node` says it; `tablets`: by group, (last token, load) of each. `cpu`: processors at work for it, on
+    average since it was asked last."""
 
     node: NodeId
     capacity_bytes: int
     tablets: tuple[tuple[int, tuple[tuple[int, TabletLoad], ...]], ...] = ()
+    cpu: float = 0.0
 
     def value(self) -> NodeLoad:
-        return NodeLoad(self.capacity_bytes, tablets={group: dict(loads) for group, loads in self.tablets})
+        return NodeLoad(self.capacity_bytes, self.cpu, {group: dict(loads) for group, loads in self.tablets})
 
 
 class TabletLoads:
@@ -55,6 +57,9 @@ class TabletLoads:
         self._context = context
         self._engine = engine
         self._counts = counts
+        clock = context.runtime.clock
+        #: When the processors' work was read last, what it was, and what that came to.
+        self._worked = (clock.monotonic_s(), clock.processor_s(), 0.0)
         context.internode.register(verbs.TABLET_LOADS, AskLoads, Loads, self._serve)
 
     async def _serve(self, _peer: object, _question: AskLoads) -> Loads:
@@ -80,9 +85,20 @@ class TabletLoads:
             load = load_of(size, rates.get((group_id, range_.right), (0.0, 0.0)))
             found.setdefault(group_id, []).append((range_.right, load))
         capacity = self._context.runtime.disk.free_bytes() + self._engine.size_bytes()
-        return Loads(own, capacity, tuple((group_id, tuple(loads)) for group_id, loads in found.items()))
+        said = tuple((group_id, tuple(loads)) for group_id, loads in found.items())
+        return Loads(own, capacity, said, self._cpu())
 
-    async def ask(self, nodes: Iterable[NodeId]) -> dict[NodeId, NodeLoad]:
+    def _cpu(self) -> float:
+        clock = self._context.runtime.clock
+        now_s, before = clock.monotonic_s(), self._worked
+        if now_s - before[0] >= RATE_AFTER_S:
+            worked_s = clock.processor_s()
+            self._worked = (now_s, worked_s, (worked_s - before[1]) / (now_s - before[0]))
+        return self._worked[2]
+
+    async def ask(
+        self, nodes: Iterable[NodeId], timeout_ms: int = LOADS_ASK_TIMEOUT_MS
+    ) -> dict[NodeId, NodeLoad]:
         """What each of these nodes says; those that do not answer are left out."""
         answers: dict[NodeId, NodeLoad] = {}
 
@@ -93,7 +109,7 @@ class TabletLoads:
                 return
             try:
                 said: Loads = await self._context.internode.request(
-                    (info.address, info.internode_port), verbs.TABLET_LOADS, AskLoads(), LOADS_ASK_TIMEOUT_MS
+                    (info.address, info.internode_port), verbs.TABLET_LOADS, AskLoads(), timeout_ms
                 )
             except LockstepError as error:
                 self._context.log("tablets.load_unknown", node=node, error=error.message)

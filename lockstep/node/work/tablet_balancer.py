@@ -17,8 +17,9 @@ from lockstep.metadata.tablets import ResizePhase
 from lockstep.node.context import NodeContext
 from lockstep.node.log.metadata_state import MetadataState
 from lockstep.node.log.submission import Submitter
-from lockstep.node.work.load_questions import TabletLoads
+from lockstep.node.work.load_questions import PLAN_ASK_TIMEOUT_MS, TabletLoads
 from lockstep.node.work.tablet_resizes import ResizeDriver, TabletReadiness
+from lockstep.placement.tablets.load import NodeLoad
 from lockstep.topology.tablets.balancing import Planned, Planner
 from lockstep.topology.tablets.resizing import Looked
 from lockstep.values.errors import LockstepError, Rejected
@@ -74,6 +75,11 @@ class TabletBalancer:
     def resizing(self, planned: Planned) -> Looked:
         """What tables wait for whose number of tablets is to change."""
         return self._resizes.look(self._state.current, planned, self._dead())
+
+    async def loads(self) -> dict[NodeId, NodeLoad]:
+        """What nodes that live say of their load now; whoever takes longer than a person waits is out."""
+        present = [node for node in self._state.current.directory.present_ids if self._context.alive(node)]
+        return await self._loads.ask(present, PLAN_ASK_TIMEOUT_MS)
 
     def _dead(self) -> tuple[NodeId, ...]:
         alive = self._context.alive

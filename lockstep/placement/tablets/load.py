@@ -69,8 +69,8 @@ NO_LOAD: Final = TabletLoad(0)
 
 
 class NodeLoad(msgspec.Struct, frozen=True):
-    """What one node told of itself: bytes that it can hold, the share of its CPU in use, and by group and
-    last token what its replicas weigh."""
+    """What one node told of itself: bytes that it can hold, how many processors are at work for it, and by
+    group and last token what its replicas weigh."""
 
     capacity_bytes: int
     cpu: float = 0.0

@@ -35,6 +35,9 @@ class RealClock:
     def wall_us(self) -> int:
         return time.time_ns() // 1000
 
+    def processor_s(self) -> float:
+        return time.process_time()
+
 
 T = TypeVar("T")
 

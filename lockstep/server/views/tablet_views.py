@@ -1,4 +1,5 @@
-"""`system.tablets`, the tablets of every table under the names of ScyllaDB, and what nodes and tablets weigh.
+"""`system.tablets`, `tablet_sizes` and `load_per_node`: the tablets of every table, and what they and nodes
+weigh, under the names of ScyllaDB.
 
 Invariant: who holds what is computed from one metadata value when read; sizes are asked of the nodes that
 hold the tablets, and null where no node says so. Columns that mean nothing here are null, and
@@ -7,15 +8,16 @@ NO_TABLET_VALUE says why.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.node.services import NodeServices
+from lockstep.placement.tablets.load import NodeLoad
 from lockstep.placement.tablets.map import Tablet
 from lockstep.schema.model import Table
 from lockstep.schema.types import parse_uuid, uuid_text
-from lockstep.server.reports.tablets import Held, sizes_held
+from lockstep.server.reports.tablets import sizes_held
 from lockstep.server.views.virtual import (
     EVERYTHING,
     AskedRows,
@@ -26,6 +28,7 @@ from lockstep.server.views.virtual import (
     define,
 )
 from lockstep.values.ids import NodeId
+from lockstep.values.node_limits import SHARDS_PER_NODE
 
 _REPLICAS: Final = "frozen<list<frozen<tuple<uuid, int>>>>"
 _STATIC_COLUMNS: Final = (
@@ -59,7 +62,7 @@ class TabletTables:
                 comment="The tablets of tables that have them; base_table: with whose tablets they lie",
             ),
             define(
-                "system_views",
+                "system",
                 "tablet_sizes",
                 "table_id uuid; last_token bigint; replicas frozen<map<uuid, bigint>>; "
                 "missing_replicas frozen<set<uuid>>",
@@ -69,14 +72,16 @@ class TabletTables:
                 comment="Bytes of each tablet by replica; missing_replicas did not say",
             ),
             define(
-                "system_views",
+                "system",
                 "load_per_node",
-                "node uuid; node_id int; dc text; rack text; up boolean; tablets_allocated bigint; "
-                "tablets_allocated_per_shard double; storage_load bigint",
+                "node uuid; node_id int; dc text; rack text; ip inet; up boolean; tablets_allocated bigint; "
+                "tablets_allocated_per_shard double; storage_capacity bigint; storage_allocated_load bigint; "
+                "storage_allocated_utilization double; storage_load bigint; storage_utilization double; "
+                "reads_per_s double; writes_per_s double; cpu double",
                 ("node",),
                 (),
                 AskedRows(self._loads),
-                comment="Tablet replicas of each node and their bytes; null where it did not say of all",
+                comment="Tablet replicas, bytes, requests and processors at work of each node, as it says",
             ),
         ]
 
@@ -113,28 +118,46 @@ class TabletTables:
         ]
 
     async def _loads(self) -> list[VirtualRow]:
+        said = await self._node.work.balancer.loads()
         cluster = self._node.log.cluster
-        held = await sizes_held(self._node, cluster)
-        return [self._load(cluster, node, held) for node in sorted(cluster.directory.present_ids)]
+        return [self._load(cluster, node, said.get(node)) for node in sorted(cluster.directory.present_ids)]
 
-    def _load(self, cluster: ClusterMetadata, node: NodeId, held: Held) -> VirtualRow:
+    def _load(self, cluster: ClusterMetadata, node: NodeId, load: NodeLoad | None) -> VirtualRow:
+        """What it holds as its tablets lie; null where it does not say so."""
         info = cluster.directory.by_id[node]
         own = [
-            (group.id, placed.range.right, node)
+            (group.id, placed.range.right)
             for group in cluster.tablets.groups
             for placed in cluster.placements.ring(group.id).ranges
             if node in placed.group.reads
         ]
-        told = all(one in held for one in own)
-        return {
+        found: VirtualRow = {
             "node": parse_uuid(info.host_id),
             "node_id": node,
             "dc": info.dc,
             "rack": info.rack,
+            "ip": info.address,
             "up": self._node.membership.liveness.alive(node),
             "tablets_allocated": len(own),
-            "tablets_allocated_per_shard": float(len(own)),
-            "storage_load": sum(held[one] for one in own) if told else None,
+            "tablets_allocated_per_shard": len(own) / SHARDS_PER_NODE,
+        }
+        return found if load is None else {**found, **self._weighed(load, own)}
+
+    def _weighed(self, load: NodeLoad, own: Sequence[tuple[int, int]]) -> VirtualRow:
+        held = [load.tablets.get(group, {}).get(right) for group, right in own]
+        known = [one for one in held if one is not None]
+        target = self._node.context.configuration.tablets.target_size_bytes
+        allocated, capacity = len(own) * target, load.capacity_bytes
+        stored = sum([one.bytes for one in known]) if len(known) == len(held) else None
+        return {
+            "storage_capacity": capacity,
+            "storage_allocated_load": allocated,
+            "storage_allocated_utilization": allocated / capacity if capacity else None,
+            "reads_per_s": sum([one.reads_per_s for one in known]),
+            "writes_per_s": sum([one.writes_per_s for one in known]),
+            "cpu": load.cpu,
+            "storage_load": stored,
+            "storage_utilization": stored / capacity if capacity and stored is not None else None,
         }
 
 

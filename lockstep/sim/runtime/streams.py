@@ -73,6 +73,10 @@ class SimClock:
         wall_us = WALL_START_US + self._wall_offset_us + (self.monotonic_ns() - self._start_ns) // 1000
         return wall_us - wall_us % self.wall_tick_us
 
+    def processor_s(self) -> float:
+        """Work takes no time of its own in a simulation."""
+        return 0.0
+
     def world_ns(self, local_s: float) -> int:
         """The first world instant at which `monotonic_s()` is at least `local_s`."""
         ahead = (local_s * NS - self._base_local_ns) / self.rate
