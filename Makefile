@@ -19,7 +19,7 @@ SEED ?= 1
 CUTS ?= 60
 ARGS ?=
 
-.PHONY: help demo test test-fast check house format sim sim-planted reached conformance conformance-clients conformance-cqlsh conformance-capture compare bench corrupt mutants proof package first-hour session reference lock clean setup setup-spark
+.PHONY: help demo spread test test-fast check house format sim sim-planted reached conformance conformance-clients conformance-cqlsh conformance-capture compare bench corrupt mutants proof package first-hour session reference lock clean setup setup-spark
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -99,6 +99,9 @@ first-hour: ## a new user's first hour by the README and the page of that name, 
 
 session: $(VENV)/.stamp-dev ## run the README's terminal session anew and write what it printed
 	$(BIN)/python docs/session.py
+
+spread: $(VENV)/.stamp-dev ## CASES=n random clusters (10,000): how evenly the balancer lays each table over shards
+	$(BIN)/python -m tests.placement.tablets.spread $(or $(CASES),10000)
 
 reference: $(VENV)/.stamp-dev ## write docs/reference anew from the code
 	$(BIN)/python docs/reference/generate.py

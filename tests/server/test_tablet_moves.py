@@ -89,3 +89,61 @@ def test_what_cannot_be_is_refused_with_a_reason(
         admin.post("/v1/tablets/move", wanted(admin, 2, **changed))
     assert "INTERNAL" not in found.value.code
     assert shown(admin, 2)["stage"] == ""
+
+
+# Splits and merges
+
+
+def resize(admin: AdminClient, kind: str, tablet: int | None = None, **more: object) -> dict[str, Any]:
+    asked: dict[str, object] = {"keyspace": "k", "table": "t", "kind": kind, **more}
+    found: dict[str, Any] = admin.post(
+        "/v1/tablets/resize", asked if tablet is None else {**asked, "tablet": tablet}
+    )
+    return found
+
+
+def until_resized(admin: AdminClient, tablets: int) -> dict[str, Any]:
+    deadline = time.monotonic() + 60
+    while True:
+        table: dict[str, Any] = admin.get("/v1/tablets", keyspace="k")["tables"][0]
+        if table["resize_phase"] == "none" and table["tablets"] == tablets:
+            return table
+        assert time.monotonic() < deadline, table
+        time.sleep(0.05)
+
+
+def test_a_tablet_is_split_by_hand_and_merged_again_while_the_balancer_is_off(admin: AdminClient) -> None:
+    rights = [one["end"] for one in admin.get("/v1/tablets", keyspace="k", table="t")["tablets"]]
+    told = resize(admin, "split", 0, dry_run=True)
+    assert (told["schema"], told["tablets"], told["after"], told["dry_run"]) == (
+        "tablet-resize/1",
+        4,
+        5,
+        True,
+    )
+    assert until_resized(admin, 4)["kept"] == 0
+    told = resize(admin, "split", 0)
+    table = until_resized(admin, 5)
+    assert table["kept"] == 5 and table["resize_number"] > told["number"]
+    resize(admin, "merge", 0)
+    assert until_resized(admin, 4)["kept"] == 4
+    assert [one["end"] for one in admin.get("/v1/tablets", keyspace="k", table="t")["tablets"]] == rights
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "message"),
+    [
+        ({"kind": "merge"}, "REJECTED", "would have 2 tablets, and 4 are asked for: initial of the keyspace"),
+        ({"kind": "merge", "tablet": 3}, "REJECTED", "has none behind it"),
+        ({"kind": "none"}, "REJECTED", "no split or merge of k.t is decided"),
+        ({"kind": "none", "tablet": 1}, "CONFIGURATION", "taken back as a whole"),
+        ({"kind": "split", "tablet": 4}, "CONFIGURATION", "table k.t has no tablet 4"),
+        ({"kind": "halve"}, "CONFIGURATION", "not a split or merge of tablets"),
+        ({"kind": "split", "table": "x"}, "CONFIGURATION", "there is no table k.x"),
+    ],
+)
+def test_resizes_that_are_refused(admin: AdminClient, asked: dict[str, Any], code: str, message: str) -> None:
+    for dry_run in (True, False):
+        with pytest.raises(LockstepError) as refusal:
+            admin.post("/v1/tablets/resize", {"keyspace": "k", "table": "t", **asked, "dry_run": dry_run})
+        assert refusal.value.code == code and message in refusal.value.message

@@ -17,7 +17,7 @@ from lockstep.placement.tablets.moves import Slots
 from lockstep.placement.tablets.packing import Packing, Piece, Spot
 from lockstep.placement.tablets.target import BalancedTable
 
-from . import test_balancer, test_resize, test_spread, test_steady
+from . import spread, test_balancer, test_resize, test_steady
 from .clusters import Carried, hosts_of, measured, new_table, scattered, setting
 from .twins import unevenness
 
@@ -38,7 +38,7 @@ def racks_are_kept() -> None:
 
 def tables_are_even() -> None:
     test_balancer.test_each_table_is_spread_for_itself()
-    assert max(test_spread.worst_share(seed) for seed in range(4)) < test_spread.WORST
+    assert max(spread.worst_share(seed) for seed in range(4)) < spread.WORST
 
 
 PLANTED: dict[str, tuple[Any, str, Any, Callable[[], None]]] = {
