@@ -25,11 +25,14 @@ from lockstep.local import demo_input
 from lockstep.local.clusters import LocalCluster
 from lockstep.local.demo_cluster import DemoCluster, DemoProcess
 from lockstep.local.demo_input import DemoInput
+from lockstep.local.demo_messages import HOT_TARGET_BYTES_PER_OP
 from lockstep.local.demo_screen import PhaseState, View, open_screen
 from lockstep.local.demo_tour import NODES, Options, Results, Tour
 from lockstep.local.processes import State
 from lockstep.values.errors import ConfigurationError, PreconditionError
 
+#: Tablets of a few hundred kilobytes are weighed often: the demo has no minutes.
+LOAD_REFRESH_MS: Final = 1000
 #: Kinds of errors that the verdict names.
 ERROR_KINDS_SHOWN: Final = 6
 
@@ -71,6 +74,8 @@ def checks(results: Results, view: View, *, with_spark: bool) -> list[Check]:
         Check("raw errors that the driver retried", f"{counts.raw_errors:,}"),
     ]
     made += [_operation(view, *one) for one in _OPERATIONS]
+    spread = view.phase("spread").state is PhaseState.DONE
+    made.append(Check("tablets of the hot table", results.tablets or "not checked", spread))
     made.append(
         Check("metadata log equal on all nodes", results.logs_told or "not checked", results.logs_agree)
     )
@@ -154,7 +159,8 @@ def _spark_checks(results: Results) -> list[Check]:
     counts, spark = results.counts, results.spark
     if spark is None:
         return [Check("Spark read both tables", "did not run", False)]
-    least, most = counts.writes_acknowledged, counts.writes_attempted
+    least = counts.writes_acknowledged - counts.hot_acknowledged
+    most = counts.writes_attempted - counts.hot_attempted
     return [
         Check(
             "Spark count of the loaded table",
@@ -192,6 +198,10 @@ LOGS: Final = "node-logs"
 OUTPUTS: Final = (
     "latency.png",
     "latency.svg",
+    "tablets-before.svg",
+    "tablets-before.png",
+    "tablets-after.svg",
+    "tablets-after.png",
     "verdict.json",
     "samples.csv",
     "spark.log",
@@ -244,7 +254,17 @@ def run(options: Options) -> int:
 def _create(options: Options) -> LocalCluster:
     try:
         return LocalCluster.create(
-            options.name, NODES, first_address=options.first_address, ports=options.ports, home=options.home
+            options.name,
+            NODES,
+            first_address=options.first_address,
+            ports=options.ports,
+            home=options.home,
+            settings={
+                "tablets": {
+                    "target_size_bytes": max(1024, HOT_TARGET_BYTES_PER_OP * options.ops_per_s),
+                    "load_refresh_ms": LOAD_REFRESH_MS,
+                }
+            },
         )
     except PreconditionError as error:
         raise PreconditionError(

@@ -16,8 +16,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from lockstep.documents import read
+from lockstep.documents.tablets import TabletMap
 from lockstep.local.clusters import LocalCluster
-from lockstep.local.demo_messages import Command, Failed, Finished, Report
+from lockstep.local.demo_messages import (
+    HOT_KEYSPACE,
+    HOT_TABLE,
+    HOT_TABLETS_MAX,
+    Command,
+    Failed,
+    Finished,
+    Report,
+)
 from lockstep.local.demo_screen import NodeLine, node_lines
 from lockstep.local.processes import State
 from lockstep.values.errors import LockstepError, PeerError, PeerTimeout
@@ -136,6 +146,27 @@ class DemoCluster:
         if request.get("state") != "done":
             raise LockstepError(f"the decommission of {name} {request['state']}: {request.get('error')}")
         self.local.stop([name])
+
+    def hot_tablets(self) -> TabletMap:
+        """Where the tablets of the hot table lie."""
+        answer = self._any("GET", f"/v1/tablets?keyspace={HOT_KEYSPACE}&table={HOT_TABLE}")
+        return read(TabletMap, answer)
+
+    def wait_until_spread(self) -> TabletMap:
+        """The hot table's map, once it has been split as far as it may, each living node has some of it and
+        nothing moves."""
+        deadline = time.monotonic() + OPERATION_TIMEOUT_S
+        while True:
+            told = self.hot_tablets()
+            here = [node for node in told.nodes if node.tablets]
+            self.refresh()
+            alive = [node for node in self.status.get("nodes", []) if node.get("alive")]
+            is_whole = len(told.tablets) >= HOT_TABLETS_MAX and len(here) >= len(alive) > 0
+            if is_whole and not any(tablet.stage for tablet in told.tablets):
+                return told
+            if time.monotonic() >= deadline:
+                raise PeerTimeout(f"the hot table has {len(told.tablets)} tablets on {len(here)} nodes")
+            time.sleep(POLL_S)
 
     def logs_agree(self) -> tuple[bool, str]:
         """Whether all running nodes hold the same log: equal epochs have equal hashes."""

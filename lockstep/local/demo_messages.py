@@ -5,6 +5,7 @@ Invariant: all times are seconds of the machine's monotonic clock, which both pr
 
 from __future__ import annotations
 
+import hashlib
 from typing import Final
 
 import msgspec
@@ -15,6 +16,17 @@ KEYSPACE: Final = "demo"
 TRAFFIC_TABLE: Final = "traffic"
 #: Partitions of the traffic table; every write goes to the next one.
 TRAFFIC_SLOTS: Final = 256
+#: A table in tablets, in a keyspace of its own: every other write of the traffic goes there, with more bytes.
+HOT_KEYSPACE: Final = "demo_hot"
+HOT_TABLE: Final = "orders"
+HOT_EVERY: Final = 2
+#: With how many tablets it begins, and how many it has at most.
+HOT_TABLETS: Final = 4
+HOT_TABLETS_MAX: Final = 16
+#: Bytes of a row, and of a tablet for each operation a second that is asked for: so the table has as many
+#: tablets as it may some thirteen seconds after the traffic began, at any rate.
+HOT_VALUE_BYTES: Final = 2000
+HOT_TARGET_BYTES_PER_OP: Final = 400
 
 WRITE: Final = "write"
 READ: Final = "read"
@@ -67,6 +79,9 @@ class Counts(msgspec.Struct):
     loaded: int = 0
     writes_attempted: int = 0
     writes_acknowledged: int = 0
+    #: Of these, writes of the table in tablets.
+    hot_attempted: int = 0
+    hot_acknowledged: int = 0
     reads: int = 0
     wrong_reads: int = 0
     client_errors: int = 0
@@ -109,3 +124,20 @@ class Failed(msgspec.Struct, frozen=True):
 REPORT_INTERVAL_S: Final = 0.25
 #: What current rates and percentiles cover.
 REPORT_WINDOW_S: Final = 2.0
+
+
+def is_hot(seq: int) -> bool:
+    """Whether traffic row `seq` is one of the table in tablets."""
+    return not seq % HOT_EVERY
+
+
+def key_of(seq: int) -> Row:
+    return (seq,) if is_hot(seq) else (seq % TRAFFIC_SLOTS, seq)
+
+
+def value_of(seq: int) -> str:
+    """What traffic row `seq` holds."""
+    number = seq.to_bytes(8, "big")
+    if is_hot(seq):
+        return hashlib.shake_128(number).hexdigest(HOT_VALUE_BYTES // 2)
+    return hashlib.blake2b(number, digest_size=48).hexdigest()

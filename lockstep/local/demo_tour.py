@@ -24,10 +24,14 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from lockstep.local import processes
+from lockstep.documents.tablets import TabletMap
+from lockstep.local import processes, tablet_picture
 from lockstep.local.demo_cluster import DemoCluster, DemoProcess
 from lockstep.local.demo_input import DemoInput
 from lockstep.local.demo_messages import (
+    HOT_KEYSPACE,
+    HOT_TABLE,
+    HOT_TABLETS,
     KEYSPACE,
     TRAFFIC_TABLE,
     Command,
@@ -41,7 +45,7 @@ from lockstep.local.demo_messages import (
     StopTraffic,
 )
 from lockstep.local.demo_screen import Event, Phase, PhaseState, Screen, View
-from lockstep.values.errors import LockstepError, PeerTimeout
+from lockstep.values.errors import ConfigurationError, LockstepError, PeerTimeout
 
 #: Java, two scans and a chart take some twenty seconds on two busy cores.
 JOB_TIMEOUT_S: Final = 240.0
@@ -231,6 +235,8 @@ class Results(msgspec.Struct):
     counts: Counts = msgspec.field(default_factory=Counts)
     logs_agree: bool = False
     logs_told: str = ""
+    #: What became of the hot table's tablets.
+    tablets: str = ""
     spark: SparkResult | None = None
     failed: LockstepError | None = None
     driver: str = ""
@@ -302,15 +308,18 @@ class Tour:
             self._command(StartTraffic(self._options.ops_per_s))
             self.view.traffic = True
             settle()
+            self._draw("tablets-before", self._cluster.hot_tablets())
         with self._phase("grow") as phase:
             names: list[str] = []
             while len(names) < GROWN - NODES:
+                if names:
+                    settle()
                 with self._event(f"n{NODES + len(names) + 1} joins"):
                     phase.told = f"n{NODES + len(names) + 1} takes its share from all the others"
                     names.append(self._while(local.add).name)
                     self._while(self._cluster.wait_until_all_serve)
-                settle()
             phase.told = f"{' and '.join(names)} own their shares"
+        self._spread()
         self._replace_killed()
         settle()
         with self._phase("shrink") as phase:
@@ -321,6 +330,23 @@ class Tour:
             self._cluster.refresh()
             voters = self._cluster.voters()
             phase.told = f"{' and '.join(left)} left, each as metadata leader; {voters} vote now"
+
+    def _spread(self) -> None:
+        """The hot table, which grew meanwhile, has been split, and the newcomers have their share of it."""
+        with self._phase("spread") as phase:
+            phase.told = f"{HOT_KEYSPACE}.{HOT_TABLE} grows, is split, and moves to the newcomers"
+            told = self._while(self._cluster.wait_until_spread)
+            self._draw("tablets-after", told)
+            held = [node.tablets for node in told.nodes]
+            self.results.tablets = f"{HOT_TABLETS} became {len(told.tablets)}, on {len(held)} nodes"
+            phase.told = f"{self.results.tablets}: {min(held)} to {max(held)} replicas on each"
+
+    def _draw(self, name: str, told: TabletMap) -> None:
+        """Into the report; as pixels, too, where the library for it is there."""
+        shapes = tablet_picture.picture(told)
+        (self._options.report / f"{name}.svg").write_text(tablet_picture.svg(shapes))
+        with contextlib.suppress(ConfigurationError):
+            (self._options.report / f"{name}.png").write_bytes(tablet_picture.png(shapes))
 
     def _replace_killed(self) -> None:
         local, cluster = self._cluster.local, self._cluster
@@ -470,6 +496,7 @@ def _phases(options: Options) -> list[Phase]:
         Phase("load", "Load the input"),
         Phase("traffic", "Write and read at QUORUM"),
         Phase("grow", f"Grow to {GROWN} nodes"),
+        Phase("spread", "A hot table splits and spreads"),
         Phase("replace", "Kill the leader, replace it"),
         Phase("shrink", f"Shrink back to {NODES} nodes"),
         Phase("proof", "Read every acknowledged row back"),

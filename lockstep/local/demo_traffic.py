@@ -12,7 +12,6 @@ plain operations under one lock.
 from __future__ import annotations
 
 import csv
-import hashlib
 import logging
 import random
 import signal
@@ -30,12 +29,15 @@ import msgspec
 from lockstep.local.demo_input import Row
 from lockstep.local.demo_messages import (
     ERROR,
+    HOT_KEYSPACE,
+    HOT_TABLE,
+    HOT_TABLETS,
+    HOT_TABLETS_MAX,
     KEYSPACE,
     OK,
     READ,
     REPORT_INTERVAL_S,
     REPORT_WINDOW_S,
-    TRAFFIC_SLOTS,
     TRAFFIC_TABLE,
     WRITE,
     WRONG,
@@ -49,6 +51,9 @@ from lockstep.local.demo_messages import (
     Report,
     StartTraffic,
     StopTraffic,
+    is_hot,
+    key_of,
+    value_of,
 )
 from lockstep.values.errors import ConfigurationError, LockstepError
 
@@ -221,6 +226,8 @@ class Statements:
         self.select_traffic = self._prepared(
             f"SELECT value FROM {KEYSPACE}.{TRAFFIC_TABLE} WHERE slot = ? AND seq = ?"
         )
+        self.insert_hot = self._prepared(f"INSERT INTO {HOT_KEYSPACE}.{HOT_TABLE} (seq, value) VALUES (?, ?)")
+        self.select_hot = self._prepared(f"SELECT value FROM {HOT_KEYSPACE}.{HOT_TABLE} WHERE seq = ?")
 
     @property
     def described(self) -> str:
@@ -242,6 +249,14 @@ class Statements:
         self.session.execute(
             f"CREATE TABLE {KEYSPACE}.{TRAFFIC_TABLE} (slot int, seq bigint, value text, "
             f"PRIMARY KEY ((slot), seq))"
+        )
+        self.session.execute(
+            f"CREATE KEYSPACE {HOT_KEYSPACE} WITH replication = {{'class': 'NetworkTopologyStrategy', "
+            f"'replication_factor': {factor}}} AND tablets = {{'enabled': true, 'initial': {HOT_TABLETS}}}"
+        )
+        self.session.execute(
+            f"CREATE TABLE {HOT_KEYSPACE}.{HOT_TABLE} (seq bigint PRIMARY KEY, value text) "
+            f"WITH tablets = {{'max_tablet_count': {HOT_TABLETS_MAX}}}"
         )
 
     def _prepared(self, cql: str) -> PreparedStatement:
@@ -323,11 +338,6 @@ FRESH_MAX: Final = 500
 READER_SEED: Final = 20
 
 
-def value_of(seq: int) -> str:
-    """What traffic row `seq` holds."""
-    return hashlib.blake2b(seq.to_bytes(8, "big"), digest_size=48).hexdigest()
-
-
 class Traffic:
     """Writers and readers at a bounded rate, on a thread that only starts requests."""
 
@@ -373,21 +383,22 @@ class Traffic:
 
     def _write(self) -> bool:
         seq = self._next_seq
-        values = (seq % TRAFFIC_SLOTS, seq, value_of(seq))
+        hot = int(is_hot(seq))
+        statement = self._statements.insert_hot if hot else self._statements.insert_traffic
 
         def done(started_s: float, _rows: Any, error: BaseException | None) -> None:
             if error is None:
                 self.acknowledged.append(seq)
-                self._tally.add(writes_acknowledged=1)
+                self._tally.add(writes_acknowledged=1, hot_acknowledged=hot)
                 self._tally.ended(WRITE, started_s, OK)
             else:
                 self._tally.remember(f"write: {type(error).__name__}", error)
                 self._tally.ended(WRITE, started_s, ERROR)
 
-        if not self._lane.submit(self._statements.insert_traffic, values, done, wait=False):
+        if not self._lane.submit(statement, (*key_of(seq), value_of(seq)), done, wait=False):
             return False
         self._next_seq += 1
-        self._tally.add(writes_attempted=1)
+        self._tally.add(writes_attempted=1, hot_attempted=hot)
         return True
 
     def _read(self) -> bool:
@@ -395,7 +406,8 @@ class Traffic:
         if known and (not self._rows or self._random.random() < 0.75):
             oldest = 0 if self._random.random() < 0.33 else max(0, known - FRESH_MAX)
             seq = self.acknowledged[self._random.randrange(oldest, known)]
-            return self._look(self._statements.select_traffic, (seq % TRAFFIC_SLOTS, seq), (value_of(seq),))
+            select = self._statements.select_hot if is_hot(seq) else self._statements.select_traffic
+            return self._look(select, key_of(seq), (value_of(seq),))
         if not self._rows:
             return True
         key, row = self._rows[self._random.randrange(len(self._rows))]
@@ -486,10 +498,13 @@ class LoadProcess:
 
         total = len(self._rows) + len(self._traffic.acknowledged)
         left = self._bulk(self._rows, self._statements.select_row, outcome, READ, total)
-        written = [((seq % TRAFFIC_SLOTS, seq), (value_of(seq),)) for seq in self._traffic.acknowledged]
-        left += self._bulk(
-            written, self._statements.select_traffic, outcome, READ, total, before=len(self._rows)
-        )
+        before = len(self._rows)
+        for hot in (False, True):
+            some = [seq for seq in self._traffic.acknowledged if is_hot(seq) == hot]
+            written = [(key_of(seq), (value_of(seq),)) for seq in some]
+            statement = self._statements.select_hot if hot else self._statements.select_traffic
+            left += self._bulk(written, statement, outcome, READ, total, before=before)
+            before += len(some)
         self._tally.add(unreadable=len(left))
         return ""
 

@@ -37,6 +37,7 @@ class Store:
     def __init__(self) -> None:
         self.insert_row, self.select_row = "insert_row", "select_row"
         self.insert_traffic, self.select_traffic = "insert_traffic", "select_traffic"
+        self.insert_hot, self.select_hot = "insert_hot", "select_hot"
         self.described = "a stand-in"
         self.session = self
         self.rows: dict[tuple[str, Any], Row] = {}
@@ -50,6 +51,8 @@ class Store:
             self.rows[kind, values[:1]] = values
         elif error is None and statement == "insert_traffic":
             self.rows[kind, values[:2]] = values[2:]
+        elif error is None and statement == "insert_hot":
+            self.rows[kind, values[:1]] = values[1:]
         elif error is None and (kind, values) in self.rows:
             found = [self.rows[kind, values]]
 
@@ -89,7 +92,7 @@ class Asked:
 
     def traffic_until(self, writes: int) -> Counts:
         self(StartTraffic(4000))
-        while len([key for kind, key in list(self.store.rows) if kind == "traffic"]) < writes:
+        while len([key for kind, key in list(self.store.rows) if kind in ("traffic", "hot")]) < writes:
             assert self._ours.poll(20)
             self._ours.recv()
         return self(StopTraffic())
@@ -127,9 +130,10 @@ def test_a_lost_row_and_a_changed_row_are_found(asked: Asked) -> None:
     del asked.store.rows["row", (7,)]
     asked.store.rows["row", (8,)] = (8, "other")
     asked.store.rows["traffic", (3, 3)] = ("other",)
+    del asked.store.rows["hot", (4,)]
     counts = asked(ReadBack())
-    assert counts.lost == 3
-    assert counts.errors["lost"] == 3
+    assert counts.lost == 4
+    assert counts.errors["lost"] == 4
     assert "v7" in counts.examples["lost"]
 
 
@@ -161,8 +165,9 @@ def test_a_load_that_fails_at_first_is_tried_again_and_counted(asked: Asked) -> 
 
 
 def test_writes_that_fail_are_attempted_but_not_acknowledged(asked: Asked) -> None:
-    asked.store.refuse = lambda statement, values: statement == "insert_traffic" and values[1] % 2 == 0
+    asked.store.refuse = lambda statement, _values: statement == "insert_hot"
     counts = asked.traffic_until(writes=10)
+    assert (counts.hot_attempted, counts.hot_acknowledged) == (counts.client_errors, 0)
     assert counts.writes_acknowledged == counts.writes_attempted // 2
     assert counts.client_errors == counts.writes_attempted - counts.writes_acknowledged
     assert counts.errors["write: RuntimeError"] == counts.client_errors
@@ -171,7 +176,7 @@ def test_writes_that_fail_are_attempted_but_not_acknowledged(asked: Asked) -> No
 def test_a_read_that_misses_an_acknowledged_write_is_wrong(asked: Asked) -> None:
     asked(Load(ROWS[:1]))
     del asked.store.rows["row", (0,)]
-    asked.store.refuse = lambda statement, _values: statement == "insert_traffic"
+    asked.store.refuse = lambda statement, _values: statement in ("insert_traffic", "insert_hot")
     asked(StartTraffic(1000))
     counts = Counts()
     for _ in range(10_000):

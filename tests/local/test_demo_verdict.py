@@ -24,7 +24,7 @@ from lockstep.local.demo_screen import (
 from lockstep.local.demo_tour import Results, SparkResult
 from lockstep.values.errors import LockstepError
 
-KEYS = ("start", "load", "traffic", "grow", "replace", "shrink", "proof", "spark")
+KEYS = ("start", "load", "traffic", "grow", "spread", "replace", "shrink", "proof", "spark")
 
 
 def good() -> tuple[Results, View]:
@@ -89,6 +89,7 @@ def _state(key: str, state: PhaseState) -> Callable[[Results, View], None]:
         (_count(reads=0), "reads under topology changes, all right"),
         (_count(client_errors=1), "client errors after the driver's retries"),
         (_state("grow", PhaseState.FAILED), "grown from 3 to 5 nodes"),
+        (_state("spread", PhaseState.FAILED), "tablets of the hot table"),
         (_state("replace", PhaseState.SKIPPED), "the metadata leader was killed and replaced"),
         (
             _state("shrink", PhaseState.FAILED),
@@ -110,6 +111,15 @@ def test_each_check_bites(change: Callable[[Results, View], None], named: str) -
     results, view = good()
     change(results, view)
     assert failing(results, view) == [named]
+
+
+def test_spark_counts_what_was_not_written_to_the_hot_table() -> None:
+    results, view = good()
+    _count(writes_acknowledged=90, writes_attempted=91, hot_acknowledged=40, hot_attempted=40)(results, view)
+    _count(read_back=190)(results, view)
+    assert failing(results, view) == []
+    _count(hot_acknowledged=38, hot_attempted=38)(results, view)
+    assert failing(results, view) == ["Spark count of the traffic table"]
 
 
 def test_a_tour_without_acknowledged_writes_proves_nothing() -> None:
