@@ -19,7 +19,7 @@ SEED ?= 1
 CUTS ?= 60
 ARGS ?=
 
-.PHONY: help demo spread test test-fast check house format sim sim-planted reached conformance conformance-clients conformance-cqlsh conformance-capture compare bench corrupt mutants proof package first-hour session reference lock clean setup setup-spark
+.PHONY: help demo spread test test-fast check house format sim sim-planted reached conformance conformance-clients conformance-cqlsh conformance-capture compare bench corrupt mutants proof story package first-hour session reference lock clean setup setup-spark
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -93,6 +93,9 @@ mutants: $(VENV)/.stamp-dev ## ROOM=name SAMPLE=n SEED=s SIM=seeds: how many sma
 
 proof: $(VENV)/.stamp-dev ## a million requests to real nodes that are killed, stopped and cut off, and what came of each
 	nice -n 5 $(BIN)/python bench/proof.py $(ARGS)
+
+story: $(VENV)/.stamp-dev ## MB=200 in three tables: nodes come, die, are replaced and leave, tablets move, split and merge: nothing is lost
+	STORY_MB=$(or $(MB),200) nice -n 5 $(BIN)/pytest -q -s -n 0 tests/acceptance/test_tablet_story.py $(ARGS)
 
 first-hour: ## a new user's first hour by the README and the page of that name, with PYTHON=python3.13; ARGS="--whole"
 	@$(PYTHON) bench/first_hour.py --python "$(PYTHON)" $(ARGS)
