@@ -28,12 +28,17 @@ class Kept:
         self.made_in_test: list[Cluster] = []
         self.in_test = False
         self.keep = ""
+        self.tablets = False
 
     def make(self, **settings: Any) -> Cluster:
         from lockstep.testing.clusters import Cluster
 
         if self.keep:
             settings.setdefault("directory", os.path.join(self.keep, f"{os.getpid()}-{len(self.clusters)}"))
+        if self.tablets:
+            given = settings.get("settings") or {}
+            chosen = {"mode_for_new_keyspaces": "enabled", **given.get("tablets", {})}
+            settings["settings"] = {**given, "tablets": chosen}
         cluster = Cluster(**settings)
         self.clusters.append(cluster)
         if self.in_test:
@@ -67,6 +72,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="DIR",
         help="Keep data and logs of all clusters in this directory.",
     )
+    group.addoption(
+        "--lockstep-tablets",
+        action="store_true",
+        help="Keyspaces of all real clusters have tablets, unless they say otherwise.",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -74,6 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
     kept.keep = (
         os.path.abspath(config.getoption("--lockstep-keep")) if config.getoption("--lockstep-keep") else ""
     )
+    kept.tablets = config.getoption("--lockstep-tablets")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

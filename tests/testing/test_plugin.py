@@ -87,6 +87,24 @@ def test_workers_of_xdist_have_clusters_of_their_own_and_logs_are_kept(tmp_path:
     assert len(list((tmp_path / "kept").glob("*/test/n1/node.log"))) == 2
 
 
+def test_a_switch_has_keyspaces_spread_by_tablets(tmp_path: Path) -> None:
+    text = (
+        "def kept(cluster):\n"
+        "    return [row.tablet_count for row in cluster.execute(\n"
+        "        'SELECT keyspace_name, table_name, tablet_count FROM system.tablets')]\n"
+        "def test_own(lockstep_cluster, lockstep_keyspace):\n"
+        "    lockstep_cluster.execute(f'CREATE TABLE {lockstep_keyspace}.t (k int PRIMARY KEY)')\n"
+        "    assert kept(lockstep_cluster)\n"
+        "def test_made(lockstep_cluster_factory):\n"
+        "    ring = {'tablets': {'mode_for_new_keyspaces': 'disabled'}}\n"
+        "    cluster = lockstep_cluster_factory(nodes=1, settings=ring)\n"
+        "    cluster.execute(f'CREATE TABLE {cluster.create_keyspace()}.t (k int PRIMARY KEY)')\n"
+        "    assert not kept(cluster)\n"
+    )
+    said = run(tmp_path, "--lockstep-nodes", "1", "--lockstep-tablets", text=text)
+    assert "2 passed" in said, said
+
+
 def test_the_plugin_is_found_by_its_entry_point() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["pytest11"] == {"lockstep": "pytest_lockstep"}
