@@ -393,7 +393,9 @@ def planted_bugs() -> Mapping[str, Planted]:
 
 
 def hunt(names: Sequence[str], seeds: int, first: int = 1) -> dict[str, SeedResult | None]:
-    """For each planted bug, the first failing seed of `first` .. `first + seeds - 1` of its scenario."""
+    """For each planted bug, the first failing seed of `first` .. `first + seeds - 1` of its scenario.
+
+    ConfigurationError when a plant itself falls over: the product has changed under it."""
     registry = planted_bugs()
     found: dict[str, SeedResult | None] = {}
     for name in names:
@@ -401,10 +403,18 @@ def hunt(names: Sequence[str], seeds: int, first: int = 1) -> dict[str, SeedResu
         for seed in range(first, first + seeds):
             with registry[name].plant():
                 result = work((registry[name].scenario, seed))
+            if fell_over_itself(result):
+                raise ConfigurationError(f"the planted bug {name} is outdated: {noticed_by(result)}")
             if result.violation:
                 found[name] = result
                 break
     return found
+
+
+def fell_over_itself(result: SeedResult) -> bool:
+    """Whether what was raised was raised in the plant's own lines: that finds nothing."""
+    frames = [line for line in result.violation.splitlines() if line.lstrip().startswith('File "')]
+    return bool(frames) and "/sim/mutants/" in frames[-1]
 
 
 def planted(seeds: int, only: str = "") -> int:

@@ -16,12 +16,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from _pytest.outcomes import Failed
 
 from lockstep.sim import runner
 from lockstep.sim.mutants import DIRECTED, REGISTRY
 from lockstep.sim.runner import noticed_by
+from lockstep.sim.scenario import SeedResult
 from lockstep.sim.scenarios import SCENARIOS
 from tests.node import (
     test_batches,
@@ -152,6 +154,25 @@ def test_a_plant_can_be_called_as_what_it_replaces(monkeypatch: pytest.MonkeyPat
         planted.plant()
     assert len(seen) >= len(REGISTRY) + len(DIRECTED)
     assert [problem for change in seen for problem in outdated(*change)] == []
+
+
+def test_a_plant_that_falls_over_itself_has_found_nothing() -> None:
+    found = SeedResult(
+        scenario="moves",
+        seed=1,
+        invariant="TASK",
+        violation="Traceback (most recent call last):\n"
+        '  File "/x/lockstep/node/work/worker.py", line 1, in f\n'
+        '  File "/x/lockstep/sim/mutants/data.py", line 2, in serve\n'
+        "AttributeError: 'WorkService' object has no attribute '_operation'",
+    )
+    assert runner.fell_over_itself(found)
+    lines = found.violation.splitlines()
+    by_product = "\n".join([lines[0], lines[2], lines[1], "AssertionError: bytes miscounted"])
+    assert not runner.fell_over_itself(msgspec.structs.replace(found, violation=by_product))
+    assert not runner.fell_over_itself(
+        msgspec.structs.replace(found, violation="an acknowledged write is gone")
+    )
 
 
 def test_an_outdated_plant_is_noticed() -> None:

@@ -120,7 +120,7 @@ def _reads_before_stream_ends() -> contextlib.AbstractContextManager[None]:
 
     async def serve(self: Any, peer: Any, order: Any) -> Any:
         await self._catch_up.reach(order.epoch, peer.endpoint)
-        operation = self._operation(order)
+        operation = self._mover(order)
         key = (order.operation_id, order.stage, order.session_id)
         if key not in self._running:
             running = self._running[key] = work_module._Running(operation)
