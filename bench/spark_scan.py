@@ -1,8 +1,9 @@
 """Spark reads a table of a three-node cluster, and the same rows from Parquet in the same session.
 
-Four ways to read: Spark over Parquet (the measure), Spark over the table, the table's reader without Spark
-(one process), and decoding alone (pages kept in memory). Best of some rounds; node CPU is that of all
-nodes together. Usage: python bench/spark_scan.py [rows] [rounds].
+Ways to read: Spark over Parquet (the measure), Spark over the table by pages, Spark over snapshots of it at
+ONE and at LOCAL_QUORUM, the table's reader without Spark (one process), and decoding alone (pages kept in
+memory). Best of some rounds; node CPU is that of all nodes' own processes together, so not of those that read
+snapshots. Usage: python bench/spark_scan.py [rows] [rounds].
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,7 +36,8 @@ PORTS = (19342, 17300, 17380)
 IN_FLIGHT = 192
 ROWS_PER_PARTITION = 20
 CORES = 2
-COLUMNS = (("id", "int"), ("at", "int"), ("what", "text"))
+COLUMNS = (("id", "int"), ("at", "int"), ("what", "text"), ("price", "double"), ("number", "bigint"))
+NAMES = ", ".join(name for name, _ in COLUMNS)
 
 
 @contextmanager
@@ -55,14 +58,21 @@ def load(cluster: LocalCluster, rows: int) -> float:
     connection.query(
         "CREATE KEYSPACE bench WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 3}"
     )
-    connection.query("CREATE TABLE bench.rows (id int, at int, what text, PRIMARY KEY (id, at))")
-    statement = connection.prepare("INSERT INTO bench.rows (id, at, what) VALUES (?, ?, ?)")
+    listed = ", ".join(f"{name} {kind}" for name, kind in COLUMNS)
+    connection.query(f"CREATE TABLE bench.rows ({listed}, PRIMARY KEY (id, at))")
+    statement = connection.prepare(f"INSERT INTO bench.rows ({NAMES}) VALUES (?, ?, ?, ?, ?)")
     begin_s = time.perf_counter()
     for number in range(rows):
         if connection.in_flight >= IN_FLIGHT:
             connection.receive()
         partition, at = divmod(number, ROWS_PER_PARTITION)
-        values = (partition.to_bytes(4, "big"), at.to_bytes(4, "big"), f"row number {number:09d}".encode())
+        values = (
+            partition.to_bytes(4, "big"),
+            at.to_bytes(4, "big"),
+            f"row number {number:09d}".encode(),
+            struct.pack(">d", number / 4),
+            number.to_bytes(8, "big"),
+        )
         connection.execute(statement, QueryParameters(Consistency.QUORUM, values))
     while connection.in_flight:
         connection.receive()
@@ -90,7 +100,11 @@ def pages(cluster: LocalCluster) -> list[RawPage]:
     options = Options(tuple(cluster.contact_points), PORTS[0], "bench", "rows")
     hosts = Hosts(options, pool_of(os.getpid()))
     reader = StatementReader(
-        "SELECT id, at, what FROM bench.rows WHERE token(id) > ? AND token(id) <= ?", 3, options, hosts, 0
+        f"SELECT {NAMES} FROM bench.rows WHERE token(id) > ? AND token(id) <= ?",
+        len(COLUMNS),
+        options,
+        hosts,
+        0,
     )
     bounds = tuple(token.to_bytes(8, "big", signed=True) for token in (TOKEN_MIN, TOKEN_MAX))
     return list(reader.pages(bounds, 0))
@@ -113,9 +127,19 @@ def measure(rows: int, rounds: int) -> dict[str, Any]:
         frame.write.mode("overwrite").parquet(target)
         parquet = session.read.parquet(target)
         assert parquet.count() == rows, "the export is not whole"
+        snapshots = {
+            level: session.read.format("lockstep")
+            .options(**options, snapshot="true", consistencyLevel=level)
+            .load()
+            for level in ("ONE", "LOCAL_QUORUM")
+        }
+        for name, snapshot in snapshots.items():
+            assert snapshot.count() == rows, f"the snapshot at {name} is not whole"
         kept = pages(cluster)
         figures = {
             "parquet": best(rounds, rows, pids, lambda: _drain(parquet)),
+            "snapshot_one": best(rounds, rows, pids, lambda: _drain(snapshots["ONE"])),
+            "snapshot_local_quorum": best(rounds, rows, pids, lambda: _drain(snapshots["LOCAL_QUORUM"])),
             "table": best(rounds, rows, pids, lambda: _drain(frame)),
             "table_without_spark": best(rounds, rows, pids, lambda: _decode(decoder, pages(cluster))),
             "decoding": best(rounds, rows, pids, lambda: _decode(decoder, kept)),

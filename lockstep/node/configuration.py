@@ -147,6 +147,15 @@ class StreamingSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     file_bytes: Annotated[int, msgspec.Meta(ge=256, le=1 << 30)] = STREAM_FILE_BYTES
 
 
+class ReadSessionsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Reading whole tables from a content that was fixed at one instant.
+
+    `port`: where readers are answered, at network.address; 0: any that is free, which clients are told.
+    """
+
+    port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 0
+
+
 class StorageSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`commitlog_sync`: with batch, a write is acknowledged when it is on the disk; with periodic, at once,
     and a crash may lose what was acknowledged during the last `commitlog_sync_period_ms`.
@@ -288,6 +297,7 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     purge: PurgeSection = PurgeSection()
     cms: CmsSection = CmsSection()
     streaming: StreamingSection = StreamingSection()
+    read_sessions: ReadSessionsSection = ReadSessionsSection()
     storage: StorageSection = StorageSection()
     hints: HintsSection = HintsSection()
     gossip: GossipSection = GossipSection()

@@ -35,6 +35,7 @@ from lockstep.node.work.backup_service import BackupRestoring
 from lockstep.node.work.backup_taking import BackupTaking
 from lockstep.node.work.condition_watches import watch_disk
 from lockstep.node.work.lacking import InheritedRanges
+from lockstep.node.work.read_sessions import ReadSessions
 from lockstep.node.work.table_damage import Scrub, TableDamage
 from lockstep.node.work.unowned_tablets import UnownedTablets
 from lockstep.node.work.view_builds import IndexUpkeep, ViewBuilds
@@ -89,6 +90,7 @@ class NodeData(msgspec.Struct, frozen=True, eq=False):
     scrub: Scrub
     decommission_handoff: DecommissionHandoff
     loads: LoadTarget
+    read_sessions: ReadSessions
 
     def start(self) -> None:
         self.hint_delivery.start()
@@ -223,7 +225,14 @@ def wire_data(log: NodeLog, store: Store, engine: StorageEngine) -> NodeData:
         scrub=Scrub(context, store),
         decommission_handoff=DecommissionHandoff(context, batch_store, hints, delivery, log.submitter),
         loads=loads,
+        read_sessions=_read_sessions(context, engine, lacking),
     )
+
+
+def _read_sessions(context: NodeContext, engine: StorageEngine, lacking: Lacking) -> ReadSessions:
+    made = ReadSessions(context, engine, lacking)
+    made.clean()
+    return made
 
 
 def _participant(

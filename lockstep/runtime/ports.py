@@ -248,6 +248,19 @@ class Helpers(Protocol):
     async def stop(self) -> None: ...
 
 
+class Doors(Protocol):
+    """Processes beside the node that answer clients at a port of their own."""
+
+    async def open(self, host: str, port: int, order: bytes, tls: Tls | None) -> int:
+        """The port at which they answer by this order, `port` or, where that is 0, any; the same one until
+        they are closed. ConfigurationError when the address is in use."""
+        ...
+
+    async def close(self) -> None:
+        """End them, and what they answer; they may be opened again."""
+        ...
+
+
 class Runtime(msgspec.Struct, frozen=True):
     """All ports of one node incarnation."""
 
@@ -263,3 +276,5 @@ class Runtime(msgspec.Struct, frozen=True):
     workers: Workers | None = None
     #: None: everything is done by this process.
     helpers: Helpers | None = None
+    #: None: nobody reads whole tables but through requests.
+    doors: Doors | None = None

@@ -18,6 +18,7 @@ from lockstep.schema.types import CqlType
 from lockstep.schema.types.base import VALUE_MARK
 from lockstep.schema.types.numbers import FixedInteger
 from lockstep.storage.rows import keys
+from lockstep.storage.store import Pair
 
 #: Of a row's key: what is before its partition key, and what is behind its clustering.
 _HEAD, _TAIL = keys.PLACE_BYTES, keys.ROW_TAIL_BYTES
@@ -29,9 +30,9 @@ _TIMEUUID_PLACES: Final = (4, 5, 6, 7, 2, 3, 0, 1, 8, 9, 10, 11, 12, 13, 14, 15)
 _TIMEUUID_TURNED: Final = 8
 
 
-def bodies(store_keys: Sequence[bytes]) -> list[bytes]:
+def bodies(pairs: Sequence[Pair]) -> list[bytes]:
     """Of each key what names its place within the table: equal for the fragments of one row."""
-    return [key[_HEAD:-_TAIL] for key in store_keys]
+    return [key[_HEAD:-_TAIL] for key, _ in pairs]
 
 
 class RowKeys:
@@ -44,8 +45,10 @@ class RowKeys:
         is_escape = octets[zeros + 1] == _ESCAPE
         marks, escapes = zeros[~is_escape], zeros[is_escape]
         # A row's body has one zero that is not escaped: the end of its partition key.
-        counts = np.searchsorted(marks, ends) - np.searchsorted(marks, starts)
-        self.are_rows = counts == 1
+        if len(marks) == len(starts) and (marks >= starts).all() and (marks < ends).all():
+            self.are_rows = np.ones(len(starts), dtype=bool)
+        else:
+            self.are_rows = np.searchsorted(marks, ends) - np.searchsorted(marks, starts) == 1
         self._octets, self._starts, self._ends = octets, starts, ends
         self._marks, self._escapes = marks, escapes
 
@@ -57,8 +60,10 @@ class RowKeys:
         if len(escapes):
             kept = np.ones(len(octets), dtype=bool)
             kept[escapes + 1] = False
+            gone = np.cumsum(~kept, dtype="i4")
             octets = octets[kept]
-            starts, marks, ends = (at - np.searchsorted(escapes, at) for at in (starts, marks, ends))
+            # What is escaped is behind its zero, so nothing that is gone lies at a place itself.
+            starts, marks, ends = (at - gone[at] for at in (starts, marks, ends))
         return Unescaped(octets, starts, marks, marks + 2, ends)
 
 

@@ -48,12 +48,17 @@ class _Stretch:
         if self.size > PADDING - _WORD:
             raise NoShape
         self.padded = -(-self.size // _WORD) * _WORD
-        self._mask = np.frombuffer(self.compared.ljust(self.padded, b"\x00"), dtype="u8")
-        self._wanted = np.frombuffer(self.bytes.ljust(self.padded, b"\x00"), dtype="u8") & self._mask
+        masks = np.frombuffer(self.compared.ljust(self.padded, b"\x00"), dtype="u8")
+        wanted = np.frombuffer(self.bytes.ljust(self.padded, b"\x00"), dtype="u8") & masks
+        self._words = [(at, masks[at], wanted[at]) for at in range(len(masks)) if masks[at]]
 
     def equal(self, table: Any) -> Any:
         """Which rows of a table of `padded` bytes have these bytes."""
-        return ((table.view("u8") & self._mask) == self._wanted).all(axis=1)
+        words = table.view("u8")
+        differs = np.zeros(len(table), dtype="u8")
+        for at, mask, wanted in self._words:
+            differs |= (words[:, at] & mask) ^ wanted
+        return differs == 0
 
 
 class Found:

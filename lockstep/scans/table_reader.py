@@ -124,14 +124,14 @@ class TableReader:
         """Whole rows, partition by partition where these have more than rows."""
         if not pairs:
             return []
-        found = bodies([key for key, _ in pairs])
+        found, values = bodies(pairs), [value for _, value in pairs]
         if not self._together:
             heads = np.arange(len(pairs))
         else:
             row_keys = RowKeys(found)
             heads = np.flatnonzero(~row_keys.are_rows)
             if not len(heads) and self._fold is None:
-                return _listed(self._rows(pairs, found, row_keys))
+                return _listed(self._rows(pairs, values, found, row_keys))
         batches: list[pa.RecordBatch] = []
         at = 0
         while at < len(pairs):
@@ -139,7 +139,7 @@ class TableReader:
                 rest = heads[np.searchsorted(heads, at) :]
                 head = int(rest[0]) if len(rest) else len(pairs)
                 if head > at:
-                    batches += _listed(self._rows(pairs[at:head], found[at:head]))
+                    batches += _listed(self._rows(pairs[at:head], values[at:head], found[at:head]))
                 at = head
                 if at < len(pairs):
                     self._fold = WholeFold(*keys.split_partition(pairs[at][0]))
@@ -186,16 +186,22 @@ class TableReader:
     # -- many rows ------------------------------------------------------------------------------------
 
     def _rows(
-        self, pairs: Sequence[Pair], found: Sequence[bytes], row_keys: RowKeys | None = None
+        self,
+        pairs: Sequence[Pair],
+        values: Sequence[bytes],
+        found: Sequence[bytes],
+        row_keys: RowKeys | None = None,
     ) -> pa.RecordBatch | None:
-        """Of partitions that have nothing but rows."""
+        """Of partitions that have nothing but rows; `found` are the bodies of the keys."""
         same = np.zeros(len(pairs) + 1, dtype=bool)
         same[1:-1] = np.fromiter(map(operator.eq, found, found[1:]), dtype=bool, count=len(pairs) - 1)
         try:
-            parts = self._together_of(pairs, (row_keys or RowKeys(found)).unescaped(), same)
+            parts = self._together_of(values, (row_keys or RowKeys(found)).unescaped(), same)
         except InvalidRequest:
             # A value has no Arrow form, maybe of a row that does not show: told once the rows are known.
             parts = []
+        if len(parts) == 1 and len(parts[0][0]) == len(pairs):
+            return self._in_order(parts)
         decoded = np.zeros(len(pairs), dtype=bool)
         for rows, _ in parts:
             decoded[rows] = True
@@ -204,14 +210,14 @@ class TableReader:
         return self._in_order(parts)
 
     def _together_of(
-        self, pairs: Sequence[Pair], unescaped: Unescaped, same: Any
+        self, values: Sequence[bytes], unescaped: Unescaped, same: Any
     ) -> list[tuple[Any, list[pa.Array]]]:
         """(rows, columns) of those that share forms."""
         key_arrays = self._key_arrays(unescaped)
         alone = ~(same[:-1] | same[1:]) & unescaped.good
         return [
             (rows, self._arrays(joined, rows, key_arrays, fixed))
-            for joined, rows, fixed in self._by_shape([value for _, value in pairs], alone)
+            for joined, rows, fixed in self._by_shape(values, alone)
         ]
 
     def _key_arrays(self, unescaped: Unescaped) -> dict[int, pa.Array]:
@@ -248,7 +254,14 @@ class TableReader:
                 self._shapes = [shape, *self._shapes][:_SHAPES_KEPT_MAX]
             else:
                 return
-            good, found = shape.match(joined.octets, joined.starts[left], joined.ends[left])
+            is_all = len(left) == len(values)
+            starts, ends = joined.starts, joined.ends
+            good, found = shape.match(
+                joined.octets, starts if is_all else starts[left], ends if is_all else ends[left]
+            )
+            if good.all():
+                yield joined, left, (good, found)
+                return
             if good.any():
                 yield joined, left[good], (good, found)
                 thin = 0 if good.sum() >= _THIN_ROWS else thin

@@ -35,6 +35,7 @@ from lockstep.runtime.real import (
     CHECK_PACKAGES,
     Certificate,
     ConfinedWorkers,
+    DoorProcesses,
     HelperProcesses,
     RealClock,
     RotatingFile,
@@ -50,6 +51,7 @@ from lockstep.runtime.real import (
     route_diagnostics,
     run,
 )
+from lockstep.scans.session_files import DOOR_HANDLER, DOOR_PACKAGES
 from lockstep.server.admin.admin_access import checked, own_token
 from lockstep.server.cql.cql_server import CqlServer
 from lockstep.server.log import LineLog
@@ -270,11 +272,13 @@ async def _serve(
     )
     helpers = HelperProcesses(BUILD_HANDLER, *BUILD_PACKAGES)
     checkers = HelperProcesses(CHECK_HANDLER, *CHECK_PACKAGES)
+    doors = DoorProcesses(DOOR_HANDLER, *DOOR_PACKAGES)
     runtime = real_runtime(
         configuration.node.data_directory,
         archive=configuration.metadata.archive_directory,
         workers=workers,
         helpers=helpers,
+        doors=doors,
     )
     log = said.log
     loop = asyncio.get_running_loop()
@@ -306,6 +310,7 @@ async def _serve(
             await workers.stop()
         await helpers.stop()
         await checkers.stop()
+        await doors.close()
         await node.stop()
 
 

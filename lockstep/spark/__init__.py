@@ -8,9 +8,11 @@ Neighbours: speaks only the native protocol to a cluster, with the codec of `cql
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 
@@ -20,3 +22,17 @@ def session(app: str = "lockstep", cores: int = 2, **conf: Any) -> SparkSession:
     from lockstep.spark.report import local_session
 
     return local_session(app, cores, **conf)
+
+
+def scan_arrow(
+    keyspace: str, table: str, columns: Sequence[str] = (), **options: str
+) -> pa.RecordBatchReader:
+    """All rows of a table at one instant, as a reader of Arrow batches; needs pyarrow, and no Spark.
+
+    `columns`: names, in their order; all when there are none. `options` are those of the format lockstep,
+    such as `hosts="10.0.0.1"`, `consistencyLevel="ONE"` or `limit="100"`. What it holds on the nodes is given
+    back when the reader has come to its end, is closed, or is gone.
+    """
+    from lockstep.spark.arrow_scan import scan
+
+    return scan(keyspace, table, columns, options)

@@ -11,7 +11,7 @@ import functools
 import select
 import socket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -25,6 +25,7 @@ from lockstep.cql.wire.constants import (
     ERROR_UNPREPARED,
     ERROR_WRITE_FAILURE,
     ERROR_WRITE_TIMEOUT,
+    FLAG_PAYLOAD,
     USES_SEGMENTS,
     VERSION_4,
     VERSION_5,
@@ -32,6 +33,7 @@ from lockstep.cql.wire.constants import (
 )
 from lockstep.cql.wire.frames import Envelope, EnvelopeReader, SegmentReader, encode_request, encode_segments
 from lockstep.cql.wire.messages import QueryParameters, Value
+from lockstep.cql.wire.primitives import bytes_map
 from lockstep.values.errors import (
     BadCredentials,
     ConfigurationInvalid,
@@ -153,13 +155,13 @@ class CqlConnection:
         """Requests sent whose answers were not received."""
         return SPARK_REQUESTS_IN_FLIGHT_MAX - len(self._free)
 
-    def send(self, opcode: int, body: bytes) -> int:
+    def send(self, opcode: int, body: bytes, flags: int = 0) -> int:
         """Send one request; returns its stream. At most SPARK_REQUESTS_IN_FLIGHT_MAX may be open."""
         assert self._free, "too many requests in flight"
         if self._socket is None:
             raise PeerUnreachable(f"the connection to {self.endpoint.host} is closed")
         stream = self._free.pop()
-        data = encode_request(self.version, opcode, stream, body)
+        data = encode_request(self.version, opcode, stream, body, flags)
         if self._segments is not None:
             data = encode_segments([data])
         try:
@@ -202,6 +204,17 @@ class CqlConnection:
             for row in answer.rows
         ]
 
+    def asked(self, text: str, payload: Mapping[str, bytes | None]) -> Mapping[str, bytes | None]:
+        """The custom payload of the answer to a statement that brings one."""
+        assert self.in_flight == 0, "answers of other requests would be mixed up"
+        query = wire.query(self.version, text, QueryParameters(Consistency.ONE))
+        self.send(Opcode.QUERY, bytes_map(payload) + query, FLAG_PAYLOAD)
+        envelope = self.receive()
+        answer = wire.decode_response(envelope.version, envelope.opcode, envelope.flags, envelope.body)
+        if isinstance(answer.body, wire.ErrorResponse):
+            raise error_of(answer.body)
+        return answer.payload or {}
+
     def prepare(self, text: str) -> Statement:
         """The statement, prepared once a connection."""
         known = self._statements.get(text)
@@ -243,7 +256,7 @@ class CqlConnection:
             )
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self.endpoint.login.ca:
-                self._socket = _encrypted(self._socket, self.endpoint.login.ca)
+                self._socket = encrypted(self._socket, self.endpoint.login.ca)
         except OSError as error:
             self.close()
             raise PeerUnreachable(
@@ -274,7 +287,7 @@ class CqlConnection:
         return PeerUnreachable(f"the connection to {self.endpoint.host}:{self.endpoint.port} failed: {error}")
 
 
-def _encrypted(plain: socket.socket, ca: str) -> socket.socket:
+def encrypted(plain: socket.socket, ca: str) -> socket.socket:
     """OSError when the certificate is not one that `ca` signed; which node it names is not looked at."""
     import ssl
 

@@ -33,13 +33,15 @@ _SPLITS_MAX: Final = 10_000
 _BATCH_ROWS_MAX: Final = 1_000_000
 _TIMEOUT_MS_MAX: Final = 600_000
 _WRITE_TIME_MAX: Final = (1 << 63) - 1
+_LIMIT_MAX: Final = 1 << 40
 
 
 class Options(msgspec.Struct, frozen=True):
     """What a reader or writer was asked for.
 
     `splits_per_range` 0 lets the reader group the ring's ranges; `columns` empty means all columns;
-    `write_time_us` 0 means the time at which the job was planned.
+    `write_time_us` 0 means the time at which the job was planned, and `limit` 0 all rows; `lease_ms` is of a load or
+    of a fixed content.
     """
 
     hosts: tuple[str, ...]
@@ -66,6 +68,8 @@ class Options(msgspec.Struct, frozen=True):
     user: str = ""
     password: str = ""
     ca: str = ""
+    snapshot: bool = False
+    limit: int = 0
 
     def __repr__(self) -> str:
         return f"Options({self.keyspace}.{self.table} at {', '.join(self.hosts)})"
@@ -149,6 +153,8 @@ _KNOWN: Final[dict[str, tuple[str, Callable[[str, str], object]]]] = {
     "ttlColumn": ("ttl_column", _text),
     "writeTimeColumn": ("write_time_column", _text),
     "leaseMs": ("lease_ms", _count(1, LOAD_LEASE_MS_MAX)),
+    "snapshot": ("snapshot", _flag),
+    "limit": ("limit", _count(1, _LIMIT_MAX)),
 }
 _BY_LOWER: Final = {name.lower(): name for name in _KNOWN}
 _DEFAULTS: Final[dict[str, object]] = {"hosts": ("127.0.0.1",), "port": 9042}

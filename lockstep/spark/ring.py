@@ -9,11 +9,12 @@ like when it runs; together they cover every row exactly once.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import msgspec
+import pyarrow as pa
 from pyspark.sql.datasource import EqualTo, Filter, In, InputPartition
 
 from lockstep.placement.strategies import NETWORK_TOPOLOGY, SIMPLE, Owner, compute
@@ -22,6 +23,7 @@ from lockstep.schema.types import CqlType
 from lockstep.schema.user_types import type_in, types_used
 from lockstep.spark.columns import encoder
 from lockstep.spark.cql_client import ConnectionPool, CqlConnection, Endpoint
+from lockstep.spark.snapshots import Snapshot
 from lockstep.values.errors import ConfigurationError, InvalidRequest, PeerError, PeerUnreachable
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import SPARK_POINT_READS_MAX
@@ -231,6 +233,51 @@ class KeyPartition(InputPartition):
 
     turn: int
     keys: tuple[tuple[bytes, ...], ...]
+
+
+@dataclass(frozen=True)
+class SnapshotPartition(InputPartition):
+    """A part of a snapshot, which is encoded."""
+
+    snapshot: bytes
+    part: RangePartition | KeyPartition
+
+
+def ring_of(snapshot: Snapshot) -> Ring:
+    """A snapshot's nodes and ranges as a ring, whose addresses are the nodes' ids."""
+    used = sorted({node for part in snapshot.ranges for node in part.nodes})
+    hosts = tuple(Host(str(node.id), node.dc, "", ()) for node in snapshot.nodes if node.id in used)
+    return Ring(
+        hosts,
+        tuple((Range(part.left, part.right), tuple(map(str, part.nodes))) for part in snapshot.ranges),
+    )
+
+
+def limited(
+    parts: Sequence[RangePartition | KeyPartition], limit: int
+) -> Sequence[RangePartition | KeyPartition]:
+    """With a limit of rows all is one part: how many others have is not known to a task."""
+    if not limit or len(parts) < 2:
+        return parts
+    ranges = [piece for part in parts if isinstance(part, RangePartition) for piece in part.ranges]
+    if ranges:
+        return [RangePartition(0, tuple(ranges))]
+    return [
+        KeyPartition(0, tuple(key for part in parts if isinstance(part, KeyPartition) for key in part.keys))
+    ]
+
+
+def first_rows(batches: Iterator[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBatch]:
+    """At most so many rows; 0: all."""
+    left = limit
+    for batch in batches:
+        if not limit:
+            yield batch
+            continue
+        yield batch.slice(0, left)
+        left -= batch.num_rows
+        if left <= 0:
+            return
 
 
 def range_partitions(ring: Ring, splits_per_range: int) -> list[RangePartition]:

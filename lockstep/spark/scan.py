@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import random
 import struct
-import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -41,11 +39,11 @@ from lockstep.cql.wire.primitives import unpack_int
 from lockstep.cql.wire.type_options import read_type
 from lockstep.scans.arrow_columns import arrow_type, decode_cells, decode_fixed, wire_layout
 from lockstep.schema.types import CqlType
-from lockstep.spark.cql_client import ConnectionPool, CqlConnection, Endpoint, Statement, error_of, may_retry
+from lockstep.spark.cql_client import ConnectionPool, CqlConnection, Endpoint, Statement, error_of
 from lockstep.spark.options import Options
+from lockstep.spark.retrying import Retry
 from lockstep.spark.ring import Ring, ask_any, read_ring
 from lockstep.values.errors import LockstepError, PeerError, ProtocolViolation, Unprepared
-from lockstep.values.limits import SPARK_ATTEMPTS_MAX, SPARK_RETRY_MS_MAX, SPARK_RETRY_MS_MIN
 
 
 class RawPage(msgspec.Struct, frozen=True, gc=False):
@@ -229,7 +227,6 @@ def _cells(page: RawPage, columns: int) -> list[bytes | None]:
 
 
 Answer = TypeVar("Answer")
-_MILLISECONDS: Final = 1000
 
 
 class Hosts:
@@ -270,27 +267,6 @@ class Hosts:
             self._options.timeout_s,
             lambda connection: read_ring(connection, self._options.keyspace),
         )
-
-
-class Retry:
-    """Counts failures in a row and pauses between them; the last one is raised."""
-
-    def __init__(self, pause: Callable[[float], None] = time.sleep) -> None:
-        self._failures = 0
-        self._pause = pause
-
-    def succeeded(self) -> None:
-        self._failures = 0
-
-    def failed(self, error: LockstepError) -> None:
-        """Raises `error` when no retry can help or there were enough; else returns after a pause."""
-        self._failures += 1
-        if not may_retry(error) or self._failures >= SPARK_ATTEMPTS_MAX:
-            raise error
-        if self._failures == 1:
-            return
-        pause_ms = min(SPARK_RETRY_MS_MIN << (self._failures - 2), SPARK_RETRY_MS_MAX)
-        self._pause(pause_ms * random.uniform(0.5, 1.0) / _MILLISECONDS)
 
 
 class StatementReader:

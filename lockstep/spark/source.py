@@ -25,18 +25,25 @@ from lockstep.spark.ring import (
     KeyPartition,
     RangePartition,
     Ring,
+    SnapshotPartition,
     TableColumn,
     TableShape,
     ask_any,
+    first_rows,
     key_partitions,
     keys_of_filters,
+    limited,
     quoted,
     range_partitions,
     read_ring,
     read_table,
+    ring_of,
 )
 from lockstep.spark.scan import Hosts, PageDecoder, StatementReader
+from lockstep.spark.snapshot_reading import SnapshotScan
+from lockstep.spark.snapshots import SNAPSHOT, Snapshot, open_snapshot
 from lockstep.spark.writer import LockstepWriter, write_plan
+from lockstep.values.codec import encode
 from lockstep.values.errors import ConfigurationError, InvalidRequest
 from lockstep.values.tokens import stream_token, token_of
 
@@ -83,10 +90,26 @@ class LockstepReader(DataSourceReader):
         self._projection = tuple(projection)
 
     def partitions(self) -> Sequence[InputPartition]:
-        return range_partitions(self._ring(), self._options.splits_per_range)
+        if self._options.snapshot:
+            snapshot = open_snapshot(self._options)
+            ranges = range_partitions(ring_of(snapshot), self._options.splits_per_range)
+            return self._of_snapshot(snapshot, limited(ranges, self._options.limit))
+        return limited(range_partitions(self._ring(), self._options.splits_per_range), self._options.limit)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Record batches of about `batchRows` rows."""
+        """Record batches of about `batchRows` rows, or of as many as nodes make of a snapshot."""
+        return first_rows(self._read(partition), self._options.limit)
+
+    def _of_snapshot(
+        self, snapshot: Snapshot, parts: Sequence[RangePartition | KeyPartition]
+    ) -> list[InputPartition]:
+        told = encode(snapshot)
+        return [SnapshotPartition(told, part) for part in parts]
+
+    def _read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, SnapshotPartition):
+            yield from self._snapshot_rows(partition)
+            return
         if isinstance(partition, KeyPartition):
             where = " AND ".join(f"{quoted(column.name)} = ?" for column in self._shape.partition_key)
             of_key = stream_token if self._options.table.endswith(SUFFIX) else token_of
@@ -97,6 +120,16 @@ class LockstepReader(DataSourceReader):
             where = f"{token} > ? AND {token} <= ?"
             wanted = [((_token_bytes(left), _token_bytes(right)), right) for left, right in partition.ranges]
         yield from self._batches(where, wanted, partition.turn)
+
+    def _snapshot_rows(self, partition: SnapshotPartition) -> Iterator[pa.RecordBatch]:
+        snapshot = SNAPSHOT.decode(partition.snapshot)
+        names = [column.name for column in self._projection]
+        part = partition.part
+        scan = SnapshotScan(self._options, snapshot, names, part.turn)
+        if isinstance(part, KeyPartition):
+            whole = [_partition_key(key) for key in part.keys]
+            return scan.keys([(token_of(key), key) for key in whole])
+        return scan.ranges(part.ranges)
 
     def _batches(
         self, where: str, wanted: Sequence[tuple[tuple[Value, ...], int]], turn: int
@@ -148,7 +181,8 @@ class FilteringReader(LockstepReader):
     def partitions(self) -> Sequence[InputPartition]:
         if self._keys is None:
             return super().partitions()
-        return key_partitions(self._keys, len(self._options.hosts))
+        parts = limited(key_partitions(self._keys, len(self._options.hosts)), self._options.limit)
+        return self._of_snapshot(open_snapshot(self._options), parts) if self._options.snapshot else parts
 
 
 def table_shape(options: Options) -> TableShape:

@@ -24,8 +24,9 @@ from lockstep.cql.wire.messages import UNSET, QueryParameters, Value
 from lockstep.spark.columns import encoder, spark_type
 from lockstep.spark.cql_client import CqlConnection, error_of, pool_of
 from lockstep.spark.options import Options
+from lockstep.spark.retrying import Retry
 from lockstep.spark.ring import TableColumn, TableShape, quoted
-from lockstep.spark.scan import Hosts, Retry
+from lockstep.spark.scan import Hosts
 from lockstep.values.errors import ConfigurationError, InvalidRequest, LockstepError, PreconditionError
 
 _NANOSECONDS_PER_MICROSECOND: Final = 1000

@@ -245,3 +245,28 @@ LOAD_LEASE_LOOK_S: Final = 5.0
 #: What a replica has for the files of one message, and what a commit has for its entry.
 LOAD_STAGE_TIMEOUT_MS: Final = 120_000
 LOAD_SUBMIT_TIMEOUT_MS: Final = 20_000
+
+
+#: Read sessions of one node: each keeps the files that were there when it was opened.
+READ_SESSIONS_MAX: Final = 32
+#: For how long a session lives without being read, unless its client says otherwise; and at most.
+READ_SESSION_LEASE_MS: Final = 600_000
+READ_SESSION_LEASE_MS_MAX: Final = 86_400_000
+#: Where there are as many sessions as may be, one that was not read for so long makes room for another.
+READ_SESSION_IDLE_MS: Final = 60_000
+#: How often sessions whose lease has run out are looked for.
+READ_SESSION_SWEEP_MS: Final = 1000
+#: How long a process that answers readers waits for one that takes nothing, and is there for nobody else.
+SESSION_SILENT_MS: Final = 30_000
+#: Processes that answer readers, at most: as many as the machine has cores below that.
+SESSION_READERS_MAX: Final = 16
+#: Behind the node's own work, and before that of helpers: clients wait for it.
+SESSION_READER_NICENESS: Final = 5
+#: A process that ended by itself is started again after so long.
+SESSION_READER_PAUSE_MS: Final = 1000
+#: Of one request: keys are at most 64 KiB each, twice that as they are stored, and a request names some.
+DOOR_REQUEST_BYTES_MAX: Final = 8 * 1024 * 1024
+#: Connections that wait for a process.
+SESSION_READERS_WAITING_MAX: Final = 512
+#: How often a session is opened anew where placements changed meanwhile.
+READ_SESSION_ATTEMPTS_MAX: Final = 3

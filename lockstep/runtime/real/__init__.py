@@ -13,6 +13,7 @@ from lockstep.runtime.real.certificates import (
     refuse_ended,
 )
 from lockstep.runtime.real.directory import RotatingFile, claim, keep_private, read_secret
+from lockstep.runtime.real.doors import DoorProcesses
 from lockstep.runtime.real.family import RealClock, facts_of, real_runtime, route_diagnostics, run
 from lockstep.runtime.real.network import require_free, require_usable
 from lockstep.runtime.real.workers import ConfinedWorkers, HelperProcesses
@@ -22,6 +23,7 @@ __all__ = [
     "CHECK_PACKAGES",
     "Certificate",
     "ConfinedWorkers",
+    "DoorProcesses",
     "HelperProcesses",
     "RealClock",
     "RotatingFile",

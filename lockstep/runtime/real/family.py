@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, TextIO, TypeVar
 
-from lockstep.runtime.ports import Helpers, Runtime, Workers
+from lockstep.runtime.ports import Doors, Helpers, Runtime, Workers
 from lockstep.runtime.real.disk import RealDisk
 from lockstep.runtime.real.network import RealNetwork
 from lockstep.runtime.real.tasks import NoProbes, RealRandom, RealTasks, Report
@@ -49,6 +49,7 @@ def real_runtime(
     archive: str = "",
     workers: Workers | None = None,
     helpers: Helpers | None = None,
+    doors: Doors | None = None,
 ) -> Runtime:
     """Ports of one node whose files lie below `root`. `report` hears of exceptions that escape tasks;
     without it the loop's exception handler does. `archive` is a directory for what the metadata log drops."""
@@ -63,6 +64,7 @@ def real_runtime(
         archive=RealDisk(archive, tasks.run_blocking) if archive else None,
         workers=workers,
         helpers=helpers,
+        doors=doors,
     )
 
 

@@ -42,6 +42,7 @@ from lockstep.server.admin.operations import (
     now,
     required,
 )
+from lockstep.server.admin.read_sessions import read_session_operations
 from lockstep.server.admin.repairs import RepairRequests
 from lockstep.server.admin.requests import BODY as EXCLUDE_BODY
 from lockstep.server.admin.requests import LIVE_PATH, ExcludeList, Requests
@@ -354,6 +355,7 @@ class Admin:
             *self._recovery_operations(),
             *operations(self._cql),
             *scrub_operations(self._node),
+            *read_session_operations(self._node),
             *self._service.operations(),
             *health_operations(node),
             get("/openapi.json", "This document", now(lambda *_: self.registry.openapi())),

@@ -23,6 +23,7 @@ from lockstep.server.metrics.metric_table import Sample, histogram, text_of
 from lockstep.server.reports.leader_views import GROUPS
 from lockstep.server.views.live_views import condition_samples, gossip_samples, seen_epoch
 from lockstep.server.views.load_views import load_samples
+from lockstep.server.views.read_session_views import read_session_samples
 from lockstep.server.views.work_views import (
     hint_samples,
     purge_samples,
@@ -188,6 +189,7 @@ def samples(node: NodeServices, cql: CqlServer) -> Iterator[Sample]:
     yield from load_samples(node)
     yield from conditional_samples(node)
     yield from view_samples(node)
+    yield from read_session_samples(node)
     yield Sample("lockstep_topology_operations_running", len(cluster.operations))
     yield Sample("lockstep_topology_barriers_relaxed_total", node.work.topology.relaxed_count)
     yield Sample("lockstep_replication_writes_in_flight", writes)

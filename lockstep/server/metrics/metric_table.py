@@ -271,6 +271,9 @@ _TABLE: Final = (
         "Reads that asked one more replica since others were slow",
     ),
     Metric("lockstep_replication_writes_in_flight", GAUGE, (), "Writes coordinated now"),
+    Metric("lockstep_scans_sessions_expired_total", COUNTER, (), "Read sessions whose lease ran out"),
+    Metric("lockstep_scans_sessions_open", GAUGE, (), "Read sessions, each with files of its own"),
+    Metric("lockstep_scans_sessions_total", COUNTER, (), "Read sessions opened"),
     Metric(
         "lockstep_server_admission_limit_requests",
         GAUGE,

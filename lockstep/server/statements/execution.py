@@ -37,6 +37,7 @@ from lockstep.cql.wire.messages import (
     Value,
 )
 from lockstep.node.services import NodeServices
+from lockstep.quorum.request_trace import REQUEST_TRACE
 from lockstep.server.auth.permits import Permits, Session
 from lockstep.server.auth.role_statements import RoleStatements
 from lockstep.server.metrics.latencies import BATCHES, CONDITIONAL_BATCHES, COUNTER_BATCHES, OPERATION
@@ -51,11 +52,12 @@ from lockstep.server.statements.batch_writes import (
     tables_of,
 )
 from lockstep.server.statements.loads import LoadDoor
+from lockstep.server.statements.read_session import read_session
 from lockstep.server.statements.schema_statements import SchemaStatements
 from lockstep.server.statements.selects import Selects
 from lockstep.server.statements.statements import Catalogs, Statement, Statements
 from lockstep.server.statements.tablet_routing import TabletRouting
-from lockstep.server.statements.tracing import Trace, Tracer, texts_of
+from lockstep.server.statements.tracing import PayloadNotes, Trace, Tracer, texts_of
 from lockstep.server.statements.user_functions import (
     LongStatements,
     UserFunctions,
@@ -301,6 +303,10 @@ class Executor:
         OPERATION.set(statement.operation)
         if self._permits is not None:
             self._permits.require(session, statement.needs)
+        notes = REQUEST_TRACE.get()
+        if isinstance(notes, PayloadNotes) and notes.session is not None:
+            await read_session(self._node, prepared, notes)
+            return _VOID
         values = _positional(prepared, parameters)
         kind = prepared.kind
         if kind == "SELECT":

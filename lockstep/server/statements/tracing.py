@@ -24,6 +24,7 @@ from lockstep.cql.wire.messages import Batch, Execute, Query, QueryParameters, R
 from lockstep.node.services import NodeServices
 from lockstep.quorum.plans import Plan
 from lockstep.quorum.request_trace import REQUEST_TRACE, RequestTrace
+from lockstep.scans.messages import PAYLOAD_KEY
 from lockstep.schema.model import Schema
 from lockstep.schema.types import parse_type
 from lockstep.server.statements.statements import Statements
@@ -271,26 +272,31 @@ Payload = Mapping[str, bytes | None]
 
 
 class PayloadNotes(RequestTrace):
-    """Notes of a request, and what of its payload is answered again."""
+    """Notes of a request, what of its payload is answered again, and what it wants of a read session with
+    what is answered to that."""
 
-    __slots__ = ("mirrored",)
+    __slots__ = ("mirrored", "session", "session_answer")
 
-    def __init__(self, *, wants_plans: bool, mirrored: Payload) -> None:
+    def __init__(self, *, wants_plans: bool, mirrored: Payload, session: bytes | None) -> None:
         super().__init__(wants_plans=wants_plans)
         self.mirrored = mirrored
+        self.session = session
+        self.session_answer: bytes | None = None
 
 
 def notes_for(payload: Payload, *, mirror: bool) -> PayloadNotes | None:
     """What its answer has to tell of a request with this payload."""
     wants_plans = PLAN_KEY in payload
-    if not wants_plans and not (mirror and payload):
+    session = payload.get(PAYLOAD_KEY)
+    if not wants_plans and session is None and not (mirror and payload):
         return None
     mirrored = {key: value for key, value in payload.items() if key != PLAN_KEY} if mirror else {}
-    return PayloadNotes(wants_plans=wants_plans, mirrored=mirrored)
+    return PayloadNotes(wants_plans=wants_plans, mirrored=mirrored, session=session)
 
 
 def answered_payload(notes: PayloadNotes | None) -> Payload | None:
     if notes is None:
         return None
     plans: Payload = {PLAN_KEY: msgspec.json.encode(notes.told())} if notes.wants_plans else {}
-    return {**notes.mirrored, **plans}
+    answers = {**notes.mirrored, **plans}
+    return answers if notes.session_answer is None else {**answers, PAYLOAD_KEY: notes.session_answer}

@@ -98,7 +98,7 @@ def build(question: bytes) -> bytes:
 def _built(order: BuildOrder) -> BuildAnswer:
     import rocksdict
 
-    database = _open(rocksdict, order.directory)
+    database = open_content(rocksdict, order.directory)
     try:
         errors = RocksErrors(order.directory, DamagedFiles(), database.live_files)
         cursor = RocksCursor(errors, database, rocksdict.ReadOptions, order.lower, order.upper)
@@ -115,7 +115,8 @@ def _built(order: BuildOrder) -> BuildAnswer:
         database.close()
 
 
-def _open(library: Any, directory: str) -> Any:
+def open_content(library: Any, directory: str) -> Any:
+    """A fixed content, to be read. CorruptFile when it cannot be."""
     table = library.BlockBasedOptions()
     table.set_block_cache(library.Cache(_CACHE_BYTES))
     options = library.Options(raw_mode=True)

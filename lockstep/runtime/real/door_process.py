@@ -1,0 +1,110 @@
+"""The main program of a process that answers clients at a door of the node: connections from a listening
+socket that several processes share, each process one at a time.
+
+A connection brings one request, its length in four bytes before it, and takes the parts of its answer as they
+are made; a client that takes nothing for SESSION_SILENT_MS loses it. The process ends with the node.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import select
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from lockstep.runtime.ports import Tls
+from lockstep.runtime.real.worker_process import end_with_parent
+from lockstep.values.node_limits import DOOR_REQUEST_BYTES_MAX, SESSION_SILENT_MS
+
+_LENGTH: Final = struct.Struct(">I")
+#: How long a process waits for a connection before it rests.
+_IDLE_S: Final = 1.0
+_Wrap = Callable[[socket.socket], socket.socket]
+
+
+class DoorWorld:
+    """What a handler may ask of the world."""
+
+    monotonic_s = staticmethod(time.monotonic)
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def read(self, path: str) -> bytes:
+        """Whole content; FileNotFoundError when absent."""
+        with open(path, "rb") as file:
+            return file.read()
+
+    def overwrite(self, path: str, data: bytes) -> None:
+        """Have `data` at the beginning of a file; FileNotFoundError when absent."""
+        with open(path, "r+b") as file:
+            file.write(data)
+
+
+def keep_door(handler: str, niceness: int, descriptor: int, order: bytes, tls: Tls | None) -> None:
+    """Serve until standard input ends. `handler` names what makes of order and world something with
+    `answer(request)`, the parts of an answer, and `rest()`, called when there is time, `module:function`."""
+    end_with_parent()
+    os.setpgid(0, 0)
+    os.nice(niceness)
+    # Whatever is printed goes to the log.
+    os.dup2(2, 1)
+    module, _, name = handler.partition(":")
+    made = getattr(importlib.import_module(module), name)(order, DoorWorld())
+    listener = socket.socket(fileno=descriptor)
+    listener.setblocking(False)
+    wrap = _wrapping(tls)
+    while True:
+        readable, _, _ = select.select([descriptor, 0], [], [], _IDLE_S)
+        made.rest()
+        if 0 in readable and not os.read(0, 1):
+            return
+        if descriptor not in readable:
+            continue
+        try:
+            connection, _ = listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            continue  # another process took it, or its client left
+        _serve(connection, wrap, made.answer)
+
+
+def _wrapping(tls: Tls | None) -> _Wrap:
+    if tls is None:
+        return lambda plain: plain
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tls.certificate, tls.key)
+    if tls.mutual:
+        context.load_verify_locations(tls.ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return lambda plain: context.wrap_socket(plain, server_side=True)
+
+
+def _serve(plain: socket.socket, wrap: _Wrap, answer: Callable[[bytes], Iterator[Any]]) -> None:
+    """A client that leaves is nobody's fault: it asks again."""
+    with plain:
+        plain.settimeout(SESSION_SILENT_MS / 1000)
+        try:
+            with wrap(plain) as connection:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                size = _LENGTH.unpack(_received(connection, _LENGTH.size))[0]
+                if size > DOOR_REQUEST_BYTES_MAX:
+                    return
+                for part in answer(_received(connection, size)):
+                    connection.sendall(part)
+        except OSError:
+            return
+
+
+def _received(connection: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        part = connection.recv(size - len(data))
+        if not part:
+            raise ConnectionResetError("the client left")
+        data += part
+    return bytes(data)

@@ -1,0 +1,279 @@
+"""Answers to readers of a session, from the content that was fixed for it: a step at a time.
+
+Invariant: nothing is read for whom the session's secret is not shown, nor outside of its table and of the
+ranges that its node was asked for when it was opened. An answer whose content cannot be read, or is there no
+longer, ends with an error that names file and range.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+
+from lockstep.scans.messages import (
+    FACTS,
+    WANTED,
+    BatchHead,
+    Refusal,
+    RowsWanted,
+    SessionFacts,
+    Tally,
+    Trailer,
+    framed,
+)
+from lockstep.scans.session_files import FACTS_SUFFIX, LEASE, LEASE_SUFFIX, Expired
+from lockstep.scans.table_reader import TableReader
+from lockstep.storage.damage import DamagedFiles
+from lockstep.storage.rocks.rocks_building import open_content
+from lockstep.storage.rocks.rocks_errors import RocksErrors
+from lockstep.storage.rocks.rocks_runs import RocksCursor
+from lockstep.storage.rows import keys
+from lockstep.storage.store import Pair
+from lockstep.values.codec import UNREADABLE
+from lockstep.values.errors import InvalidRequest, LockstepError
+from lockstep.values.tokens import Range
+
+#: Pairs that are taken at first and at most, and the bytes of them that are aimed at.
+_TAKEN_FIRST, _TAKEN_MAX = 1024, 8192
+_TAKEN_BYTES: Final = 4 * 1024 * 1024
+#: One in so many is weighed.
+_WEIGHED: Final = 16
+#: Rows of a batch, about: for a reader each has a price of its own.
+_BATCH_ROWS: Final = 16_384
+#: Portions after which what there is goes out, however few rows it has.
+_PORTIONS_MAX: Final = 8
+#: Leases are renewed so often: far below the shortest one, and not with each batch.
+_RENEWAL_S: Final = 0.2
+#: Contents that one process keeps open: each holds files.
+_OPEN_MAX: Final = 4
+STORED_SCHEMA: Final = pa.schema([pa.field("key", pa.binary()), pa.field("value", pa.binary())])
+
+Answered = tuple[BatchHead | Trailer | Refusal, Any]
+
+
+class World(Protocol):
+    """See runtime.real.door_process."""
+
+    def monotonic_s(self) -> float: ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def read(self, path: str) -> bytes: ...
+
+    def overwrite(self, path: str, data: bytes) -> None: ...
+
+
+class Door:
+    """Answers requests as they come and go over the wire."""
+
+    def __init__(self, contents: Contents) -> None:
+        self._contents = contents
+        self.rest = contents.rest
+
+    def answer(self, request: bytes) -> Iterator[Any]:
+        try:
+            wanted = WANTED.decode(request)
+        except UNREADABLE as error:
+            yield framed(Refusal(f"this is no request of a reader: {error}", wrong=True))
+            return
+        for head, body in self._contents.answer(wanted):
+            yield framed(head)
+            if len(body):
+                yield body
+
+
+def door(order: bytes, world: World) -> Door:
+    """For a process that keeps the door; `order` names the directory of the sessions."""
+    return Door(Contents(world, order.decode()))
+
+
+class _Content:
+    """One session as this process sees it."""
+
+    def __init__(self, world: World, directory: str, session: str) -> None:
+        import rocksdict
+
+        self._world = world
+        self._path = f"{directory}/{session}"
+        self._session = session
+        try:
+            self.facts: SessionFacts = FACTS.decode(world.read(f"{self._path}{FACTS_SUFFIX}"))
+        except FileNotFoundError:
+            raise Expired(session) from None
+        self._library = rocksdict
+        self._database: Any = None
+        self._renewed_s = 0.0
+
+    def renew(self) -> None:
+        """Have the lease run anew. Expired when it has run out already, or was ended."""
+        now_s, path = self._world.monotonic_s(), f"{self._path}{LEASE_SUFFIX}"
+        try:
+            (until_s,) = LEASE.unpack(self._world.read(path))
+            if until_s < now_s:
+                raise Expired(self._session)
+            if now_s - self._renewed_s > _RENEWAL_S:
+                self._world.overwrite(path, LEASE.pack(now_s + self.facts.lease_ms / 1000))
+                self._renewed_s = now_s
+        except FileNotFoundError:
+            raise Expired(self._session) from None
+
+    def cursor(self, lower: bytes, upper: bytes) -> RocksCursor:
+        if self._database is None:
+            self._database = open_content(self._library, self._path)
+        errors = RocksErrors(self._path, DamagedFiles(), self._database.live_files)
+        return RocksCursor(errors, self._database, self._library.ReadOptions, lower, upper)
+
+    def close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
+
+class Contents:
+    """The sessions below a directory that this process was asked for lately."""
+
+    def __init__(self, world: World, directory: str) -> None:
+        self._world = world
+        self._directory = directory
+        self._open: dict[str, _Content] = {}
+
+    def answer(self, wanted: RowsWanted) -> Iterator[Answered]:
+        """Heads with what follows them; ends with a trailer or a refusal."""
+        try:
+            yield from self._answer(wanted)
+        except Expired as error:
+            yield Refusal(error.message, expired=True), b""
+        except LockstepError as error:
+            # A content that is removed while it is read has lost files.
+            is_gone, is_wrong = self._is_gone(wanted.session), isinstance(error, InvalidRequest)
+            yield Refusal(_told(wanted, error), expired=is_gone, wrong=is_wrong), b""
+
+    def _answer(self, wanted: RowsWanted) -> Iterator[Answered]:
+        content = self._content(wanted.session)
+        if not hmac.compare_digest(content.facts.secret, wanted.secret):
+            raise InvalidRequest(f"this is not the secret of read session {wanted.session}")
+        require_owned(content.facts, wanted.bounds)
+        content.renew()
+        tally = Tally()
+        ended = True
+        sent = 0
+        batches = _stored(content, wanted) if wanted.fragments else _rows(content, wanted)
+        for rows, batch, next_key, begun_in in batches:
+            if batch is None:
+                body: Any = b""
+            else:
+                body = batch.serialize()
+            head = BatchHead(len(body), rows, next_key, begun_in)
+            tally.add(head, body)
+            yield head, body
+            content.renew()
+            sent += len(body)
+            if sent >= wanted.bytes_max:
+                ended = False
+                break
+        yield tally.trailer(ended=ended), b""
+
+    def _content(self, session: str) -> _Content:
+        if not session.isalnum():
+            raise InvalidRequest("this is not the id of a read session")
+        found = self._open.pop(session, None)
+        if found is None:
+            while len(self._open) >= _OPEN_MAX:
+                self._open.pop(next(iter(self._open))).close()
+            found = _Content(self._world, self._directory, session)
+        self._open[session] = found
+        return found
+
+    def _is_gone(self, session: str) -> bool:
+        return session.isalnum() and not self._world.exists(f"{self._directory}/{session}{FACTS_SUFFIX}")
+
+    def rest(self) -> None:
+        """Close what was removed, so that its files' room is free again."""
+        for session in list(self._open):
+            if self._is_gone(session):
+                self._open.pop(session).close()
+
+
+def require_owned(facts: SessionFacts, bounds: Sequence[tuple[bytes, bytes]]) -> None:
+    """InvalidRequest for bounds that ask for more than the session has."""
+    table_id = facts.table.table.id
+    owned = [keys.token_bounds(table_id, Range(left, right)) for left, right in facts.owned]
+    for lower, upper in bounds:
+        if not any(first <= lower <= upper <= last for first, last in owned):
+            raise InvalidRequest("the node of this read session was no replica of what is asked for")
+
+
+def _told(wanted: RowsWanted, error: LockstepError) -> str:
+    first, last = (wanted.bounds[0][0], wanted.bounds[-1][1]) if wanted.bounds else (b"", b"")
+    return f"{error.message} (reading from {first.hex()} to {last.hex()})"
+
+
+def _takers(content: _Content, wanted: RowsWanted) -> Iterator[list[Pair]]:
+    """All pairs of all bounds, in portions of some megabytes."""
+    count = _TAKEN_FIRST
+    gathered: list[Pair] = []
+    for lower, upper in wanted.bounds:
+        cursor = content.cursor(lower, upper)
+        try:
+            while True:
+                missing = count - len(gathered)
+                pairs = cursor.take(missing)
+                gathered = [*gathered, *pairs] if gathered else pairs
+                if len(pairs) < missing:
+                    break
+                weighed = gathered[::_WEIGHED]
+                size = sum([len(key) + len(value) for key, value in weighed])
+                count = max(1, min(4 * count, _TAKEN_MAX, _TAKEN_BYTES * len(weighed) // size))
+                yield gathered
+                gathered = []
+        finally:
+            cursor.close()
+    if gathered:
+        yield gathered
+
+
+_Batches = Iterator[tuple[int, pa.RecordBatch | None, bytes, bytes]]
+
+
+def _rows(content: _Content, wanted: RowsWanted) -> _Batches:
+    reader = TableReader(
+        content.facts.table,
+        wanted.columns,
+        wanted.now_s,
+        wanted.decimal_scale,
+        lone_statics=wanted.lone_statics,
+        begun_in=wanted.begun_in,
+    )
+    batches: list[pa.RecordBatch] = []
+    for portion, pairs in enumerate(_takers(content, wanted)):
+        batches += reader.feed(pairs)
+        rows = sum(batch.num_rows for batch in batches)
+        # Where few rows show, a reader is to know how far reading has come.
+        if rows >= _BATCH_ROWS or not portion % _PORTIONS_MAX:
+            yield _joined(reader, batches)
+            batches = []
+    yield _joined(reader, [*batches, *reader.finish()])
+
+
+def _joined(
+    reader: TableReader, batches: list[pa.RecordBatch]
+) -> tuple[int, pa.RecordBatch | None, bytes, bytes]:
+    """Also without rows: reading has come that far."""
+    if not batches:
+        return 0, None, reader.next_key, reader.begun
+    batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    return batch.num_rows, batch, reader.next_key, reader.begun
+
+
+def _stored(content: _Content, wanted: RowsWanted) -> _Batches:
+    for pairs in _takers(content, wanted):
+        found = [pa.array([pair[at] for pair in pairs], pa.binary()) for at in (0, 1)]
+        batch = pa.RecordBatch.from_arrays(found, schema=STORED_SCHEMA)
+        yield len(pairs), batch, pairs[-1][0] + b"\x00", b""
+
+
+def pairs_of(batch: pa.RecordBatch) -> list[Pair]:
+    return list(zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True))
