@@ -40,7 +40,9 @@ from lockstep.values.errors import (
     LockstepError,
     OutcomeUnknown,
     PeerError,
+    PreconditionError,
     ServerFault,
+    Unavailable,
 )
 from lockstep.values.node_limits import LOAD_LEASE_MS, LOAD_PART_BYTES_MAX
 from lockstep.values.tokens import Range
@@ -96,7 +98,7 @@ class LoadClient:
             self._connection = CqlConnection.open(endpoint, _COMMIT_TIMEOUT_S)
         answer = self._connection.request(Opcode.LOAD, body)
         if isinstance(answer, wire.ErrorResponse):
-            raise error_of(answer)
+            raise _told(answer)
         if not isinstance(answer, wire.Loaded):
             raise ServerFault(f"a load was answered with {type(answer).__name__}")
         return answer.body
@@ -238,7 +240,7 @@ class LoadClient:
                 body = encode(ReadRequest(self.job, file.name, offset))
                 answer: Any = connection.request(Opcode.LOAD, body)
                 if isinstance(answer, wire.ErrorResponse):
-                    raise error_of(answer)
+                    raise _told(answer)
                 part = READ_ANSWER.decode(answer.body)
                 if not part.found or not part.data:
                     return False
@@ -249,3 +251,9 @@ class LoadClient:
 
 #: Attempts of tasks have numbers; those of their pieces begin far above.
 _ATTEMPT_FACTOR: Final = 100_000
+
+
+def _told(answer: wire.ErrorResponse) -> LockstepError:
+    """The error with what the node says of the load, which counts of replicas alone do not tell."""
+    error = error_of(answer)
+    return PreconditionError(answer.message) if isinstance(error, Unavailable) else error

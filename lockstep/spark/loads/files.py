@@ -119,17 +119,19 @@ def distinct(store_keys: list[bytes], values: list[bytes]) -> list[tuple[bytes, 
 
 
 def pairs_of(path: str, scratch: str) -> list[tuple[bytes, bytes]]:
-    """What a sorted file holds: read by a store of its own, for the library opens files of tables only so."""
+    """What a sorted file holds: read by a store of its own, for the library opens files of tables only so.
+    `scratch` is its directory, which whoever asks removes."""
     options = rocksdict.Options(raw_mode=True)
     options.create_if_missing(True)
     database = rocksdict.Rdict(scratch, options)
     try:
         database.ingest_external_file([path])
         items: Any = database.items()
-        return list(items)
+        found = list(items)
+        del items  # It holds the store open.
+        return found
     finally:
         database.close()
-        rocksdict.Rdict.destroy(scratch)
 
 
 def cut(

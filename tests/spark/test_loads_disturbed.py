@@ -1,0 +1,91 @@
+"""Bulk loads while nodes join, die and come back: scenarios 9 to 12 of the data pipeline, on real nodes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from lockstep.local.clusters import LocalCluster
+from lockstep.spark.cql_client import pool_of
+from lockstep.spark.loads.writer import BulkWriter, Staged, commit, planned, stage
+from lockstep.spark.options import parse_options
+from lockstep.values.errors import LockstepError
+from lockstep.values.ids import Consistency
+
+from .support import _PROCESS, PORTS, connect, options
+from .test_loads import gone, rows_of, staged_names
+
+pytestmark = pytest.mark.slow
+
+ROWS = 600
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    home, first = tmp_path_factory.mktemp("clusters"), f"127.0.{72 + _PROCESS}.1"
+    with LocalCluster.create("loads", 3, home=home, first_address=first, ports=PORTS) as made:
+        made.start()
+        connection = connect(made)
+        connection.query(
+            "CREATE KEYSPACE shop WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 3}"
+        )
+        for name in ("a", "b", "c"):
+            connection.query(f"CREATE TABLE shop.{name} (id int PRIMARY KEY, n bigint, v text)")
+        connection.close()
+        yield made
+        pool_of(os.getpid()).close()
+
+
+def staged_in(cluster: LocalCluster, table: str, **more: str) -> tuple[BulkWriter, Staged]:
+    every = ",".join(cluster.contact_points)
+    parsed = parse_options({**options(cluster, table), "hosts": every, **more})
+    data = rows_of(0, ROWS)
+    plan = planned(parsed, data.schema.names, False)
+    return BulkWriter(plan), stage(plan, data.to_batches(), 0, 0)
+
+
+def count(cluster: LocalCluster, table: str, level: Consistency) -> int:
+    connection = connect(cluster)
+    (found,) = connection.query(f"SELECT count(*) FROM shop.{table}", consistency=level)
+    connection.close()
+    return int(str(next(iter(found.values()))))
+
+
+def test_files_outlive_a_restart_and_a_load_its_dead_replica(own: LocalCluster) -> None:
+    writer, staged = staged_in(own, "a")
+    own.kill("n2", "n3")
+    # Too few replicas are there: nothing is committed, and the load still runs.
+    with pytest.raises(LockstepError, match=r"cannot be committed at LOCAL_QUORUM|is not known"):
+        commit(writer._plan, [staged])
+    own.start(["n2"])
+    result = commit(writer._plan, [staged])
+    assert result.lacking == (3,)
+    assert count(own, "a", Consistency.QUORUM) == ROWS
+    own.start(["n3"])
+    # It has no list of what was committed: it lacks the load, and quorums have it.
+    assert count(own, "a", Consistency.QUORUM) == ROWS
+    assert gone(own)
+
+
+def test_12_a_join_in_the_middle_has_files_cut_and_staged_again(own: LocalCluster) -> None:
+    writer, staged = staged_in(own, "b")
+    before = staged_names(own)
+    own.add()
+    result = commit(writer._plan, [staged])
+    # A newcomer's tokens lie inside of ranges.
+    assert before and result.files == len(staged.files)
+    assert count(own, "b", Consistency.ALL) == ROWS
+    assert gone(own)
+
+
+def test_12_a_load_that_nobody_commits_pins_nothing(own: LocalCluster) -> None:
+    writer, _ = staged_in(own, "c")
+    connection = connect(own)
+    connection.query("DROP TABLE shop.c")
+    connection.close()
+    writer.abort([])
+    assert gone(own)
