@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,9 +16,12 @@ from hypothesis import strategies as st
 from lockstep.scans.arrow_columns import arrow_type
 from lockstep.schema.model import Column, ColumnKind, Table, UserType
 from lockstep.spark.loads.encoding import Encoded, EncodePlan, encoded, encoded_by_rows, write_id_of
+from lockstep.spark.loads.files import SortedFiles, pairs_of
 from lockstep.spark.loads.tokens import tokens_of
+from lockstep.storage.rows import keys
+from lockstep.storage.rows.fragments import decode_row
 from lockstep.values.errors import InvalidRequest
-from lockstep.values.tokens import token_of
+from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, token_of
 
 KEY, CLUSTERING, STATIC, REGULAR = (
     ColumnKind.PARTITION_KEY,
@@ -167,3 +171,24 @@ def test_user_types_are_values() -> None:
     plan = EncodePlan(made, (kind,), 9, ("k", "v"), 5_000_000, NOW_S)
     batch = batch_of(plan, [(1, {"x": 3, "y": "a"}), (2, None)])
     assert content(encoded(plan, batch, WRITE_ID)) == content(encoded_by_rows(plan, batch, WRITE_ID))
+
+
+def test_files_are_sorted_cut_by_ranges_and_without_repeated_keys(tmp_path: Path) -> None:
+    made = table(("k", "int", KEY, False), ("c", "int", CLUSTERING, False), ("v", "int", REGULAR, False))
+    plan = plan_of(made)
+    rows = [(k, c, k + c) for k in range(20) for c in (3, 1, 2)] + [(4, 1, 999), (4, 1, 5)]
+    parts = [encoded(plan, batch_of(plan, some), WRITE_ID) for some in (rows[:30], rows[30:])]
+    ranges = [(TOKEN_MIN, -5), (-5, 1 << 61), (1 << 61, TOKEN_MAX)]
+    written = list(SortedFiles(str(tmp_path), 0, 7, ranges).write(parts))
+    assert [file.number for file, _ in written] == list(range(len(written)))
+    found: list[tuple[bytes, bytes]] = []
+    for file, path in written:
+        pairs = pairs_of(path, f"{path}-scratch")
+        assert (file.entries, file.first_key, file.last_key) == (len(pairs), pairs[0][0], pairs[-1][0])
+        assert all(file.left < keys.token_of(key) <= file.right for key, _ in pairs)
+        found += pairs
+    assert found == sorted(found) and len(found) == 60
+    # Of equal rows the greatest value stays, as of INSERTs with one time.
+    prefix = keys.partition_prefix(9, token_of(b"\0\0\0\4"), b"\0\0\0\4")
+    of_four = [decode_row(key, value, b"") for key, value in found if key.startswith(prefix)]
+    assert [row.cells[0].value for row in of_four] == [number.to_bytes(4, "big") for number in (999, 6, 7)]

@@ -5,17 +5,28 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import msgspec
+
 from lockstep.metadata.load_entries import CommitLoad
+from lockstep.node.work import bulk_loads
 from lockstep.node.work.bulk_loads import Placed
 from lockstep.sim.plant import Planted, replaced
 from lockstep.streaming.load_target import LoadTarget
 
 _Context = contextlib.AbstractContextManager[None]
+_placed_by = bulk_loads.placed_by
 
 
 def _not_counted() -> _Context:
-    """A load is committed and done whoever holds its files."""
-    return replaced((Placed, "lacking", lambda self, held: None))
+    """A load is committed when one replica holds its files, and done when it was committed."""
+
+    def placed_by(*args: Any) -> Placed:
+        placed = _placed_by(*args)
+        first = min(placed.by_node, default=None)
+        by_node = {node: files for node, files in placed.by_node.items() if node == first}
+        return msgspec.structs.replace(placed, by_node=by_node)
+
+    return replaced((bulk_loads, "placed_by", placed_by), (Placed, "lacking", lambda self, held: None))
 
 
 def _not_fenced() -> _Context:

@@ -49,7 +49,7 @@ class SortedFiles:
         tokens = np.concatenate([part.tokens for part in parts])
         store_keys = _concatenated([part.keys for part in parts])
         values = _concatenated([part.values for part in parts])
-        order = _order(tokens, store_keys)
+        order, is_distinct = _order(tokens, store_keys)
         tokens = tokens[order]
         places = np.searchsorted(self._rights, tokens, side="left")
         cuts = np.flatnonzero(np.diff(places)) + 1
@@ -57,12 +57,9 @@ class SortedFiles:
         for begin, end in itertools.pairwise(bounds):
             if begin < end:
                 chosen = pa.array(order[begin:end])
-                yield self._file(int(places[begin]), store_keys.take(chosen), values.take(chosen))
-
-    def _file(self, place: int, store_keys: pa.Array, values: pa.Array) -> tuple[LoadFile, str]:
-        pairs = distinct(store_keys.to_pylist(), values.to_pylist())
-        left, right = self._ranges[place]
-        return self.file_of(pairs, left, right)
+                told = store_keys.take(chosen).to_pylist(), values.take(chosen).to_pylist()
+                pairs = list(zip(*told, strict=True)) if is_distinct else distinct(*told)
+                yield self.file_of(pairs, *self._ranges[int(places[begin])])
 
     def file_of(self, pairs: Sequence[tuple[bytes, bytes]], left: int, right: int) -> tuple[LoadFile, str]:
         """A file of these pairs, whose tokens are all in (left, right]."""
@@ -93,13 +90,14 @@ def _concatenated(arrays: Sequence[pa.Array]) -> pa.Array:
     return arrays[0] if len(arrays) == 1 else pa.concat_arrays(list(arrays))
 
 
-def _order(tokens: Any, store_keys: pa.Array) -> Any:
-    """Indexes in the order of the keys: tokens decide, but for rows of one partition."""
+def _order(tokens: Any, store_keys: pa.Array) -> tuple[Any, bool]:
+    """Indexes in the order of the keys, and whether it is sure that no two are equal: tokens decide, but for
+    rows of one partition."""
     order = np.argsort(tokens, kind="stable")
     ascending = tokens[order]
-    if len(tokens) > 1 and bool((ascending[1:] == ascending[:-1]).any()):
-        order = pc.sort_indices(store_keys).to_numpy(zero_copy_only=False)
-    return order
+    if bool((ascending[1:] == ascending[:-1]).any()):
+        return pc.sort_indices(store_keys).to_numpy(zero_copy_only=False), False
+    return order, True
 
 
 def distinct(store_keys: list[bytes], values: list[bytes]) -> list[tuple[bytes, bytes]]:
