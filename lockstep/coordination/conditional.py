@@ -12,7 +12,6 @@ what nobody waits for is forgotten. Passing is a courtesy that saves ballots: sa
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -170,10 +169,18 @@ class Conditionals:
         those of both have applied both."""
         captured, shared = mutation.captured, self.shared
         assert captured is not None, "the change is captured"
-        with contextlib.suppress(InvalidRequest):  # The table or its log was dropped meanwhile.
-            if shared.plans.plan_of(mutation, consistency).also is not None:
+        try:
+            plan = shared.plans.plan_of(mutation, consistency)
+            if plan.also is not None:
                 shared.reach("conditional.log_beside")
                 await shared.writes.begin(captured, consistency, request.left_ms())
+        except InvalidRequest:
+            return  # The table or its log was dropped meanwhile.
+        except RequestError as error:
+            if error.outcome_known:
+                # It was decided, and the table has it.
+                raise WriteTimeout(consistency, 0, plan.required, "SIMPLE") from error
+            raise
 
     async def read(self, command: ReadCommand, serial: Consistency, patience: Patience) -> ReadResult:
         """Live content of one partition that reflects all that was decided before. ReadTimeout and the other

@@ -35,6 +35,7 @@ from lockstep.sim.faults.halfway import LoneHolders
 from lockstep.sim.faults.leavers import FAREWELL_MS
 from lockstep.sim.faults.nemesis import Nemesis, draw_swarm
 from lockstep.sim.load.access_operators import AccessOperators
+from lockstep.sim.load.captured_load import CaptureWorkload
 from lockstep.sim.load.column_workload import TABLE as COLUMNED
 from lockstep.sim.load.column_workload import ColumnWorkload
 from lockstep.sim.load.conditional_workload import ConditionalWorkload
@@ -143,6 +144,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     deciding: int = 0
     #: How many clients that write rows which materialized views are made from.
     viewing: int = 0
+    #: How many clients that write a table whose changes are captured.
+    capturing: int = 0
     #: How many clients that write rows which secondary indexes find.
     indexing: int = 0
     #: How many clients that write single columns of rows which have several.
@@ -208,6 +211,7 @@ def _sides(scenario: Scenario, operators: Operators, watch: Watch) -> list[Side]
         (ColumnWorkload, scenario.columns),
         (OverloadWorkload, scenario.overload),
         (LoadWorkload, scenario.loading),
+        (CaptureWorkload, scenario.capturing),
     )
     sides = [load(operators, clients) for load, clients in loads if clients]
     for side in sides:

@@ -11,7 +11,7 @@ from lockstep.sim.faults.lost_stores import FACTS as LOST_STORE_FACTS
 from lockstep.sim.load.conditional_workload import LACKED
 from lockstep.sim.load_scenarios import LOAD_SCENARIOS
 from lockstep.sim.scenario import Scenario
-from lockstep.sim.tablet_scenarios import TABLET_SCENARIOS
+from lockstep.sim.tablet_scenarios import CAPTURE_SCENARIOS, TABLET_SCENARIOS
 from lockstep.values.ids import Consistency
 
 _OPERATIONS = ("join completed", "decommission completed", "operation cancelled", "table created")
@@ -27,6 +27,7 @@ SCENARIOS: dict[str, Scenario] = {
     for scenario in (
         *TABLET_SCENARIOS,
         *LOAD_SCENARIOS,
+        *CAPTURE_SCENARIOS,
         Scenario(
             name="swarm",
             chaos_s=15.0,

@@ -1,4 +1,4 @@
-"""The scenarios of keyspaces whose tables spread by tablets, or come to do so."""
+"""The scenarios of keyspaces whose tables spread by tablets, or come to do so, and of captured changes."""
 
 from __future__ import annotations
 
@@ -36,6 +36,27 @@ TABLET_SCENARIOS = (
             "tablets.begin",
             "join completed",
             *("replica.refused.stale", "write.replanned"),
+        ),
+    ),
+)
+
+CAPTURE_SCENARIOS = (
+    Scenario(
+        name="capture",
+        founders=(3, 3, 4),
+        spares=3,
+        busy_s=0.8,
+        clients=1,
+        capturing=4,
+        duplicate=(0.0, 0.05),
+        faults=(
+            *("kill", "power", "all_down", "pause", "slow_node", "partition", "latency", "flapping"),
+            *("isolate_leader", "crash_at_probe", "crash_newcomer", "crash_source", "hold_behind"),
+            *("loss", "slow_disk"),
+        ),
+        sometimes=(
+            *("join completed", "decommission completed", "leader changed"),
+            "replica.write.without_log",
         ),
     ),
 )

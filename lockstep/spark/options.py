@@ -40,8 +40,8 @@ class Options(msgspec.Struct, frozen=True):
     """What a reader or writer was asked for.
 
     `splits_per_range` 0 lets the reader group the ring's ranges; `columns` empty means all columns;
-    `write_time_us` 0 means the time at which the job was planned, and `limit` 0 all rows; `lease_ms` is of a load or
-    of a fixed content.
+    `write_time_us` 0 means the time at which the job was planned, and `limit` 0 all rows; `lease_ms` is of a
+    load, or of a fixed content.
     """
 
     hosts: tuple[str, ...]

@@ -7,9 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.schema.clustering import (
+    EMPTY_SLICE,
     after_prefix,
     decode,
     encode_prefix,
+    slice_bounds,
     slice_for,
 )
 from lockstep.schema.types import parse_type
@@ -213,3 +215,50 @@ def test_bounds_at_the_empty_value_of_a_descending_column_stay_bounded():
     assert slice_for(ints, [True], [], None, (b"", True)).contains(empty)
     assert not slice_for(ints, [True], [], None, (b"", False)).contains(some)
     assert not slice_for(ints, [True], [], None, (b"", False)).contains(empty)
+
+
+def bounded(types, descending, start, end):
+    """The slice that two bounds of values mean."""
+    first = encode_prefix(types, descending, start.values) if start.values else b""
+    last = encode_prefix(types, descending, end.values) if end.values else b""
+    first = first if start.inclusive else after_prefix(first)
+    return Slice(first, after_prefix(last) if end.inclusive else last)
+
+
+@given(st.data())
+@settings(max_examples=200)
+def test_a_slice_is_told_by_bounds_that_mean_it(data):
+    kinds = [data.draw(st.sampled_from(SCALARS)) for _ in range(3)]
+    types = [parse_type(kind.text) for kind in kinds]
+    descending = [data.draw(st.booleans()) for _ in kinds]
+    row = [kind_type.serialize(data.draw(kind.values)) for kind, kind_type in zip(kinds, types, strict=True)]
+    width = data.draw(st.integers(0, 2))
+    bound = types[width].serialize(data.draw(kinds[width].values))
+    lower = (row[width], data.draw(st.booleans())) if data.draw(st.booleans()) else None
+    upper = (bound, data.draw(st.booleans())) if data.draw(st.booleans()) else None
+    wanted = slice_for(types, descending, row[:width], lower, upper)
+    if wanted != EMPTY_SLICE:
+        told = slice_bounds(types, descending, wanted.start, wanted.end)
+        assert bounded(types, descending, *told) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "lower", "upper", "told"),
+    [
+        ("int", (4, True), (6, True), ((4, True), (6, True))),
+        ("int", (255, False), None, ((255, False), None)),
+        ("text", ("a", False), ("b", False), (("a", False), ("b", False))),
+        ("boolean", (False, False), None, ((True, True), None)),
+    ],
+)
+def test_bounds_are_told_as_they_were_written_where_they_can_be(text, lower, upper, told):
+    kind = parse_type(text)
+
+    def side(given):
+        return (kind.serialize(given[0]), given[1]) if given is not None else None
+
+    found = slice_for([kind], [False], [], side(lower), side(upper))
+    shown = slice_bounds([kind], [False], found.start, found.end)
+    for bound, wanted in zip(shown, told, strict=True):
+        expected = ((kind.serialize(wanted[0]),), wanted[1]) if wanted is not None else ((), True)
+        assert tuple(bound) == expected

@@ -42,9 +42,11 @@ _STORE = "store"
 class _Partition:
     """What won in each row of one partition on one disk."""
 
-    __slots__ = ("deletion", "ranges", "rows")
+    __slots__ = ("deletion", "ranges", "rows", "token")
 
-    def __init__(self) -> None:
+    def __init__(self, token: int) -> None:
+        #: Under which it is stored.
+        self.token = token
         self.deletion = NOTHING
         self.ranges: list[tuple[bytes, bytes, State]] = []
         self.rows: dict[bytes, State] = {}
@@ -75,7 +77,9 @@ class DurableContent:
     def held(self, table_ids: Collection[int], tokens: Range) -> int:
         """How many partitions of the tables have something stored in the range."""
         return sum(
-            1 for table_id, key in self._folded() if table_id in table_ids and tokens.contains(token_of(key))
+            1
+            for (table_id, _), partition in self._folded().items()
+            if table_id in table_ids and tokens.contains(partition.token)
         )
 
     def pairs(self, table_ids: Collection[int]) -> Iterable[tuple[bytes, bytes]]:
@@ -142,9 +146,9 @@ class DurableContent:
 
     def _fold(self, store_key: bytes, value: bytes) -> None:
         assert self._partitions is not None
-        _, key, prefix = keys.split_partition(store_key)
+        token, key, prefix = keys.split_partition(store_key)
         table_id = int.from_bytes(store_key[1:5], "big")
-        partition = self._partitions.setdefault((table_id, key), _Partition())
+        partition = self._partitions.setdefault((table_id, key), _Partition(token))
         if store_key[len(prefix) : len(prefix) + 1] == keys.KIND_HEADER:
             header = decode_header(store_key, value)
             if header.deletion is not None:

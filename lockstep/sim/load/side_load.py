@@ -13,7 +13,7 @@ from lockstep.cql.wire import client as wire
 from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.runtime.ports import Runtime
-from lockstep.schema.changes import CreateTable, NewColumn
+from lockstep.schema.changes import CreateTable, NewColumn, Options
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.cluster import SimCluster
 from lockstep.sim.door import KEYSPACE
@@ -63,12 +63,14 @@ class SideLoad:
         prefix: str,
         clients: int,
         host: int,
+        options: Options = (),
     ) -> None:
         self.cluster: SimCluster = operators.cluster
         self.table = table
         self.stopped = False
         self._operators = operators
         self._columns = columns
+        self._options = options
         self._host = host
         self._prefix = prefix
         self._names = [f"{prefix}{number}" for number in range(1, clients + 1)]
@@ -81,7 +83,9 @@ class SideLoad:
         runtime.tasks.spawn(self._start(runtime), self.table)
 
     async def _start(self, runtime: Runtime) -> None:
-        change = ChangeSchema(CreateTable(KEYSPACE, self.table, runtime.random.uuid(), self._columns))
+        change = ChangeSchema(
+            CreateTable(KEYSPACE, self.table, runtime.random.uuid(), self._columns, self._options)
+        )
         while not self.has_table():
             if self._operators.stopped:
                 return

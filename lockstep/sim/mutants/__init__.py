@@ -4,6 +4,7 @@ Invariant: nothing in the product knows of them; each plant replaces named attri
 run, and undoes it. A plant that no seed finds says that either a checker or a fault is missing.
 """
 
+from lockstep.sim.mutants.captured import CAPTURED
 from lockstep.sim.mutants.columns import COLUMNS, COUNTERS, DECISIONS, INDEXES, VIEWS
 from lockstep.sim.mutants.columns import DECISION_DIRECTED as _DECISIONS_DIRECTED
 from lockstep.sim.mutants.columns import DIRECTED as _VIEWS_DIRECTED
@@ -48,6 +49,7 @@ REGISTRY: dict[str, Planted] = {
         *ACCESS,
         *TABLETS,
         *LOADS,
+        *CAPTURED,
     )
 }
 #: Those that a test brings about; no seed is looked for.
