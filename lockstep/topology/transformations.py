@@ -9,6 +9,8 @@ a clock that is slow or goes back holds nobody up.
 
 from __future__ import annotations
 
+from math import inf
+
 import msgspec
 
 from lockstep.metadata.cdc import GENERATIONS, Generation, generation_id, packed
@@ -18,6 +20,7 @@ from lockstep.metadata.operations import OPERATIONS, Body, Operation, Stage
 from lockstep.metadata.requests import REQUESTS, Request, failing, with_moved
 from lockstep.metadata.schema_part import PLACEMENTS
 from lockstep.placement.placements import PlacedRange, Placements
+from lockstep.schema.log_tables import capture_options
 from lockstep.topology.kind import commits_generation, kind_of, moves_nothing, stage_row
 from lockstep.topology.planning import (
     Proved,
@@ -46,7 +49,7 @@ _AHEAD_MS_MIN = CDC_RING_DELAY_MS + CDC_LEEWAY_MS
 def committed(cluster: ClusterMetadata, operation: Operation, at_ms: int, epoch: int) -> ClusterMetadata:
     """The value with a generation for the ring as it will be: with the tokens of the operation, and of all
     that join and have committed generations. Generations that are obsolete make room."""
-    kept = _kept(cluster.generations, at_ms)
+    kept = _kept(cluster.generations, at_ms, _logged_ms(cluster))
     timestamp_ms = max(at_ms + _AHEAD_MS, kept[-1].timestamp_ms + 1 if kept else 0)
     assert len(kept) <= CDC_GENERATIONS_KEPT_MAX, "so many generations are kept"
     if len(kept) >= CDC_GENERATIONS_KEPT_MAX:
@@ -65,13 +68,35 @@ def committed(cluster: ClusterMetadata, operation: Operation, at_ms: int, epoch:
     return _generation_with(cluster, (*kept, made))
 
 
-def _kept(generations: tuple[Generation, ...], at_ms: int) -> tuple[Generation, ...]:
-    """Without those that were superseded so long ago that no clock within the leeway writes to them."""
+def _kept(generations: tuple[Generation, ...], at_ms: int, logged_ms: float) -> tuple[Generation, ...]:
+    """Without those that were superseded so long ago that no clock within the leeway writes to them, and that
+    logs have nothing of them any more; where many are kept, without the oldest that nobody writes to."""
+    count = len(generations)
+    unwritten = _superseded(generations, at_ms)
+    unread = _superseded(generations, at_ms - logged_ms)
+    assert 0 <= unread <= unwritten < max(count, 1), "the present generation stays"
+    return generations[max(unread, min(unwritten, count + 1 - CDC_GENERATIONS_KEPT_MAX)) :]
+
+
+def _superseded(generations: tuple[Generation, ...], at_ms: float) -> int:
+    """How many of the oldest were superseded by a published one so long before a moment that no clock within
+    the leeway writes to them then."""
     for at in range(len(generations) - 1, 0, -1):
         later = generations[at]
         if later.is_published and later.timestamp_ms + _AHEAD_MS_MIN < at_ms:
-            return generations[at:]
-    return generations
+            return at
+    return 0
+
+
+def _logged_ms(cluster: ClusterMetadata) -> float:
+    """How long logs of changes have what was written, by the one that has it longest."""
+    ttls_s = [
+        options.ttl_s or inf
+        for keyspace in cluster.schema.keyspaces
+        for table in keyspace.tables
+        if (options := capture_options(table)) is not None
+    ]
+    return max(ttls_s, default=0) * 1000
 
 
 def published(cluster: ClusterMetadata, operation: Operation, at_ms: int, epoch: int) -> ClusterMetadata:

@@ -487,9 +487,9 @@ CDC_LEEWAY_MS: Final = 5000
 #: As long as the news of a generation of change data capture may take to any node that serves: nobody waits
 #: for it, and a node that a restart or a broken link kept from the log has caught up by then.
 CDC_RING_DELAY_MS: Final = 30_000
-#: Generations kept at once, with eight bytes a token each: more than two only when nodes join faster than
-#: generations take effect. Then the newest one that has not makes room.
-CDC_GENERATIONS_KEPT_MAX: Final = 8
+#: Generations kept at once, with eight bytes a token each: more than two while logs have rows of older ones
+#: (the oldest make room), and when nodes join faster than generations take effect (the newest does).
+CDC_GENERATIONS_KEPT_MAX: Final = 16
 #: Hints sent to one node at once; each holds its mutation until it is answered.
 HINTS_AT_ONCE_MAX: Final = 64
 #: Hints read from the store in one go: some milliseconds at 1 KiB each.

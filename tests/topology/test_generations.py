@@ -11,6 +11,9 @@ from lockstep.metadata.cdc import Generation
 from lockstep.metadata.log.apply import state_digest
 from lockstep.metadata.log.snapshot import SnapshotDecoder, pieces
 from lockstep.metadata.operations import Stage
+from lockstep.metadata.schema_change import ChangeSchema
+from lockstep.schema.changes import CreateTable, DropTable, NewColumn
+from lockstep.schema.model import ColumnKind
 from lockstep.topology.kinds.bootstrap import Bootstrap
 from lockstep.topology.kinds.decommission import Decommission
 from lockstep.topology.kinds.move import Move
@@ -170,6 +173,30 @@ def test_what_was_superseded_long_ago_is_dropped_by_later_joins() -> None:
     last = history.now.generations[-1]
     join(history, 10, last.timestamp_ms + LEEWAY_MS)
     assert [one.operation_id for one in history.now.generations] == [5, 6, 7]
+
+
+def uuid_of(name: str) -> str:
+    return f"00000000-0000-4000-8000-{name.encode().hex():0>12}"
+
+
+def test_a_generation_is_kept_as_long_as_logs_have_what_was_written_to_it() -> None:
+    history = joining()
+    columns = (NewColumn("k", "int", ColumnKind.PARTITION_KEY, 0),)
+    for name, ttl_s in (("short", "60"), ("long", "1500"), ("off", None)):
+        options = (("cdc", (("ttl", ttl_s), ("enabled", "true"))),) if ttl_s else ()
+        history.submit(ChangeSchema(CreateTable("ks", name, uuid_of(name), columns, options)))
+    for number in range(4, 10):
+        join(history, number, NOON_MS + number * 600_000)
+    assert [one.operation_id for one in history.now.generations] == [3, 4, 5, 6]
+    history.submit(ChangeSchema(DropTable("ks", "long")))
+    join(history, 10, NOON_MS + 10 * 600_000)
+    assert [one.operation_id for one in history.now.generations] == [6, 7]
+    for_ever = (("cdc", (("ttl", "0"), ("enabled", "true"))),)
+    history.submit(ChangeSchema(CreateTable("ks", "ever", uuid_of("ever"), columns, for_ever)))
+    for number in range(11, 11 + CDC_GENERATIONS_KEPT_MAX):
+        join(history, number, NOON_MS + number * 600_000)
+    kept = [one.operation_id for one in history.now.generations]
+    assert len(kept) == CDC_GENERATIONS_KEPT_MAX and kept[-1] == number - 3, "the oldest made room"
 
 
 def test_joins_faster_than_generations_take_effect_keep_the_present_one_and_a_bounded_number() -> None:
