@@ -19,7 +19,7 @@ from lockstep.cli.shared.plans import show_changes, title
 from lockstep.cli.shared.watch import ENDED, NUMBERS_EVERY_S, watch
 from lockstep.cli.status import progress_text, stage_text, waiting_lines
 from lockstep.documents import read
-from lockstep.documents.requests import ForceRemove, Request, Requests
+from lockstep.documents.requests import ForceRemove, Request, Requests, Streams
 from lockstep.documents.status import ExcludedNodes
 from lockstep.schema.replication_options import list_text
 from lockstep.values.errors import OutcomeUnknown, PeerError
@@ -285,6 +285,19 @@ def _replication_options(given: tuple[str, ...]) -> dict[str, str]:
     if len(factors) > 1:
         raise click.UsageError("SimpleStrategy has one factor: simple=FACTOR")
     return {"class": "SimpleStrategy", "replication_factor": factors["simple"]}
+
+
+@topology.command("cdc-repair")
+@render.of_call
+def cdc_repair(call: render.Call) -> None:
+    """Make streams of captured changes fit the ring again, a minute from now: after moves and departures."""
+    answer = call.cluster().admin.post("/v1/topology/streams", {})
+    if call.as_json(answer, "streams/1"):
+        return
+    told = read(Streams, answer)
+    newest = told.generations[-1]
+    begins = render.time_text(newest.begins_ms * 1000)
+    click.echo(f"{newest.streams} streams count from {begins} on, epoch {told.epoch}")
 
 
 @topology.command()

@@ -256,3 +256,21 @@ class Story(msgspec.Struct, frozen=True):
     from_epoch: int | None = None
     left_out: int = 0
     events: tuple[Event, ...] = ()
+
+
+class StreamGeneration(msgspec.Struct, frozen=True):
+    """One generation of streams of changes; they are told oldest first."""
+
+    id: str = ""
+    begins_ms: int = 0
+    streams: int = 0
+    published: bool = False
+    current: bool = False
+
+
+class Streams(msgspec.Struct, frozen=True):
+    """`streams/1`."""
+
+    schema: str = "streams/1"
+    epoch: int = 0
+    generations: tuple[StreamGeneration, ...] = ()

@@ -141,6 +141,7 @@ WANTED_OF_KIND: Mapping[int, Wanted] = {
     EntryKind.BEGIN_LOAD: Wanted.SCHEMA,
     EntryKind.COMMIT_LOAD: Wanted.SCHEMA,
     EntryKind.END_LOAD: Wanted.FACTS,
+    EntryKind.REPAIR_STREAMS: Wanted.FACTS,
 }
 
 

@@ -41,7 +41,7 @@ from lockstep.values.limits import (
 )
 
 #: Between the entry that commits or publishes a generation and its timestamp: the news gets there, and back.
-_AHEAD_MS = 2 * CDC_RING_DELAY_MS + CDC_LEEWAY_MS
+AHEAD_MS = 2 * CDC_RING_DELAY_MS + CDC_LEEWAY_MS
 #: The least that must be left when it is published: the news gets to everyone.
 _AHEAD_MS_MIN = CDC_RING_DELAY_MS + CDC_LEEWAY_MS
 
@@ -49,8 +49,8 @@ _AHEAD_MS_MIN = CDC_RING_DELAY_MS + CDC_LEEWAY_MS
 def committed(cluster: ClusterMetadata, operation: Operation, at_ms: int, epoch: int) -> ClusterMetadata:
     """The value with a generation for the ring as it will be: with the tokens of the operation, and of all
     that join and have committed generations. Generations that are obsolete make room."""
-    kept = _kept(cluster.generations, at_ms, _logged_ms(cluster))
-    timestamp_ms = max(at_ms + _AHEAD_MS, kept[-1].timestamp_ms + 1 if kept else 0)
+    kept = kept_generations(cluster, at_ms)
+    timestamp_ms = max(at_ms + AHEAD_MS, kept[-1].timestamp_ms + 1 if kept else 0)
     assert len(kept) <= CDC_GENERATIONS_KEPT_MAX, "so many generations are kept"
     if len(kept) >= CDC_GENERATIONS_KEPT_MAX:
         kept = kept[: CDC_GENERATIONS_KEPT_MAX - 1]
@@ -68,12 +68,13 @@ def committed(cluster: ClusterMetadata, operation: Operation, at_ms: int, epoch:
     return _generation_with(cluster, (*kept, made))
 
 
-def _kept(generations: tuple[Generation, ...], at_ms: int, logged_ms: float) -> tuple[Generation, ...]:
+def kept_generations(cluster: ClusterMetadata, at_ms: int) -> tuple[Generation, ...]:
     """Without those that were superseded so long ago that no clock within the leeway writes to them, and that
     logs have nothing of them any more; where many are kept, without the oldest that nobody writes to."""
+    generations = cluster.generations
     count = len(generations)
     unwritten = _superseded(generations, at_ms)
-    unread = _superseded(generations, at_ms - logged_ms)
+    unread = _superseded(generations, at_ms - _logged_ms(cluster))
     assert 0 <= unread <= unwritten < max(count, 1), "the present generation stays"
     return generations[max(unread, min(unwritten, count + 1 - CDC_GENERATIONS_KEPT_MAX)) :]
 
@@ -126,7 +127,7 @@ def _moved(one: Generation, own: Generation, earliest_ms: int, at_ms: int, epoch
     if one.committed_epoch > own.committed_epoch:
         return msgspec.structs.replace(one, timestamp_ms=stamp_ms)
     if stamp_ms < at_ms + _AHEAD_MS_MIN:
-        stamp_ms = max(at_ms + _AHEAD_MS, earliest_ms)
+        stamp_ms = max(at_ms + AHEAD_MS, earliest_ms)
     return msgspec.structs.replace(one, timestamp_ms=stamp_ms, published_epoch=epoch)
 
 

@@ -31,6 +31,7 @@ from lockstep.topology.kinds.registry import UNIONS
 from lockstep.topology.lone_steps import KINDS as LONE_KINDS
 from lockstep.topology.repairs import KINDS as REPAIR_KINDS
 from lockstep.topology.requests import KINDS as REQUEST_KINDS
+from lockstep.topology.stream_repair import KINDS as STREAM_KINDS
 from lockstep.topology.tablets.asked import KINDS as ASKED_KINDS
 from lockstep.topology.tablets.moves import KINDS as MOVE_KINDS
 from lockstep.topology.tablets.resizes import KINDS as RESIZE_KINDS
@@ -80,6 +81,7 @@ def registry(*more: Mapping[int, type[Any]]) -> Registry:
         MOVE_KINDS,
         RESIZE_KINDS,
         ASKED_KINDS,
+        STREAM_KINDS,
         MIGRATION_KINDS,
         REQUEST_KINDS,
         FORCE_KINDS,

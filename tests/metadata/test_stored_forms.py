@@ -165,6 +165,7 @@ NUMBERS: dict[type[enum.IntEnum], dict[str, int]] = {
         "SET_BALANCING": 39, "DECIDE_RESIZES": 40, "ADVANCE_RESIZE": 41, "MIGRATE_KEYSPACE": 42,
         "ASK_RESIZE": 43,
         "BEGIN_LOAD": 49, "COMMIT_LOAD": 50, "END_LOAD": 51,
+        "REPAIR_STREAMS": 46,
     },
     RecordKind: {"HEADER": 1, "PIECE": 2, "ENTRIES": 3, "TRAILER": 4},
 }  # fmt: skip

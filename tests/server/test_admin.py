@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from lockstep.cli.main import root
 from lockstep.documents import read
-from lockstep.documents.requests import MetadataDiff, Request, RequestPlan, Requests, Story
+from lockstep.documents.requests import MetadataDiff, Request, RequestPlan, Requests, Story, Streams
 from lockstep.documents.runs import BackupPlan, BackupRun, Backups, Repair, RepairPlan, Repairs
 from lockstep.documents.service import (
     Digest,
@@ -498,6 +498,17 @@ def test_the_voters_are_shown_planned_and_changed(cluster: Nodes) -> None:
     )
     assert "settled: voters 1, 2, 3" in status.output and "set by an operator" in status.output
     admin(cluster).post("/v1/cms/reconfigure", {"automatic": True})
+
+
+def test_streams_of_changes_are_made_to_fit_and_then_left(cluster: Nodes) -> None:
+    host = f"{cluster.members[1].address}:{ADMIN_PORT}"
+    before = read(Streams, admin(cluster, 1).get("/v1/topology/streams"))
+    assert before.generations[0].current and all(one.streams for one in before.generations)
+    first, second = (CliRunner().invoke(root, ["topology", "cdc-repair", "--host", host]) for _ in range(2))
+    assert first.exit_code == 0 or "the streams fit the ring already" in first.output
+    assert second.exit_code and "the streams fit the ring already" in second.output
+    after = read(Streams, admin(cluster, 1).get("/v1/topology/streams"))
+    assert len(after.generations) == len(before.generations) + (first.exit_code == 0)
 
 
 def until_shut_out(cluster: Nodes) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from lockstep.topology.kinds.move import Move
 from lockstep.topology.kinds.remove import Remove
 from lockstep.topology.kinds.replace import Replace
 from lockstep.topology.step import Propose, Reports, step
+from lockstep.topology.stream_repair import RepairStreams
 from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import CDC_GENERATIONS_KEPT_MAX
@@ -197,6 +198,22 @@ def test_a_generation_is_kept_as_long_as_logs_have_what_was_written_to_it() -> N
         join(history, number, NOON_MS + number * 600_000)
     kept = [one.operation_id for one in history.now.generations]
     assert len(kept) == CDC_GENERATIONS_KEPT_MAX and kept[-1] == number - 3, "the oldest made room"
+
+
+def test_streams_are_made_to_fit_the_ring_again() -> None:
+    history = joining(factor=2)
+    assert "fit the ring already" in refused(history, RepairStreams(NOON_MS))
+    history.submit(PrepareOperation(Move(NodeId(3), (1500,))))
+    run_out(history, 1)
+    history.submit(RepairStreams(NOON_MS))
+    first, made = history.now.generations
+    assert ends(first) == [0, 1000, 2000] and ends(made) == [0, 1000, 1500]
+    assert made.is_published and made.timestamp_ms == NOON_MS + AHEAD_MS
+    assert "fit the ring already" in refused(history, RepairStreams(NOON_MS + 1))
+    history.submit(register(4, "dc1", "r1"))
+    history.submit(PrepareOperation(Bootstrap(NodeId(4), (500,))))
+    commit(history, 2)
+    assert "a node that joins makes streams" in refused(history, RepairStreams(NOON_MS))
 
 
 def test_joins_faster_than_generations_take_effect_keep_the_present_one_and_a_bounded_number() -> None:

@@ -62,6 +62,7 @@ class EntryKind(enum.IntEnum):
     BEGIN_LOAD = 49
     COMMIT_LOAD = 50
     END_LOAD = 51
+    REPAIR_STREAMS = 46
     ROLE_CHANGE = 31
     ROLE_MEMBERSHIP = 32
     PERMISSIONS = 33

@@ -47,6 +47,7 @@ from lockstep.server.admin.repairs import RepairRequests
 from lockstep.server.admin.requests import BODY as EXCLUDE_BODY
 from lockstep.server.admin.requests import LIVE_PATH, ExcludeList, Requests
 from lockstep.server.admin.requests import PATH as EXCLUDED_PATH
+from lockstep.server.admin.stream_repair import StreamRequests
 from lockstep.server.admin.tablet_migrations import MigrationRequests
 from lockstep.server.admin.tablet_requests import TabletRequests
 from lockstep.server.admin.tablet_resizes import ResizeRequests
@@ -387,6 +388,7 @@ class Admin:
             *TabletRequests(node).operations(),
             *MigrationRequests(node).operations(),
             *ResizeRequests(node).operations(),
+            *StreamRequests(node).operations(),
         ]
 
     def _request_operations(self) -> list[Operation]:
