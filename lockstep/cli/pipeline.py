@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 
-from lockstep.cli.shared import completion, jobs, render
+from lockstep.cli.repair import headline
+from lockstep.cli.shared import completion, jobs, render, runs
 from lockstep.values.errors import ConfigurationError
 
 
@@ -198,6 +199,89 @@ def _show_differences(report: Any) -> None:
 
 
 @pipeline.command()
+@_table
+@click.option("--buckets", default=4096, show_default=True, help="Digests of each replica, in all.")
+@click.option("--differences", default=100, show_default=True, help="How many are told.")
+@click.option(
+    "--settle", default=5.0, show_default=True, metavar="SECONDS", help="Until differences are seen again."
+)
+@click.option("--repair", "repairs", is_flag=True, help="Hand the buckets that differ to `lockstep repair`.")
+@render.wait_timeout
+@jobs.of_job
+def audit(
+    table: str,
+    buckets: int,
+    differences: int,
+    settle: float,
+    repairs: bool,
+    job: jobs.JobCall,
+) -> int:
+    """Compare all replicas of a table with each other, each asked about itself alone.
+
+    What is written meanwhile is no difference. Exit code 0: all replicas hold the same. 1: they do not; with
+    --repair 0 once the repair has ended well. 6: what was compared is the same, but a replica did not answer.
+    """
+    from lockstep.documents import read
+    from lockstep.documents.status import Placements
+    from lockstep.spark.jobs import audit as job_of
+    from lockstep.spark.jobs.tables import describe, table_name
+
+    name = table_name(table)
+    wanted = job_of.Audit(name, buckets, differences, settle)
+    cluster, access = job.call.cluster(), job.access()
+    described = describe(access, name)
+    placements = read(Placements, cluster.placements(name.keyspace, name.table))
+    if job.call.dry_run:
+        planned = job_of.plan(placements, wanted)
+        if not job.as_json(planned, "audit-plan/1"):
+            parts = render.counted(planned.ranges, "range")
+            click.echo(f"compares {planned.buckets:,} buckets of {planned.table} in {parts}")
+            asked = [[f"node {node}", ranges] for node, ranges in planned.replicas]
+            render.table(["replica", "ranges"], asked)
+        return 0
+    doors = {node.id: cluster.at(node.address, node.admin_port).admin for node in cluster.node_list()}
+    report = jobs.run(
+        job,
+        f"audit {table}",
+        lambda session, told: job_of.run(session, doors, placements, described, wanted, told),
+    )
+    if not job.as_json(report, "audit/1"):
+        _show_audit(report)
+    if repairs and report.wrong:
+        body = {"keyspace": name.keyspace, "table": name.table, "ranges": job_of.repair_ranges(report)}
+        begun = cluster.begin_repair(body)
+        ended = runs.follow(begun, "repair", cluster.repair, headline, job.call.timeout_s)
+        click.echo(headline(ended), err=job.call.output == "json")
+        return 0 if ended["state"] == "done" else 1
+    return 1 if not report.equal else 0 if report.complete else 6
+
+
+def _show_audit(report: Any) -> None:
+    rows = []
+    for one in report.differences:
+        key = ", ".join(f"{name}={value}" for name, value in one.key.items())
+        for node, value, at_us in one.held:
+            at = render.time_text(at_us) if at_us else "-"
+            shown = "-" if value is None else value
+            rows.append([one.token, key, one.column, f"node {node}", shown, at, at_us or "-"])
+    render.table(["token", "key", "column", "replica", "value", "written", "microseconds"], rows)
+    for one in report.unanswered:
+        click.echo(f"node {one.node} did not answer for ({one.left}, {one.right}]: {one.why}")
+    held = ", ".join(f"node {node} {count:,}" for node, count in report.rows)
+    click.echo(f"{report.buckets:,} buckets at epoch {report.epoch}, rows: {held}; {report.elapsed_s:.1f} s")
+    if report.settled:
+        click.echo(f"{render.counted(report.settled, 'difference')} of writes under way, which are gone")
+    if report.equal:
+        who = "all replicas that answered hold" if report.unanswered else "all replicas hold"
+        text = f"{who} the same"
+    else:
+        more = f", of which {len(report.differences)} are told" if report.more else ""
+        buckets = render.counted(len(report.wrong), "bucket")
+        text = f"{render.counted(report.different, 'difference')} in {buckets}{more}"
+    click.echo(render.styled(text, "green" if report.equal else "red", bold=True))
+
+
+@pipeline.command()
 @click.option(
     "--from", "first", default=1, show_default=True, help="First epoch, or the oldest that is kept."
 )
@@ -284,7 +368,7 @@ def sweep(
 def _show_failures(report: Any) -> None:
     for one in report.failures:
         click.echo(f"FAILED {one.scenario} seed {one.seed} ({one.digest}) {one.invariant}")
-        click.echo(f"  {one.violation.splitlines()[0]}")
+        click.echo(f"  {one.violation.splitlines()[0].partition('; ')[0]}")
         again = f"sim replay {one.seed} --scenario {one.scenario}"
         if one.plant or one.scenario == "quorums":
             planted = f" --plant {one.plant}@{one.seed}" if one.plant else ""

@@ -59,12 +59,12 @@ def repair(
         _show_plan(cluster.begin_repair({**body, "dry_run": True}), call)
         return 0
     begun = cluster.begin_repair(body)
-    found = runs.follow(begun, "repair", cluster.repair, _headline, call.timeout_s) if call.wait else begun
+    found = runs.follow(begun, "repair", cluster.repair, headline, call.timeout_s) if call.wait else begun
     return _show(found, call)
 
 
 def _show(found: Mapping[str, Any], call: render.Call) -> int:
-    runs.show(found, _headline, call, "repair/1")
+    runs.show(found, headline, call, "repair/1")
     return 1 if found["state"] == "failed" else 0
 
 
@@ -78,7 +78,7 @@ def _range(text: str) -> list[int]:
     raise click.UsageError(f"{text!r} is not LEFT:RIGHT, two tokens")
 
 
-def _headline(found: Mapping[str, Any]) -> str:
+def headline(found: Mapping[str, Any]) -> str:
     told = read(Repair, found)
     progress, facts = told.progress, [f"repair {told.id} {told.state}"]
     if progress is not None:

@@ -209,9 +209,11 @@ def _joined(pair: Sequence[Range]) -> Range:
 
 async def leaf_digests(
     view: StoreSnapshot, table_id: int, leaves: Sequence[Range], before_s: int, pace: CooperativeYield
-) -> bytes:
-    """One digest of LEAF_BYTES a leaf, in order, joined. Leaves are sorted and disjoint."""
+) -> tuple[bytes, tuple[int, ...]]:
+    """One digest of LEAF_BYTES a leaf, in order, joined; and how many rows each was made of. Leaves are
+    sorted and disjoint."""
     hashes = [hashlib.blake2b(digest_size=LEAF_BYTES) for _ in leaves]
+    counts = [0] * len(leaves)
     for first, behind in _runs(leaves):
         at = first
         span = Range(leaves[first].left, leaves[behind - 1].right)
@@ -219,7 +221,7 @@ async def leaf_digests(
         for seen, pair in enumerate(view.scan(*keys.token_bounds(table_id, span)), start=1):
             if hashed is None or pair[0] >= hashed.fold.end:
                 if hashed is not None:
-                    hashed.end()
+                    counts[at] += hashed.end()
                 fold = WholeFold(*keys.split_partition(pair[0]))
                 while fold.token > leaves[at].right:
                     at += 1
@@ -229,9 +231,9 @@ async def leaf_digests(
                 hashed.rows()
                 await pace.turn()
         if hashed is not None:
-            hashed.end()
+            counts[at] += hashed.end()
         await pace.turn()
-    return b"".join([one.digest() for one in hashes])
+    return b"".join([one.digest() for one in hashes]), tuple(counts)
 
 
 class _Hashed:
@@ -242,6 +244,7 @@ class _Hashed:
         self._into = into
         self._before_s = before_s
         self._has_head = False
+        self._count = 0
 
     def rows(self) -> None:
         """Those that are finished by now."""
@@ -249,13 +252,16 @@ class _Hashed:
             left = row_left(row, self._before_s)
             if left is not None:
                 self._head()
+                self._count += 1
                 self._into.update(codec.encode(left))
 
-    def end(self) -> None:
+    def end(self) -> int:
+        """Finish; how many rows went in."""
         self.fold.finish()
         self.rows()
         if not is_empty(partition_left(self.fold.head(), self._before_s)):
             self._head()
+        return self._count
 
     def _head(self) -> None:
         if not self._has_head:

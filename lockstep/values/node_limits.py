@@ -270,3 +270,7 @@ DOOR_REQUEST_BYTES_MAX: Final = 8 * 1024 * 1024
 SESSION_READERS_WAITING_MAX: Final = 512
 #: How often a session is opened anew where placements changed meanwhile.
 READ_SESSION_ATTEMPTS_MAX: Final = 3
+#: Buckets that one question about a replica's content has: their digests are some tens of KiB.
+AUDIT_BUCKETS_MAX: Final = 4096
+#: Such questions that a node hashes for at once: one keeps as much of its loop busy as a repair may.
+AUDIT_DIGESTS_AT_ONCE_MAX: Final = 1

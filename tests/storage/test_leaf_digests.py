@@ -58,7 +58,7 @@ async def digests(path: Path, mutations: list[Mutation], before_s: int, purged_s
 
 async def of_leaves(engine: StorageEngine, leaves: Sequence[Range], before_s: int) -> bytes:
     snapshot = engine._store.snapshot()
-    found = await unchanged.leaf_digests(snapshot, TABLE, leaves, before_s, LoopBudget())
+    found, _ = await unchanged.leaf_digests(snapshot, TABLE, leaves, before_s, LoopBudget())
     snapshot.close()
     await engine.close()
     return found
@@ -112,3 +112,30 @@ def test_a_large_partition_is_never_held_whole(tmp_path: Path, monkeypatch: pyte
 
     asyncio.run(check())
     assert len(held) == 1000 and max(held) <= BACKGROUND_FRAGMENTS_PER_TURN
+
+
+def test_rows_are_counted_by_leaf_once_and_without_those_that_may_be_purged(tmp_path: Path) -> None:
+    def write(token: int, number: int, row: Row) -> Mutation:
+        unique = number.to_bytes(MUTATION_ID_BYTES, "big")
+        return Mutation(TABLE, token, b"k%d" % token, unique, number, rows=(row,))
+
+    made = [
+        write(-5, 1, Row(b"1", Liveness(1))),
+        write(-5, 2, Row(b"1", Liveness(2))),
+        write(-5, 3, Row(b"2", Liveness(3))),
+        write(-50, 4, Row(b"1", deletion=Deletion(4, 10))),
+        write(11, 5, Row(b"1", Liveness(5))),
+    ]
+
+    async def check() -> None:
+        runtime = runtime_of()
+        engine = StorageEngine(await open_store("model", tmp_path, runtime), runtime)
+        for mutation in made:
+            engine.apply(mutation)
+        for before_s, expected in ((0, (3, 0, 1)), (11, (2, 0, 1))):
+            view = engine._store.snapshot()
+            assert (await unchanged.leaf_digests(view, TABLE, LEAVES, before_s, LoopBudget()))[1] == expected
+            view.close()
+        await engine.close()
+
+    asyncio.run(check())

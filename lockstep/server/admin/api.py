@@ -44,6 +44,7 @@ from lockstep.server.admin.operations import (
 )
 from lockstep.server.admin.read_sessions import read_session_operations
 from lockstep.server.admin.repairs import RepairRequests
+from lockstep.server.admin.replica_content import ReplicaContent
 from lockstep.server.admin.requests import BODY as EXCLUDE_BODY
 from lockstep.server.admin.requests import LIVE_PATH, ExcludeList, Requests
 from lockstep.server.admin.requests import PATH as EXCLUDED_PATH
@@ -352,6 +353,7 @@ class Admin:
             get("/v1/metadata/diff", "What changed between two epochs", later(self._diff), _FROM, _TO),
             *self._request_operations(),
             *RepairRequests(node).operations(),
+            *ReplicaContent(node).operations(),
             *BackupRequests(node, self._cql.executor).operations(),
             *self._recovery_operations(),
             *operations(self._cql),

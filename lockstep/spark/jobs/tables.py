@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from lockstep.schema.clustering import routing_key
 from lockstep.schema.model import UserType
 from lockstep.spark.columns import encoder, spark_type
 from lockstep.spark.cql_client import CqlConnection, pool_of
@@ -165,9 +166,7 @@ def token_of_values(described: Described, key: Sequence[Any]) -> int:
     parts = [
         encoder(column.cql_type)(value) for column, value in zip(columns, key[: len(columns)], strict=True)
     ]
-    if len(parts) == 1:
-        return token_of(parts[0])
-    return token_of(b"".join(len(part).to_bytes(2, "big") + part + b"\x00" for part in parts))
+    return token_of(routing_key(parts))
 
 
 def make(access: Access, name: TableName, described: Described) -> list[str]:
