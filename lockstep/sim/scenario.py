@@ -329,7 +329,7 @@ class Run:
         if scenario.migrates_s:
             self.operators.when_ready.append(MigrationOperators(self.operators, scenario.migrates_s).start)
         if scenario.resize_s:
-            resizes = TabletOperators(self.operators, scenario.resize_s, tables)
+            resizes = TabletOperators(self.operators, scenario.resize_s)
             self.operators.when_ready.append(resizes.start)
             self.operators.at_end.append(resizes.end)
             self.watch.appliers.append(ResizeWatch(self.watch.seen_by_id, self.cluster.fact).applied)

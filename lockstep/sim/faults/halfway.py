@@ -81,7 +81,7 @@ def lacks_decision(cluster: SimCluster, table_name: str, key: bytes, value: byte
     if table is None:
         return False
     token = token_of(key)
-    group = cluster.newest.group_for(cluster.newest.schema.by_name[KEYSPACE].group, token)
+    group = cluster.newest.group_for(cluster.newest.schema.group_of(table), token)
     known = []
     for name in cluster.live():
         if cluster.ready(name) and NodeId(cluster.node_id(name)) in group.reads:

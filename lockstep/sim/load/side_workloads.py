@@ -133,8 +133,9 @@ class BatchWorkload(SideLoad):
         table, key, number = row
         table_id, cluster = self._table_id(table), self.cluster.newest
         assert table_id is not None, "nobody drops these tables"
-        placed = cluster.schema.by_name[KEYSPACE].group
-        group, clustering = cluster.group_for(placed, token_of(key)), clustering_bytes(number)
+        placed = next(one for one in cluster.schema.by_name[KEYSPACE].tables if one.id == table_id)
+        group = cluster.group_for(cluster.schema.group_of(placed), token_of(key))
+        clustering = clustering_bytes(number)
         holders = [n for n, held in self._contents.items() if held.state(table_id, key, clustering)[1]]
         return list(group.reads), holders
 
