@@ -10,6 +10,7 @@ them, the very bytes.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from lockstep.metadata.log.apply import apply_entry, state_digest
 from lockstep.metadata.log.entries import LogEntry
 from lockstep.metadata.log.snapshot import pieces
 from lockstep.metadata.operations import Operation, Stage
+from lockstep.metadata.transitions import Transition
 from lockstep.node.configuration import (
     ClusterSection,
     Configuration,
@@ -43,6 +45,7 @@ from lockstep.sim.checkers.log import (
     check_schema,
     check_voters,
 )
+from lockstep.sim.checkers.lone import LoneWatch
 from lockstep.sim.checkers.ownership import (
     Apart,
     Exclusions,
@@ -60,7 +63,7 @@ from lockstep.sim.load.history import Event
 from lockstep.sim.runtime.streams import WALL_START_US
 from lockstep.sim.runtime.world import World
 from lockstep.storage.store import Store
-from lockstep.topology.kind import kind_of
+from lockstep.topology.kind import Mover, kind_of
 from lockstep.topology.kinds.bootstrap import Bootstrap
 from lockstep.topology.kinds.replication import Walk
 from lockstep.values.ids import NodeId
@@ -95,6 +98,7 @@ class Watch:
         cluster.world.monitors.append(self)
         cluster.on_park = self.log.forget
         self.keeping = Keeping(cluster, self._filled_disks, self._content, self._work_done)
+        self._lone = LoneWatch(self._released, self._inspect_pending, partial(self.inspect, "PLC-3"))
 
     def __call__(self, now_ns: int, label: str, kind: str, facts: dict[str, Any]) -> None:
         if kind == "raft.committed":
@@ -171,6 +175,7 @@ class Watch:
             told(before, after)
         self.keeping.left.applied(before, after)
         self._stages(before, after)
+        self._lone.applied(before, after)
         if before.repairs is not after.repairs:
             self._repaired(after)
             check_marked(before, after, cluster.fact)
@@ -268,9 +273,9 @@ class Watch:
                     self._emptied.left(before, former)
                 self._emptied.entered(after, operation)
                 if operation.stage is Stage.WRITE_BOTH_READ_OLD:
-                    self._inspect_pending(after, operation)
+                    self._inspect_pending(after, after.transitions.of(operation.id))
                 elif operation.stage is Stage.WRITE_BOTH_READ_NEW:
-                    self.inspect("PLC-3", after, operation)
+                    self.inspect("PLC-3", after, after.transitions.of(operation.id))
                 self._tell_stage(operation, operation.stage)
         for operation in before.operations:
             if operation.id not in after.operations_by_id:
@@ -279,8 +284,8 @@ class Watch:
                 self._ended(operation)
                 self._tell_stage(operation, None)
 
-    def _released(self, before: ClusterMetadata, operation: Operation) -> None:
-        """Who runs has ended all effects of closed sessions when an operation leaves its stage."""
+    def _released(self, before: ClusterMetadata, mover: Mover) -> None:
+        """Who runs has ended all effects of closed sessions when a stage is left."""
         coordinator = self.cluster.nodes.get(self.cluster.leader[1])
         if coordinator is None or not self.cluster.ready(self.cluster.leader[1]):
             return
@@ -289,7 +294,7 @@ class Watch:
             for name in self.cluster.live()
             if name in self.cluster.nodes and self.cluster.ready(name)
         }
-        check_released(before, operation, running, coordinator)
+        check_released(before, mover, running, coordinator)
 
     def _ended(self, operation: Operation) -> None:
         if kind_of(operation).is_taken_back(operation):
@@ -306,13 +311,15 @@ class Watch:
         for listener in self.listeners:
             listener(operation, stage)
 
-    def inspect(self, invariant: str, metadata: ClusterMetadata, operation: Operation | None = None) -> None:
-        """Whether the disks hold every acknowledged write, in all ranges or in an operation's."""
+    def inspect(
+        self, invariant: str, metadata: ClusterMetadata, moving: Sequence[Transition] | None = None
+    ) -> None:
+        """Whether the disks hold every acknowledged write, in all ranges or in those of transitions."""
         cluster = self.cluster
         only: dict[int, list[Range]] | None = None
-        if operation is not None:
+        if moving is not None:
             only = {}
-            for transition in metadata.transitions.of(operation.id):
+            for transition in moving:
                 only.setdefault(transition.group, []).append(transition.range)
         contents = self.disks(metadata)
         writes = AcknowledgedWrites(cluster.history.events, self._rows)
@@ -359,12 +366,11 @@ class Watch:
                         found.append(f"node {node} stores {held} partitions of {placed.range}")
         return found
 
-    def _inspect_pending(self, metadata: ClusterMetadata, operation: Operation) -> None:
-        moving = metadata.transitions.of(operation.id)
+    def _inspect_pending(self, metadata: ClusterMetadata, moving: Sequence[Transition]) -> None:
         pending = {node: None for transition in moving for node in transition.gained}
         for node in pending:
             content = self._content(self.cluster.name_of(node))
-            check_wiped(metadata, operation, content, node)
+            check_wiped(metadata, moving, content, node)
 
     def _content_of(self, node: NodeId) -> DurableContent | None:
         """None when the node's disk is gone."""

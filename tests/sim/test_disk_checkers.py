@@ -155,13 +155,13 @@ def test_a_pending_replica_that_holds_something_of_its_ranges_is_refused() -> No
     operation = after.operations[0]
     with World(1) as world:
         empty = store(world, "a", after, [], 0)
-        check_wiped(after, operation, empty, NodeId(4))
+        check_wiped(after, after.transitions.of(operation.id), empty, NodeId(4))
         keys = [
             Change("t", f"k{at}".encode(), 10, Consistency.QUORUM, 1000, ((0, b"x"),)) for at in range(40)
         ]
         full = store(world, "b", after, keys, 40)
         with pytest.raises(Violation, match=r"REP-3: node 4 becomes pending .* still holds"):
-            check_wiped(after, operation, full, NodeId(4))
+            check_wiped(after, after.transitions.of(operation.id), full, NodeId(4))
 
 
 def test_what_a_purged_deletion_hid_need_not_be_held(cluster: ClusterMetadata) -> None:

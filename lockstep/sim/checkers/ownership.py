@@ -7,7 +7,7 @@ leaves the list of degraded ranges only in the entry that ends a repair, when ev
 repaired there, all replicas taking part, by repairs that began after the range was degraded.
 
 Invariant: PLC-4: once every node has applied an exclusion, no request through the excluded node that needs
-others succeeds. TAB-2: when an operation leaves the stage behind a closed session, no node that lives holds a
+others succeeds. TAB-2: when anything leaves the stage behind a closed session, no node that lives holds a
 guard of that session, so no work of it has an effect later.
 """
 
@@ -18,12 +18,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.degraded import Degraded
-from lockstep.metadata.operations import Operation
+from lockstep.metadata.transitions import Lone
 from lockstep.node.node import Node
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.load.history import Event, Outcome
 from lockstep.topology.barriers import barrier_need
 from lockstep.topology.invariants import check_stale_coordinators, violations
+from lockstep.topology.kind import Mover
 from lockstep.values.ids import Consistency, NodeId
 from lockstep.values.tokens import Range
 
@@ -164,11 +165,13 @@ class Apart:
 
 
 def check_released(
-    before: ClusterMetadata, operation: Operation, nodes: Mapping[NodeId, Node], coordinator: Node
+    before: ClusterMetadata, mover: Mover, nodes: Mapping[NodeId, Node], coordinator: Node
 ) -> None:
-    """`operation` is at the stage it has just left in `before`; `nodes` are those that run."""
-    need = barrier_need(operation, before)
-    for id_ in need.must_release:
+    """`mover` is at the stage it has just left in `before`; `nodes` are those that run."""
+    need = barrier_need(mover, before)
+    # Nothing that moves by itself waits for a node that is shut out, which nobody hears.
+    out = before.excluded_by_node if isinstance(mover, Lone) else {}
+    for id_ in [node for node in need.must_release if node not in out]:
         node = nodes.get(id_)
         if (
             node is None
@@ -181,6 +184,6 @@ def check_released(
             if session.startswith(need.session_prefix) and not before.session_open(session):
                 raise Violation(
                     "TAB-2",
-                    f"{operation.title()} left {operation.stage} while node {id_} held {count} guards of "
+                    f"{mover.title()} left {mover.stage} while node {id_} held {count} guards of "
                     f"{session}, which was closed before",
                 )

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.operations import Operation
+from lockstep.metadata.transitions import Transition
 from lockstep.placement.quorums import dc_factors, majority
 from lockstep.schema.model import Replication
 from lockstep.sim.checkers.registers import (
@@ -194,12 +194,12 @@ def _take(newest: dict[Place, State], change: Change, rows_per_partition: int) -
 
 
 def check_wiped(
-    cluster: ClusterMetadata, operation: Operation, content: DurableContent, node: NodeId
+    cluster: ClusterMetadata, moving: Sequence[Transition], content: DurableContent, node: NodeId
 ) -> None:
     """A replica that becomes pending has nothing left of the ranges it gains: what was purged elsewhere
     could return from it."""
     content.refresh()
-    for transition in cluster.transitions.of(operation.id):
+    for transition in moving:
         if node in transition.gained:
             tables = [table.id for table in cluster.schema.tables_in(transition.group)]
             if held := content.held(tables, transition.range):

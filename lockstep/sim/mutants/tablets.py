@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
+
+import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.tablets import ResizePhase, Resizing
 from lockstep.metadata.transitions import Lone
+from lockstep.node.work import worker as work_module
 from lockstep.node.work.unowned_tablets import UnownedTablets
 from lockstep.placement.tablets.map import TabletMap
+from lockstep.sim.mutants.data import _pending_not_counted
 from lockstep.sim.plant import Planted, replaced
+from lockstep.topology import lone_steps
 from lockstep.topology import step as step_module
 from lockstep.topology.stages import DELETING, STREAMING
 from lockstep.topology.tablets import recount, resizes, resizing
 from lockstep.topology.tablets.resizing import Heard, Resizer, Said
+from lockstep.values.tokens import TOKEN_MAX, Range
 
 _Context = contextlib.AbstractContextManager[None]
 _work_orders = step_module._work_orders
 _look = Resizer.look
 _behind = resizing._behind
+_entered = lone_steps.entered
+_stream_plan = work_module.stream_plan
 
 
 def _without(kinds: Any) -> _Context:
@@ -128,6 +137,56 @@ def _unowned_kept() -> _Context:
     return replaced((UnownedTablets, "_drop", lambda self, cluster: None))
 
 
+def _session_kept() -> _Context:
+    """A tablet goes on under the session of the stage that it left."""
+
+    def entered(one: Any, stage: Any, epoch: int, former: Any = None) -> Any:
+        moved = _entered(one, stage, epoch, former)
+        if former is None or not one.position.session_id:
+            return moved
+        position = msgspec.structs.replace(moved.position, session_id=one.position.session_id)
+        return msgspec.structs.replace(moved, position=position)
+
+    return replaced((lone_steps, "entered", entered))
+
+
+def _further(name: str) -> _Context:
+    """Who empties its part of what moves by itself drops all that is behind it in the ring, too."""
+    own: Callable[..., Any] = getattr(work_module, name)
+
+    def ranges(moving: Any, node: int) -> Any:
+        moving = tuple(moving)
+        found = own(moving, node)
+        if all(one.position is None for one in moving):
+            return found
+        return [(group, [Range(one.left, TOKEN_MAX) for one in ranges]) for group, ranges in found]
+
+    return replaced((work_module, name, ranges))
+
+
+def _emptied_too_far() -> _Context:
+    """Who gives a tablet up drops others that it keeps."""
+    return _further("lost_ranges")
+
+
+def _wiped_too_far() -> _Context:
+    """Who gets a tablet drops others that it has before."""
+    return _further("gained_ranges")
+
+
+def _filled_by_half() -> _Context:
+    """A newcomer gets the first half of a tablet."""
+
+    def half(mover: Any, cluster: Any, dead: Any) -> Any:
+        tasks = _stream_plan(mover, cluster, dead)
+        if not isinstance(mover, Lone):
+            return tasks
+        ends = [(task, task.range.left, (task.range.left + task.range.right) // 2) for task in tasks]
+        return tuple(msgspec.structs.replace(task, range=Range(left, end)) for task, left, end in ends)
+
+    return replaced((work_module, "stream_plan", half))
+
+
 TABLETS = (
     Planted("tablet_not_filled", "a tablet is read where it was not copied to", "tablets", _not_filled),
     Planted("tablet_not_emptied", "nodes keep tablets that they gave up", "tablets", _not_emptied),
@@ -142,4 +201,9 @@ TABLETS = (
     Planted("resize_during_moves", "what moves is no tablet any more", "tablets", _map_changes_during_moves),
     Planted("resize_never_ended", "a decision is never carried out", "tablets", _never_ended),
     Planted("resize_unsettled", "nodes have more than two maps", "tablets", _no_second_barrier),
+    Planted("tablet_session_kept", "what a stage asked for is not done", "tablets", _session_kept),
+    Planted("tablet_emptied_too_far", "nodes lack tablets that are theirs", "tablets", _emptied_too_far),
+    Planted("tablet_wiped_too_far", "nodes lack tablets that are theirs", "tablets", _wiped_too_far),
+    Planted("tablet_filled_by_half", "half of a tablet is read where it is not", "tablets", _filled_by_half),
+    Planted("tablet_pending_uncounted", "writes miss who gets a tablet", "tablets", _pending_not_counted),
 )
