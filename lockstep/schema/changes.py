@@ -28,7 +28,13 @@ from lockstep.schema.model import (
     Table,
     schema_of,
 )
-from lockstep.schema.replication_options import SIMPLE, TOPOLOGY, parse_replication, refused
+from lockstep.schema.replication_options import (
+    SIMPLE,
+    TOPOLOGY,
+    check_lists,
+    parse_replication,
+    refused,
+)
 from lockstep.schema.summaries import (
     CREATED,
     DROPPED,
@@ -40,7 +46,7 @@ from lockstep.schema.summaries import (
     no_keyspace,
 )
 from lockstep.schema.table_options import OptionValue, check_hints, checked_options, option
-from lockstep.schema.tablet_options import KeyspaceTablets, keyspace_tablets, refuse_other_spread
+from lockstep.schema.tablet_options import keyspace_tablets, refuse_other_spread
 from lockstep.schema.type_changes import (
     IndexChange,
     TypeChange,
@@ -251,18 +257,9 @@ def create_keyspace(
     tablets = keyspace_tablets(dict(change.tablets), name) if change.tablets is not None else None
     if tablets is not None and replication.strategy == SIMPLE:
         raise refused(f"tablets need {TOPOLOGY}, keyspace {name} is replicated by {SIMPLE}")
-    refuse_lists(replication, tablets, name)
+    check_lists(replication, tablets, name)
     made = Keyspace(name, replication, change.durable_writes, epoch=epoch, tablets=tablets)
     return schema.with_keyspace(made), ChangeSummary(CREATED, "KEYSPACE", name)
-
-
-def refuse_lists(replication: Replication, tablets: KeyspaceTablets | None, name: str) -> None:
-    """Raises Rejected for lists of racks where the keyspace lies on the ring."""
-    if replication.racks and tablets is None:
-        raise refused(
-            f"only tablets are replicated by lists of racks, and keyspace {name} lies on the ring: say how "
-            f"many replicas {replication.racks[0][0]} has, or have tablets = {{'enabled': true}}"
-        )
 
 
 def spread(change: CreateKeyspace, mode: str) -> CreateKeyspace:
@@ -297,7 +294,7 @@ def alter_keyspace(
     refuse_other_spread(found.tablets, tablets, found.name)
     if tablets is not None and replication.strategy == SIMPLE:
         raise refused(f"tablets need {TOPOLOGY}, keyspace {found.name} would be replicated by {SIMPLE}")
-    refuse_lists(replication, tablets, found.name)
+    check_lists(replication, tablets, found.name)
     if (replication, durable, tablets) == (found.replication, found.durable_writes, found.tablets):
         return schema, None
     made = replace(found, replication=replication, durable_writes=durable, epoch=epoch, tablets=tablets)
@@ -406,10 +403,8 @@ def empty_table(schema: Schema, change: EmptyTable, epoch: int) -> Applied:
     made = replace(table, id=schema.next_table_id, epoch=epoch)
     assert made.id > table.id, "what was in the table is of an older id"
     grown = replace(schema, next_table_id=schema.next_table_id + 1)
-    return (
-        emptied_views(grown.with_table(made), made, epoch),
-        ChangeSummary(EMPTIED, "TABLE", change.keyspace, change.name),
-    )
+    summary = ChangeSummary(EMPTIED, "TABLE", change.keyspace, change.name)
+    return emptied_views(grown.with_table(made), made, epoch), summary
 
 
 def alter_table(schema: Schema, change: TableChange, epoch: int) -> Applied:

@@ -63,6 +63,7 @@ def capture_options(table: Table) -> CaptureOptions | None:
         return None
     # What an earlier version stored of a table whose changes were to be captured is a word.
     found: Mapping[str, str] = option_map(text) if text.startswith("{") else CAPTURE_DEFAULTS
+    assert int(found["ttl"]) >= 0, "options were checked when they were set"
     return CaptureOptions(
         found["preimage"], found["postimage"] == "true", found["delta"] == "keys", int(found["ttl"])
     )

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from lockstep.schema.model import Replication
+from lockstep.schema.tablet_options import KeyspaceTablets
 from lockstep.values.errors import Rejected
 
 CONFIGURATION = 0x2300
@@ -123,6 +124,16 @@ def _racks(data_center: str, text: str) -> tuple[str, ...]:
     if twice is not None:
         raise refused(f"Rack {twice} of {data_center} is named twice")
     return tuple(sorted(names))
+
+
+def check_lists(replication: Replication, tablets: KeyspaceTablets | None, name: str) -> None:
+    """Raises Rejected for lists of racks where the keyspace lies on the ring."""
+    assert not replication.racks or replication.strategy == TOPOLOGY, "racks are of data centres"
+    if replication.racks and tablets is None:
+        raise refused(
+            f"only tablets are replicated by lists of racks, and keyspace {name} lies on the ring: say how "
+            f"many replicas {replication.racks[0][0]} has, or have tablets = {{'enabled': true}}"
+        )
 
 
 def _factor(text: str) -> int:

@@ -30,8 +30,9 @@ from lockstep.placement.deltas import paired, plan_of, same_placement
 from lockstep.placement.placements import Placements
 from lockstep.placement.quorums import dc_factors
 from lockstep.placement.strategies import NETWORK_TOPOLOGY, SIMPLE
-from lockstep.schema.changes import SYSTEM_KEYSPACES, refuse_lists
+from lockstep.schema.changes import SYSTEM_KEYSPACES
 from lockstep.schema.model import Keyspace, Replication
+from lockstep.schema.replication_options import check_lists
 from lockstep.topology.planning import differently_shaped, refuse_unsafe
 from lockstep.topology.stages import RANGE_MOVEMENT
 from lockstep.topology.tablets import recount
@@ -142,7 +143,7 @@ def wanted_keyspace(cluster: ClusterMetadata, name: str, target: Replication | N
             f"tablets need {NETWORK_TOPOLOGY}, keyspace {name} would be replicated by {SIMPLE}", name
         )
     if target.racks and keyspace.tablets is None:
-        refuse_lists(target, None, name)
+        check_lists(target, None, name)
     if keyspace.tablets is not None:
         listed.refuse_lists(cluster, name, target)
         recount.refuse_too_many(cluster, keyspace, target)
