@@ -330,3 +330,15 @@ def test_a_late_answer_that_a_peer_lacks_the_snapshot_says_nothing_of_the_one_th
     assert puller.is_current(other)
     puller.failed(other, now_ms)
     assert asked(puller, 0, now_ms + REFUSED_MS).peer in ("a", "b")
+
+
+def test_an_answer_counts_also_when_its_peer_made_room_for_others_meanwhile() -> None:
+    puller: Puller[str] = Puller()
+    puller.heard("a", 5, 0)
+    first = asked(puller, 0, 0)
+    for number in range(FETCH_SOURCES_MAX):
+        puller.heard(f"b{number}", 9, 1)
+    assert "a" not in puller._sources and puller.is_current(first)
+    puller.answered(first, 5, True, 2)
+    following = asked(puller, 5, 2)
+    assert following.peer.startswith("b") and following.after == 5

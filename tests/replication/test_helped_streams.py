@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -375,3 +376,32 @@ def test_a_refusal_names_what_the_disk_said(tmp_path: Path) -> None:
         assert not (source.root / "fixed").exists()
 
     between(tmp_path, test)
+
+
+def test_a_stretch_of_which_no_file_is_filled_has_nothing_to_stop() -> None:
+    work: Any = SimpleNamespace(table_id=TABLE_ID, from_key=b"", filling={})
+    runtime: Any = SimpleNamespace()
+    stretch = stream_building.HelpedStretch(runtime, work, Range(0, 10), lambda _tokens, _size: None)
+    stretch.stop()
+    assert not stretch.ended and work.filling == {}
+
+
+def test_a_file_that_is_not_ready_is_asked_for_again_while_the_session_is_open() -> None:
+    of = {"number": 3, "table_id": TABLE_ID, "left": 0, "right": 10}
+    whole = SimpleNamespace(
+        ready=True, version=stream_target.FORMAT_VERSION, summary=SimpleNamespace(entries=0), **of
+    )
+    answers, asked, required = [SimpleNamespace(ready=False), whole], list[Any](), list[str]()
+
+    async def ask(_key: Any, verb: int, request: Any) -> Any:
+        asked.append((verb, request.number))
+        return answers[len(asked) - 1]
+
+    async def test() -> None:
+        client: Any = SimpleNamespace(_ask=ask, _guards=SimpleNamespace(require=required.append))
+        key = SimpleNamespace(session_id="s", table_id=TABLE_ID, left=0, right=10)
+        copy: Any = SimpleNamespace(key=key, position=SimpleNamespace(stream_id=7, number=2, next_key=b""))
+        assert await StreamClient._header(client, copy, 3) is whole
+
+    asyncio.run(test())
+    assert asked == [(verbs.STREAM_FILE, 3)] * 2 and required == ["s", "s"]

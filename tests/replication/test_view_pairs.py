@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.handoff import view_updates
+from lockstep.handoff.view_log import ViewLog
 from lockstep.handoff.view_updates import ViewPairs, paired_with
 from lockstep.quorum.plans import PlanBook
 from lockstep.values.ids import NodeId
@@ -79,3 +84,21 @@ def test_a_row_that_is_too_large_for_one_mutation_comes_in_pieces(monkeypatch: p
     assert len(pieces) > 2 and tuple(cell for piece in pieces for cell in piece.cells) == cells
     assert [piece.liveness for piece in pieces] == [Liveness(5), *[None] * (len(pieces) - 1)]
     assert list(view_updates._parts(b"k", Row(b"c", Liveness(5)))) == [(b"k", Row(b"c", Liveness(5)))]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_updates_are_done_when_each_is_on_all_replicas_or_durably_owed(whole: bool) -> None:
+    synced: list[int] = []
+
+    async def note(sequence: int) -> None:
+        synced.append(sequence)
+
+    async def test() -> bool:
+        log: Any = SimpleNamespace(_hints=SimpleNamespace(store=SimpleNamespace(synced=note)))
+        ends = [asyncio.get_running_loop().create_future() for _ in range(3)]
+        for at, end in enumerate(ends):
+            end.set_result((whole or at != 1, at))
+        return await ViewLog.done(log, ends)
+
+    assert asyncio.run(test()) is whole
+    assert synced == ([0, 1, 2] if whole else [0])
