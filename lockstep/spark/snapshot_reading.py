@@ -157,9 +157,9 @@ class SnapshotScan:
         reader, retry = self._reader(), Retry()
         while bounds:
             nodes = self._chosen(part)
-            sources = [_Source(self, node, bounds) for node in nodes]
+            sources = [Source(node, self.stored(node, bounds)) for node in nodes]
             try:
-                for pairs, last in _union(sources):
+                for pairs, last in union(sources):
                     yield from reader.feed(pairs)
                     bounds = _from(bounds, last + b"\x00")
                     retry.succeeded()
@@ -196,12 +196,12 @@ class _SourceFailed(Exception):
         self.error = error
 
 
-class _Source:
+class Source:
     """What one replica stores, batch by batch."""
 
-    def __init__(self, scan: SnapshotScan, node: int, bounds: Bounds) -> None:
+    def __init__(self, node: int, batches: Iterator[pa.RecordBatch]) -> None:
         self._node = node
-        self._batches = scan.stored(node, bounds)
+        self._batches = batches
         self.batch: pa.RecordBatch | None = None
         #: What is left of the batch; None while nothing was taken of it.
         self._left: list[Pair] | None = None
@@ -245,7 +245,7 @@ class _Source:
             close()
 
 
-def _union(sources: Sequence[_Source]) -> Iterator[tuple[list[Pair], bytes]]:
+def union(sources: Sequence[Source]) -> Iterator[tuple[list[Pair], bytes]]:
     """(what any of the sources has, in key order, the key up to which it is known)."""
     while True:
         for source in sources:

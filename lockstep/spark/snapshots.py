@@ -111,7 +111,7 @@ def _agreed(
     """What those nodes that agree with the newest one have together. Unavailable."""
     newest = max(found.values(), key=lambda one: (one.epoch, one.node == first.node))
     here = {number: one for number, one in found.items() if one.table == newest.table}
-    ranges = tuple(_readable(part, newest, here, first.dc, options.consistency) for part in newest.ranges)
+    ranges = tuple(readable(part, newest, here, first.dc, options.consistency) for part in newest.ranges)
     now_s = max(one.opened_us for one in found.values()) // 1_000_000
     return Snapshot(order.id, order.secret, now_s, newest.table, newest.nodes, ranges)
 
@@ -128,7 +128,7 @@ def _first(options: Options, order: SessionOrder) -> SessionOpened:
     )
 
 
-def _readable(
+def readable(
     part: SessionRange,
     newest: SessionOpened,
     found: dict[int, SessionOpened],

@@ -183,7 +183,9 @@ class ReadSessions:
         cluster = self._context.cluster()
         found = cluster.schema.table(table.keyspace, table.name)
         if found is None or found.id != table.id:
-            raise InvalidRequest(f"table {table.keyspace}.{table.name} was dropped")
+            raise InvalidRequest(
+                f"{table.keyspace}.{table.name} is no table, or no longer the one that was meant"
+            )
         return tuple(cluster.placements.ring(cluster.schema.group_of(found)).ranges)
 
     async def _opened(
