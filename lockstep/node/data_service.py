@@ -133,7 +133,9 @@ class NodeData(msgspec.Struct, frozen=True, eq=False):
 
 
 def oldest_hint_us(context: NodeContext, hints: Hints, batches: BatchStore) -> int | None:
-    kept = [at for at in (hints.oldest_us(), batches.oldest_us()) if at is not None]
+    # Rows of a load that runs become part of a table when it is committed, with the time that it has.
+    loads = min((load.timestamp_us for load in context.cluster().loads.running), default=None)
+    kept = [at for at in (hints.oldest_us(), batches.oldest_us(), loads) if at is not None]
     # A write is left for a replica at its deadline at the latest.
     return min(kept) - context.configuration.timeouts.write_ms * 1000 if kept else None
 

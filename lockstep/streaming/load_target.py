@@ -33,6 +33,7 @@ from lockstep.replica.load_messages import (
 )
 from lockstep.replica.replica import CatchUp
 from lockstep.runtime.ports import Runtime
+from lockstep.storage.rows import keys
 from lockstep.streaming.load_files import LoadFiles, key_of
 from lockstep.streaming.stream_files import digest_of
 from lockstep.values.codec import UNREADABLE, decoder, encode
@@ -87,6 +88,14 @@ class LoadCounts(msgspec.Struct):
 def stores(ring: RingPlacement, range_: Range, node: int) -> bool:
     """Whether all of a range is written to a node."""
     return all(node in placed.group.writes for placed in ring.overlapping(range_))
+
+
+def require_in_table(load: Load, file: LoadFile) -> None:
+    """InvalidRequest unless a file says of itself that it holds rows of its load's table, in its range."""
+    left, right = file.left, file.right
+    lower, upper = keys.token_bounds(load.stored_id, file.range) if left < right else (b"", b"")
+    if not lower <= file.first_key <= file.last_key < upper:
+        raise InvalidRequest(f"file {file.name} of load {load.job} is not of the table, or not of its range")
 
 
 class LoadTarget:
@@ -242,18 +251,19 @@ class LoadTarget:
         load = self._metadata().loads.by_job.get(job)
         return load is not None and load.state is LoadState.RUNNING
 
-    def require_running(self, job: str) -> None:
-        """SessionClosed when the load has ended, or nobody knows of it."""
-        if not self._runs(job):
-            load = self._metadata().loads.by_job.get(job)
+    def require_running(self, job: str) -> Load:
+        """The load. SessionClosed when it has ended, or nobody knows of it."""
+        load = self._metadata().loads.by_job.get(job)
+        if load is None or load.state is not LoadState.RUNNING:
             raise SessionClosed(f"load {job} is {load.state if load is not None else 'not known'}")
+        return load
 
     # -- files on their way -------------------------------------------------------------------------
 
     async def put(self, job: str, file: LoadFile, offset: int, data: bytes) -> bool:
         """Append what a client sent of a file; whether it is held now. InvalidRequest when it does not
         follow what came before, or the file is not what its digest says."""
-        self.require_running(job)
+        require_in_table(self.require_running(job), file)
         key = key_of(job)
         if not 0 < file.size_bytes <= LOAD_FILE_BYTES_MAX:
             raise InvalidRequest(f"a file of a load has 1 to {LOAD_FILE_BYTES_MAX} bytes")
@@ -274,7 +284,7 @@ class LoadTarget:
 
     async def _hold(self, job: str, file: LoadFile, sources: Sequence[Address]) -> bool:
         """Have a file, from whoever has it. SessionClosed when the load ended meanwhile."""
-        self.require_running(job)
+        require_in_table(self.require_running(job), file)
         key = key_of(job)
         async with self._lock(key, file.name):
             if await self._is_held(key, file):

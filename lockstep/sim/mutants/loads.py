@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from lockstep.metadata.load_entries import CommitLoad
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.load_entries import BeginLoad, CommitLoad
 from lockstep.node.work import bulk_loads
 from lockstep.node.work.bulk_loads import Placed
 from lockstep.sim.plant import Planted, replaced
@@ -15,6 +16,8 @@ from lockstep.streaming.load_target import LoadTarget
 
 _Context = contextlib.AbstractContextManager[None]
 _placed_by = bulk_loads.placed_by
+_begin = BeginLoad.apply
+_FUTURE_US = 1 << 60
 
 
 def _not_counted() -> _Context:
@@ -34,14 +37,13 @@ def _not_fenced() -> _Context:
     return replaced((CommitLoad, "_refuse_moved", lambda self, cluster, table: None))
 
 
-def _files_go_early() -> _Context:
-    """Files go before what was taken in is durable."""
+def _from_the_future() -> _Context:
+    """Rows of loads have a time that nothing is newer than."""
 
-    async def settle(self: Any, key: str, sequence: int) -> None:
-        self._forget(key)
-        self._taking.pop(key, None)
+    def apply(self: BeginLoad, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
+        return _begin(msgspec.structs.replace(self, timestamp_us=_FUTURE_US), cluster, epoch)
 
-    return replaced((LoadTarget, "_settle", settle))
+    return replaced((BeginLoad, "apply", apply))
 
 
 def _not_taken_in_at_once() -> _Context:
@@ -51,7 +53,7 @@ def _not_taken_in_at_once() -> _Context:
 
 LOADS = (
     Planted("load_not_counted", "a load is done that replicas do not hold", "loads", _not_counted),
-    Planted("load_files_early", "a power loss takes back a part of a load", "loads", _files_go_early),
+    Planted("load_hides_newer", "what is newer than a load is not seen", "loads", _from_the_future),
     Planted("load_not_taken_in", "a committed load is nowhere", "loads", _not_taken_in_at_once),
     Planted("load_not_fenced", "a load is committed where ranges were", "loads", _not_fenced),
 )
