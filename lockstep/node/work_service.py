@@ -120,5 +120,5 @@ def wire_work(log: NodeLog, membership: NodeMembership, data: NodeData) -> NodeW
         tombstone_purge=TombstonePurge(context, state, data.engine, guards, data.oldest_hint_us),
         refill=Refill(context, state, submitter, data.lacking),
         sizes=RangeSizes(context, data.engine, lambda: stages.rate_bytes_s),
-        bulk_loads=BulkLoads(context, data.loads, submitter, lambda: log.is_leader),
+        bulk_loads=BulkLoads(context, state, data.loads, submitter, lambda: log.is_leader),
     )

@@ -18,6 +18,7 @@ from lockstep.internode import verbs
 from lockstep.metadata.load_entries import BeginLoad, CommitLoad, EndLoad, ring_of, table_of
 from lockstep.metadata.loads import Load, LoadState
 from lockstep.node.context import NodeContext
+from lockstep.node.log.metadata_state import MetadataState
 from lockstep.node.log.submission import Submitter
 from lockstep.quorum.plans import Plan, PlanBook
 from lockstep.quorum.round import Target
@@ -116,6 +117,7 @@ class BulkLoads:
     def __init__(
         self,
         context: NodeContext,
+        state: MetadataState,
         target: LoadTarget,
         submitter: Submitter,
         is_leader: Callable[[], bool],
@@ -126,6 +128,9 @@ class BulkLoads:
         self._submitter = submitter
         self._is_leader = is_leader
         self._book = PlanBook(context.cluster, context.own_id)
+        self._state = state
+        #: Whether leases are looked at.
+        self._looks = False
 
     # -- the life of a load -------------------------------------------------------------------------
 
@@ -334,15 +339,23 @@ class BulkLoads:
     # -- leases -------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        self._runtime.tasks.spawn(self._look_for_lost(), "loads.leases")
+        self._state.listen(lambda *_: self._wake(), parts_only=True)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._context.cluster().loads.running and not self._looks:
+            self._looks = True
+            self._runtime.tasks.spawn(self._look_for_lost(), "loads.leases")
 
     async def _look_for_lost(self) -> None:
-        while True:
+        """As long as loads run."""
+        while self._context.cluster().loads.running:
             await asyncio.sleep(LOAD_LEASE_LOOK_S)
             now_ms = self._runtime.clock.wall_us() // 1000
             for load in self._context.cluster().loads.running if self._is_leader() else ():
                 if load.lease_until_ms <= now_ms:
                     await self._expire(load, now_ms)
+        self._looks = False
 
     async def _expire(self, load: Load, now_ms: int) -> None:
         try:
