@@ -156,6 +156,8 @@ def test_the_whole_way_round(goods: LocalCluster, spark: SparkSession, tmp_path:
     assert by_id["c"].values == (("weight", "1000.0", "1000.5"),)
     tokens = connection.query("SELECT token(id) AS t FROM shop.goods WHERE id = 'c'")
     assert by_id["c"].token == tokens[0]["t"]
+    within = by_id["c"].range
+    assert within is not None and within[0] < by_id["c"].token <= within[1]
     connection.query("INSERT INTO shop.goods_copy (id, number) VALUES ('b', 2)")
     connection.close()
     near = Verify(GOODS.text, COPY.text, tolerance=Tolerance(number=0.5))

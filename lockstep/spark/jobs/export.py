@@ -22,7 +22,7 @@ from lockstep.spark.jobs.files import uri
 from lockstep.spark.jobs.manifest import BEGUN, DATA, MANIFEST, Manifest
 from lockstep.spark.jobs.running import Progress, watched
 from lockstep.spark.jobs.tables import Access, Described, TableName
-from lockstep.spark.ring import ask_any, range_partitions, read_ring
+from lockstep.spark.ring import ask_any, range_partitions
 from lockstep.values.errors import ConfigurationError, PeerError, PreconditionError
 
 if TYPE_CHECKING:
@@ -93,13 +93,7 @@ def plan(access: Access, wanted: Export) -> ExportPlan:
     place, begun = manifest.directory(wanted.to), _begun(access, wanted)
     left = _left_by(place, begun, wanted)
     options = access.checked(wanted.table)
-    ring = ask_any(
-        pool_of(os.getpid()),
-        options.endpoints,
-        options.timeout_s,
-        lambda connection: read_ring(connection, wanted.table.keyspace),
-    )
-    parts = range_partitions(ring, options.splits_per_range)
+    parts = range_partitions(tables.ring_of(access, wanted.table), options.splits_per_range)
     partitions, size = estimate(access, wanted.table)
     return ExportPlan(
         wanted.table.text,
@@ -227,11 +221,8 @@ def estimate(access: Access, name: TableName) -> tuple[int | None, int | None]:
     """About how many partitions and bytes the table has, as its nodes say; None without their answer."""
     options = access.checked(name)
     pool = pool_of(os.getpid())
-    ring = ask_any(
-        pool, options.endpoints, options.timeout_s, lambda connection: read_ring(connection, name.keyspace)
-    )
     partitions = size = 0
-    for host in ring.hosts:
+    for host in tables.ring_of(access, name).hosts:
         try:
             rows = ask_any(
                 pool,

@@ -157,7 +157,7 @@ def run(session: SparkSession, access: Access, wanted: Load, progress: Progress)
     write_time_us = wanted.write_time_us or time.time_ns() // _NANOSECONDS_PER_MICROSECOND
     options = {"writeTimeMicros": str(write_time_us), "ignoreNulls": str(not wanted.nulls_delete).lower()}
     with watched(session, progress, f"writing {rows - rejected:,} rows"):
-        good = _good(checked, ready.columns)
+        good = _shared_out(session, _good(checked, ready.columns), ready)
         good.write.format("lockstep").options(**access.options(wanted.table, **options)).mode("append").save()
     return LoadReport(
         wanted.table.text, len(ready.files.paths), rows, rows - rejected, rejected, rejects,
@@ -293,6 +293,14 @@ def _tell_rejects(checked: DataFrame, target: Path) -> None:
         raise ConfigurationError(
             f"{target} cannot be written: {error.strerror}", hint="--rejects FILE"
         ) from error
+
+
+def _shared_out(session: SparkSession, good: DataFrame, ready: Prepared) -> DataFrame:
+    """Rows of few CSV files go to as many tasks as there are cores: each such file is read by one."""
+    cores = session.sparkContext.defaultParallelism
+    if ready.files.format != "csv" or len(ready.files.paths) >= cores:
+        return good
+    return good.repartition(cores, *[f"`{name}`" for name in ready.described.partition_key_names()])
 
 
 def _good(checked: DataFrame, columns: Sequence[TableColumn]) -> DataFrame:

@@ -20,7 +20,7 @@ from lockstep.spark.columns import encoder, spark_type
 from lockstep.spark.cql_client import CqlConnection, pool_of
 from lockstep.spark.jobs.running import given
 from lockstep.spark.options import Options, parse_options
-from lockstep.spark.ring import TableColumn, TableShape, ask_any, quoted, read_table
+from lockstep.spark.ring import Ring, TableColumn, TableShape, ask_any, quoted, read_ring, read_table
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.tokens import token_of
 
@@ -167,6 +167,11 @@ def token_of_values(described: Described, key: Sequence[Any]) -> int:
         encoder(column.cql_type)(value) for column, value in zip(columns, key[: len(columns)], strict=True)
     ]
     return token_of(routing_key(parts))
+
+
+def ring_of(access: Access, name: TableName) -> Ring:
+    """Who holds which ranges of its keyspace, as one node sees it."""
+    return _asked(access, name, lambda connection: read_ring(connection, name.keyspace))
 
 
 def make(access: Access, name: TableName, described: Described) -> list[str]:

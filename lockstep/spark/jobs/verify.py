@@ -22,6 +22,7 @@ from lockstep.spark.jobs.files import uri
 from lockstep.spark.jobs.running import Progress, watched
 from lockstep.spark.jobs.tables import Access, Described, TableName
 from lockstep.values.errors import ConfigurationError
+from lockstep.values.tokens import Range
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -93,9 +94,11 @@ class VerifyPlan(msgspec.Struct, frozen=True):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """`missing` names the side without the row; `values` has column, value of the first, of the second."""
+    """`range` of the ring has the token, at the first side that is a table; None of exports. `missing` names
+    the side without the row; `values` has column, value of the first, of the second."""
 
     token: int
+    range: tuple[int, int] | None
     key: dict[str, str]
     missing: str
     values: tuple[tuple[str, str | None, str | None], ...]
@@ -199,7 +202,8 @@ def run(session: SparkSession, access: Access, wanted: Verify, progress: Progres
     if buckets:
         with watched(session, progress, f"comparing the rows of {len(buckets)} buckets"):
             rows = comparing.differences(frames[0], frames[1], compared, buckets, wanted.failures_max + 1)
-    told = tuple(_told(one, other, row) for row in rows[: wanted.failures_max])
+    ranges = _ranges(one, other) if rows else []
+    told = tuple(_told(one, other, row, ranges) for row in rows[: wanted.failures_max])
     return VerifyReport(
         (one.text, other.text),
         not rows,
@@ -217,12 +221,21 @@ def _rows(found: dict[int, comparing.Sum]) -> int:
     return sum(one.rows for one in found.values())
 
 
-def _told(one: Side, other: Side, row: RowDifference) -> Difference:
+def _ranges(one: Side, other: Side) -> list[Range]:
+    """Of the ring of the first side that is a table."""
+    for place in (one, other):
+        if place.manifest is None:
+            return [part for part, _ in tables.ring_of(place.access, place.table).ranges]
+    return []
+
+
+def _told(one: Side, other: Side, row: RowDifference, ranges: Sequence[Range]) -> Difference:
     names = one.described.key_names()
     missing = {"left": one.text, "right": other.text, "": ""}[row.missing]
     key = dict(zip(names, map(_text, row.key), strict=True))
     token = tables.token_of_values(one.described, row.key)
-    return Difference(token, key, missing, row.columns)
+    within = next(((part.left, part.right) for part in ranges if part.contains(token)), None)
+    return Difference(token, within, key, missing, row.columns)
 
 
 def _text(value: Any) -> str:
