@@ -42,7 +42,7 @@ def damage(node: Node) -> Path:
     """One bit in each 2 KiB of the tables' part of the node's only file, while it is stopped.
 
     A node that stops writes what was in memory to a file, and it has stopped once: with a second file the
-    library may merge the two as it ends, and leave the larger one behind, in which nobody reads any more."""
+    library merges the two, at this end or at the next start, and which file is read then is not certain."""
     node.stop()
     [file] = (node.log_path.parent / "data" / "store").glob("*.sst")
     content = bytearray(file.read_bytes())
