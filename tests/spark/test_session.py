@@ -172,5 +172,5 @@ def test_a_write_that_cannot_work_fails_before_any_task(spark: SparkSession, clu
     writing = frame.write.format("lockstep").options(**options(cluster, "events"))
     with pytest.raises(AnalysisException, match=r"lacks key column at of shop\.events"):
         writing.mode("append").save()
-    with pytest.raises(AnalysisException, match="mode overwrite is not supported"):
+    with pytest.raises(AnalysisException, match="mode overwrite replaces what is in"):
         frame.write.format("lockstep").mode("overwrite").options(**options(cluster, "events")).save()
