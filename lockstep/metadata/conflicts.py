@@ -26,7 +26,7 @@ class Wanted(enum.StrEnum):
     FORCE = "giving a node up by force"
     SCHEMA_MOVING = "schema change that makes or drops a ring or moves tables to another"
     SCHEMA = "any other schema change"
-    MEMBERSHIP = "registration of a node, feature, extension"
+    MEMBERSHIP = "registration of a node, feature, extension, generation of streams"
     VOTERS = "change of the voters"
     FACTS = "address of a node, exclude list, snapshot, truncation, wish about the service"
     REPAIR = "repair"
@@ -141,7 +141,7 @@ WANTED_OF_KIND: Mapping[int, Wanted] = {
     EntryKind.BEGIN_LOAD: Wanted.SCHEMA,
     EntryKind.COMMIT_LOAD: Wanted.SCHEMA,
     EntryKind.END_LOAD: Wanted.FACTS,
-    EntryKind.REPAIR_STREAMS: Wanted.FACTS,
+    EntryKind.REPAIR_STREAMS: Wanted.MEMBERSHIP,
 }
 
 

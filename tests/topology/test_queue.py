@@ -400,6 +400,7 @@ def test_a_freeze_stops_what_is_not_about_the_service_or_where_nodes_are(kind: E
         # What has begun may end: until then nothing is purged.
         "END_REPAIR",
         "RECORD_UNDELIVERED",
+        "END_LOAD",
     )
     free = kind.name in thawed or (
         kind.name.endswith("_MEMBERSHIP") and kind is not EntryKind.ROLE_MEMBERSHIP

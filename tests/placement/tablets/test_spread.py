@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from . import spread
 from .spread import WORST, main, worst_share
 
 CASES = 300
@@ -19,5 +20,5 @@ def test_the_command_tells_and_fails(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(3) == 0 and "0 of 3 at 1.4 or more" in capsys.readouterr().out
-    monkeypatch.setattr("tests.placement.tablets.spread.worst_share", lambda seed: 1.0 + seed / 2)
+    monkeypatch.setattr(spread, "worst_share", lambda seed: 1.0 + seed / 2)
     assert main(3) == 1 and "failed: [1, 2]" in capsys.readouterr().out
