@@ -22,6 +22,7 @@ from lockstep.metadata.schema_part import SCHEMA
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.placement.placements import RingPlacement
 from lockstep.schema.changes import SYSTEM_KEYSPACES, EmptyTable
+from lockstep.schema.log_tables import capture_options, is_log
 from lockstep.schema.model import Table
 from lockstep.values.errors import Rejected
 from lockstep.values.node_limits import (
@@ -47,6 +48,10 @@ def why_not(table: Table) -> str:
     if table.indexes:
         names = ", ".join(index.name for index in table.indexes)
         return f"{name} has indexes ({names}), which a load would not change"
+    if is_log(table):
+        return f"{name} is a log of changes, which is written with what it tells of"
+    if capture_options(table) is not None:
+        return f"changes of {name} are captured, and a load would not be"
     return ""
 
 

@@ -13,7 +13,15 @@ from lockstep.metadata.loads import LoadState
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.metadata.transformations import Initialize
 from lockstep.quorum.plans import PlanBook
-from lockstep.schema.changes import AddColumns, CreateKeyspace, CreateTable, DropTable, EmptyTable, NewColumn
+from lockstep.schema.changes import (
+    AddColumns,
+    AlterOptions,
+    CreateKeyspace,
+    CreateTable,
+    DropTable,
+    EmptyTable,
+    NewColumn,
+)
 from lockstep.schema.model import ColumnKind
 from lockstep.topology.kinds.decommission import Decommission
 from lockstep.topology.transformations import PrepareOperation
@@ -175,3 +183,17 @@ def test_tables_that_count_are_refused(history: History) -> None:
     assert found is not None and "counters" in why_not(found)
     with pytest.raises(Rejected, match="counters"):
         history.submit(replace(begin(), table="counts"))
+
+
+def test_tables_whose_changes_are_captured_are_refused_and_so_are_logs(history: History) -> None:
+    captured = replace(table("c"), options=(("cdc", (("enabled", "true"),)),))
+    history.submit(ChangeSchema(captured))
+    for name, reason in (("c", "are captured"), ("c_scylla_cdc_log", "log of changes")):
+        with pytest.raises(Rejected, match=reason):
+            history.submit(replace(begin(), table=name))
+
+
+def test_a_load_into_a_table_that_began_to_capture_is_refused(history: History) -> None:
+    history.submit(begin())
+    history.submit(ChangeSchema(AlterOptions("k", "t", (("cdc", (("enabled", "true"),)),))))
+    assert "altered" in refused(history, commit(history.now))
