@@ -142,10 +142,11 @@ def test_the_guide_says_what_works(
     [create] = re.findall(r"CREATE TABLE shop\.orders .*\)(?=\")", guide)
     connection.query(create)
     connection.close()
-    [code] = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
-    hosts = "127.0.0.1,127.0.0.2"
-    assert hosts in code
-    code = code.replace(f'"{hosts}"', f'"{",".join(cluster.contact_points)}", "port": "{PORTS[0]}"')
+    code = "\n".join(re.findall(r"```python\n(.*?)```", guide, re.DOTALL))
+    hosts, given = "127.0.0.1,127.0.0.2", ",".join(cluster.contact_points)
+    assert hosts in code and 'hosts="127.0.0.1"' in code
+    code = code.replace(f'"{hosts}"', f'"{given}", "port": "{PORTS[0]}"')
+    code = code.replace('hosts="127.0.0.1"', f'hosts="{given}", port="{PORTS[0]}"')
     # Java's working directory is fixed once it runs, so the file is named in full.
     code = code.replace('"orders.parquet"', repr(str(tmp_path / "orders.parquet")))
     exec(compile(code, "the guide", "exec"), {})  # noqa: S102
