@@ -240,7 +240,7 @@ class ReplicaService:
         if self._plans.own in group.writes:
             return (mutation, True) if is_own else (captured, True)
         if is_own:
-            self._probes.reach("replica.write.without_log")
+            self._probes.reach("capture.write.without_log")
         return without_log(mutation), is_own
 
     async def _sync(self) -> None:

@@ -79,7 +79,7 @@ CAPTURE_SCENARIOS = (
         ),
         sometimes=(
             *("join completed", "decommission completed", "leader changed"),
-            "replica.write.without_log",
+            "capture.write.without_log",
         ),
     ),
 )

@@ -219,7 +219,8 @@ def test_bytes_that_are_not_the_snapshots_are_noticed_and_another_peer_is_asked(
                 if node is not asked[0]:
                     return chunk
                 middle = len(chunk.data) // 2
-                return SnapshotChunk(chunk.data[:middle] + b"x" + chunk.data[middle + 1 :])
+                other = bytes([chunk.data[middle] ^ 1])
+                return SnapshotChunk(chunk.data[:middle] + other + chunk.data[middle + 1 :])
 
             node.context.internode.register(verbs.FETCH_SNAPSHOT, FetchSnapshot, SnapshotChunk, serve)
         town.start(4)

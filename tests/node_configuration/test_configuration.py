@@ -153,6 +153,7 @@ def test_every_section_and_key_has_a_default() -> None:
         "purge",
         "hints",
         "storage",
+        "read_sessions",
         "reads",
         "writes",
         "raft",

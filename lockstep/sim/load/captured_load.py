@@ -61,7 +61,7 @@ class CaptureWorkload(SideLoad):
         return now_us // 1000 * 1000 + self.next_number() % 1000
 
     def judge(self) -> int:
-        for label in ("replica.write.without_log", "conditional.log_beside"):
+        for label in ("capture.write.without_log", "conditional.log_beside"):
             if self.cluster.world.probes.counts.get(label):
                 self.cluster.fact(label)
         return self._judged
