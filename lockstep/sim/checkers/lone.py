@@ -35,13 +35,17 @@ class LoneWatch:
         by_key = {key: one for key, one in after.transitions.tree.items() if one.position is not None}
         entered: dict[Stage, list[Transition]] = {}
         for key, one in by_key.items():
-            former = before.transitions.tree.get(key)
-            if former is not one and one.position is not None:
+            if one.position is not None and not _stands(before.transitions.tree.get(key), one):
                 entered.setdefault(one.position.stage, []).append(one)
         for key, one in before.transitions.tree.items():
-            if one.position is not None and by_key.get(key) is not one:
+            if one.position is not None and not _stands(one, by_key.get(key)):
                 self._released(before, Lone(one))
         if pending := entered.get(Stage.WRITE_BOTH_READ_OLD):
             self._wiped(after, pending)
         if read := entered.get(Stage.WRITE_BOTH_READ_NEW):
             self._filled(after, read)
+
+
+def _stands(former: Transition | None, now: Transition | None) -> bool:
+    """Whether it is where it was. What was read from a snapshot is equal, and not the same object."""
+    return former is not None and now is not None and former.position == now.position
