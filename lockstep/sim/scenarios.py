@@ -552,7 +552,10 @@ SCENARIOS: dict[str, Scenario] = {
             dcs=(1, 1, 2),
             replays=True,
             faults=("kill", "power", "pause", "partition", "latency", "isolate_leader", "crash_at_probe"),
-            sometimes=("wrong wish rejected", "access wish ok", "access wish rejected", "leader changed"),
+            sometimes=(
+                *("wrong wish rejected", "access wish ok", "access wish rejected", "leader changed"),
+                "a new voter's disk destroyed",
+            ),
         ),
         Scenario(
             name="tight",

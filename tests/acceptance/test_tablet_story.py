@@ -163,15 +163,6 @@ class Story:
         assert all(one["node"] != node or not one["tablets"] for one in self.told()["nodes"])
 
     def killed(self, name: str, node: int) -> None:
-        def settled() -> bool:
-            """Both groups have the voters that the cluster's size asks for: a voter that dies before the
-            management group has it holds later changes of the voters up."""
-            told = self.cluster.any_admin().get("/v1/cms/reconfiguration")
-            groups = self.cluster.any_admin().get("/v1/status")["groups"]
-            peers = {groups[name]["available_peers"] for name in ("cmg", "metastorage")}
-            return peers == {len(told["voters"])} == {told["target"]}
-
-        parts.until(settled, CHANGE_S, 0.2)
         self.cluster.kill(name)
 
         def is_dead() -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lockstep.metadata.groups import management
@@ -447,3 +447,27 @@ def test_any_members_become_the_wanted_ones_step_by_step(
             )
             members = after
     assert members == Members(tuple(sorted(wanted)))
+
+
+@pytest.mark.slow
+@given(
+    st.sets(st.integers(1, 9), min_size=1, max_size=7),
+    st.sets(st.integers(1, 9), min_size=1, max_size=7),
+    st.sets(st.integers(1, 9), min_size=1, max_size=2),
+)
+@settings(max_examples=200, deadline=None)
+def test_the_dead_hold_nobody_up_who_is_to_go(wanted: set[int], start: set[int], dead: set[int]) -> None:
+    """The dead never catch up: all that live become members, and who is to go goes."""
+    assume(wanted & start - dead and has_majority(sorted(start), start - dead))
+    assume(has_majority(sorted(wanted), wanted - dead))
+    members, leader = Members(tuple(sorted(start))), min(wanted & start - dead)
+    for _ in range(60):
+        caught_up = {member for member in (*members.voters, *members.learners) if member not in dead}
+        step = group_next_step(wanted, members, caught_up, leader, dead)
+        if not isinstance(step, GroupConfigure):
+            break
+        members = step.members
+        assert has_majority(members.voters, set(members.voters) - dead), "the living decide"
+    absent = wanted & dead - start
+    assert members == Members(tuple(sorted(wanted - absent)), tuple(sorted(absent)))
+    assert step == (WaitFor(min(absent)) if absent else Settled())

@@ -28,6 +28,8 @@ from lockstep.node.membership.management import ADMISSION_TIMEOUT_MS, LOOKS_PER_
 from lockstep.node.membership.management_group import ManagementGroup
 from lockstep.node.node import Node
 from lockstep.sim.runtime.probes import CrashRule
+from lockstep.topology.kinds.remove import Remove
+from lockstep.topology.requests import EnqueueRequest
 from lockstep.values.errors import DiskRefused, PreconditionError
 from lockstep.values.ids import NodeId
 from tests.node.support import Town, decommission, keyspace, leave
@@ -233,6 +235,27 @@ def test_a_voter_that_leaves_is_replaced_in_the_group_too() -> None:
         assert town.finish(town.submit(1, leave(out))).error is None
         rest = [number for number in (1, 2, 3, 4) if number != out]
         town.until(lambda: town.state_of(out) is NodeState.LEFT)
+        assert settled(town, *rest).voters.voters == tuple(rest)
+
+
+def test_a_voter_that_dies_before_the_group_has_it_holds_nobody_up() -> None:
+    with Town() as town:
+        town.found()
+        town.start(4, 5)
+        town.until(lambda: town.ready(4, 5))
+        settled(town, 1, 2, 3)
+        out = next(number for number in (2, 3) if not town.node(number).log.is_leader)
+        asked = town.submit(1, leave(out))
+        town.until(lambda: len(town.newest.voters) == 4)
+        new = next(voter for voter in town.newest.voters if voter > 3)
+        town.process(new).crash("power")
+        members = {number: voters(town, number) for number in (1, 2, 3)}
+        assert all(new not in group for group in members.values()), "the group had it already"
+        gone = EnqueueRequest(Remove(NodeId(new), presumed_dead=True), actor="operator")
+        assert town.finish(town.submit(1, gone)).error is None
+        assert town.finish(asked).error is None
+        town.until(lambda: town.state_of(new) is NodeState.LEFT and town.state_of(out) is NodeState.LEFT)
+        rest = [number for number in (1, 2, 3, 4, 5) if number not in (out, new)]
         assert settled(town, *rest).voters.voters == tuple(rest)
 
 

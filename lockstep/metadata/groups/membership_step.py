@@ -22,7 +22,8 @@ leader does next about the voters of its own.
     any                    configuration entry not committed            WAIT
 
 Owns the order: a newcomer learns first, votes once it has caught up, and only then is a former voter let go,
-one at a time; a leader that is to go hands leadership over before.
+one at a time; a leader that is to go hands leadership over before. The group that follows the voters has
+followed when all of them that live are its members: a new voter that died is waited for by nobody.
 
 Invariant: a pure function of the newest metadata in the leader's log, of the Raft configuration in force and
 of what the leader knows of the nodes. Asked again after any death or change of leader it goes on from where
@@ -85,9 +86,14 @@ Step = GroupConfigure | HandOver | WaitFor | Settled
 
 
 def group_next_step(
-    wanted: Collection[int], members: Members, caught_up: Collection[int], leader: int
+    wanted: Collection[int],
+    members: Members,
+    caught_up: Collection[int],
+    leader: int,
+    down: Collection[int] = (),
 ) -> Step:
-    """`caught_up`: members whose log is close to the leader's; `leader` asks."""
+    """`caught_up`: members whose log is close to the leader's; `leader` asks. Where all that are to come are
+    `down`, who is to go does not wait for them."""
     assert wanted, "a group keeps one voter at least"
     assert set(members.voters).isdisjoint(members.learners), "a member votes or learns"
     goal = sorted(wanted)
@@ -98,7 +104,10 @@ def group_next_step(
     if strangers:
         return GroupConfigure(_without(members, strangers[0]))
     if missing and not (full and former):
-        return _addition(missing, members, caught_up)
+        addition = _addition(missing, members, caught_up)
+        stay = len(former) < len(members.voters)
+        if not (isinstance(addition, WaitFor) and former and stay and set(missing) <= set(down)):
+            return addition
     if former:
         return _removal(goal, former, members, caught_up, leader)
     return Settled()

@@ -36,7 +36,14 @@ from lockstep.metadata.groups.management import (
     Outcome,
     RecordVoters,
 )
-from lockstep.metadata.groups.membership_step import GroupConfigure, HandOver, Members, group_next_step
+from lockstep.metadata.groups.membership_step import (
+    GroupConfigure,
+    HandOver,
+    Members,
+    Settled,
+    WaitFor,
+    group_next_step,
+)
 from lockstep.node.context import NodeContext
 from lockstep.node.log.journal import MANAGEMENT_GROUP
 from lockstep.node.log.messages import AskGroup, GroupReport, Manage, Managed
@@ -181,6 +188,7 @@ class Management:
         self._member = log.member
         self._raft = context.configuration.raft
         self._host_id = context.host_id
+        self._alive = context.alive
         self._on_disk_failed = on_disk_failed
         self._log = context.log
         log.member.roles.add(self.wake)
@@ -209,7 +217,12 @@ class Management:
 
     def unsettled(self) -> str:
         """Why the group may not have followed the metadata's voters yet, as far as this node knows; empty
-        when it has: whoever is no voter is no member then."""
+        when it has: whoever is no voter is no member then, and who votes here alone is dead.
+
+        A dead one would be waited for until it comes back, and with it every later change of the voters, its
+        own removal among them. Safe without it: all living voters are members here, so a majority of the
+        metadata's voters that lives is one of the group's members, whether or not the dead one is in by now.
+        """
         voters = tuple(self._metadata.current.voters)
         group = self.group
         if group is None:
@@ -217,7 +230,10 @@ class Management:
         if group.broken is not None:
             return f"this leader's member of the management group is broken: {group.broken}"
         configuration = group.driver.status().configuration
-        if configuration.is_joint or configuration.learners or configuration.voters != voters:
+        absent = {voter for voter in voters if not self._alive(voter)}.difference(configuration.voters)
+        expected = tuple(voter for voter in voters if voter not in absent)
+        strangers = set(configuration.learners) - absent
+        if configuration.is_joint or strangers or configuration.voters != expected:
             return f"the management group has members {list(configuration.members())}"
         if group.driver.raft.state.configurations.changed_at > group.driver.raft.commit_index:
             return "the management group's new members are not committed yet"
@@ -425,8 +441,8 @@ class Management:
             return
         status = group.driver.status()
         configuration = status.configuration
-        self._changing = configuration.voters != wanted or bool(configuration.learners)
         if configuration.is_joint:
+            self._changing = True
             return
         # Who has not answered since it was added holds nothing, however short the log is.
         enough = max(group.driver.raft.configuration_index, status.last_index - CAUGHT_UP_ENTRIES)
@@ -436,7 +452,10 @@ class Management:
             if progress.heard and progress.match >= enough
         ]
         members = Members(configuration.voters, configuration.learners)
-        step = group_next_step(wanted, members, [*caught_up, status.identity], status.identity)
+        down = [voter for voter in wanted if not self._alive(voter)]
+        step = group_next_step(wanted, members, [*caught_up, status.identity], status.identity, down)
+        waits_for_dead = isinstance(step, WaitFor) and step.member in down
+        self._changing = not (isinstance(step, Settled) or waits_for_dead)
         if isinstance(step, GroupConfigure):
             self._runtime.probes.reach("management.configure")
             group.driver.propose_configuration(Configuration(step.members.voters, (), step.members.learners))

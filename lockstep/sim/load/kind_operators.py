@@ -2,11 +2,12 @@
 joins are taken back; the replication of the clients' keyspace changes; the clients' tables are repaired.
 
 Invariant: a disk is destroyed only when its node's removal would begin at once, or as soon as it votes no
-more, and never a second one before that node has left; a voter's only while both groups survive it. The run
-does not end with one that is still there. There are never less than 2 replicas, so that the loss of one disk
-loses nothing, nor more than nodes of the data centre. A deletion is purged some seconds after its repair
-began at the earliest, which is longer than any write of a client is under way; so no deleted row is ever seen
-again. A cancel may come too late, be refused, or find that the node has joined.
+more, and never a second one before that node has left; a voter's only while both groups survive it, the one
+that the management group has not taken in yet among them. The run does not end with one that is still there.
+There are never less than 2 replicas, so that the loss of one disk loses nothing, nor more than nodes of the
+data centre. A deletion is purged some seconds after its repair began at the earliest, which is longer than
+any write of a client is under way; so no deleted row is ever seen again. A cancel may come too late, be
+refused, or find that the node has joined.
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ from lockstep.values.tokens import FULL_RING, TOKEN_MAX, TOKEN_MIN, Range
 
 _AGAIN_S = 0.5
 _NOBODY = NodeId(0)
+#: Between two looks whether there is a new voter: shorter than the management group takes to follow.
+_VOTERS_LOOK_S = 0.03
+#: Of new voters, how many lose their disk before the management group has them.
+_NEW_VOTERS_LOST = 0.3
 
 
 class KindOperators:
@@ -60,6 +65,7 @@ class KindOperators:
         #: Whether the node whose disk is gone is given up by force.
         self._by_force = False
         self._draw: Stream = operators.cluster.world.stream("kind operators")
+        self._draw_voters: Stream = operators.cluster.world.stream("new voters")
         #: The node whose disk is gone and that has not left yet; 0 when there is none.
         self._destroyed = _NOBODY
         #: Whether another node takes its place; otherwise it is removed.
@@ -67,6 +73,7 @@ class KindOperators:
 
     def start(self, runtime: Runtime) -> None:
         runtime.tasks.spawn(self._run(runtime), "kind operators")
+        runtime.tasks.spawn(self._run_voters(runtime), "new voters")
 
     async def end(self, runtime: Runtime) -> None:
         """Until the last one that lost its disk has left."""
@@ -85,6 +92,28 @@ class KindOperators:
                 await self._destroy(runtime)
             else:
                 await self._work_on(runtime)
+
+    async def _run_voters(self, runtime: Runtime) -> None:
+        """A node may lose its disk when it votes on the metadata, and not yet in the other group."""
+        voters = self._cluster.newest.voters
+        while not self._operators.stopped:
+            await asyncio.sleep(_VOTERS_LOOK_S)
+            newest = self._cluster.newest
+            new = [node for node in newest.voters if node not in voters]
+            voters = newest.voters
+            if not new or self._draw_voters.random() >= _NEW_VOTERS_LOST:
+                continue
+            node = new[0]
+            if self._destroyed or self._operators.stopped or len(newest.voters) < 3 or self._follows(node):
+                continue
+            if newest.directory.by_id[node].state is NodeState.NORMAL and _may_go(newest, node):
+                self._cluster.fact("a new voter's disk destroyed")
+                await self._lose(runtime, node)
+
+    def _follows(self, voter: NodeId) -> bool:
+        """Whether some member of the management group has a configuration in which the node votes."""
+        groups = [node.membership.management.group for node in self._cluster.nodes.values()]
+        return any(group.driver.raft.configuration.has_vote(voter) for group in groups if group is not None)
 
     async def _work_on(self, runtime: Runtime) -> None:
         """Ask for other tokens of a node, or for its data anew."""
@@ -111,7 +140,12 @@ class KindOperators:
         removable = [node for node in normal if node not in spared and _may_go(newest, node)]
         if not removable:
             return
-        self._destroyed = self._draw.choice(removable)
+        await self._lose(runtime, self._draw.choice(removable))
+
+    async def _lose(self, runtime: Runtime, node: NodeId) -> None:
+        assert not self._destroyed, "one disk is lost at a time"
+        newest = self._cluster.newest
+        self._destroyed = node
         self._cluster.fact("disk destroyed")
         if self._destroyed in newest.voters:
             self._cluster.fact("voter's disk destroyed")
@@ -133,9 +167,10 @@ class KindOperators:
         return not leader.membership.management.unsettled()
 
     def _replace(self, dead: str) -> None:
-        """A new node takes the place: on the same host with another disk, or on a host of its own."""
+        """A new node takes the place: on the same host with another disk, or on one of its data centre."""
         cluster = self._cluster
-        others = [name for name in cluster.parked if not cluster.node_id(name) and name != dead]
+        free = [name for name in cluster.parked if not cluster.node_id(name) and name != dead]
+        others = [name for name in free if cluster.dc_of(name) == cluster.dc_of(dead)]
         name = self._draw.choice([dead, *others[:1]])
         cluster.fact("replaced at its address" if name == dead else "replaced at another address")
         cluster.replacing[name] = self._destroyed

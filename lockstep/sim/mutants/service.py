@@ -37,6 +37,7 @@ from lockstep.node.log.metadata_store import MetadataStore
 from lockstep.node.log.raft_driver import RaftDriver
 from lockstep.node.log.submission import Submitter
 from lockstep.node.membership import service_driver
+from lockstep.node.membership.management import Management
 from lockstep.node.processors.raft import RaftProcessor
 from lockstep.node.work.worker import WorkService
 from lockstep.schema import type_changes
@@ -408,7 +409,22 @@ def _long_names_taken() -> contextlib.AbstractContextManager[None]:
     return replaced((transformations, "EXTENSION_NAME_CHARACTERS_MAX", 1 << 20))
 
 
+def _dead_voter_awaited() -> contextlib.AbstractContextManager[None]:
+    """A new voter that died is waited for until the management group has it."""
+    unsettled = Management.unsettled
+
+    def patient(self: Any) -> str:
+        alive, self._alive = self._alive, lambda _node: True
+        try:
+            return unsettled(self)
+        finally:
+            self._alive = alive
+
+    return replaced((Management, "unsettled", patient))
+
+
 ACCESS = (
+    Planted("dead_voter_awaited", "the voters never change again", "access", _dead_voter_awaited),
     Planted(
         "grants_outlive_roles",
         "a new role inherits what another was granted",
