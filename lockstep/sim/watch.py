@@ -120,7 +120,10 @@ class Watch:
                 check_metadata_files(name, self.cluster.processes[name].disk)
         self.log(now_ns, label, kind, facts)
         if kind == "metadata.applied" and (
-            self.cluster.newest.excluded or self.exclusions.known_ns or self.isolated
+            self.cluster.newest.excluded
+            or self.cluster.newest.degraded
+            or self.exclusions.known_ns
+            or self.isolated
         ):
             self._shut_out(now_ns)
         self.management(now_ns, label, kind, facts)
@@ -140,6 +143,7 @@ class Watch:
             now_ns, excluded, {name: seen.get(name, 0) for name in self.cluster.in_service()}
         )
         self.isolated.seen(now_ns, newest.epoch, excluded, seen)
+        self.isolated.degraded(now_ns, bool(newest.degraded))
         if self.exclusions.known_ns:
             self.cluster.fact("all shut a node out")
 

@@ -66,6 +66,16 @@ def test_a_node_is_apart_until_it_has_heard_of_its_return() -> None:
     assert not found and event(299) in found and event(301) not in found and event(96) in found
 
 
+def test_all_are_apart_while_ranges_are_degraded() -> None:
+    found = Apart()
+    found.degraded(100, False)
+    found.degraded(100, True)
+    found.degraded(150, True)
+    assert found and event(90) not in found and event(101, node="n1") in found
+    found.degraded(200, False)
+    assert not found and event(199) in found and event(301) not in found
+
+
 def test_a_node_that_was_taken_back_serves() -> None:
     found = shut_out(ALL_KNOW)
     with pytest.raises(Violation):

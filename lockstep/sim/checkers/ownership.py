@@ -126,20 +126,31 @@ class Exclusions:
 
 
 class Apart:
-    """Which requests went through a node for which no barrier waited: until it hears that it is shut out, and
-    from then on until it has heard of everything up to its return, it may plan by placements that are gone.
-    At ONE it then answers from what it holds."""
+    """Which requests a single replica may have answered that lacks what all had. They went through a node for
+    which no barrier waited: until it hears that it is shut out, and from then on until it has heard of
+    everything up to its return, it may plan by placements that are gone, and answers at ONE from what it
+    holds. Or ranges were degraded: their new replicas got nothing."""
 
     def __init__(self) -> None:
+        #: Since when ranges are degraded.
+        self._degraded_ns: int | None = None
         self._since_ns: dict[str, int] = {}
         #: The first epoch without the exclusion, of nodes that were taken back.
         self._back: dict[str, int] = {}
-        #: (name, first instant, last instant)
+        #: (name, first instant, last instant); no name: of whoever coordinates.
         self._spans: list[tuple[str, int, int]] = []
 
     def __bool__(self) -> bool:
-        """Whether a node is apart."""
-        return bool(self._since_ns)
+        """Whether a node is apart, or ranges are degraded."""
+        return bool(self._since_ns) or self._degraded_ns is not None
+
+    def degraded(self, now_ns: int, is_so: bool) -> None:
+        """Whether ranges are degraded by the newest metadata."""
+        if is_so and self._degraded_ns is None:
+            self._degraded_ns = now_ns
+        elif not is_so and self._degraded_ns is not None:
+            self._spans.append(("", self._degraded_ns, now_ns))
+            self._degraded_ns = None
 
     def seen(self, now_ns: int, epoch: int, excluded: Iterable[str], applied: Mapping[str, int]) -> None:
         """`excluded`: names by the newest metadata, of this epoch; `applied`: as for `Exclusions`."""
@@ -153,13 +164,13 @@ class Apart:
                 del self._back[name]
 
     def __contains__(self, event: object) -> bool:
-        """Whether an event's coordinator was, at any time from the request's start to its end."""
+        """Whether its coordinator was apart, or ranges degraded, at any time from its start to its end."""
         assert isinstance(event, Event), "requests go through nodes"
-        since_ns = self._since_ns.get(event.node)
-        if since_ns is not None and since_ns <= event.end_ns:
-            return True
+        for since_ns in (self._since_ns.get(event.node), self._degraded_ns):
+            if since_ns is not None and since_ns <= event.end_ns:
+                return True
         return any(
-            name == event.node and first <= event.end_ns and event.start_ns <= last
+            name in (event.node, "") and first <= event.end_ns and event.start_ns <= last
             for name, first, last in self._spans
         )
 

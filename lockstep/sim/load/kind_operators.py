@@ -108,6 +108,7 @@ class KindOperators:
                 continue
             if newest.directory.by_id[node].state is NodeState.NORMAL and _may_go(newest, node):
                 self._cluster.fact("a new voter's disk destroyed")
+                self._by_force = False
                 await self._lose(runtime, node)
 
     def _follows(self, voter: NodeId) -> bool:
