@@ -174,6 +174,27 @@ def _spark_checks(results: Results) -> list[Check]:
         ),
         Check("rows that Spark saw twice", f"{spark.repeated_rows:,}", not spark.repeated_rows),
         Check("Spark scan to Parquet", f"{spark.rows_per_s:,.0f} rows/s"),
+        *_pipeline_checks(results),
+    ]
+
+
+def _pipeline_checks(results: Results) -> list[Check]:
+    loaded, done = results.counts.loaded, results.spark.pipeline if results.spark is not None else None
+    if done is None:
+        return [Check("jobs over the loaded table", "did not run", False)]
+    return [
+        Check(
+            "rows exported, and loaded from there into another table",
+            f"{done.exported:,} and {done.loaded_again:,}",
+            loaded == done.exported == done.loaded_again,
+        ),
+        Check("rows that differ between the two", f"{done.differing:,}", not done.differing),
+        Check(
+            "elements that replicas hold differently",
+            f"{done.replicas_differing:,} on {done.audited_replicas} replicas",
+            done.audited_replicas > 1 and not done.replicas_differing,
+        ),
+        Check("export, load, verify and audit", f"{done.seconds:.1f} s"),
     ]
 
 

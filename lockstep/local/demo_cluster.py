@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from lockstep.documents import read
 from lockstep.documents.tablets import TabletMap
+from lockstep.local.admin_client import AdminClient
 from lockstep.local.clusters import LocalCluster
 from lockstep.local.demo_messages import (
     HOT_KEYSPACE,
@@ -54,6 +55,14 @@ class DemoCluster:
         """Addresses of the nodes whose processes run."""
         states = self.local.states()
         return [node.address for node in self.local.file.nodes if states[node.name] is State.RUNNING]
+
+    def doors(self) -> dict[int, AdminClient]:
+        """Clients of the admin APIs of all nodes that run, by the nodes' ids."""
+        self.refresh()
+        ids = {node.get("address"): int(node["id"]) for node in self.status.get("nodes", [])}
+        running = self.running_addresses()
+        nodes = [node for node in self.local.file.nodes if node.address in running and node.address in ids]
+        return {ids[node.address]: self.local.admin(node.name) for node in nodes}
 
     def refresh(self) -> bool:
         """Ask a running node for the status; False when none answers."""

@@ -1,39 +1,29 @@
-"""Owns the course of the demo: what is done to the cluster, in which order, while the traffic goes on, and
-its Spark job.
+"""Owns the course of the demo: what is done to the cluster, in which order, while the traffic goes on.
 
 Invariant: the main thread only waits, hears and shows; an operation that takes time runs on one other thread,
-the traffic in another process, so nothing that is measured depends on the picture. Neither the process nor
-its Java outlives the demo; they share a session that ends as a whole.
+the traffic in another process, so nothing that is measured depends on the picture.
 """
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import os
-import signal
-import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from lockstep.documents.tablets import TabletMap
-from lockstep.local import processes, tablet_picture
+from lockstep.local import tablet_picture
 from lockstep.local.demo_cluster import DemoCluster, DemoProcess
 from lockstep.local.demo_input import DemoInput
 from lockstep.local.demo_messages import (
     HOT_KEYSPACE,
     HOT_TABLE,
     HOT_TABLETS,
-    KEYSPACE,
-    TRAFFIC_TABLE,
     Command,
     Connect,
     Counts,
@@ -45,160 +35,8 @@ from lockstep.local.demo_messages import (
     StopTraffic,
 )
 from lockstep.local.demo_screen import Event, Phase, PhaseState, Screen, View
+from lockstep.local.demo_spark import SparkJob, SparkResult
 from lockstep.values.errors import ConfigurationError, LockstepError, PeerTimeout
-
-#: Java, two scans and a chart take some twenty seconds on two busy cores.
-JOB_TIMEOUT_S: Final = 240.0
-POLL_S: Final = 0.05
-#: After an interrupt: how long Java may take to remove its temporary files.
-JAVA_END_S: Final = 3.0
-
-
-class SparkResult(msgspec.Struct, frozen=True):
-    """What the job found. `scan_s` is the time from the tables to Parquet, without the start of Java."""
-
-    loaded_rows: int
-    traffic_rows: int
-    repeated_rows: int
-    scan_s: float
-    total_s: float
-
-    @property
-    def rows(self) -> int:
-        return self.loaded_rows + self.traffic_rows
-
-    @property
-    def rows_per_s(self) -> float:
-        return self.rows / max(self.scan_s, 0.001)
-
-
-class Job(msgspec.Struct, frozen=True):
-    """Everything the job is told."""
-
-    hosts: tuple[str, ...]
-    port: int
-    loaded_table: str
-    loaded_rows: int
-    report: str
-    samples: str
-    events: tuple[Event, ...]
-
-
-class SparkJob:
-    """At most one job at a time; `close` ends it whatever it does."""
-
-    def __init__(self, report: Path) -> None:
-        self._report = report
-        self._process: Any = None
-
-    def run(
-        self,
-        hosts: Sequence[str],
-        port: int,
-        table: str,
-        loaded_rows: int,
-        samples: Path,
-        events: Sequence[Event],
-    ) -> SparkResult:
-        """Start the job and wait for its end. LockstepError with its last words when it fails."""
-        job = Job(
-            hosts=tuple(hosts),
-            port=port,
-            loaded_table=table,
-            loaded_rows=loaded_rows,
-            report=str(self._report),
-            samples=str(samples),
-            events=tuple(events),
-        )
-        log = self._report / "spark.log"
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe(duplex=False)
-        self._process = context.Process(target=_child, args=(theirs, job, str(log)), daemon=True)
-        self._process.start()
-        theirs.close()
-        with contextlib.closing(ours):
-            deadline = time.monotonic() + JOB_TIMEOUT_S
-            while not ours.poll(POLL_S):
-                if time.monotonic() >= deadline:
-                    raise PeerTimeout(f"the Spark job still runs after {JOB_TIMEOUT_S:g} s; see {log}")
-            try:
-                said = ours.recv()
-            except EOFError:
-                raise LockstepError(f"the Spark job ended without a result; see {log}") from None
-        if isinstance(said, str):
-            raise LockstepError(f"the Spark job failed: {said}; see {log}")
-        assert isinstance(said, SparkResult)
-        return said
-
-    def close(self) -> None:
-        """End the job and its Java, which gets a moment to remove its temporary files."""
-        if self._process is None or self._process.pid is None:
-            return
-        group = self._process.pid
-        if self._process.is_alive():
-            _signal_group(group, signal.SIGTERM)
-            # It may not have got to make its group yet.
-            self._process.terminate()
-        self._process.join()
-        processes.wait_until(lambda: not _signal_group(group, signal.SIGCONT), JAVA_END_S)
-        _signal_group(group, signal.SIGKILL)
-        self._process = None
-
-
-def _signal_group(group: int, number: signal.Signals) -> bool:
-    """False when no process of the group is left."""
-    try:
-        os.killpg(group, number)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def _child(connection: Connection, job: Job, log: str) -> None:
-    # A group of its own: `close` ends Java with it, and an interrupt from the terminal does not reach it.
-    os.setsid()
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    try:
-        connection.send(_run(job))
-    except Exception as error:
-        # Written before the parent is told: it ends this process as soon as it knows.
-        traceback.print_exc()
-        sys.stderr.flush()
-        connection.send(_reason(error))
-        raise
-
-
-def _reason(error: Exception) -> str:
-    """One line. Of an error inside Java, also its first line there, which names the cause."""
-    lines = [line.strip() for line in f"{type(error).__name__}: {error}".splitlines() if line.strip()]
-    return " ".join(lines[: 2 if lines[0].endswith((".", ":")) else 1])
-
-
-def _run(job: Job) -> SparkResult:
-    from lockstep.spark.report import Span, summarise
-
-    begin_s = time.monotonic()
-    summary = summarise(
-        hosts=job.hosts,
-        port=job.port,
-        keyspace=KEYSPACE,
-        tables={job.loaded_table: job.loaded_rows, TRAFFIC_TABLE: None},
-        out=Path(job.report),
-        samples=Path(job.samples),
-        spans=[Span(event.label, event.begin_s, event.end_s) for event in job.events],
-        title="Latency at QUORUM while the cluster changed",
-    )
-    loaded, traffic = summary.tables
-    return SparkResult(
-        loaded_rows=loaded.rows,
-        traffic_rows=traffic.rows,
-        repeated_rows=sum(table.rows - table.distinct_keys for table in summary.tables),
-        scan_s=summary.scan_s,
-        total_s=time.monotonic() - begin_s,
-    )
-
 
 TICK_S: Final = 0.03
 STATUS_INTERVAL_S: Final = 0.4
@@ -401,6 +239,7 @@ class Tour:
                     self.results.counts.loaded,
                     self.samples_path,
                     self.view.events,
+                    self._cluster.doors(),
                 )
             )
             self.results.spark = result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -21,7 +22,8 @@ from lockstep.local.demo_screen import (
     node_lines,
     open_screen,
 )
-from lockstep.local.demo_tour import Results, SparkResult
+from lockstep.local.demo_spark import PipelineResult, SparkResult
+from lockstep.local.demo_tour import Results
 from lockstep.values.errors import LockstepError
 
 KEYS = ("start", "load", "traffic", "grow", "spread", "replace", "shrink", "proof", "spark")
@@ -43,7 +45,14 @@ def good() -> tuple[Results, View]:
         counts=counts,
         logs_agree=True,
         logs_told="3 nodes at epoch 15",
-        spark=SparkResult(loaded_rows=100, traffic_rows=51, repeated_rows=0, scan_s=0.5, total_s=9.0),
+        spark=SparkResult(
+            loaded_rows=100,
+            traffic_rows=51,
+            repeated_rows=0,
+            scan_s=0.5,
+            total_s=9.0,
+            pipeline=PipelineResult(100, 100, 0, 3, 0, 4.0),
+        ),
     )
     phases = [Phase(key, key, PhaseState.DONE, "told", 1.0, 2.5, 4, 9) for key in KEYS]
     return results, View(title="demo", begin_s=0.0, phases=phases, notes=["input: 100 rows"])
@@ -64,7 +73,11 @@ def test_a_good_tour_holds_and_says_its_numbers() -> None:
     assert made["raw errors that the driver retried"] == "3"
 
 
-def _spark(**changed: int) -> Callable[[Results, View], None]:
+def _jobs(**changed: int) -> Callable[[Results, View], None]:
+    return _spark(pipeline=msgspec.structs.replace(PipelineResult(100, 100, 0, 3, 0, 4.0), **changed))
+
+
+def _spark(**changed: Any) -> Callable[[Results, View], None]:
     def change(results: Results, _view: View) -> None:
         assert results.spark is not None
         results.spark = msgspec.structs.replace(results.spark, **changed)
@@ -103,6 +116,12 @@ def _state(key: str, state: PhaseState) -> Callable[[Results, View], None]:
         (_spark(traffic_rows=49), "Spark count of the traffic table"),
         (_spark(traffic_rows=52), "Spark count of the traffic table"),
         (_spark(repeated_rows=1), "rows that Spark saw twice"),
+        (_spark(pipeline=None), "jobs over the loaded table"),
+        (_jobs(exported=99), "rows exported, and loaded from there into another table"),
+        (_jobs(loaded_again=99), "rows exported, and loaded from there into another table"),
+        (_jobs(differing=1), "rows that differ between the two"),
+        (_jobs(replicas_differing=1), "elements that replicas hold differently"),
+        (_jobs(audited_replicas=1), "elements that replicas hold differently"),
         (lambda results, _view: setattr(results, "rows_given", 101), "rows loaded"),
         (lambda results, _view: setattr(results, "failed", LockstepError("x")), "the tour ran to its end"),
     ],
