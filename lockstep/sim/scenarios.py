@@ -250,7 +250,7 @@ SCENARIOS: dict[str, Scenario] = {
             recent_ids=48,
             replays=True,
             append_bytes=(1, 1 << 20),
-            faults=(*(kind for kind in FAULTS if kind != "power_after_read"), "hold_behind"),
+            faults=(*(kind for kind in FAULTS if kind != "power_after_read"), "hold_behind", "power_at_drop"),
             sometimes=(
                 *_VOTERS,
                 *_RETRIES,

@@ -93,6 +93,22 @@ def test_names_that_were_not_synced_may_be_lost_and_a_rename_is_atomic() -> None
     assert seen == {True, False}
 
 
+@pytest.mark.parametrize("scattered", [0.0, 1.0])
+def test_where_names_are_scattered_a_later_removal_may_outlive_an_earlier_name(scattered: float) -> None:
+    def replace(disk: Disk) -> None:
+        disk.append("newer", b"newer")
+        disk.remove("log")
+
+    seen = set()
+    for seed in range(60):
+        with World(seed) as world:
+            world.process("n").disk.settings.names_scattered = scattered
+            files = _written_then(world, replace, "power", sync_first=True)
+            seen.add(("log" in files, "newer" in files))
+    in_order = {(True, False), (True, True), (False, True)}
+    assert seen == (in_order | {(False, False)} if scattered else in_order)
+
+
 def test_a_synced_rename_survives() -> None:
     async def main(runtime: Runtime) -> None:
         disk = runtime.disk

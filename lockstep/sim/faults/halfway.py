@@ -29,6 +29,8 @@ from lockstep.values.tokens import token_of
 
 _DECIDED = "conditional.decided"
 _COUNTER_READ = "counter.read"
+#: A segment of the metadata's log was removed.
+_LOG_DROPPED = "disk.removed metadata/log-#"
 
 
 def strand_decision(means: Means, draw: Stream) -> None:
@@ -72,6 +74,20 @@ def linger_counting(means: Means, draw: Stream) -> None:
     high_s = draw.choice((0.1, 0.5, 1.5))
     means.cluster.world.count("fault.linger_counting")
     means.add_rule(DelayRule(label=_COUNTER_READ, high_s=high_s, probability=0.3), seconds=4.0)
+
+
+def power_at_drop(means: Means, draw: Stream) -> None:
+    """The power fails as a part of the metadata's log was dropped: of what changed its name since names were
+    synced last, each change is durable or lost for itself."""
+    down_s = 0.2 + draw.random()
+
+    def cut(name: str) -> None:
+        means.cluster.world.count("fault.power_at_drop")
+        means.set_disk(name, 0.1, names_scattered=1.0)
+        means.crash(name, POWER, down_s)
+
+    rule = CrashRule(label=_LOG_DROPPED, kind="", probability=0.5, on_fired=cut)
+    means.add_rule(rule, seconds=5.0)
 
 
 def lacks_decision(cluster: SimCluster, table_name: str, key: bytes, value: bytes) -> bool:

@@ -13,7 +13,13 @@ import msgspec
 
 from lockstep.node.processors.kinds import Held
 from lockstep.sim.faults.data_centres import cut_dc, lose_dc
-from lockstep.sim.faults.halfway import linger_counting, lone_holder, strand_decision, wipe_counting
+from lockstep.sim.faults.halfway import (
+    linger_counting,
+    lone_holder,
+    power_at_drop,
+    strand_decision,
+    wipe_counting,
+)
 from lockstep.sim.faults.lost_stores import lose_store
 from lockstep.sim.faults.means import Means
 from lockstep.sim.load.history import Event
@@ -573,6 +579,7 @@ HALFWAY_FAULTS: dict[str, Fault] = {
         Fault("linger_counting", linger_counting, ("fault.linger_counting",), 2.0),
         Fault("stop_clocks", stop_clocks, ("clock.stopped",), 2.0),
         Fault("lone_holder", lone_holder, ("fault.lone_holder",), 2.0),
+        Fault("power_at_drop", power_at_drop, ("fault.power_at_drop",), 2.0),
     )
 }
 #: Every kind that strikes by time.

@@ -569,6 +569,6 @@ def _newcomer_not_emptied() -> _Context:
 
 MACHINES = (
     Planted("bytes_miscounted", "proposals are refused for ever", "calm", _bytes_miscounted),
-    Planted("snapshot_name_not_synced", "a node cannot start", "log", _snapshot_name_not_synced),
+    Planted("snapshot_name_not_synced", "a node cannot start", "metadata", _snapshot_name_not_synced),
     Planted("newcomer_not_emptied", "what was purged since returns", "newcomers", _newcomer_not_emptied),
 )

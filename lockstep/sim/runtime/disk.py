@@ -42,6 +42,9 @@ class DiskSettings(msgspec.Struct, kw_only=True):
     lose_all: float = 0.3
     tear: float = 0.25
     holes: float = 0.25
+    #: How often a power cut keeps each change of a name, or loses it, for itself: a later one may outlive an
+    #: earlier one.
+    names_scattered: float = 0.15
 
 
 class _Write(NamedTuple):
@@ -226,14 +229,14 @@ class SimDisk:
         if not changes:
             return
         draw = self._damage.random()
-        if draw < 0.4:
+        if draw >= 1 - self.settings.names_scattered:
+            kept = [change for change in changes if self._damage.random() < 0.5]
+        elif draw < 0.4:
             kept = []
         elif draw < 0.65:
             kept = changes
-        elif draw < 0.85:
-            kept = changes[: self._damage.randrange(len(changes) + 1)]
         else:
-            kept = [change for change in changes if self._damage.random() < 0.5]
+            kept = changes[: self._damage.randrange(len(changes) + 1)]
         for change in kept:
             self._persist_name(change)
         if len(kept) < len(changes):
