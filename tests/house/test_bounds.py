@@ -5,13 +5,14 @@ What is above a bound is listed with its figure, which may only fall.
 
 from __future__ import annotations
 
+import functools
+
 from lockstep.sim.checkers.machines import MACHINES
 
 from .figures import classes, cycles, memos, validates, walks
-from .figures.tree import read_tree
+from .figures.tree import Tree, read_tree
 from .sources import ROOT
 
-TREE = read_tree(ROOT)
 WHOLE_CLASS_LINES_MAX = 400
 CONSTRUCTOR_ARGUMENTS_MAX = 8
 #: What walks through the house may take. A room asks none above it: what it asks about lies in its own room,
@@ -32,20 +33,26 @@ PARTS_OF_OTHERS = {
 MEMOS = {"lockstep.values.memo", "lockstep.topology.kinds.bootstrap", "lockstep.topology.kinds.move"}
 
 
+@functools.cache
+def tree() -> Tree:
+    """Read when a test asks: others collect this module too."""
+    return read_tree(ROOT)
+
+
 def test_classes_are_small_over_their_whole_inheritance() -> None:
-    sizes = {one["class"]: one["lines"] for one in classes.whole_sizes(classes.Classes(TREE))}
+    sizes = {one["class"]: one["lines"] for one in classes.whole_sizes(classes.Classes(tree()))}
     large = {name: lines for name, lines in sizes.items() if lines > WHOLE_CLASS_LINES_MAX}
     assert not large
 
 
 def test_constructors_take_few_arguments() -> None:
-    found = classes.constructors(classes.Classes(TREE))["constructors"]
+    found = classes.constructors(classes.Classes(tree()))["constructors"]
     wide = {name: count for name, count in found.items() if count > CONSTRUCTOR_ARGUMENTS_MAX}
     assert not wide
 
 
 def test_no_modules_know_each_other() -> None:
-    found = cycles.cycles(TREE)
+    found = cycles.cycles(tree())
     assert not found["at import time"] and not found["with TYPE_CHECKING"]
 
 
@@ -57,11 +64,11 @@ def test_requests_walk_straight_down() -> None:
 
 
 def test_values_are_memoized_in_one_place() -> None:
-    assert set(memos.memos(TREE)) == MEMOS
+    assert set(memos.memos(tree())) == MEMOS
 
 
 def test_machines_are_asked_in_simulations() -> None:
     asked = {f"{machine.__module__}:{machine.__name__}" for machine in MACHINES}
-    others = {one.title for one in validates.validates(TREE) if one.owner} - asked
+    others = {one.title for one in validates.validates(tree()) if one.owner} - asked
     unasked = [title for title in others if not title.startswith(tuple(PARTS_OF_OTHERS))]
     assert not unasked and all(every > 0 for every in MACHINES.values())

@@ -236,6 +236,32 @@ def test_collection_and_clock_are_as_before_after_a_run() -> None:
     assert time.time() > 1_700_000_000
 
 
+def test_what_was_frozen_stays_frozen_and_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To count walks all of it, and a test process that froze its tests starts thousands of worlds."""
+    import gc
+
+    async def main(runtime: Runtime) -> None:
+        await asyncio.sleep(1)
+
+    gc.freeze()
+    frozen = gc.get_freeze_count()
+    counted: list[int] = []
+
+    def count() -> int:
+        counted.append(frozen)
+        return frozen
+
+    monkeypatch.setattr(World, "_kept_frozen", False)
+    monkeypatch.setattr(gc, "get_freeze_count", count)
+    for seed in range(5):
+        with World(seed) as world:
+            world.call(main)
+    assert counted == [frozen]
+    monkeypatch.undo()
+    # What dies leaves the number; to unfreeze would leave none.
+    assert gc.get_freeze_count() > frozen / 2
+
+
 def test_sets_of_tasks_and_futures_iterate_alike_in_every_run() -> None:
     async def main(runtime: Runtime) -> list[int]:
         loop = asyncio.get_running_loop()

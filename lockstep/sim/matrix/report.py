@@ -50,18 +50,17 @@ def pairs_of(cell: AnyCell) -> tuple[Pair, ...]:
 
 def pairwise(cells: Sequence[AnyCell]) -> tuple[AnyCell, ...]:
     """Greedy: the cell with most new pairs is next, the first of equals."""
-    pairs = {cell: pairs_of(cell) for cell in cells}
-    missing = {pair: None for of_cell in pairs.values() for pair in of_cell}
+    pairs = {cell: frozenset(pairs_of(cell)) for cell in cells}
+    missing = frozenset[Pair]().union(*pairs.values())
     picked: list[AnyCell] = []
     while missing:
         best, news = cells[0], 0
         for cell in cells:
-            count = sum(pair in missing for pair in pairs[cell])
+            count = len(pairs[cell] & missing)
             if count > news:
                 best, news = cell, count
         picked.append(best)
-        for pair in pairs[best]:
-            missing.pop(pair, None)
+        missing -= pairs[best]
     return tuple(picked)
 
 

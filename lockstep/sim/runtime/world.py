@@ -18,7 +18,7 @@ import hashlib
 import heapq
 from asyncio import events as asyncio_events
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -118,6 +118,9 @@ class RunError(msgspec.Struct, frozen=True, kw_only=True):
 
 class World:
     """Use as a context manager, or call `close`."""
+
+    #: Somebody froze objects of this process for good.
+    _kept_frozen: ClassVar[bool] = False
 
     def __init__(self, seed: int, settings: WorldSettings | None = None) -> None:
         self.seed = seed
@@ -250,8 +253,10 @@ class World:
         gc.disable()
         if not self.steps:
             gc.collect()  # An earlier world of this process would be frozen, and stay for ever.
-            # Whoever froze what was there before this world wants it to stay so.
-            self._freezes = not gc.get_freeze_count()
+            # Whoever froze what was there before this world wants it to stay so. To count what is frozen
+            # walks all of it, half a second in a process that holds the test suite: no more once some is.
+            World._kept_frozen = World._kept_frozen or gc.get_freeze_count() > 0
+            self._freezes = not World._kept_frozen
         if self._freezes:
             gc.freeze()
         try:
