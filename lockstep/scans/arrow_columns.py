@@ -13,7 +13,10 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from lockstep.scans.gather import Cells as RawCells
+from lockstep.scans.gather import Fixed, Raw, Varying, windows
 from lockstep.schema.types import CollectionType, CqlType, MapType, TupleType, UserDefinedType, VectorType
 from lockstep.values.errors import InvalidRequest
 
@@ -42,6 +45,8 @@ _FIXED: Final = {
     "uuid": (pa.string(), "V16"),
     "timeuuid": (pa.string(), "V16"),
 }
+#: What a view holds of a short value itself.
+_INLINE: Final = 12
 _VARIABLE: Final = {"text": pa.string(), "ascii": pa.string(), "blob": pa.binary(), "inet": pa.binary()}
 
 
@@ -93,6 +98,37 @@ def decode_cells(kind: CqlType, cells: Cells, decimal_scale: int = DECIMAL_SCALE
         return _lists(kind, cells, decimal_scale)
     assert isinstance(kind, TupleType), f"{kind.text} has no Spark type"
     return _tuples(kind, cells, decimal_scale)
+
+
+def decode_raw(kind: CqlType, raw: Raw, decimal_scale: int = DECIMAL_SCALE_DEFAULT) -> pa.Array:
+    """Array of any type from its values as they were found together; none of them is null."""
+    layout = wire_layout(kind)
+    if isinstance(raw, Fixed) and layout is not None:
+        return decode_fixed(kind, np.ascontiguousarray(raw.table).view(layout)[:, 0])
+    if isinstance(raw, Varying) and kind.name in _VARIABLE:
+        return stretches(raw.octets, raw.starts, raw.lengths, _VARIABLE[kind.name])
+    if isinstance(raw, RawCells):
+        return decode_cells(kind, raw.values, decimal_scale)
+    return decode_cells(kind, raw.cells(), decimal_scale)
+
+
+def stretches(octets: Any, starts: Any, lengths: Any, arrow: pa.DataType) -> pa.Array:
+    """An array of binary or string values. The values of a string are checked to be UTF-8."""
+    count = len(starts)
+    views = np.empty((count, 4), dtype="i4")
+    views[:, 0] = lengths
+    short = lengths <= _INLINE
+    if not short.all():
+        views[:, 1] = windows(octets, starts, 4).view("i4")[:, 0]
+        views[:, 2] = 0
+        views[:, 3] = starts
+    if short.any():
+        head = windows(octets, starts, _INLINE)
+        head[np.arange(_INLINE) >= lengths[:, None]] = 0
+        views[short, 1:] = head.view("i4")[short]
+    buffers = [None, pa.py_buffer(views), pa.py_buffer(octets)]
+    found = pc.cast(pa.Array.from_buffers(pa.binary_view(), count, buffers), pa.binary())
+    return found if arrow == pa.binary() else found.cast(arrow)
 
 
 def _fixed_cells(kind: CqlType, cells: Cells, layout: Any) -> pa.Array:

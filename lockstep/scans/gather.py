@@ -7,16 +7,12 @@ stretch is never part of a value.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 #: Behind every buffer, so that a stretch of this length may begin at any byte of it.
 PADDING: Final = 256
-#: What a view holds of a short value itself.
-_INLINE: Final = 12
 
 
 class Joined:
@@ -28,6 +24,10 @@ class Joined:
         np.cumsum(np.fromiter(map(len, values), dtype="i8", count=count), out=bounds[1:])
         self.octets = np.frombuffer(b"".join([*values, bytes(PADDING)]), dtype="u1")
         self.starts, self.ends = bounds[:-1], bounds[1:]
+        self._values = values
+
+    def value(self, number: int) -> bytes:
+        return self._values[number]
 
 
 def windows(octets: Any, starts: Any, width: int) -> Any:
@@ -36,27 +36,60 @@ def windows(octets: Any, starts: Any, width: int) -> Any:
     return np.lib.stride_tricks.sliding_window_view(octets, width)[starts]
 
 
-def stretches(octets: Any, starts: Any, lengths: Any, arrow: pa.DataType) -> pa.Array:
-    """An array of binary or string values. The values of a string are checked to be UTF-8."""
-    count = len(starts)
-    views = np.empty((count, 4), dtype="i4")
-    views[:, 0] = lengths
-    short = lengths <= _INLINE
-    if not short.all():
-        views[:, 1] = windows(octets, starts, 4).view("i4")[:, 0]
-        views[:, 2] = 0
-        views[:, 3] = starts
-    if short.any():
-        head = windows(octets, starts, _INLINE)
-        head[np.arange(_INLINE) >= lengths[:, None]] = 0
-        views[short, 1:] = head.view("i4")[short]
-    buffers = [None, pa.py_buffer(views), pa.py_buffer(octets)]
-    found = pc.cast(pa.Array.from_buffers(pa.binary_view(), count, buffers), pa.binary())
-    return found if arrow == pa.binary() else found.cast(arrow)
-
-
 def cells_at(octets: Any, starts: Any, lengths: Any) -> list[bytes | None]:
     """The stretches as values of their own."""
     data = octets.tobytes()
     pairs = zip(starts.tolist(), lengths.tolist(), strict=True)
     return [data[start : start + length] for start, length in pairs]
+
+
+class Fixed:
+    """Values of one width: a row of bytes each."""
+
+    __slots__ = ("table",)
+
+    def __init__(self, table: Any) -> None:
+        self.table = table
+
+    def taken(self, rows: Any) -> Fixed:
+        """Those of the rows, in their order."""
+        return Fixed(self.table[rows])
+
+    def cells(self) -> list[bytes | None]:
+        data, width = np.ascontiguousarray(self.table).tobytes(), self.table.shape[1]
+        return [data[at : at + width] for at in range(0, len(data), width)]
+
+
+class Varying:
+    """Values that lie in one buffer."""
+
+    __slots__ = ("lengths", "octets", "starts")
+
+    def __init__(self, octets: Any, starts: Any, lengths: Any) -> None:
+        self.octets = octets
+        self.starts = starts
+        self.lengths = lengths
+
+    def taken(self, rows: Any) -> Varying:
+        """Those of the rows, in their order."""
+        return Varying(self.octets, self.starts[rows], self.lengths[rows])
+
+    def cells(self) -> list[bytes | None]:
+        return cells_at(self.octets, self.starts, self.lengths)
+
+
+class Cells:
+    """Values that were taken out one by one."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: Sequence[bytes | None]) -> None:
+        self.values = values
+
+    def taken(self, rows: Any) -> Cells:
+        """Those of the rows, in their order."""
+        return Cells([self.values[row] for row in rows.tolist()])
+
+
+#: The serialised values of one column.
+Raw: TypeAlias = Fixed | Varying | Cells

@@ -1,7 +1,7 @@
 """The key columns of many rows from the keys under which they are stored.
 
-Invariant: a column's array is as decoding each key alone gives it, in the rows that `good` says; rows whose
-keys are of another form (an empty value, a zero inside a text) are left to be decoded alone.
+Invariant: a column's values are as decoding each key alone gives them, in the rows that `good` says; rows
+whose keys are of another form (an empty value, a zero inside a text) are left to be decoded alone.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 
-from lockstep.scans.arrow_columns import arrow_type, decode_cells, decode_fixed, wire_layout
-from lockstep.scans.gather import PADDING, Joined, cells_at, stretches, windows
+from lockstep.scans.gather import PADDING, Cells, Fixed, Joined, Raw, Varying, windows
 from lockstep.schema.types import CqlType
 from lockstep.schema.types.base import VALUE_MARK
 from lockstep.schema.types.numbers import FixedInteger
@@ -76,40 +74,37 @@ class Unescaped:
         self._keys = (key_starts, key_ends)
         self._clusterings = (starts, ends)
 
-    def partition_key(self, kinds: Sequence[CqlType], wanted: set[int], scale: int) -> dict[int, pa.Array]:
-        """Arrays of the wanted positions."""
+    def partition_key(self, kinds: Sequence[CqlType], wanted: set[int]) -> dict[int, Raw]:
+        """Values of the wanted positions."""
         at, end = self._keys
         if len(kinds) == 1:
-            return {0: self._value(kinds[0], at, end - at, scale)} if 0 in wanted else {}
-        arrays = {}
+            return {0: self._value(kinds[0], at, end - at)} if 0 in wanted else {}
+        found: dict[int, Raw] = {}
         for position, kind in enumerate(kinds):
             lengths = windows(self._octets, at, 2).view(">u2")[:, 0].astype("i8")
             if position in wanted:
-                arrays[position] = self._value(kind, at + 2, lengths, scale)
+                found[position] = self._value(kind, at + 2, lengths)
             at = at + 3 + lengths
-        return arrays
+        return found
 
-    def _value(self, kind: CqlType, starts: Any, lengths: Any, scale: int) -> pa.Array:
-        layout = wire_layout(kind)
-        if layout is not None:
-            width = np.dtype(layout).itemsize
-            self.good &= lengths == width
-            return decode_fixed(kind, windows(self._octets, starts, width).view(layout)[:, 0])
-        if kind.name in _STRAIGHT:
-            return stretches(self._octets, starts, lengths, arrow_type(kind))
-        return decode_cells(kind, cells_at(self._octets, starts, lengths), scale)
+    def _value(self, kind: CqlType, starts: Any, lengths: Any) -> Raw:
+        width = kind.fixed_bytes
+        if width is None or width > PADDING:
+            return Varying(self._octets, starts, lengths)
+        self.good &= lengths == width
+        return Fixed(windows(self._octets, starts, width))
 
     def clustering(
-        self, kinds: Sequence[CqlType], descending: Sequence[bool], wanted: set[int], scale: int
-    ) -> dict[int, pa.Array]:
-        """Arrays of the wanted positions."""
+        self, kinds: Sequence[CqlType], descending: Sequence[bool], wanted: set[int]
+    ) -> dict[int, Raw]:
+        """Values of the wanted positions."""
         at, end = self._clusterings
         turned = 255 - self._octets if any(descending) else self._octets
-        arrays: dict[int, pa.Array] = {}
+        found: dict[int, Raw] = {}
         last = 1 + max(sorted(wanted), default=-1)
         for position, kind in enumerate(kinds):
             if position >= last:
-                return arrays
+                return found
             octets = turned if descending[position] else self._octets
             # What is no longer good is read somewhere, and thrown away.
             self.good &= at < end
@@ -118,18 +113,18 @@ class Unescaped:
                 self.good &= octets[at] == VALUE_MARK[0]
                 behind = at + 1 + kind.fixed_bytes
                 if position in wanted:
-                    arrays[position] = _fixed(kind, windows(octets, at + 1, kind.fixed_bytes), scale)
+                    found[position] = _fixed(kind, windows(octets, at + 1, kind.fixed_bytes))
             elif kind.name in _STRAIGHT:
                 behind = self._text_end(octets, at)
                 if position in wanted:
-                    arrays[position] = stretches(octets, at, behind - 2 - at, arrow_type(kind))
+                    found[position] = Varying(octets, at, behind - 2 - at)
             else:
                 cells, behind = _one_by_one(kind, octets, at, self.good)
                 if position in wanted:
-                    arrays[position] = decode_cells(kind, cells, scale)
+                    found[position] = Cells(cells)
             at = behind
         self.good &= at == end
-        return arrays
+        return found
 
     def _text_end(self, octets: Any, at: Any) -> Any:
         """Behind the components that begin there; those with a zero inside are not good."""
@@ -143,19 +138,16 @@ class Unescaped:
         return np.where(self.good, ends, at) + 2
 
 
-def _fixed(kind: CqlType, table: Any, scale: int) -> pa.Array:
+def _fixed(kind: CqlType, table: Any) -> Raw:
     """From what values sort by, a row of bytes each."""
-    layout = wire_layout(kind)
-    is_known = kind.name == "timeuuid" or isinstance(kind, FixedInteger)
-    if layout is None or not (is_known or type(kind).from_sort_key is CqlType.from_sort_key):
-        cells: list[bytes | None] = [kind.from_sort_key(row.tobytes()) for row in table]
-        return decode_cells(kind, cells, scale)
     if kind.name == "timeuuid":
         table = table[:, _TIMEUUID_PLACES]
         table[:, _TIMEUUID_TURNED:] ^= _SIGN
     elif isinstance(kind, FixedInteger):
         table[:, 0] ^= _SIGN
-    return decode_fixed(kind, np.ascontiguousarray(table).view(layout)[:, 0])
+    elif type(kind).from_sort_key is not CqlType.from_sort_key:
+        return Cells([kind.from_sort_key(row.tobytes()) for row in table])
+    return Fixed(table)
 
 
 def _one_by_one(kind: CqlType, octets: Any, at: Any, good: Any) -> tuple[list[bytes | None], Any]:

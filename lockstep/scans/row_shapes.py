@@ -8,12 +8,13 @@ has none is decoded alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 
-from lockstep.scans.gather import PADDING, windows
+from lockstep.scans.gather import PADDING, Fixed, Joined, Raw, Varying, windows
 
 #: First bytes of MessagePack values: arrays, nothing, numbers of so many bytes behind, and bytes.
 _NONE: Final = 0xC0
@@ -23,6 +24,12 @@ _BYTES: Final = {0xC4: 1, 0xC5: 2, 0xC6: 4}
 _SMALL: Final = 0x80
 #: Stretches are compared in words of so many bytes.
 _WORD: Final = 8
+#: Forms that are made from one portion, and kept: rows beyond them are merged one by one, and so are the rest
+#: once so many new forms had fewer rows than finding them is worth.
+_MADE_MAX: Final = 64
+_KEPT_MAX: Final = 64
+_THIN_MAX: Final = 4
+_THIN_ROWS: Final = 16
 
 
 class NoShape(Exception):
@@ -65,9 +72,21 @@ class Found:
     """Values in fragments of one shape: tables of bytes by column for those of fixed width, and (starts,
     lengths) for others. A column in neither is null."""
 
-    def __init__(self) -> None:
+    def __init__(self, octets: Any) -> None:
+        self._octets = octets
         self.fixed: dict[int, Any] = {}
         self.varying: dict[int, tuple[Any, Any]] = {}
+
+    def column(self, column: int, good: Any) -> Raw | None:
+        """The values of a column in the fragments that are `good` (None: all); None when they are null."""
+        table = self.fixed.get(column)
+        if table is not None:
+            return Fixed(table if good is None else table[good])
+        places = self.varying.get(column)
+        if places is None:
+            return None
+        starts, lengths = places if good is None else (one[good] for one in places)
+        return Varying(self._octets, starts, lengths)
 
 
 class ShapeRules(msgspec.Struct, frozen=True):
@@ -200,7 +219,7 @@ class RowShape:
 
     def match(self, octets: Any, starts: Any, ends: Any) -> tuple[Any, Found]:
         """(which of the fragments have the shape, what is in all; nonsense in those that have not)."""
-        at, good, found = starts, np.ones(len(starts), dtype=bool), Found()
+        at, good, found = starts, np.ones(len(starts), dtype=bool), Found(octets)
         for stretch in self._stretches:
             behind = at + stretch.size
             good &= behind <= ends
@@ -235,3 +254,55 @@ class RowShape:
                 lengths[of_kind] = lengths[of_kind] * 256 + heads[of_kind, place]
         good &= widths > 0
         return at + widths, lengths
+
+
+class Alike(msgspec.Struct, frozen=True):
+    """Fragments of one form. `rows`: their numbers; `good`: which of the fragments that were looked at last
+    these are, None for all."""
+
+    shape: RowShape
+    rows: Any
+    good: Any
+    found: Found
+
+    def column(self, column: int) -> Raw | None:
+        """Of these rows; None when it is null in all."""
+        return self.found.column(column, self.good)
+
+
+class Shapes:
+    """The forms that one reader has met lately."""
+
+    def __init__(self, rules: ShapeRules) -> None:
+        self._rules = rules
+        self._known: list[RowShape] = []
+
+    def sorted_out(self, joined: Joined, left: Any) -> Iterator[Alike]:
+        """The fragments numbered by `left` by their forms; some may be of none that is worth while."""
+        made = thin = 0
+        known = list(self._known)
+        while len(left):
+            if known:
+                shape = known.pop(0)
+            elif made < _MADE_MAX and thin < _THIN_MAX:
+                made, thin = made + 1, thin + 1
+                try:
+                    shape = RowShape(joined.value(int(left[0])), self._rules)
+                except NoShape:
+                    left = left[1:]
+                    continue
+                self._known = [shape, *self._known][:_KEPT_MAX]
+            else:
+                return
+            is_all = len(left) == len(joined.starts)
+            starts, ends = joined.starts, joined.ends
+            good, found = shape.match(
+                joined.octets, starts if is_all else starts[left], ends if is_all else ends[left]
+            )
+            if good.all():
+                yield Alike(shape, left, None, found)
+                return
+            if good.any():
+                yield Alike(shape, left[good], good, found)
+                thin = 0 if good.sum() >= _THIN_ROWS else thin
+                left = left[~good]

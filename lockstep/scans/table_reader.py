@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import bisect
 import operator
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from lockstep.scans.arrow_columns import arrow_type, decode_cells, decode_fixed, wire_layout
-from lockstep.scans.gather import Joined, cells_at, stretches
+from lockstep.scans.arrow_columns import arrow_type, decode_cells, decode_raw, wire_layout
+from lockstep.scans.gather import Joined
 from lockstep.scans.row_keys import RowKeys, Unescaped, bodies
-from lockstep.scans.row_shapes import Found, NoShape, RowShape, ShapeRules
+from lockstep.scans.row_shapes import Alike, ShapeRules, Shapes
 from lockstep.scans.scan_table import ScanTable
 from lockstep.scans.shown_rows import Shown
 from lockstep.schema.model import ColumnKind
@@ -32,14 +32,6 @@ from lockstep.storage.rows.reconcile import merge_rows
 from lockstep.storage.store import Pair
 from lockstep.values.errors import CorruptFile, InvalidRequest
 from lockstep.values.rows import Row
-
-#: Forms that are made from one portion, and kept: rows beyond them are merged one by one, and so are the rest
-#: once so many new forms had fewer rows than finding them is worth.
-_SHAPES_MADE_MAX: Final = 64
-_SHAPES_KEPT_MAX: Final = 64
-_THIN_MAX: Final = 4
-_THIN_ROWS: Final = 16
-_STRAIGHT: Final = ("text", "ascii", "blob", "inet")
 
 
 class TableReader:
@@ -71,19 +63,14 @@ class TableReader:
         self._key_kinds = [table.kinds[column.name] for column in definition.partition_key]
         self._clustering_kinds = [table.kinds[column.name] for column in definition.clustering]
         self._descending = [column.descending for column in definition.clustering]
-        self._rules = ShapeRules(
-            {
-                column.id: width
-                for column in definition.columns
-                if (width := _width(table.kinds[column.name]))
-            },
-            frozenset(definition.gone),
-            frozenset(column for column, _ in definition.dead),
-        )
+        widths = {
+            column.id: width for column in definition.columns if (width := _width(table.kinds[column.name]))
+        }
+        dated = frozenset(column for column, _ in definition.dead)
+        self._shapes = Shapes(ShapeRules(widths, frozenset(definition.gone), dated))
         self.schema = pa.schema(
             [pa.field(column.name, arrow_type(kind, decimal_scale)) for column, kind in self._wanted]
         )
-        self._shapes: list[RowShape] = []
         self._held: list[Pair] = []
         self._fold: WholeFold | None = None
         self._fold_rows = 0
@@ -216,87 +203,40 @@ class TableReader:
         key_arrays = self._key_arrays(unescaped)
         alone = ~(same[:-1] | same[1:]) & unescaped.good
         return [
-            (rows, self._arrays(joined, rows, key_arrays, fixed))
-            for joined, rows, fixed in self._by_shape(values, alone)
+            (alike.rows, self._arrays(alike, key_arrays))
+            for alike in self._shapes.sorted_out(Joined(values), np.flatnonzero(alone))
         ]
 
     def _key_arrays(self, unescaped: Unescaped) -> dict[int, pa.Array]:
         """By slot."""
         slots: dict[int, pa.Array] = {}
         by_position = self._slots_of(ColumnKind.PARTITION_KEY)
-        arrays = unescaped.partition_key(self._key_kinds, set(by_position), self._scale)
-        slots.update({by_position[position]: array for position, array in arrays.items()})
+        for position, raw in unescaped.partition_key(self._key_kinds, set(by_position)).items():
+            slots[by_position[position]] = decode_raw(self._key_kinds[position], raw, self._scale)
         by_position = self._slots_of(ColumnKind.CLUSTERING)
-        arrays = unescaped.clustering(self._clustering_kinds, self._descending, set(by_position), self._scale)
-        slots.update({by_position[position]: array for position, array in arrays.items()})
+        kinds = self._clustering_kinds
+        for position, raw in unescaped.clustering(kinds, self._descending, set(by_position)).items():
+            slots[by_position[position]] = decode_raw(kinds[position], raw, self._scale)
         return slots
 
     def _slots_of(self, kind: ColumnKind) -> dict[int, int]:
         """By position in the key."""
         return {column.position: slot for slot, (column, _) in enumerate(self._wanted) if column.kind is kind}
 
-    def _by_shape(
-        self, values: Sequence[bytes], alone: Any
-    ) -> Iterator[tuple[Joined, Any, tuple[Any, Found]]]:
-        """(fragments, those that share a form, which of the rows looked at these are and what is in all)."""
-        joined, left, made, thin = Joined(values), np.flatnonzero(alone), 0, 0
-        known = list(self._shapes)
-        while len(left):
-            if known:
-                shape = known.pop(0)
-            elif made < _SHAPES_MADE_MAX and thin < _THIN_MAX:
-                made, thin = made + 1, thin + 1
-                try:
-                    shape = RowShape(values[left[0]], self._rules)
-                except NoShape:
-                    left = left[1:]
-                    continue
-                self._shapes = [shape, *self._shapes][:_SHAPES_KEPT_MAX]
-            else:
-                return
-            is_all = len(left) == len(values)
-            starts, ends = joined.starts, joined.ends
-            good, found = shape.match(
-                joined.octets, starts if is_all else starts[left], ends if is_all else ends[left]
-            )
-            if good.all():
-                yield joined, left, (good, found)
-                return
-            if good.any():
-                yield joined, left[good], (good, found)
-                thin = 0 if good.sum() >= _THIN_ROWS else thin
-                left = left[~good]
-
-    def _arrays(
-        self, joined: Joined, rows: Any, key_arrays: dict[int, pa.Array], among: tuple[Any, Found]
-    ) -> list[pa.Array]:
+    def _arrays(self, alike: Alike, key_arrays: dict[int, pa.Array]) -> list[pa.Array]:
         """All columns of rows of one form."""
-        good, found = among
-        every = bool(good.all())
-        arrays = []
+        rows, arrays = alike.rows, []
         for slot, (column, kind) in enumerate(self._wanted):
             array = key_arrays.get(slot)
             if array is not None:
                 arrays.append(array if len(rows) == len(array) else array.take(pa.array(rows)))
                 continue
-            raw, places = found.fixed.get(column.id), found.varying.get(column.id)
-            if column.kind is not ColumnKind.REGULAR or (raw is None and places is None):
+            raw = alike.column(column.id) if column.kind is ColumnKind.REGULAR else None
+            if raw is None:
                 arrays.append(pa.nulls(len(rows), arrow_type(kind, self._scale)))
-            elif raw is not None:
-                table = np.ascontiguousarray(raw if every else raw[good])
-                layout = wire_layout(kind)
-                assert layout is not None, "only values of one size are found so"
-                arrays.append(decode_fixed(kind, table.view(layout)[:, 0]))
             else:
-                assert places is not None
-                starts, lengths = (one if every else one[good] for one in places)
-                arrays.append(self._varying(kind, joined, starts, lengths))
+                arrays.append(decode_raw(kind, raw, self._scale))
         return arrays
-
-    def _varying(self, kind: CqlType, joined: Joined, starts: Any, lengths: Any) -> pa.Array:
-        if kind.name in _STRAIGHT:
-            return stretches(joined.octets, starts, lengths, arrow_type(kind))
-        return decode_cells(kind, cells_at(joined.octets, starts, lengths), self._scale)
 
     def _merged(self, pairs: Sequence[Pair], left: Any, same: Any) -> list[tuple[Any, list[pa.Array]]]:
         """The rows that are merged alone: (first fragment of each that shows, columns)."""

@@ -16,12 +16,13 @@ import pyarrow as pa
 
 from lockstep.cql.bind.records import assembled
 from lockstep.scans import table_reader
-from lockstep.scans.arrow_columns import arrow_type, decode_cells, decode_fixed
+from lockstep.scans.arrow_columns import arrow_type, decode_cells, decode_raw
+from lockstep.scans.gather import Fixed, Raw
 from lockstep.scans.scan_table import ScanTable
 from lockstep.scans.table_reader import TableReader
 from lockstep.schema.clustering import decode, split_key
 from lockstep.schema.model import ColumnKind
-from lockstep.schema.types import parse_type
+from lockstep.schema.types import CqlType, parse_type
 from lockstep.storage.reading import partitions_between
 from lockstep.storage.rows.visible import live_view, without_dead
 from lockstep.storage.store import Pair
@@ -222,7 +223,11 @@ def test_a_planted_difference_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     writer.fill(10, 50, 0.0)
     names = ["p0", "r0"]
     expected = _by_the_rules(table, names, writer.pairs)
-    monkeypatch.setattr(table_reader, "decode_fixed", lambda kind, raw: decode_fixed(kind, raw[::-1]))
+
+    def turned(kind: CqlType, raw: Raw, scale: int) -> pa.Array:
+        return decode_raw(kind, Fixed(raw.table[::-1]) if isinstance(raw, Fixed) else raw, scale)
+
+    monkeypatch.setattr(table_reader, "decode_raw", turned)
     found = _read(TableReader(table, names, NOW_S, SCALE), writer.pairs, 1000)
     assert _shown(found, names) != expected
 
