@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from lockstep.cli.loads import loads
 from lockstep.cli.repair import headline
 from lockstep.cli.shared import completion, jobs, render, runs
 from lockstep.values.errors import ConfigurationError
@@ -22,6 +23,8 @@ def pipeline() -> None:
     Each runs on this machine, with --master on a Spark cluster, or by `spark-submit`.
     """
 
+
+pipeline.add_command(loads)
 
 _table: render.Decorator = click.argument("table", metavar="KEYSPACE.TABLE", shell_complete=completion.tables)
 

@@ -12,6 +12,7 @@ from lockstep.cli.shared import render
 from lockstep.cli.shared.plans import title
 from lockstep.documents import read
 from lockstep.documents.requests import Counts, Request, Waiting
+from lockstep.documents.runs import LoadRun
 from lockstep.documents.status import Condition, ListedNode, Status
 
 SCHEMA = "status/1"
@@ -49,6 +50,24 @@ def show(told: Status) -> None:
     for operation in told.operations:
         click.echo()
         show_operation(operation)
+    if told.loads:
+        click.echo()
+        for load in told.loads:
+            click.echo(load_line(load))
+
+
+def load_line(load: LoadRun) -> str:
+    """A bulk load that runs, in one line."""
+    parts = [f"load {load.job} of {load.keyspace}.{load.table}: {load.phase}"]
+    if load.overwrites:
+        parts.append("replaces the table")
+    if load.staged_files:
+        files = render.counted(load.staged_files, "file")
+        parts.append(f"{files}, {render.bytes_text(load.staged_bytes)} staged here")
+    parts.append(f"runs for {load.age_s:.0f} s")
+    if load.lease_left_s is not None:
+        parts.append(f"lease ends in {max(load.lease_left_s, 0):.0f} s")
+    return ", ".join(parts)
 
 
 def condition_lines(conditions: Sequence[Condition]) -> list[str]:

@@ -20,6 +20,7 @@ from lockstep.cli.shared import render
 from lockstep.cli.shared.client import ClusterClient
 from lockstep.documents import read
 from lockstep.documents.requests import Request, Story
+from lockstep.documents.runs import Loads
 from lockstep.documents.service import GlobalState, LocalStates, Service
 from lockstep.documents.status import ListedNode, Status
 from lockstep.documents.tablets import TabletPlan
@@ -265,11 +266,14 @@ Reasons = list[dict[str, str]]
 KINDS: Final = ("node", "request", "operation", "epoch", "token")
 _PREFIXED: Final = re.compile(rf"({'|'.join(KINDS)})[:/](.+)")
 _TABLET: Final = "tablet:"
+_LOAD: Final = "load:"
+#: A job renews the lease of its load long before.
+_LEASE_SOON_S: Final = 60.0
 _RANGE: Final = re.compile(r"([A-Za-z]\w*)(?:\.(\w+))?:(-?\d+)")
 _USAGE: Final = (
     "a node (id, host id or address), node:ID, request:ID, operation:ID, epoch:E, token:T, "
-    "KEYSPACE[.TABLE]:TOKEN, `range KEYSPACE TOKEN`, tablet:KEYSPACE.TABLE:N, cms, cmg, or a code of "
-    "lockstep explain"
+    "KEYSPACE[.TABLE]:TOKEN, `range KEYSPACE TOKEN`, tablet:KEYSPACE.TABLE:N, load:JOB, cms, cmg, or a "
+    "code of lockstep explain"
 )
 
 
@@ -283,8 +287,8 @@ def why(context: click.Context, thing: tuple[str, ...], events: int, call: rende
 
     THING is a node (id, host id or address; also one that has left), `request:ID`, `operation:ID`, `epoch:E`,
     a token (`KEYSPACE.TABLE:TOKEN`, `range KEYSPACE TOKEN`, or `token:T` for all keyspaces), a tablet
-    (`tablet:KEYSPACE.TABLE:N`), `cms` or `cmg` (the groups behind the metadata), or an error code. A plain
-    number is a node; a prefix says otherwise.
+    (`tablet:KEYSPACE.TABLE:N`), a bulk load (`load:JOB`), `cms` or `cmg` (the groups behind the metadata), or
+    an error code. A plain number is a node; a prefix says otherwise.
     """
     code = thing[0].upper().removeprefix("ERROR[").rstrip("]:")
     if len(thing) == 1 and class_by_code(code) is not None:
@@ -314,6 +318,8 @@ def _told(cluster: ClusterClient, thing: tuple[str, ...]) -> dict[str, Any]:
     if kind == "tablet":
         plan = read(TabletPlan, cluster.admin.get("/v1/tablets/plan", explain=name))
         return {"thing": f"tablet {name}", "reasons": [_reason(line) for line in plan.explained], "story": []}
+    if kind == "load":
+        return _load(read(Loads, cluster.loads()), name)
     if kind == "node":
         return _node(cluster, name)
     found = cluster.story(kind, name, keyspace=keyspace or None, table=table or None)
@@ -338,6 +344,8 @@ def _parsed(thing: tuple[str, ...]) -> tuple[str, str, str, str]:
         return "group", text, "", ""
     if text.startswith(_TABLET):
         return "tablet", text.removeprefix(_TABLET), "", ""
+    if text.startswith(_LOAD):
+        return "load", text.removeprefix(_LOAD), "", ""
     prefixed = _PREFIXED.fullmatch(text)
     if prefixed is not None:
         return prefixed[1], prefixed[2], "", ""
@@ -417,6 +425,36 @@ def _degraded(status: Status, keyspace: str) -> Reasons:
         for one in status.conditions
         if one.code == "RANGES_DEGRADED" and keyspace in ("", one.subject)
     ]
+
+
+def _load(told: Loads, job: str) -> dict[str, Any]:
+    """Why a bulk load is not part of its table."""
+    load = next((one for one in told.loads if one.job == job), None)
+    if load is None:
+        raise ConfigurationError(f"no load is called {job}", hint="lockstep pipeline loads list")
+    table = f"{load.keyspace}.{load.table}"
+    reasons = []
+    if load.state == "running":
+        files = render.counted(load.staged_files, "file")
+        held = f"the asked node holds {files}, {render.bytes_text(load.staged_bytes)}"
+        reasons.append(
+            _reason(
+                f"it was not committed yet: its job has run for {load.age_s:.0f} s, and {held}",
+                f"lockstep pipeline loads cancel {job} ends it",
+            )
+        )
+        if load.lease_left_s is not None and load.lease_left_s < _LEASE_SOON_S:
+            reasons.append(
+                _reason(
+                    f"its lease ends in {max(load.lease_left_s, 0):.0f} s: then nothing of it is left",
+                    "its job renews the lease while its tasks stage files; look whether it still runs",
+                )
+            )
+    elif load.state != "committed":
+        reasons.append(_reason(f"it was {load.state} at epoch {load.ended_epoch}: {load.reason}",
+                               "load again under another loadId"))  # fmt: skip
+    fine = f"it is part of {table} since epoch {load.ended_epoch}, {render.counted(load.rows, 'row')}"
+    return {"thing": f"load {job} of {table}", "reasons": reasons, "story": [], "fine": fine}
 
 
 def _group(told: GlobalState) -> Reasons:

@@ -1,5 +1,5 @@
 """`backup-run/1`, `backups/1`, `repair/1`, `repairs/1`, `repair-plan/1` and the plans of backups and
-restores: what runs or ended lately, and what one would do.
+restores, `loads/1`, `load-end/1`: what runs or ended lately, and what one would do.
 """
 
 from __future__ import annotations
@@ -179,3 +179,40 @@ class RepairPlan(msgspec.Struct, frozen=True):
     way_back: str = ""
     records: str = ""
     changes: tuple[Change, ...] = ()
+
+
+class LoadRun(msgspec.Struct, frozen=True):
+    """A bulk load. `phase` is what it does as the asked node sees it: begun, staging, taking in, or how it
+    ended. `staged` is what that node holds of it; rows and bytes are known once it was committed."""
+
+    job: str
+    keyspace: str = ""
+    table: str = ""
+    state: str = ""
+    phase: str = ""
+    overwrites: bool = False
+    began_ms: int = 0
+    age_s: float = 0.0
+    lease_left_s: float | None = None
+    began_epoch: int = 0
+    ended_epoch: int | None = None
+    rows: int = 0
+    bytes: int = 0
+    staged_files: int = 0
+    staged_bytes: int = 0
+    reason: str = ""
+
+
+class Loads(msgspec.Struct, frozen=True):
+    schema: str = "loads/1"
+    node: int = 0
+    epoch: int = 0
+    loads: tuple[LoadRun, ...] = ()
+
+
+class LoadEnd(msgspec.Struct, frozen=True):
+    """A load that an operator cancelled, or would cancel."""
+
+    schema: str = "load-end/1"
+    dry_run: bool = False
+    load: LoadRun = LoadRun("")

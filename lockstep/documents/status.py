@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from lockstep.documents.requests import Request
+from lockstep.documents.runs import LoadRun
 
 
 class ClusterName(msgspec.Struct, frozen=True):
@@ -110,6 +111,7 @@ class Status(msgspec.Struct, frozen=True):
     groups: dict[str, GroupGlance] = {}
     nodes: tuple[ListedNode, ...] = ()
     operations: tuple[Request, ...] = ()
+    loads: tuple[LoadRun, ...] = ()
 
 
 class GossipNode(msgspec.Struct, frozen=True):

@@ -255,7 +255,8 @@ class LoadTarget:
         """The load. SessionClosed when it has ended, or nobody knows of it."""
         load = self._metadata().loads.by_job.get(job)
         if load is None or load.state is not LoadState.RUNNING:
-            raise SessionClosed(f"load {job} is {load.state if load is not None else 'not known'}")
+            told = "not known" if load is None else f"{load.state}: {load.reason}".removesuffix(": ")
+            raise SessionClosed(f"load {job} is {told}")
         return load
 
     # -- files on their way -------------------------------------------------------------------------
@@ -374,6 +375,10 @@ class LoadTarget:
         return self._arriving.setdefault(f"{key}-{name}", asyncio.Lock())
 
     # -- for people ---------------------------------------------------------------------------------
+
+    def takes_in(self, job: str) -> bool:
+        """Whether files of a committed load are taken in just now, and not durable yet."""
+        return key_of(job) in self._taking
 
     def staged(self, job: str) -> tuple[int, int]:
         """(files, bytes) that are held of a load."""

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from lockstep.cli.main import root
 from lockstep.documents import read
 from lockstep.documents.requests import MetadataDiff, Request, RequestPlan, Requests, Story, Streams
-from lockstep.documents.runs import BackupPlan, BackupRun, Backups, Repair, RepairPlan, Repairs
+from lockstep.documents.runs import BackupPlan, BackupRun, Backups, Loads, Repair, RepairPlan, Repairs
 from lockstep.documents.service import (
     Digest,
     DumpPiece,
@@ -648,6 +648,7 @@ SERVED: dict[str, type[msgspec.Struct]] = {
     "/v1/metadata/digest?epoch={newest}": Digest,
     "/v1/repairs": Repairs,
     "/v1/backups": Backups,
+    "/v1/loads": Loads,
     "/v1/story?kind=node&id=1": Story,
     "/management/v1/recovery/cmg/state/local": LocalStates,
     "/management/v1/recovery/metastorage/state/global": GlobalState,

@@ -16,6 +16,8 @@ pytest.importorskip("pyspark")
 import pyarrow as pa
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
+from lockstep.cli.shared.client import ClusterClient
+from lockstep.local.admin_client import AdminClient, of_token_file
 from lockstep.local.clusters import LocalCluster
 from lockstep.spark.loads.client import LoadClient
 from lockstep.spark.loads.writer import BulkWriter, Staged, bulk_load, commit, planned, stage
@@ -25,7 +27,7 @@ from lockstep.streaming.load_files import key_of
 from lockstep.values.errors import ConfigurationError, InvalidRequest, LockstepError, PreconditionError
 from lockstep.values.ids import Consistency
 
-from .support import connect, options
+from .support import PORTS, connect, options
 
 SCHEMA = StructType(
     [StructField("id", IntegerType()), StructField("n", LongType()), StructField("v", StringType())]
@@ -265,6 +267,33 @@ def test_collections_and_nulls(cluster: LocalCluster, table: str) -> None:
     loaded(cluster, f"m_{table}", data, ignoreNulls="true")
     assert stored(cluster, f"m_{table}", "c, s, l, v") == [("a", 7, [1, 2], None), ("b", 7, None, 5)]
     connection.close()
+
+
+def test_an_operator_sees_a_load_and_ends_it(cluster: LocalCluster, table: str) -> None:
+    node = cluster.file.nodes[0]
+    data = cluster.paths.data(node.name)
+    shown = of_token_file(data / "admin.token", "")
+    door = ClusterClient(AdminClient(node.address, PORTS[2], 30.0, shown))
+    plan, staged = began(cluster, table, rows_of(0, 100))
+    (seen,) = [one for one in door.status()["loads"] if one["job"] == plan.job]
+    assert (seen["table"], seen["phase"], seen["staged_files"]) == (table, "staging", len(staged.files))
+    asked = {"job": plan.job, "reason": "wrong files"}
+    assert door.cancel_load({**asked, "dry_run": True})["load"]["state"] == "running"
+    for _ in range(2):
+        assert door.cancel_load(asked)["load"]["state"] == "aborted"
+    with pytest.raises(LockstepError, match="wrong files"):
+        stage(plan, rows_of(100, 100).to_batches(), 1, 0)
+    with pytest.raises(LockstepError, match="wrong files"):
+        commit(plan, [staged])
+    assert not [one for one in door.status()["loads"] if one["job"] == plan.job]
+    done = loaded(cluster, table, rows_of(0, 10))
+    with pytest.raises(PreconditionError, match=f"was committed at epoch {done.epoch}: its 10 rows are part"):
+        door.cancel_load({"job": done.load_id})
+    told = {one["job"]: one for one in door.loads()["loads"]}
+    assert (told[done.load_id]["state"], told[done.load_id]["rows"]) == ("committed", 10)
+    lines = (data / "audit.log").read_text().splitlines()
+    assert [one for one in lines if "/v1/loads/cancel" in one and "wrong files" in one]
+    assert gone(cluster)
 
 
 def test_a_message_is_small(cluster: LocalCluster, table: str) -> None:

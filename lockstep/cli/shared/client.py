@@ -118,6 +118,13 @@ class ClusterClient(msgspec.Struct, frozen=True):
     def backup_run(self, run_id: int) -> dict[str, Any]:
         return self.admin.get(f"/v1/backup-runs/{run_id}")
 
+    def loads(self) -> dict[str, Any]:
+        return self.admin.get("/v1/loads")
+
+    def cancel_load(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """End a bulk load, or ask what that would do."""
+        return self.admin.post("/v1/loads/cancel", dict(wanted))
+
     def story(self, kind: str, name: str, **more: str | None) -> dict[str, Any]:
         """What the log did to a thing. `more`: keyspace and table of a token."""
         return self.admin.get("/v1/story", kind=kind, id=name, **more)

@@ -148,6 +148,8 @@ class BulkLoads:
         known = self._context.cluster().loads.by_job.get(request.job)
         if known is None or known.state is LoadState.RUNNING:
             await self._submit(wanted)
+            if known is None:
+                self._context.log("load.began", job=request.job, table=f"{request.keyspace}.{request.table}")
         else:
             # Nothing is written for what ended; another load's name is refused all the same.
             wanted.apply(self._context.cluster(), self._context.cluster().epoch)
@@ -183,6 +185,8 @@ class BulkLoads:
         """What was committed stays so: the answer says what became of it."""
         if self.load(request.job).state is LoadState.RUNNING:
             await self._submit(EndLoad(request.job, request.reason))
+            ended = self.load(request.job)
+            self._context.log("load.ended", job=request.job, state=ended.state.value, reason=ended.reason)
         return self.look(request.job)
 
     async def _submit(self, wanted: BeginLoad | CommitLoad | EndLoad) -> None:
@@ -243,6 +247,7 @@ class BulkLoads:
         for _ in range(LOAD_COMMIT_ATTEMPTS_MAX):
             load = self.load(request.job)
             if load.state is LoadState.COMMITTED and load.digest == manifest.digest:
+                self._context.log("load.committed", job=load.job, epoch=load.ended_epoch, rows=load.rows)
                 return await self._finish(load, manifest, level)
             if load.state is not LoadState.RUNNING:
                 # Says why not, as the log would.

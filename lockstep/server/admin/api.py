@@ -32,6 +32,7 @@ from lockstep.server.admin.http import (
     error_document,
     json_response,
 )
+from lockstep.server.admin.loads import load_operations
 from lockstep.server.admin.operations import (
     Operation,
     Parameter,
@@ -359,6 +360,7 @@ class Admin:
             *operations(self._cql),
             *scrub_operations(self._node),
             *read_session_operations(self._node),
+            *load_operations(self._node),
             *self._service.operations(),
             *health_operations(node),
             get("/openapi.json", "This document", now(lambda *_: self.registry.openapi())),

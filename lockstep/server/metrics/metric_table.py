@@ -138,7 +138,9 @@ _TABLE: Final = (
     Metric("lockstep_load_files_staged_total", COUNTER, (), "Files of bulk loads held and verified"),
     Metric("lockstep_load_staged_bytes_total", COUNTER, (), "Bytes of such files"),
     Metric("lockstep_loads_lacking_total", COUNTER, (), "Committed loads of which this node had no files"),
+    Metric("lockstep_loads_oldest_running_seconds", GAUGE, (), "Age of the oldest bulk load that runs"),
     Metric("lockstep_loads_running", GAUGE, (), "Bulk loads that have begun and not ended"),
+    Metric("lockstep_loads_staged_bytes", GAUGE, (), "Bytes held now of bulk loads that run"),
     Metric("lockstep_loads_taken_in_total", COUNTER, (), "Committed loads taken in"),
     Metric(
         "lockstep_metadata_catch_up_bytes_total",

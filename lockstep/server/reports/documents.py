@@ -39,6 +39,7 @@ from lockstep.server.reports import leader_views
 from lockstep.server.reports.stories import entry_summary, kind_name
 from lockstep.server.views import live_views
 from lockstep.server.views.live_views import seen_epoch
+from lockstep.server.views.load_views import load_run
 from lockstep.topology.health import level_of, verdict
 from lockstep.values.errors import ConfigurationError, LogTruncated
 from lockstep.values.limits import LOG_FETCH_ENTRIES_MAX
@@ -72,6 +73,7 @@ def status(node: NodeServices, operations: Sequence[Document]) -> Document:
         "groups": leader_views.words(node),
         "nodes": node_list(node),
         "operations": list(operations),
+        "loads": [msgspec.to_builtins(load_run(node, load)) for load in cluster.loads.running],
     }
 
 

@@ -26,6 +26,7 @@ from lockstep.values.errors import (
     Rejected,
     RequestError,
     ServerFault,
+    SessionClosed,
     Unauthorized,
 )
 
@@ -48,6 +49,8 @@ class LoadDoor:
             return encode(await self._done(request))
         except (RequestError, Rejected):
             raise
+        except SessionClosed as error:
+            raise Rejected(error.message) from error
         except LockstepError as error:
             raise ServerFault(f"{error.code}: {error.message}") from error
 

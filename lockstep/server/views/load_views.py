@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from lockstep.documents.runs import LoadRun
+from lockstep.metadata.loads import Load, LoadState
 from lockstep.node.services import NodeServices
 from lockstep.server.metrics.metric_table import Sample
 from lockstep.server.views.virtual import VirtualRow
@@ -16,8 +18,43 @@ from lockstep.server.views.work_views import LiveView
 _COLUMNS: Final = (
     "job text; keyspace_name text; table_name text; state text; overwrites boolean; began_at timestamp; "
     "lease_until timestamp; write_time bigint; began_epoch bigint; ended_epoch bigint; rows bigint; "
-    "size_bytes bigint; staged_files int; staged_bytes bigint; reason text"
+    "size_bytes bigint; staged_files int; staged_bytes bigint; reason text; phase text"
 )
+_MILLISECONDS: Final = 1000
+
+
+def phase_of(node: NodeServices, load: Load) -> str:
+    """What a load does, as this node sees it: begun, staging, taking in, or how it ended."""
+    if load.state is LoadState.RUNNING:
+        return "staging" if node.data.loads.staged(load.job)[0] else "begun"
+    if load.state is LoadState.COMMITTED and node.data.loads.takes_in(load.job):
+        return "taking in"
+    return load.state.value
+
+
+def load_run(node: NodeServices, load: Load) -> LoadRun:
+    """A load as documents tell it."""
+    now_ms = node.context.runtime.clock.wall_us() // _MILLISECONDS
+    files, size = node.data.loads.staged(load.job)
+    runs = load.state is LoadState.RUNNING
+    return LoadRun(
+        job=load.job,
+        keyspace=load.keyspace,
+        table=load.table,
+        state=load.state.value,
+        phase=phase_of(node, load),
+        overwrites=load.overwrite,
+        began_ms=load.began_ms,
+        age_s=(now_ms - load.began_ms) / _MILLISECONDS,
+        lease_left_s=(load.lease_until_ms - now_ms) / _MILLISECONDS if runs else None,
+        began_epoch=load.began_epoch,
+        ended_epoch=None if runs else load.ended_epoch,
+        rows=load.rows,
+        bytes=load.size_bytes,
+        staged_files=files,
+        staged_bytes=size,
+        reason=load.reason,
+    )
 
 
 def load_rows(node: NodeServices) -> Iterator[VirtualRow]:
@@ -39,6 +76,7 @@ def load_rows(node: NodeServices) -> Iterator[VirtualRow]:
             "staged_files": files,
             "staged_bytes": size,
             "reason": load.reason,
+            "phase": phase_of(node, load),
         }
 
 
@@ -56,7 +94,12 @@ LOAD_VIEWS: Final = (
 
 def load_samples(node: NodeServices) -> Iterator[Sample]:
     counts = node.data.loads.counts
-    yield Sample("lockstep_loads_running", len(node.log.cluster.loads.running))
+    running = node.log.cluster.loads.running
+    yield Sample("lockstep_loads_running", len(running))
+    yield Sample("lockstep_loads_staged_bytes", sum(node.data.loads.staged(load.job)[1] for load in running))
+    now_ms = node.context.runtime.clock.wall_us() // _MILLISECONDS
+    oldest_ms = min((load.began_ms for load in running), default=now_ms)
+    yield Sample("lockstep_loads_oldest_running_seconds", (now_ms - oldest_ms) / _MILLISECONDS)
     yield Sample("lockstep_load_files_staged_total", counts.files)
     yield Sample("lockstep_load_staged_bytes_total", counts.bytes)
     yield Sample("lockstep_load_files_damaged_total", counts.damaged)
