@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import select
 import socket
+import ssl
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -18,6 +19,7 @@ import msgspec
 
 from lockstep.cql.wire import client as wire
 from lockstep.cql.wire.constants import (
+    BATCH_UNLOGGED,
     ERROR_PROTOCOL,
     ERROR_READ_FAILURE,
     ERROR_READ_TIMEOUT,
@@ -32,7 +34,7 @@ from lockstep.cql.wire.constants import (
     Opcode,
 )
 from lockstep.cql.wire.frames import Envelope, EnvelopeReader, SegmentReader, encode_request, encode_segments
-from lockstep.cql.wire.messages import QueryParameters, Value
+from lockstep.cql.wire.messages import BatchStatement, QueryParameters, Value
 from lockstep.cql.wire.primitives import bytes_map
 from lockstep.values.errors import (
     BadCredentials,
@@ -236,11 +238,30 @@ class CqlConnection:
         body = wire.execute(self.version, statement.id, statement.metadata_id, parameters)
         return self.send(Opcode.EXECUTE, body)
 
+    def execute_batch(
+        self, statement: Statement, rows: Sequence[tuple[Value, ...]], parameters: QueryParameters
+    ) -> int:
+        """Send an unlogged BATCH of the statement with each of these values; returns its stream."""
+        entries = [BatchStatement(statement.id, values) for values in rows]
+        return self.send(Opcode.BATCH, wire.batch(self.version, BATCH_UNLOGGED, entries, parameters))
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether `receive` returns without waiting for the network."""
+        return bool(self._received)
+
     def close(self) -> None:
         self.closed = True
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+    @property
+    def transport(self) -> socket.socket:
+        """PeerUnreachable when it is closed."""
+        if self._socket is None:
+            raise PeerUnreachable(f"the connection to {self.endpoint.host} is closed")
+        return self._socket
 
     def is_quiet(self) -> bool:
         """Whether the connection is open, idle and has nothing to read (not even its end)."""
@@ -289,12 +310,24 @@ class CqlConnection:
 
 def encrypted(plain: socket.socket, ca: str) -> socket.socket:
     """OSError when the certificate is not one that `ca` signed; which node it names is not looked at."""
-    import ssl
-
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.load_verify_locations(ca)
     return context.wrap_socket(plain)
+
+
+def first_to_answer(connections: Sequence[CqlConnection], timeout_s: float) -> CqlConnection:
+    """One of these, each with requests in flight, that has an answer, or whose end has come; after the time
+    the first of them, whose `receive` then says what is late."""
+    for connection in connections:
+        if connection.has_answer or connection.closed:
+            return connection
+    sockets = {connection.transport: connection for connection in connections}
+    for socket_ in sockets:
+        if isinstance(socket_, ssl.SSLSocket) and socket_.pending():
+            return sockets[socket_]
+    readable, _, _ = select.select(list(sockets), [], [], timeout_s)
+    return sockets[readable[0]] if readable else connections[0]
 
 
 class ConnectionPool:

@@ -1,8 +1,9 @@
-"""Appending rows of a DataFrame to a table with prepared INSERTs.
+"""Appending rows of a DataFrame to a table with batches of a prepared INSERT.
 
 Invariant: everything that can be known from the schemas is checked on the driver before a task runs. All
-rows of a job carry one write time, so a row sent twice (after a failed host, or by a repeated task) changes
-nothing, and the job never hides what was written after it was planned. A job that fails may leave rows.
+rows of a job carry one write time, or that of their column, so a row sent twice (after a failed host, or by a
+repeated task) changes nothing, and the job never hides what was written after it was planned. A job that
+fails may leave rows.
 """
 
 from __future__ import annotations
@@ -20,25 +21,28 @@ from pyspark.sql import types as spark
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from lockstep.cql.wire.client import ErrorResponse, decode_response
-from lockstep.cql.wire.messages import UNSET, QueryParameters, Value
-from lockstep.spark.columns import encoder, spark_type
-from lockstep.spark.cql_client import CqlConnection, error_of, pool_of
+from lockstep.cql.wire.messages import QueryParameters
+from lockstep.spark.columns import spark_type
+from lockstep.spark.cql_client import CqlConnection, Endpoint, error_of, first_to_answer, pool_of
 from lockstep.spark.options import Options
 from lockstep.spark.retrying import Retry
 from lockstep.spark.ring import TableColumn, TableShape, quoted
 from lockstep.spark.scan import Hosts
+from lockstep.spark.statement_batches import RowBatch, RowShape, batched
 from lockstep.values.errors import ConfigurationError, InvalidRequest, LockstepError, PreconditionError
+from lockstep.values.node_limits import SPARK_WRITE_CONNECTIONS_MAX
 
 _NANOSECONDS_PER_MICROSECOND: Final = 1000
+#: Rows that are grouped at once: more are one partition's, and one column's values stay in caches.
+_ENCODED_ROWS: Final = 16_384
 _MIXING: Final = 0x9E3779B97F4A7C15
 
 
 class WritePlan(msgspec.Struct, frozen=True):
-    """`columns` in the order of the DataFrame's; `keys` are the names that must not be null."""
+    """`text` is the INSERT of one row of this shape. `write_time_us` 0: each row has its own."""
 
     text: str
-    columns: tuple[TableColumn, ...]
-    keys: tuple[str, ...]
+    shape: RowShape
     write_time_us: int
 
 
@@ -57,27 +61,51 @@ def write_plan(shape: TableShape, schema: spark.StructType, overwrite: bool, opt
             'do at once: use .option("writeMode", "bulk"), or .mode("append"), which replaces rows with the '
             "same key"
         )
-    for option in ("ttl_s", "ttl_column", "write_time_column", "load_id"):
-        if getattr(options, option):
-            raise ConfigurationError(
-                "ttlSeconds, ttlColumn, writeTimeColumn and loadId are options of bulk loads",
-                hint='add .option("writeMode", "bulk")',
-            )
-    columns = checked_columns(shape, schema.fields, options)
+    if options.load_id:
+        raise ConfigurationError(
+            "loadId is the name of a bulk load", hint='add .option("writeMode", "bulk"), or leave it out'
+        )
+    columns = tuple(checked_columns(shape, schema.fields, options))
     listed = ", ".join(quoted(column.name) for column in columns)
     marks = ", ".join("?" for _ in columns)
+    using = [f"TTL {options.ttl_s}"] if options.ttl_s else []
+    using += ["TTL ?"] if options.ttl_column else []
+    using += ["TIMESTAMP ?"] if options.write_time_column else []
+    life = f" USING {' AND '.join(using)}" if using else ""
     return WritePlan(
-        f"INSERT INTO {quoted(shape.keyspace)}.{quoted(shape.table)} ({listed}) VALUES ({marks})",
-        tuple(columns),
-        tuple(column.name for column in shape.key),
-        options.write_time_us or time.time_ns() // _NANOSECONDS_PER_MICROSECOND,
+        f"INSERT INTO {quoted(shape.keyspace)}.{quoted(shape.table)} ({listed}) VALUES ({marks}){life}",
+        RowShape(
+            columns,
+            tuple(column.name for column in shape.partition_key),
+            tuple(column.name for column in shape.key),
+            options.ttl_column,
+            options.write_time_column,
+            options.ignore_nulls,
+        ),
+        0
+        if options.write_time_column
+        else options.write_time_us or time.time_ns() // _NANOSECONDS_PER_MICROSECOND,
     )
 
 
 def checked_columns(
     shape: TableShape, fields: Sequence[spark.StructField], options: Options
 ) -> list[TableColumn]:
-    """The table's columns that a DataFrame's are written to. ConfigurationError as `write_plan`."""
+    """The table's columns that a DataFrame's are written to, but for those of times. ConfigurationError as
+    `write_plan`."""
+    known = {column.name for column in shape.columns}
+    times = (options.ttl_column, options.write_time_column)
+    for name in times:
+        if name and name not in [field.name for field in fields]:
+            raise ConfigurationError(f"the data has no column {name}")
+        if name in known:
+            raise ConfigurationError(f"{name} is a column of the table, not one of times")
+    for field in fields:
+        if field.name in times and not isinstance(field.dataType, spark.IntegralType):
+            raise ConfigurationError(
+                f"column {field.name} is {field.dataType.simpleString()}, and takes whole numbers"
+            )
+    fields = [field for field in fields if field.name not in times]
     columns = [shape.column(field.name) for field in fields]
     missing = [column.name for column in shape.key if column not in columns]
     if missing:
@@ -89,7 +117,7 @@ def checked_columns(
 
 
 class LockstepWriter(DataSourceArrowWriter):
-    """Writes record batches; each task keeps up to `concurrentWrites` rows in flight."""
+    """Writes record batches; each task keeps up to `concurrentWrites` requests in flight."""
 
     def __init__(self, options: Options, plan: WritePlan) -> None:
         self._options = options
@@ -97,12 +125,12 @@ class LockstepWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Raises when a row was not acknowledged; rows before it stay written."""
-        sender = RowSender(self._options, self._plan)
+        sender = BatchSender(self._options, self._plan)
         rows = 0
         try:
             for batch in iterator:
-                for values in encoded_rows(self._plan, batch, self._options.ignore_nulls):
-                    sender.send(values)
+                for at in range(0, batch.num_rows, _ENCODED_ROWS):
+                    sender.send(batch.slice(at, _ENCODED_ROWS))
                 rows += batch.num_rows
             sender.finish()
         finally:
@@ -110,23 +138,9 @@ class LockstepWriter(DataSourceArrowWriter):
         return Written(rows)
 
 
-def encoded_rows(plan: WritePlan, batch: pa.RecordBatch, ignore_nulls: bool) -> Iterator[tuple[Value, ...]]:
-    """The rows' bound values. A null deletes the column's value, or leaves it with `ignore_nulls`."""
-    absent: Value = UNSET if ignore_nulls else None
-    columns: list[list[Value]] = []
-    for column, array in zip(plan.columns, batch.columns, strict=True):
-        if array.null_count and column.name in plan.keys:
-            raise InvalidRequest(f"key column {column.name} is null in a row to be written")
-        encode = encoder(column.cql_type)
-        try:
-            columns.append([absent if value is None else encode(value) for value in array.to_pylist()])
-        except InvalidRequest as error:
-            raise InvalidRequest(f"column {column.name}: {error.message}") from None
-    return zip(*columns, strict=True)
-
-
-class RowSender:
-    """Keeps a bounded number of rows in flight on one connection, and moves to another host on failure."""
+class BatchSender:
+    """Sends each batch to a replica of its rows, a bounded number at a time over some connections, and what
+    was not acknowledged to another host when one fails."""
 
     def __init__(self, options: Options, plan: WritePlan) -> None:
         self._options = options
@@ -135,13 +149,18 @@ class RowSender:
         self._retry = Retry()
         # Tasks of one job run in different processes; their ids spread them over the hosts.
         self._turn = os.getpid() * _MIXING >> 16
-        self._waiting: deque[tuple[Value, ...]] = deque()
-        self._open: dict[int, tuple[Value, ...]] = {}
-        self._connection: CqlConnection | None = None
+        self._waiting: deque[RowBatch] = deque()
+        self._open: dict[tuple[Endpoint, int], RowBatch] = {}
+        self._connections: dict[Endpoint, CqlConnection] = {}
 
-    def send(self, values: tuple[Value, ...]) -> None:
-        """Returns when the row is under way."""
-        self._waiting.append(values)
+    def send(self, batch: pa.RecordBatch) -> None:
+        """Returns when the rows are under way."""
+        rights = [part.right for part, _ in self._hosts.ring.ranges]
+        made = list(batched(self._plan.shape, batch, rights))
+        # Neighbours in the ring have the same replicas: these are asked in turns.
+        stride = max(len(rights), 1)
+        for begin in range(stride):
+            self._waiting.extend(made[begin::stride])
         self._advance(self._options.concurrent_writes - 1)
 
     def finish(self) -> None:
@@ -149,47 +168,87 @@ class RowSender:
         self._advance(0)
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._hosts.pool.give_back(self._connection)
-            self._connection = None
+        for connection in self._connections.values():
+            self._hosts.pool.give_back(connection)
+        self._connections.clear()
 
     def _advance(self, open_max: int) -> None:
         while self._waiting or len(self._open) > open_max:
-            host = ""
             try:
-                if self._connection is None:
-                    endpoint = self._hosts.order(0, self._turn)[0]
-                    host = endpoint.host
-                    self._connection = self._hosts.pool.take(endpoint, self._options.timeout_s)
-                self._exchange(self._connection, open_max)
-            except LockstepError as error:
-                if self._connection is not None:
-                    host = self._connection.endpoint.host
-                    self._connection.close()
-                    self._connection = None
-                self._waiting.extendleft(self._open.values())
-                self._open.clear()
-                self._retry.failed(error)
-                self._hosts.failed(host)
+                while self._waiting and len(self._open) < self._options.concurrent_writes:
+                    self._ask(self._waiting[0])
+                    self._waiting.popleft()
+                if len(self._open) > open_max or self._waiting:
+                    self._answered()
+            except _Failed as failed:
+                self._give_up(failed.endpoint)
+                self._retry.failed(failed.error)
+                self._hosts.failed(failed.endpoint.host)
 
-    def _exchange(self, connection: CqlConnection, open_max: int) -> None:
-        # Prepared at once on a new connection, when nothing is in flight; known to the connection later.
-        statement = connection.prepare(self._plan.text)
-        while self._waiting and len(self._open) < self._options.concurrent_writes:
+    def _ask(self, batch: RowBatch) -> None:
+        endpoint = self._endpoint(batch)
+        try:
+            connection = self._connections.get(endpoint)
+            if connection is None:
+                connection = self._hosts.pool.take(endpoint, self._options.timeout_s)
+                # Prepared at once on a new connection, when nothing is in flight; known to it later.
+                connection.prepare(self._plan.text)
+                self._connections[endpoint] = connection
+            statement = connection.prepare(self._plan.text)
             parameters = QueryParameters(
-                consistency=self._options.consistency,
-                values=self._waiting[0],
-                timestamp_us=self._plan.write_time_us,
+                consistency=self._options.consistency, timestamp_us=self._plan.write_time_us or None
             )
-            stream = connection.execute(statement, parameters)
-            self._open[stream] = self._waiting.popleft()
-        while len(self._open) > open_max:
-            envelope = connection.receive()
-            body = decode_response(envelope.version, envelope.opcode, envelope.flags, envelope.body).body
-            if isinstance(body, ErrorResponse):
-                raise error_of(body)
-            del self._open[envelope.stream]
-            self._retry.succeeded()
+            if len(batch.rows) == 1:
+                one = msgspec.structs.replace(parameters, values=batch.rows[0])
+                stream = connection.execute(statement, one)
+            else:
+                stream = connection.execute_batch(statement, batch.rows, parameters)
+        except LockstepError as error:
+            raise _Failed(endpoint, error) from error
+        self._open[endpoint, stream] = batch
+
+    def _endpoint(self, batch: RowBatch) -> Endpoint:
+        """Of the replicas in turn; of the connections that are open, once there are enough."""
+        self._turn += 1
+        order = self._hosts.order(batch.token, self._turn)
+        if len(self._connections) >= SPARK_WRITE_CONNECTIONS_MAX:
+            return next((one for one in order if one in self._connections), order[0])
+        return order[0]
+
+    def _answered(self) -> None:
+        asked = dict.fromkeys(endpoint for endpoint, _ in self._open)
+        connection = first_to_answer([self._connections[one] for one in asked], self._options.timeout_s)
+        try:
+            while True:
+                envelope = connection.receive()
+                response = decode_response(
+                    envelope.version, envelope.opcode, envelope.flags, envelope.body
+                ).body
+                if isinstance(response, ErrorResponse):
+                    raise error_of(response)
+                del self._open[connection.endpoint, envelope.stream]
+                self._retry.succeeded()
+                if not connection.has_answer:
+                    return
+        except LockstepError as error:
+            raise _Failed(connection.endpoint, error) from error
+
+    def _give_up(self, endpoint: Endpoint) -> None:
+        """Close the connection to a host; what is open there is to be sent again."""
+        connection = self._connections.pop(endpoint, None)
+        if connection is not None:
+            connection.close()
+        lost = [key for key in self._open if key[0] == endpoint]
+        self._waiting.extendleft(self._open.pop(key) for key in lost)
+
+
+class _Failed(Exception):
+    """What went wrong with whom."""
+
+    def __init__(self, endpoint: Endpoint, error: LockstepError) -> None:
+        super().__init__(error.message)
+        self.endpoint = endpoint
+        self.error = error
 
 
 def _check_type(field: spark.StructField, column: TableColumn, options: Options) -> None:

@@ -274,3 +274,10 @@ READ_SESSION_ATTEMPTS_MAX: Final = 3
 AUDIT_BUCKETS_MAX: Final = 4096
 #: Such questions that a node hashes for at once: one keeps as much of its loop busy as a repair may.
 AUDIT_DIGESTS_AT_ONCE_MAX: Final = 1
+#: Rows, bytes and partitions of one batch of a data job. One of one partition is not judged by size, and 128
+#: rows cost a node's loop some 3 ms; of several, nodes warn above 10 partitions or 5 KiB.
+SPARK_BATCH_ROWS_MAX: Final = 128
+SPARK_BATCH_BYTES_MAX: Final = 4_500
+SPARK_BATCH_PARTITIONS_MAX: Final = 10
+#: Connections that one task writes over: as many nodes coordinate for it.
+SPARK_WRITE_CONNECTIONS_MAX: Final = 8

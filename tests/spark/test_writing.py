@@ -133,3 +133,32 @@ def test_a_write_outlives_the_death_of_a_host(cluster: LocalCluster, table: str)
     writer_of(cluster, table).write(batches())
     cluster.start(killed[1:])
     assert stored(cluster) == [(number, text, n) for text, number, n in rows]
+
+
+def test_ttl_and_write_times_come_with_the_rows(cluster: LocalCluster, table: str) -> None:
+    schema = StructType([*SCHEMA.fields, StructField("life", LongType()), StructField("at", LongType())])
+    writer = writer_of(cluster, table, schema, ttlColumn="life", writeTimeColumn="at")
+    data = pa.table(
+        {
+            "v": ["a", "b"],
+            "id": pa.array([9001, 9002], pa.int32()),
+            "n": pa.array([1, 2]),
+            "life": pa.array([0, 5000]),
+            "at": pa.array([3000, 4000]),
+        }
+    )
+    writer.write(iter(data.to_batches()))
+    writer_of(cluster, table, writeTimeMicros="2000", ttlSeconds="900").write(
+        iter([batch([("older", 9001, 9), ("c", 9003, 3)])])
+    )
+    connection = connect(cluster)
+    rows = connection.query("SELECT id, v, writetime(v) AS w, ttl(v) AS t FROM shop.written")
+    connection.close()
+    found = {row["id"]: (row["v"], row["w"], row["t"]) for row in rows}
+    assert found[9001] == ("a", 3000, None)
+    assert found[9002][:2] == ("b", 4000) and 4900 < int(str(found[9002][2])) <= 5000
+    assert found[9003][:2] == ("c", 2000) and 800 < int(str(found[9003][2])) <= 900
+    with pytest.raises(ConfigurationError, match="the data has no column life"):
+        writer_of(cluster, table, ttlColumn="life")
+    with pytest.raises(ConfigurationError, match="loadId is the name of a bulk load"):
+        writer_of(cluster, table, loadId="x")

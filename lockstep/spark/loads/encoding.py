@@ -167,7 +167,7 @@ def _python_values(plan: EncodePlan, column: Column, array: pa.Array) -> list[Va
     encode, absent = encoder(kind), UNSET if plan.ignore_nulls else None
     is_key = column.kind in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING)
     found: list[Value] = []
-    for value in _typed(kind, column, array).to_pylist():
+    for value in _typed(kind, column.name, array).to_pylist():
         if value is None:
             if is_key:
                 raise _null_key(column)
@@ -184,7 +184,7 @@ def _null_key(column: Column) -> InvalidRequest:
     return InvalidRequest(f"key column {column.name} is null in a row to be written")
 
 
-def _typed(kind: CqlType, column: Column, array: pa.Array) -> pa.Array:
+def _typed(kind: CqlType, name: str, array: pa.Array) -> pa.Array:
     """The data in the Arrow type that the column is read as."""
     expected = arrow_type(kind)
     if pa.types.is_decimal(array.type) and pa.types.is_decimal(expected):
@@ -194,9 +194,9 @@ def _typed(kind: CqlType, column: Column, array: pa.Array) -> pa.Array:
     try:
         return array.cast(expected)
     except pa.ArrowInvalid as error:
-        raise InvalidRequest(f"column {column.name}: {error}") from None
+        raise InvalidRequest(f"column {name}: {error}") from None
     except pa.ArrowNotImplementedError:
-        raise InvalidRequest(f"column {column.name} takes {expected}, not {array.type}") from None
+        raise InvalidRequest(f"column {name} takes {expected}, not {array.type}") from None
 
 
 def _times(plan: EncodePlan, batch: pa.RecordBatch) -> Any:
@@ -256,7 +256,7 @@ class _Columns:
 
     def _keys(self, cells: dict[str, pa.BinaryArray]) -> tuple[Any, pa.BinaryArray]:
         parts = [cells[column.name] for column in self._plan.table.partition_key]
-        key = parts[0] if len(parts) == 1 else _composite(parts)
+        key = parts[0] if len(parts) == 1 else composite_key(parts)
         lengths = pc.binary_length(key)
         if self._count and not 0 < pc.min(lengths).as_py() <= pc.max(lengths).as_py() <= KEY_BYTES_MAX:
             raise InvalidRequest(f"a partition key is empty, or longer than {KEY_BYTES_MAX} bytes")
@@ -369,7 +369,8 @@ def _escaped(array: pa.BinaryArray) -> pa.BinaryArray:
     return pc.replace_substring(array, b"\x00", b"\x00\xff")
 
 
-def _composite(parts: Sequence[pa.BinaryArray]) -> pa.BinaryArray:
+def composite_key(parts: Sequence[pa.BinaryArray]) -> pa.BinaryArray:
+    """Partition keys of several columns."""
     pieces: list[Any] = []
     for part in parts:
         lengths = pc.binary_length(part).to_numpy(zero_copy_only=False)
@@ -405,8 +406,17 @@ _NATIVE: Final = {
 
 def _serialised(plan: EncodePlan, column: Column, array: pa.Array) -> pa.BinaryArray:
     """Values as they are stored; nulls stay nulls."""
-    kind = plan.type_of(column)
-    array = _typed(kind, column, array)
+    made = serialised(plan.type_of(column), column.name, array)
+    if made is not None:
+        return made
+    found = _python_values(plan, column, array)
+    return pa.array([None if one is None or one is UNSET else one for one in found], pa.binary())
+
+
+def serialised(kind: CqlType, name: str, array: pa.Array) -> pa.BinaryArray | None:
+    """Values of a column as they are stored, nulls as nulls; None for a type that is not encoded by whole
+    columns. InvalidRequest that names the column."""
+    array = _typed(kind, name, array)
     octets = _fixed(kind, array)
     if octets is not None:
         made = _binary(octets)
@@ -415,8 +425,7 @@ def _serialised(plan: EncodePlan, column: Column, array: pa.Array) -> pa.BinaryA
         return array.cast(pa.binary())
     if kind.name == "ascii" and pc.all(pc.string_is_ascii(array)).as_py() is not False:
         return array.cast(pa.binary())
-    found = _python_values(plan, column, array)
-    return pa.array([None if one is None or one is UNSET else one for one in found], pa.binary())
+    return None
 
 
 def _fixed(kind: CqlType, array: pa.Array) -> Any:

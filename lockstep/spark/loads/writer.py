@@ -120,13 +120,7 @@ def _encode_plan(options: Options, answer: LoadAnswer, columns: Sequence[str]) -
 
 def bulk_writer(shape: TableShape, schema: spark.StructType, overwrite: bool, options: Options) -> BulkWriter:
     """After the schema was found to fit the table, and the load has begun."""
-    further = (options.ttl_column, options.write_time_column)
-    checked_columns(shape, [field for field in schema.fields if field.name not in further], options)
-    for field in schema.fields:
-        if field.name in further and not isinstance(field.dataType, spark.IntegralType):
-            raise ConfigurationError(
-                f"column {field.name} is {field.dataType.simpleString()}, and takes whole numbers"
-            )
+    checked_columns(shape, schema.fields, options)
     return BulkWriter(planned(options, [field.name for field in schema.fields], overwrite))
 
 
