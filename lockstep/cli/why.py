@@ -38,6 +38,12 @@ TEXTS: Final[dict[str, tuple[str, str]]] = {
         "The present state of the cluster does not allow this; nothing was changed.",
         "Bring about the state that the sentence asks for; --dry-run shows it beforehand.",
     ),
+    "CHANGES_GONE": (
+        "Changes that were to be read are not in the log of their table any more: they expired, or the table "
+        "was dropped and made anew.",
+        "Go on with what is there (the option onGap, or --on-gap skip), or begin anew with another "
+        "checkpoint. A longer ttl of the table's option cdc leaves more time.",
+    ),
     "REQUEST": ("A CQL request failed.", "The codes that begin with CQL_ say more."),
     "CQL_CREDENTIALS": (
         "The login was refused: no such role, another password, or a role that may not log in. At the admin "

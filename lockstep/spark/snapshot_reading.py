@@ -78,12 +78,17 @@ class SnapshotScan:
     def keys(self, wanted: Sequence[tuple[int, bytes]]) -> Iterator[pa.RecordBatch]:
         """Rows of partitions, by (token, key)."""
         table_id = self._snapshot.table.table.id
-        pieces = []
-        for token, key in wanted:
-            prefix = keys.partition_prefix(table_id, token, key)
-            part = next(part for part in self._snapshot.ranges if part.left < token <= part.right)
-            pieces.append((part, (prefix, keys.partition_end(prefix))))
-        return self._by_replicas(pieces)
+        prefixes = [(token, keys.partition_prefix(table_id, token, key)) for token, key in wanted]
+        return self.between([(token, (prefix, keys.partition_end(prefix))) for token, prefix in prefixes])
+
+    def between(self, wanted: Sequence[tuple[int, tuple[bytes, bytes]]]) -> Iterator[pa.RecordBatch]:
+        """Rows between keys of the store, by (token of their partition, keys)."""
+        return self._by_replicas(
+            [
+                (next(part for part in self._snapshot.ranges if part.left < token <= part.right), bounds)
+                for token, bounds in wanted
+            ]
+        )
 
     def _by_replicas(
         self, pieces: Sequence[tuple[SnapshotRange, tuple[bytes, bytes]]]

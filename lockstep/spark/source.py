@@ -12,11 +12,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
+)
 from pyspark.sql.types import StructField, StructType
 
 from lockstep.cql.wire.messages import Value
 from lockstep.schema.log_tables import SUFFIX
+from lockstep.spark.changes.reader import change_reader, schema_of
+from lockstep.spark.changes.stream_options import of_changes
 from lockstep.spark.columns import spark_type
 from lockstep.spark.cql_client import pool_of
 from lockstep.spark.loads.writer import BulkWriter, bulk_writer
@@ -59,7 +67,10 @@ class LockstepSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        """The table's columns, or those of the option `columns`, as Spark types."""
+        """The table's columns, or those of the option `columns`, as Spark types; those of a stream of changes
+        with the option `changes`."""
+        if of_changes(self.options):
+            return schema_of(self.options)
         options = parse_options(self.options)
         shape = table_shape(options)
         names = options.columns or tuple(column.name for column in shape.columns)
@@ -67,11 +78,21 @@ class LockstepSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of the schema's columns; one that takes filters when `filterPushdown` is true."""
+        if of_changes(self.options):
+            raise ConfigurationError("changes are a stream", hint="spark.readStream in place of spark.read")
         options = parse_options(self.options)
         shape = table_shape(options)
         projection = _projection(shape, schema, options)
         kind = FilteringReader if options.filter_pushdown else LockstepReader
         return kind(options, shape, projection)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """A reader of changes."""
+        if not of_changes(self.options):
+            raise ConfigurationError(
+                "a table is no stream, its changes are", hint='add .option("changes", "rows")'
+            )
+        return change_reader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> LockstepWriter | BulkWriter:
         """A writer, after every check of the schema that needs no data."""

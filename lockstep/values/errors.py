@@ -4,6 +4,7 @@ the outcome is known, and what to do next.
     LockstepError
     ├── ConfigurationError            operator   bad or unknown setting, port in use, wrong directory
     ├── PreconditionError             operator   refused because of the cluster's present state
+    │   └── ChangesGone               operator   a log of changes has lost what was to be read
     ├── RequestError                  client     carries the CQL protocol error code
     │   ├── BadCredentials            0x0100
     │   ├── SyntaxError_              0x2000
@@ -88,6 +89,12 @@ class PreconditionError(LockstepError):
     code: ClassVar[str] = "PRECONDITION"
     fault: ClassVar[Fault] = "operator"
     exit_code = 3
+
+
+class ChangesGone(PreconditionError):
+    """Changes that a follower was to read are not in the log of their table any more."""
+
+    code: ClassVar[str] = "CHANGES_GONE"
 
 
 class RequestError(LockstepError):
