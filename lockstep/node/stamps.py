@@ -20,6 +20,7 @@ from lockstep.values.codec import UNREADABLE, decoder, encode, frame_record, sca
 from lockstep.values.errors import CorruptFile, DiskRefused, LockstepError
 from lockstep.values.ids import mutation_id
 from lockstep.values.node_limits import (
+    STAMPS_BEHIND_MAX_US,
     STAMPS_CAUGHT_UP_MS,
     STAMPS_KEPT_BACK_US,
     STAMPS_RENEWED_BELOW_US,
@@ -81,6 +82,22 @@ class Stamps:
             self._runtime.tasks.spawn(self._reserve(), "stamps.reserve")
         self._runtime.probes.observe("stamp.given", stamp_us=stamp_us)
         return stamp_us
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the next timestamp would be behind the clock: after a time without any, until more is
+        reserved."""
+        wall_us = self._wall_us()
+        return max(self._last_us + 1, self._bound_us - STAMPS_KEPT_BACK_US) < wall_us
+
+    async def present(self) -> None:
+        """Returns when timestamps are those of the clock, or little behind it. DiskRefused when the disk does
+        not store so many that what is written now would be older than what others wrote long before."""
+        if not self.is_behind:
+            return
+        stamp_us = await self.caught_up_us()
+        if self._wall_us() - stamp_us > STAMPS_BEHIND_MAX_US:
+            raise DiskRefused("the disk does not store which timestamps this node may give")
 
     async def caught_up_us(self) -> int:
         """The next timestamp, once enough is reserved that it is not behind the clock; a slow disk is waited

@@ -129,6 +129,9 @@ STAMPS_RENEWED_BELOW_US: Final = 1_500_000
 STAMPS_KEPT_BACK_US: Final = 500_000
 #: Longest wait for a timestamp that is not behind the clock: a few syncs of a disk that is busy.
 STAMPS_CAUGHT_UP_MS: Final = 500
+#: How far behind its clock a timestamp of a write may be, where the disk is slow: by more it would lose to
+#: what other nodes wrote before, and followers of changes would have passed its time.
+STAMPS_BEHIND_MAX_US: Final = 1_000_000
 #: Pause before timestamps are reserved again after the disk refused.
 STAMPS_RETRY_MS: Final = 500
 #: Answers of one node from which its clock is known: the one with the shortest way of so many counts.

@@ -81,7 +81,36 @@ def test_timestamps_are_those_of_the_clock_again_once_a_node_serves() -> None:
             assert now_us - 100_000 < stamp_us < now_us + 100_000
 
 
+def test_the_first_write_after_a_time_without_any_is_of_now() -> None:
+    """What another node wrote meanwhile does not hide it."""
+    with with_table(SimulatedCluster(seed=3).start()) as cluster:
+        written(cluster, 0)
+        for value in range(1, 9, 2):
+            cluster.advance(20)
+            cluster.execute(f"INSERT INTO k.t (a, b) VALUES (1, {value})", node="n3")
+            stamp_us = written(cluster, value + 1)
+            assert abs(cluster.now.timestamp() * 1e6 - stamp_us) < 500_000
+
+
 # ---- alone, on a disk of its own
+
+
+def test_what_is_written_is_never_much_older_than_the_clock() -> None:
+    async def main(runtime: Runtime) -> None:
+        disk = world.process("n").disk
+        stamps = await loaded(runtime)
+        assert not stamps.is_behind
+        await asyncio.sleep(10)
+        assert stamps.is_behind
+        await stamps.present()
+        assert not stamps.is_behind and runtime.clock.wall_us() - stamps.next_us() < 10_000
+        await asyncio.sleep(10)
+        disk.settings = DiskSettings(sync_error=1.0)
+        with pytest.raises(DiskRefused):
+            await stamps.present()
+
+    with World(1) as world:
+        world.call(main, name="n")
 
 
 async def loaded(runtime: Runtime) -> Stamps:

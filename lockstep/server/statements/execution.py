@@ -221,6 +221,8 @@ class Executor:
         parameters = request.parameters
         if not statement.is_direct or parameters.names is not None or self._clock_warnings(parameters):
             return None
+        if parameters.timestamp_us is None and self._node.log.stamps.is_behind:
+            return None  # it waits for a timestamp of now
         if size > VALUES_INLINE_BYTES or len(statement.text) > STATEMENT_INLINE_CHARACTERS:
             return None  # it is planned beside the loop
         if self._permits is not None:
@@ -366,7 +368,10 @@ class Executor:
         values: Sequence[Value],
         parameters: QueryParameters,
     ) -> Answer:
-        context, prepared = self.context(parameters), statement.prepared
+        prepared = statement.prepared
+        if parameters.timestamp_us is None or is_conditional(prepared) or counts(prepared):
+            await self._node.log.stamps.present()
+        context = self.context(parameters)
         if is_conditional(prepared):
             return await self._decide(session, ((statement, values),), context, parameters)
         if counts(prepared):
@@ -441,6 +446,7 @@ class Executor:
         if self._permits is not None:
             self._permits.require_all(session, [part.needs for part in different])
         entries = [(part.prepared, entry.values) for part, entry in zip(parts, batch.statements, strict=True)]
+        await self._node.log.stamps.present()
         context = self.context(batch.parameters)
         OPERATION.set(BATCHES)
         called = called_by(part.prepared for part in different)
