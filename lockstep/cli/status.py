@@ -118,6 +118,8 @@ def progress_text(progress: Counts, *, ages: bool = True) -> str:
     if progress.fragments:
         parts.append(f"{progress.fragments:,} fragments")
     parts += progress.done_of_all()
+    if progress.left_bytes > 0:
+        parts.append(f"{render.bytes_text(progress.left_bytes)} left")
     if ages and progress.left_s > 0:
         parts.append(f"about {progress.left_s} s left")
     return ", ".join(parts)

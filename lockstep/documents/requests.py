@@ -12,7 +12,10 @@ from msgspec import UNSET, UnsetType
 
 
 class Counts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What work has counted; what nobody reported is left out. `left_s` is -1 when nobody can tell."""
+    """What work has counted; what nobody reported is left out. `left_s` is -1 when nobody can tell.
+
+    `tablets_left`: replicas of tablets that are still to be made or given up, of `tablets_total` where those
+    were counted; `left_bytes` are still to be copied for them. Both are -1 when nobody can tell."""
 
     bytes: int = 0
     fragments: int = 0
@@ -25,14 +28,21 @@ class Counts(msgspec.Struct, frozen=True, omit_defaults=True):
     ranges_total: int = 0
     tables_done: int = 0
     tables_total: int = 0
+    tablets_left: int = -1
+    tablets_total: int = 0
+    left_bytes: int = -1
 
     def done_of_all(self) -> list[str]:
-        """`12 of 49 ranges` and `2 of 5 tables`, where they are counted."""
+        """`12 of 49 ranges` and `2 of 5 tables`, where they are counted; tablets stand for their ranges."""
         counted = (
-            (self.ranges_done, self.ranges_total, "ranges"),
+            (self.ranges_done, self.ranges_total if self.tablets_left < 0 else 0, "ranges"),
+            (self.tablets_total - self.tablets_left, self.tablets_total, "tablet replicas"),
             (self.tables_done, self.tables_total, "tables"),
         )
-        return [f"{done} of {total} {what}" for done, total, what in counted if total]
+        found = [f"{done} of {total} {what}" for done, total, what in counted if total]
+        if self.tablets_left >= 0 and not self.tablets_total:
+            found.append(f"{self.tablets_left} tablet replicas left")
+        return found
 
 
 class Waiting(msgspec.Struct, frozen=True):

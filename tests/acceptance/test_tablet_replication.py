@@ -6,10 +6,13 @@ keyspace goes from the ring to tablets.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from lockstep.documents import read
+from lockstep.documents.requests import Counts, Requests
 from lockstep.local.clusters import LocalCluster
 from tests.acceptance import parts
 from tests.acceptance.parts import Load
@@ -30,9 +33,23 @@ def replicas(cluster: LocalCluster) -> list[set[int]]:
     return [{replica["node"] for replica in tablet["replicas"]} for tablet in found]
 
 
-def at_rest(cluster: LocalCluster) -> bool:
-    requests = cluster.any_admin().get("/v1/requests")["requests"]
-    return all(request["state"] == "done" for request in requests)
+def at_rest(cluster: LocalCluster, told: list[Counts] | None = None) -> bool:
+    """Whether nothing runs; what running requests tell of their progress is added to `told`."""
+    requests = read(Requests, cluster.any_admin().get("/v1/requests")).requests
+    if told is not None:
+        told += [one.progress for one in requests if one.state == "running"]
+    return all(one.state == "done" for one in requests)
+
+
+def judge(told: list[Counts], factors: tuple[int, int]) -> None:
+    """What is left of two tables' tablets only becomes less, whoever is asked."""
+    counted = [one.tablets_left for one in told if one.tablets_left >= 0]
+    assert counted and counted == sorted(counted, reverse=True)
+    assert {one.tablets_total for one in told if one.tablets_total} == {
+        2 * TABLETS * abs(factors[1] - factors[0])
+    }
+    left = [one.left_bytes for one in told if one.left_bytes >= 0]
+    assert not left or (left[0] > 0) is (factors[1] > factors[0])
 
 
 def test_factors_rise_and_fall_under_a_client_at_quorum(tmp_path: Path) -> None:
@@ -52,9 +69,13 @@ def test_factors_rise_and_fall_under_a_client_at_quorum(tmp_path: Path) -> None:
         load = Load([FIRST], keyspace=KEYSPACE)
         try:
             load.goes_on(40, 60)
-            for factor in (3, 2):
-                session.execute(ALTER % factor, timeout=30)
-                parts.until(lambda: at_rest(cluster), timeout_s=120)
+            for before, factor in ((1, 3), (3, 2)):
+                told: list[Counts] = []
+                with ThreadPoolExecutor(1) as beside:
+                    altered = beside.submit(session.execute, ALTER % factor, timeout=60)
+                    parts.until(lambda: at_rest(cluster, told) and altered.done(), timeout_s=120)  # noqa: B023
+                altered.result()
+                judge(told, (before, factor))
                 assert {len(nodes) for nodes in replicas(cluster)} == {factor}
                 load.goes_on(40, 60)
                 assert session.execute(f"SELECT count(*) FROM {KEYSPACE}.ballast").one()[0] == ROWS

@@ -56,6 +56,21 @@ def tree_lines(answer: dict[str, Any], *, ages: bool = True) -> list[str]:
     return lines_of(read(Request, answer), ages=ages)
 
 
+def test_a_request_that_moves_tablets_has_a_bar_that_fills() -> None:
+    progress = {"tablets_left": 12, "tablets_total": 32, "left_bytes": 34 << 20, "left_s": 12,
+                "ranges_done": 4, "ranges_total": 16}  # fmt: skip
+    lines = tree_lines({**RUNNING, "progress": progress})
+    assert lines[1] == "├─ ████████████░░░░░░░░ 20 of 32 tablet replicas, 34.0 MiB left, about 12 s left"
+    assert (
+        lines[1][: -len(", about 12 s left")] == tree_lines({**RUNNING, "progress": progress}, ages=False)[1]
+    )
+    drained = {**RUNNING, "path": [], "state": "queued", "progress": {"tablets_left": 3, "left_bytes": 0}}
+    assert "├─ 3 tablet replicas left" in tree_lines(drained) or "└─ 3 tablet replicas left" in tree_lines(
+        drained
+    )
+    assert "tablet" not in "".join(tree_lines({**RUNNING, "progress": {}}))
+
+
 def test_the_tree_shows_stages_barrier_work_and_what_is_waited_for() -> None:
     assert "\n".join(tree_lines(RUNNING)) == TREE
 

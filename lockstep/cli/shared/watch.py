@@ -21,13 +21,15 @@ from lockstep.cli.shared.client import ClusterClient
 from lockstep.cli.shared.plans import title
 from lockstep.cli.status import progress_text
 from lockstep.documents import read
-from lockstep.documents.requests import Request, Waiting, Work
+from lockstep.documents.requests import Counts, Request, Waiting, Work
 from lockstep.values.errors import OutcomeUnknown, PeerError
 
 #: How often it asks: a person sees no delay, a node no load.
 POLL_S: Final = 0.25
 #: Where nothing but counts of bytes changes, how often that is printed: a log of hours stays readable.
 NUMBERS_EVERY_S: Final = 2.0
+#: Width of a bar that fills.
+BAR_CELLS: Final = 20
 ENDED: Final = ("done", "failed", "cancelled")
 _MARKS: Final = {"done": "✓", "current": "▶", "to come": "·"}
 _STATE_COLOURS: Final = {"done": "green", "failed": "red", "cancelled": "yellow"}
@@ -122,12 +124,22 @@ def tree_lines(request: Request, *, ages: bool = True) -> list[str]:
         children += [[f"! waits: {_waits(one, ages=ages)}"] for one in request.waiting] or [
             ["next: it begins"]
         ]
+    if request.state not in ENDED and request.progress.tablets_left >= 0:
+        children.append([f"{_bar(request.progress)}{progress_text(request.progress, ages=ages)}"])
     for at in request.path:
         branch = [f"{_MARKS[at.state]} {at.stage}" + (f"  epoch {at.epoch}" if at.epoch else "")]
         if at.state == "current":
             branch += _indented(_present(request, ages=ages))
         children.append(branch)
     return [*lines, *_indented(children)]
+
+
+def _bar(progress: Counts) -> str:
+    """`████████░░░░░░░░░░░░ `, by tablets; "" where nobody counted all."""
+    if not progress.tablets_total:
+        return ""
+    done = BAR_CELLS * (progress.tablets_total - progress.tablets_left) // progress.tablets_total
+    return f"{'█' * done}{'░' * (BAR_CELLS - done)} "
 
 
 def _indented(children: Sequence[Sequence[str]]) -> list[str]:

@@ -19,7 +19,7 @@ from lockstep.node.log.metadata_state import MetadataState
 from lockstep.node.log.submission import Submitter
 from lockstep.node.work.load_questions import PLAN_ASK_TIMEOUT_MS, TabletLoads
 from lockstep.node.work.tablet_resizes import ResizeDriver, TabletReadiness
-from lockstep.placement.tablets.load import NodeLoad
+from lockstep.placement.tablets.load import LoadStatistics, NodeLoad
 from lockstep.topology.tablets.balancing import Planned, Planner
 from lockstep.topology.tablets.resizing import Looked
 from lockstep.values.errors import LockstepError, Rejected
@@ -75,6 +75,13 @@ class TabletBalancer:
     def resizing(self, planned: Planned) -> Looked:
         """What tables wait for whose number of tablets is to change."""
         return self._resizes.look(self._state.current, planned, self._dead())
+
+    @property
+    def statistics(self) -> LoadStatistics | None:
+        """What nodes said of their load, as it is known here; None before they were asked, and where this
+        node does not lead."""
+        known = self._planner.statistics
+        return known if known.round and self._is_leader() else None
 
     async def loads(self) -> dict[NodeId, NodeLoad]:
         """What nodes that live say of their load now; whoever takes longer than a person waits is out."""

@@ -40,7 +40,7 @@ from lockstep.server.reports.request_plans import (
     progress,
     with_newcomer,
 )
-from lockstep.server.reports.tablet_plans import drain_of, drained_text
+from lockstep.server.reports.tablet_progress import left_numbers, left_of
 from lockstep.topology.force_remove import ForceRemove
 from lockstep.topology.kinds.registry import BY_NAME, asked
 from lockstep.topology.kinds.replication import target_in
@@ -220,7 +220,7 @@ class Requests:
             "stage_epoch": operation.stage_epoch,
             "ranges": len(self._node.log.cluster.transitions.of(operation.id)),
             "history": [{"stage": stage.value, "epoch": epoch} for stage, epoch in operation.history],
-            "progress": numbers(done),
+            "progress": {**numbers(done), **left_numbers(left_of(self._node, request))},
             "waiting": waiting,
             "headline": headline(operation),
             "cancellable": can_cancel(operation),
@@ -231,14 +231,12 @@ class Requests:
         found = why(node.log.cluster, request, node.work.topology.follows() if node.log.is_leader else "")
         waiting: list[Document] = []
         if found is not None:
-            drain = drain_of(node, request.id) if found.rule is Rule.TABLETS else None
-            more = f" ({drained_text(drain)})" if drain is not None else ""
             waiting.append(
                 {
                     "node": int(found.node) or None,
                     "operation": found.operation_id or None,
                     "rule": found.rule.value,
-                    "reason": f"{found.reason}{more}",
+                    "reason": found.reason,
                 }
             )
         votes = found is not None and found.rule is Rule.VOTE
@@ -247,6 +245,7 @@ class Requests:
         return {
             **_document(request),
             "stage": SUBSTITUTING if votes else None,
+            "progress": left_numbers(left_of(node, request)),
             "waiting": waiting,
             "headline": f"{request.title()}: queued" + (f", {found.reason}" if found is not None else ""),
             "cancellable": True,

@@ -23,7 +23,6 @@ from lockstep.values.errors import ConfigurationError, LockstepError, PeerUnreac
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import ADMIN_FORWARD_TIMEOUT_MS
 
-MIB: Final = 1 << 20
 #: Moves that an answer lists; a plan of a large cluster has tens of thousands, and the counts tell of them.
 MOVES_LISTED_MAX: Final = 4096
 
@@ -159,8 +158,3 @@ def drain_of(node: NodeServices, request_id: int) -> PlannedDrain | None:
         return None
     drains = _drains(node, node.work.balancer.planned())
     return next((one for one in drains if one.request == request_id), None)
-
-
-def drained_text(drain: PlannedDrain) -> str:
-    """What is left to move, for people."""
-    return f"{drain.bytes / MIB:.1f} MiB to move, about {drain.seconds:.0f} s"

@@ -14,10 +14,12 @@ from lockstep.node.services import NodeServices
 from lockstep.schema.types import parse_uuid
 from lockstep.server.reports.leader_views import TOPOLOGY_REQUESTS, leaders_rows
 from lockstep.server.reports.stories import entry_summary, kind_name
+from lockstep.server.reports.tablet_progress import left_of
 from lockstep.server.views.live_views import Client, GossipTable, LiveTables, seen_epoch, view
 from lockstep.server.views.topology_view import CdcTables
 from lockstep.server.views.virtual import EVERYTHING, AskedRows, Between, KeyedRows, VirtualRow, VirtualTable
 from lockstep.topology.requests import why
+from lockstep.topology.tablets.left import UNKNOWN
 
 
 class ViewTables:
@@ -90,7 +92,8 @@ class ViewTables:
                 "id int; kind text; node_id int; replaced_node_id int; state text; policy text; actor text; "
                 "operation_id int; requested_epoch bigint; began_epoch bigint; ended_epoch bigint; "
                 "outcome text; waits_for text; stage text; stage_epoch bigint; session text; "
-                "ranges int; cancel_reason text; fragments bigint; bytes bigint",
+                "ranges int; cancel_reason text; fragments bigint; bytes bigint; "
+                "tablets_left int; tablets_total int; bytes_left bigint; seconds_left int",
                 ("id",),
                 (),
                 AskedRows(lambda: leaders_rows(self._node, TOPOLOGY_REQUESTS, request_rows)),
@@ -227,7 +230,21 @@ def request_rows(node: NodeServices) -> Iterator[VirtualRow]:
             "outcome": request.outcome or None,
             "waits_for": waiting.reason if waiting is not None else None,
             **_operation_of(node, request),
+            **_left_of(node, request),
         }
+
+
+def _left_of(node: NodeServices, request: Request) -> VirtualRow:
+    """What it has still to do with tablets."""
+    left = left_of(node, request)
+    if left is None:
+        return {}
+    return {
+        "tablets_left": left.tablets,
+        "tablets_total": left.tablets_total or None,
+        "bytes_left": left.bytes if left.bytes != UNKNOWN else None,
+        "seconds_left": left.seconds if left.seconds != UNKNOWN else None,
+    }
 
 
 def _operation_of(node: NodeServices, request: Request) -> VirtualRow:

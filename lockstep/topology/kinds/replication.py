@@ -43,6 +43,7 @@ from lockstep.topology.replication_change import (
 from lockstep.topology.stages import RANGE_MOVEMENT, Side
 from lockstep.topology.streams import sources_of, still_degraded, tasks_of_quorum
 from lockstep.topology.tablets import recount
+from lockstep.topology.tablets.left import Way
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
@@ -312,6 +313,33 @@ def _step_begun(cluster: ClusterMetadata, operation: Operation, epoch: int) -> C
         TRANSITIONS.set(transitions),
         OPERATIONS.set(cluster.running.with_changed(begun_step)),
     )
+
+
+# What there is still to do
+
+
+def way_of(cluster: ClusterMetadata, operation: Operation) -> Way:
+    """Of a change that runs."""
+    walk = walk_of(operation)
+    is_back = operation.stage is Stage.ROLLBACK_TO_NORMAL
+    reached = walk.at if is_back else walk.next
+    rest = walk.path[reached::-1] if walk.is_cancelled else walk.path[reached:]
+    ahead = () if walk.is_stopped else tuple(itertools.pairwise(rest))
+    present = None if is_back else (walk.path[walk.at], walk.path[walk.next])
+    return Way(cluster.schema.by_name[walk.keyspace], present, ahead, len(walk.path) - 1)
+
+
+def way_asked(cluster: ClusterMetadata, request: Request) -> Way | None:
+    """Of a change that waits to begin, or between two steps; None where it cannot be as things are."""
+    asked = asked_in(request)
+    if asked.target is None or asked.keyspace not in cluster.schema.by_name:
+        return None
+    try:
+        path, at = _whole_path(cluster, request, asked)
+    except Rejected:
+        return None
+    ahead = tuple(itertools.pairwise(path[at:]))
+    return Way(cluster.schema.by_name[asked.keyspace], None, ahead, len(path) - 1)
 
 
 # Between two entries of a step
