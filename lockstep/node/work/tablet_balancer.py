@@ -1,7 +1,8 @@
 """Runs the balancer while this node leads the metadata group.
 
 Invariant: this module decides nothing: it asks nodes what they hold, has `topology.tablets.balancing` say
-what follows, and submits the entries that it proposes. A plan that was refused is made anew.
+what follows, and submits the entries that it proposes. What was refused is planned anew, toward the same
+target where it was for the epoch alone.
 """
 
 from __future__ import annotations
@@ -154,15 +155,18 @@ class TabletBalancer:
             return
         for fail in planned.fails:
             await self._submitter.submit(fail, SUBMIT_TIMEOUT_MS)
+        if not planned.plan.moves:
+            self._planner.begun(planned)
         if planned.begins is None or planned.fails:
             return
         self._context.runtime.probes.reach("tablets.begin")
         try:
             await self._submitter.submit(planned.begins, SUBMIT_TIMEOUT_MS)
         except Rejected as refusal:
-            self._planner.refused()
+            # What another entry came before is planned again, toward the same target.
             self._wake.set()
             if self._state.current.epoch == planned.begins.plan_epoch:
+                self._planner.refused()
                 self._context.log("tablets.refused", error=str(refusal))
                 await asyncio.sleep(REFUSED_PAUSE_S)
             return

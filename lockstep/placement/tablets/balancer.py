@@ -14,20 +14,28 @@ from typing import Any, Final
 
 import msgspec
 
+from lockstep.placement.tablets.load import Drain, is_measured
 from lockstep.placement.tablets.map import Tablet, TabletMap
 from lockstep.placement.tablets.moves import Move, MoveKind, Slots, duration_ms
 from lockstep.placement.tablets.shards import Replica
-from lockstep.placement.tablets.target import Cluster, DrainFailure, goal_of
+from lockstep.placement.tablets.target import DISK_SHARE_MAX, Cluster, DrainFailure, goal_of
+from lockstep.values.ids import NodeId
 
 #: Moves that one plan starts: one entry of the log begins them, and each costs a proof when it is applied.
 PLAN_MOVES_MAX: Final = 512
 
 
 class Target(msgspec.Struct, frozen=True):
-    """What is left of a goal. `basis` is what it follows from; `maps` are those that it was computed for,
-    which matters when nothing was left to do."""
+    """What is left of a goal. `places` are those that tablets may lie in, `basis` what it follows from
+    besides, and `round` the statistics; `seen_round` are the newest in which there was room for it. `maps`
+    are those that it was computed for, which matters when nothing was left to do. `is_calm`: it was computed
+    for a cluster that was."""
 
+    places: tuple[Any, ...]
     basis: tuple[Any, ...]
+    round: int
+    seen_round: int
+    is_calm: bool
     maps: tuple[TabletMap, ...]
     left: tuple[Move, ...]
     failures: tuple[DrainFailure, ...]
@@ -58,11 +66,29 @@ class Plan(msgspec.Struct, frozen=True):
 
 def plan(cluster: Cluster, target: Target | None = None) -> tuple[Plan, Target]:
     """What to start now, and the target to give to the next call. Without one it is computed, as is one that
-    follows from something else than there is now."""
-    known = target if target is not None and _holds(target, cluster) else _target(cluster)
+    follows from something else than there is now.
+
+    While tablets may lie in the places that a target was for, the cluster is calm: what new statistics or
+    other tablets lead to moves nothing for what may be chance."""
+    known = target if target is not None and _holds(target, cluster) else None
+    if known is None:
+        is_calm = target is not None and _is_calm(target, cluster)
+        known = _target(msgspec.structs.replace(cluster, is_calm=True) if is_calm else cluster)
     chosen, left = _chosen(cluster, known.left)
-    after = Target(known.basis, known.maps, left, known.failures, known.waits)
+    assert known.places == _places(cluster), "a target is for the places that there are"
+    after = msgspec.structs.replace(known, seen_round=cluster.statistics.round, left=left)
     return Plan(chosen, left, known.failures, known.waits), after
+
+
+def _places(cluster: Cluster) -> tuple[Any, ...]:
+    """Where tablets may lie, if all nodes are up; one that comes, or is to go, begins a target that is as
+    even as can be."""
+    hosts = [
+        (host.node, host.dc, host.rack, host.shards, is_measured(host, cluster.statistics))
+        for host in sorted(cluster.hosts, key=lambda host: host.node)
+        if host.drain is Drain.NONE and not host.is_excluded
+    ]
+    return cluster.is_on, tuple(hosts)
 
 
 def _basis(cluster: Cluster) -> tuple[Any, ...]:
@@ -75,23 +101,63 @@ def _basis(cluster: Cluster) -> tuple[Any, ...]:
             for table in cluster.tables
         ]
     )
-    hosts = tuple(sorted(cluster.hosts, key=lambda host: host.node))
-    return hosts, tables, cluster.statistics.round, cluster.is_on
+    hosts = sorted([(host.node, host.drain, host.is_up, host.is_excluded) for host in cluster.hosts])
+    return tables, tuple(hosts)
 
 
 def _holds(target: Target, cluster: Cluster) -> bool:
-    """Whether a target is still one: its basis is there and, once it is reached, the maps that it was
-    computed for. While moves run, they change the maps as the target has it."""
-    if target.basis != _basis(cluster):
+    """Whether a target is still one: what it follows from is there and, once it is reached, the statistics
+    and maps that it was computed for. While there is something left of it, new statistics do not make another
+    one: it would be as good, and what was moved for this one in vain. While moves run, they change the maps
+    as the target has it."""
+    if target.places != _places(cluster) or target.basis != _basis(cluster):
+        return False
+    if target.left:
+        return target.seen_round == cluster.statistics.round or _has_room(target, cluster)
+    if target.round != cluster.statistics.round:
         return False
     maps = [table.map for table in cluster.tables]
-    return bool(target.left or cluster.running) or all(map(is_, maps, target.maps))
+    return bool(cluster.running) or all(map(is_, maps, target.maps))
+
+
+def _is_calm(target: Target, cluster: Cluster) -> bool:
+    """Whether a target that is none any more was for the places that there are: then what it made even, or
+    was about to, is uneven by what is new alone. One that was reached is looked at once more from where it
+    led to, for the same numbers: so another planner comes to the same."""
+    if target.places != _places(cluster):
+        return False
+    is_news = target.round != cluster.statistics.round or target.basis != _basis(cluster)
+    return is_news or target.is_calm
+
+
+def _has_room(target: Target, cluster: Cluster) -> bool:
+    """Whether nodes can take what is left for them, by what they hold now."""
+    coming: dict[NodeId, int] = {}
+    for move in target.left:
+        if move.kind is not MoveKind.INTRANODE:
+            coming[move.target[0]] = coming.get(move.target[0], 0) + move.bytes
+    for node, size in coming.items():
+        known = cluster.statistics.nodes[node]
+        held = sum([load.bytes for loads in known.tablets.values() for load in loads.values()])
+        if held + size > DISK_SHARE_MAX * known.capacity_bytes:
+            return False
+    return True
 
 
 def _target(cluster: Cluster) -> Target:
     goal = goal_of(cluster)
     maps = tuple([table.map for table in cluster.tables])
-    return Target(_basis(cluster), maps, goal.moves, goal.failures, goal.waits)
+    return Target(
+        places=_places(cluster),
+        basis=_basis(cluster),
+        round=cluster.statistics.round,
+        seen_round=cluster.statistics.round,
+        is_calm=cluster.is_calm,
+        maps=maps,
+        left=goal.moves,
+        failures=goal.failures,
+        waits=goal.waits,
+    )
 
 
 def _chosen(cluster: Cluster, wanted: Sequence[Move]) -> tuple[tuple[Move, ...], tuple[Move, ...]]:

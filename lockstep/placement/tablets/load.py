@@ -29,6 +29,15 @@ BYTES_BAND: Final = 0.1
 RATE_BAND: Final = 0.25
 #: Requests a second of a tablet that are no news, whatever share they are.
 RATE_BAND_MIN: Final = 50.0
+COST_BAND: Final = 0.25
+#: What a node's requests cost in so many rounds, of which the middle one counts: what takes less than half of
+#: them (a compaction, a repair, a stream) is no cost of requests.
+COST_ROUNDS: Final = 5
+#: Requests a second below which a node's work says nothing of what requests cost there.
+COST_RATE_MIN: Final = 500.0
+#: What requests cost at a node beside the average at the most: what else is at work on a machine is not of
+#: its tablets.
+COST_MAX: Final = 2.0
 
 
 class Drain(enum.IntEnum):
@@ -70,18 +79,32 @@ NO_LOAD: Final = TabletLoad(0)
 
 class NodeLoad(msgspec.Struct, frozen=True):
     """What one node told of itself: bytes that it can hold, how many processors are at work for it, and by
-    group and last token what its replicas weigh."""
+    group and last token what its replicas weigh. `cost`: processors at work for a request a second there,
+    by `costs_said`, what they were lately, the newest last; 0 where nothing is known."""
 
     capacity_bytes: int
     cpu: float = 0.0
     tablets: Mapping[int, Mapping[int, TabletLoad]] = {}
+    cost: float = 0.0
+    costs_said: tuple[float, ...] = ()
+
+    @property
+    def rate(self) -> float:
+        return sum([load.rate for loads in self.tablets.values() for load in loads.values()])
 
 
 class LoadStatistics(msgspec.Struct, frozen=True):
-    """By node, of the round of collecting with this number."""
+    """By node, of the round of collecting with this number. `costs`: of a request at a node, beside others,
+    as that round found them; they stay while the statistics follow moves."""
 
     round: int = 0
     nodes: Mapping[NodeId, NodeLoad] = {}
+    costs: Mapping[NodeId, float] = {}
+
+    def refreshed(self, said: Mapping[NodeId, NodeLoad]) -> LoadStatistics:
+        """Of the next round, in which nodes said this."""
+        nodes = steadied(self.nodes, said)
+        return LoadStatistics(self.round + 1, nodes, costs(nodes))
 
     def of(self, node: NodeId, group: int, right: int) -> TabletLoad | None:
         known = self.nodes.get(node)
@@ -133,8 +156,8 @@ class LoadStatistics(msgspec.Struct, frozen=True):
             for group, loads in groups.items():
                 of_group = {**tablets.get(group, {}), **loads}
                 tablets[group] = {right: load for right, load in of_group.items() if load is not None}
-            nodes[node] = NodeLoad(known.capacity_bytes, known.cpu, tablets)
-        return LoadStatistics(self.round, nodes)
+            nodes[node] = msgspec.structs.replace(known, tablets=tablets)
+        return msgspec.structs.replace(self, nodes=nodes)
 
 
 def steadied(known: Mapping[NodeId, NodeLoad], said: Mapping[NodeId, NodeLoad]) -> dict[NodeId, NodeLoad]:
@@ -144,14 +167,14 @@ def steadied(known: Mapping[NodeId, NodeLoad], said: Mapping[NodeId, NodeLoad]) 
     for node, now in said.items():
         was = known.get(node)
         if was is None:
-            found[node] = now
+            found[node] = _with_cost(now, NodeLoad(0), now)
             continue
         tablets = {
             group: _steadied_loads(was.tablets.get(group, {}), loads) for group, loads in now.tablets.items()
         }
         is_kept = abs(now.capacity_bytes - was.capacity_bytes) <= CAPACITY_BAND * was.capacity_bytes
         capacity = was.capacity_bytes if is_kept else now.capacity_bytes
-        found[node] = NodeLoad(capacity, now.cpu, tablets)
+        found[node] = _with_cost(NodeLoad(capacity, now.cpu, tablets), was, now)
     assert found.keys() == said.keys(), "who says nothing is not known"
     return found
 
@@ -174,6 +197,32 @@ def _steadied_loads(known: Mapping[int, TabletLoad], said: Mapping[int, TabletLo
 
 def _steady_rate(was: float, now: float) -> float:
     return was if abs(now - was) <= max(RATE_BAND_MIN, RATE_BAND * was) else now
+
+
+def _with_cost(load: NodeLoad, was: NodeLoad, now: NodeLoad) -> NodeLoad:
+    """With what requests cost by what was known, and what the node says now."""
+    said, rate = was.costs_said, now.rate
+    if now.cpu and rate >= COST_RATE_MIN:
+        said = (*said, now.cpu / rate)[-COST_ROUNDS:]
+    middle = sorted(said)[len(said) // 2] if said else 0.0
+    cost = was.cost if abs(middle - was.cost) <= COST_BAND * was.cost else middle
+    return msgspec.structs.replace(load, cost=cost, costs_said=said)
+
+
+def costs(nodes: Mapping[NodeId, NodeLoad]) -> dict[NodeId, float]:
+    """What a request costs at each node of its processors, beside what it costs at all of them: 1.0 where
+    nothing is known, and where the difference is no news."""
+    served = {node: (load.cost, load.rate) for node, load in nodes.items() if load.cost}
+    found = dict.fromkeys(nodes, 1.0)
+    everything = sum([rate for _, rate in served.values()])
+    if not everything:
+        return found
+    usual = sum([cost * rate for cost, rate in served.values()]) / everything
+    for node, (cost, _) in served.items():
+        if abs(cost - usual) > COST_BAND * usual:
+            found[node] = min(COST_MAX, max(1 / COST_MAX, cost / usual))
+    assert all(1 / COST_MAX <= cost <= COST_MAX for cost in found.values()), "others are at work, too"
+    return found
 
 
 def is_measured(host: Host, statistics: LoadStatistics) -> bool:

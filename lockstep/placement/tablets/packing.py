@@ -211,7 +211,7 @@ class Packing:
                     break
         return found
 
-    def _step(self, giver: int, taker: int) -> float:
+    def step(self, giver: int, taker: int) -> float:
         """What has to go from one bin to the other to make them even; twice as much makes them as uneven."""
         one, two = self.weights[giver], self.weights[taker]
         return (self.load[giver] / one - self.load[taker] / two) / (1 / one + 1 / two)
@@ -229,7 +229,7 @@ class Packing:
         return [table for _, table in found]
 
     def _fitting(self, giver: int, taker: int) -> Piece | None:
-        ideal = self._step(giver, taker)
+        ideal = self.step(giver, taker)
         limit = 2 * ideal * _LESS
         for table in self._by_surplus(giver, taker):
             found = self._best(table, giver, taker, limit, ideal)
@@ -254,7 +254,7 @@ class Packing:
 
     def _exchanged(self, giver: int, taker: int) -> bool:
         """Exchange two pieces of one table whose difference comes nearest to what is to go."""
-        ideal = self._step(giver, taker)
+        ideal = self.step(giver, taker)
         limit = 2 * ideal * _LESS
         best: tuple[float, Piece, Piece] | None = None
         for table, mine in self.held[giver].items():
@@ -327,7 +327,7 @@ class Packing:
     # Requests
 
     def _level_rates(self) -> None:
-        if not self._are_rates_apart():
+        if not self.are_rates_apart():
             return
         left = _COOLINGS_MAX * len(self.weights)
         failed: dict[tuple[int, int], None] = {}
@@ -349,7 +349,8 @@ class Packing:
             else:
                 failed[pair] = None
 
-    def _are_rates_apart(self) -> bool:
+    def are_rates_apart(self) -> bool:
+        """Whether requests are so uneven that data is moved for it."""
         if not any(self.rate):
             return False
         hot = [rate / weight for rate, weight in zip(self.rate, self.rate_weights, strict=True)]
@@ -439,7 +440,7 @@ class Packing:
     ) -> tuple[Piece, Piece] | None:
         """A piece of a table and one of another that can come back for it: those whose difference comes
         nearest to what makes the bins even."""
-        wanted = self._step(giver, taker)
+        wanted = self.step(giver, taker)
         theirs = sorted(islice(self.held[taker][partner], _LOOKED_AT), key=lambda piece: piece.size)
         sizes = [other.size for other in theirs]
         found: list[tuple[float, int, Piece, Piece]] = []

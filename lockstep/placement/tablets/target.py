@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from lockstep.placement.tablets.calm import is_apart
 from lockstep.placement.tablets.load import (
     SMALLEST_SHARE,
     TARGET_TABLET_BYTES,
@@ -57,7 +58,8 @@ class BalancedTable(msgspec.Struct, frozen=True):
 
 class Cluster(msgspec.Struct, frozen=True):
     """What a target follows from. `is_on`: whether anything is moved for balance; `held`: tablets that
-    something else has, by group and last token."""
+    something else has, by group and last token. `is_calm`: it lay evenly, and nothing is to be moved for what
+    may be chance."""
 
     hosts: Sequence[Host]
     tables: Sequence[BalancedTable]
@@ -65,6 +67,7 @@ class Cluster(msgspec.Struct, frozen=True):
     running: Sequence[Running] = ()
     held: Mapping[tuple[int, int], str] = {}
     is_on: bool = True
+    is_calm: bool = False
 
 
 class DrainFailure(msgspec.Struct, frozen=True):
@@ -152,8 +155,9 @@ class DomainPlan:
         assert all(capacity > 0 for capacity in self._capacity), "who receives has room"
         self._lists = [bool(table.lists.get(domain.dc)) for table in cluster.tables]
         self._spots: list[Spot] = []
-        shards = [float(host.shards) for host in hosts[: self._bins]]
-        self._packing = Packing(self._capacity, self._may, shards, NODE_EXCHANGES)
+        # A node where a request costs twice as much can take half as many.
+        able = [host.shards / statistics.costs.get(host.node, 1.0) for host in hosts[: self._bins]]
+        self._packing = Packing(self._capacity, self._may, able, NODE_EXCHANGES)
         self.failures: list[DrainFailure] = []
         self.waits: list[str] = []
 
@@ -161,14 +165,14 @@ class DomainPlan:
 
     def read(self, arrived: Mapping[tuple[int, int], tuple[Replica, ...]]) -> None:
         """Take in the replicas that lie in the domain."""
-        at_of, nodes = self._at, self._cluster.statistics.nodes
+        at_of, statistics = self._at, self._cluster.statistics
         came_from = {
             (one.move.group, one.move.right, one.move.target[0]): one.move.source[0]
             for one in self._cluster.running
         }
         for number, table in enumerate(self._cluster.tables):
             group, least = table.map.id, max(1, table.target_bytes // SMALLEST_SHARE)
-            loads = {node: load.tablets.get(group, {}) for node, load in nodes.items()}
+            loads = {node: load.tablets.get(group, {}) for node, load in statistics.nodes.items()}
             for tablet in table.map.tablets():
                 right, replicas = tablet.right, tablet.replicas
                 if arrived and (group, right) in arrived:
@@ -180,7 +184,7 @@ class DomainPlan:
                     there = came_from.get((group, right, node), node) if came_from else node
                     load = loads[there].get(right) if there in loads else None
                     if load is None:
-                        load = self._cluster.statistics.tablet(group, right, tablet.nodes)
+                        load = statistics.tablet(group, right, tablet.nodes)
                     rate = int(load.rate * RATE_UNITS)
                     piece = Piece(spot, max(load.bytes, least), load.bytes, rate, at_of[node], shard)
                     spot.pieces.append(piece)
@@ -232,8 +236,7 @@ class DomainPlan:
             return
         for at in sorted(draining):
             self._drain(self._hosts[at], draining[at], is_on)
-        if self._cluster.is_on:
-            self._packing.settle()
+        self._settle(self._packing)
         assert all(len({piece.bin for piece in spot.pieces}) == len(spot.pieces) for spot in self._spots), (
             "no node gets two replicas of a tablet"
         )
@@ -243,6 +246,10 @@ class DomainPlan:
                 on_bin[piece.bin].append(piece)
         for at in range(self._bins):
             self._settle_shards(on_bin[at], at, is_on)
+
+    def _settle(self, packing: Packing) -> None:
+        if self._cluster.is_on and not (self._cluster.is_calm and not is_apart(packing)):
+            packing.settle()
 
     def _unmeasured(self) -> list[NodeId]:
         return [
@@ -300,8 +307,7 @@ class DomainPlan:
                 coming.append(made)
         for made in sorted(coming, key=lambda one: -one.size):
             packing.place(made, every, is_on[made.table])
-        if self._cluster.is_on:
-            packing.settle()
+        self._settle(packing)
         for piece, made in pairs:
             piece.to_shard = made.bin
             assert 0 <= made.bin < shards, f"node {self._hosts[at].node} has no shard {made.bin}"

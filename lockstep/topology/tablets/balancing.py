@@ -31,7 +31,6 @@ from lockstep.placement.tablets.load import (
     NodeLoad,
     TabletLoad,
     is_measured,
-    steadied,
 )
 from lockstep.placement.tablets.map import TabletMap
 from lockstep.placement.tablets.moves import Move, MoveKind, Running, Why
@@ -68,13 +67,15 @@ class Planner:
         self.statistics = LoadStatistics()
         self._target_bytes = target_bytes
         self._target: Target | None = None
+        #: Whoever begins to plan finds a cluster that another one has made even, or was about to: what is
+        #: left of that is more than chance, or does not matter.
+        self._is_calm = True
         self._maps: dict[int, tuple[RingPlacement, Shards, TabletMap]] = {}
         self._running: dict[tuple[int, int], Running] = {}
 
     def refreshed(self, nodes: Mapping[NodeId, NodeLoad]) -> None:
         """All nodes were asked, and these answered."""
-        before = self.statistics
-        self.statistics = LoadStatistics(before.round + 1, steadied(before.nodes, nodes))
+        self.statistics = self.statistics.refreshed(nodes)
 
     def look(self, cluster: ClusterMetadata, dead: Collection[NodeId]) -> Planned:
         """What there is to do; looking again comes to the same until something changes."""
@@ -94,12 +95,12 @@ class Planner:
         )
 
     def begun(self, planned: Planned) -> None:
-        """The moves of a plan are on their way: what is left of the target is what comes next."""
+        """The moves of a plan are on their way, or there are none: what is left of the target comes next."""
         self._target = planned.target
 
     def refused(self) -> None:
-        """The moves of a plan were not begun: the target is computed anew."""
-        self._target = None
+        """The moves of a plan cannot be begun: the target is computed anew."""
+        self._target, self._is_calm = None, False
 
     def _follow(self, cluster: ClusterMetadata) -> None:
         """Take in what has moved since the last look."""
@@ -126,6 +127,7 @@ class Planner:
             running=tuple(self._running.values()),
             held=held_tablets_of(cluster, self._running),
             is_on=cluster.tablets.is_balanced,
+            is_calm=self._is_calm and self._target is None,
         )
 
     def _tables(self, cluster: ClusterMetadata) -> tuple[BalancedTable, ...]:
@@ -175,8 +177,8 @@ def recut(statistics: LoadStatistics, before: RingPlacement, now: RingPlacement)
                     had.writes_per_s + one.writes_per_s / share,
                 )
         tablets = {**load.tablets, before.id: held} if before.id in load.tablets else load.tablets
-        nodes[node] = NodeLoad(load.capacity_bytes, load.cpu, tablets)
-    return LoadStatistics(statistics.round, nodes)
+        nodes[node] = msgspec.structs.replace(load, tablets=tablets)
+    return msgspec.structs.replace(statistics, nodes=nodes)
 
 
 def hosts_of(cluster: ClusterMetadata, dead: Collection[NodeId]) -> tuple[Host, ...]:

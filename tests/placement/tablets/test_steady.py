@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep.placement.tablets import target
 from lockstep.placement.tablets.load import (
     BYTES_BAND,
     CAPACITY_BAND,
@@ -132,15 +134,15 @@ def test_replicas_that_say_different_sizes_do_not_change_places_for_ever() -> No
 def test_what_differs_by_more_than_its_band_is_news() -> None:
     known = {NodeId(1): NodeLoad(1000, 0.0, {1: {5: TabletLoad(100, 10.0, 1000.0), 7: TabletLoad(100)}})}
     said = {
-        NodeId(1): NodeLoad(1049, 0.5, {1: {5: TabletLoad(109, 59.0, 1240.0), 7: TabletLoad(111)}}),
+        NodeId(1): NodeLoad(1049, 0.0, {1: {5: TabletLoad(109, 59.0, 1240.0), 7: TabletLoad(111)}}),
         NodeId(2): NodeLoad(7),
     }
     found = steadied(known, said)
     assert found[NodeId(1)] == NodeLoad(
-        1000, 0.5, {1: {5: TabletLoad(100, 10.0, 1000.0), 7: TabletLoad(111)}}
+        1000, 0.0, {1: {5: TabletLoad(100, 10.0, 1000.0), 7: TabletLoad(111)}}
     )
     assert found[NodeId(2)] == NodeLoad(7), "who was not known is taken at its word"
-    far = {NodeId(1): NodeLoad(1051, 0.5, {1: {5: TabletLoad(89, 61.0, 1260.0)}})}
+    far = {NodeId(1): NodeLoad(1051, 0.0, {1: {5: TabletLoad(89, 61.0, 1260.0)}})}
     assert steadied(known, far) == far, "and what a node does not say any more is gone"
 
 
@@ -169,3 +171,96 @@ def test_two_pieces_are_not_exchanged_for_a_tenth_of_one() -> None:
         carried = Carried(hosts, [BalancedTable(one)], measured(hosts, [one], sizes))
         carried.run()
         assert bool(carried.moved) is moves, f"four tablets of {part} GiB on one node, of 1 on the other"
+
+
+# A cluster that is calm
+
+
+class Growing(Varying):
+    """Tables to which rows are written, in a cluster that was made even: all tablets grow alike, and each
+    replica is known within a band."""
+
+    def __init__(self, seed: int, nodes: int, tablets: int) -> None:
+        super().__init__(seed, (nodes,), (tablets,), is_small=False)
+        self.bytes = dict.fromkeys(self.bytes, 2 * GIB)
+        self.capacity = dict.fromkeys(self.capacity, CAPACITY)
+        self.round()
+
+    def moved_while_it_doubles(self) -> int:
+        return sum(self.round(growth=1.06**number) for number in range(1, 13))
+
+
+@pytest.mark.parametrize(("nodes", "tablets"), [(3, 16), (5, 16), (8, 24)])
+def test_tables_that_grow_alike_move_nothing(nodes: int, tablets: int) -> None:
+    """While what is known of 20 clusters doubles, each number by itself."""
+    moved = [Growing(seed, nodes, tablets).moved_while_it_doubles() for seed in range(20)]
+    assert sum(moved) == 0, moved
+
+
+def test_without_calm_each_tablet_moves_while_a_table_doubles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target, "is_apart", lambda _packing: True)
+    moved = sum(Growing(seed, 5, 16).moved_while_it_doubles() for seed in range(4))
+    assert moved > 4 * 16, "as many as there are tablets at the least"
+
+
+def test_what_is_more_than_chance_moves_and_then_lies_as_even_as_can_be() -> None:
+    hosts = hosts_of(*[("dc1", "a", 1)] * 2)
+    rights = even_rights(40)
+    one = map_of(
+        1, setting(dc1=1), [(right, ((NodeId(1 + at % 2), 0),)) for at, right in enumerate(rights)], 1
+    )
+    for more, moves in ((1.05, False), (1.25, True)):
+        carried = Carried(hosts, [BalancedTable(one)], measured(hosts, [one]))
+        carried.run()
+        assert not carried.moved
+        sizes = {
+            (1, right): TabletLoad(int(GIB * (1 if at % 2 else more))) for at, right in enumerate(rights)
+        }
+        carried.statistics = measured(hosts, [one], sizes, number=2)
+        carried.run()
+        assert bool(carried.moved) is moves
+        held = carried.bytes_on()
+        if moves:
+            assert max(held.values()) - min(held.values()) <= 0.01 * max(held.values())
+
+
+def test_new_statistics_do_not_turn_moves_round_that_are_still_to_come() -> None:
+    """A newcomer gets what was planned for it once, whatever is said of sizes meanwhile."""
+    hosts = hosts_of(*[("dc1", "a", 1)] * 4)
+    rng = random.Random(3)
+    one = scattered(1, 96, setting(dc1=1), hosts[:3], rng)
+    carried = Carried(hosts, [BalancedTable(one)], measured(hosts, [one]), slow=2)
+    first = carried.step()
+    wanted = {(move.right, move.target[0]) for move in (*first.moves, *first.left)}
+    number = 1
+    while not carried.plans[-1].is_empty:
+        number += 1
+        sizes = {(1, right): TabletLoad(int(GIB * rng.uniform(0.9, 1.1))) for right in even_rights(96)}
+        carried.statistics = measured(hosts, list(carried.maps.values()), sizes, number=number)
+        carried.step()
+    carried.run()
+    assert {(move.right, move.target[0]) for move in carried.moved} == wanted
+    assert len(carried.moved) == len(wanted)
+
+
+def test_what_is_left_of_a_target_is_computed_anew_where_a_disk_is_full_by_now() -> None:
+    hosts = hosts_of(*[("dc1", "a", 1)] * 3)
+    one = scattered(1, 48, setting(dc1=1), hosts[:2], random.Random(1))
+    carried = Carried(hosts, [BalancedTable(one)], measured(hosts, [one]), slow=2)
+    first = carried.step()
+    assert first.left and {move.target[0] for move in first.left} == {3}
+    full = measured(hosts, [one], capacity={3: 3 * GIB}, number=2)
+    carried.statistics = full
+    carried.run()
+    assert carried.bytes_on()[NodeId(3)] <= 3 * GIB
+
+
+def test_places_that_change_make_everything_as_even_as_can_be() -> None:
+    hosts = hosts_of(*[("dc1", "a", 1)] * 3)
+    one = scattered(1, 60, setting(dc1=1), hosts[:2], random.Random(1))
+    carried = Carried(hosts[:2], [BalancedTable(one)], measured(hosts[:2], [one]))
+    carried.run()
+    carried.hosts = hosts
+    carried.statistics = measured(hosts, list(carried.maps.values()), number=2)
+    carried.run()
+    assert set(carried.on_nodes().values()) == {20}
