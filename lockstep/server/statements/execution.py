@@ -221,15 +221,16 @@ class Executor:
         parameters = request.parameters
         if not statement.is_direct or parameters.names is not None or self._clock_warnings(parameters):
             return None
-        if parameters.timestamp_us is None and self._node.log.stamps.is_behind:
-            return None  # it waits for a timestamp of now
         if size > VALUES_INLINE_BYTES or len(statement.text) > STATEMENT_INLINE_CHARACTERS:
             return None  # it is planned beside the loop
         if self._permits is not None:
             self._permits.require(session, statement.needs)
         if parameters.consistency in WRITE_LEVELS_REFUSED:
             raise serial_write(parameters.consistency)
-        mutations = plan_modification(statement.prepared, parameters.values, self.context(parameters))
+        context = self.context(parameters)
+        if parameters.timestamp_us is None and context.timestamp_us < context.now_us:
+            return None  # it waits for a timestamp of now
+        mutations = plan_modification(statement.prepared, parameters.values, context)
         return mutations[0] if mutations else None
 
     def tablet_routing(self) -> TabletRouting:
