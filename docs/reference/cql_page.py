@@ -87,8 +87,7 @@ _DIFFERENCES = (
 _MATTERS = {
     "additional_write_policy": "when a repair that a read waits for also goes to replicas that were not read",
     "cdc": "a map of `enabled`, `preimage`, `postimage`, `delta` and `ttl`, or `true`: changes go to a log "
-    "beside the table ([change capture](../concepts/change-capture.md)); not for counters, views and tables "
-    "with tablets",
+    "beside the table ([change capture](../concepts/change-capture.md)); not for counters and views",
     "comment": "shown by DESCRIBE and in `system_schema.tables`",
     "default_time_to_live": "of what is written without a TTL",
     "gc_grace_seconds": "how long deletions are kept, with `tombstone_gc` in mode `timeout`",

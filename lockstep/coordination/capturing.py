@@ -1,8 +1,8 @@
 """Captures what clients change: adds to each mutation of a table with a log what its log is to have.
 
-Invariant: a write time belongs to the stream of the generation that is current then, by its partition's
-token; what was there before is read from a local quorum, before anything is sent. A mutation is handed on
-with what its log is to have or not at all.
+Invariant: a write time belongs to the stream of the set that counts then, by its partition's token: of a
+generation of the ring, or of the tablets of its table. What was there before is read from a local quorum,
+before anything is sent. A mutation is handed on with what its log is to have or not at all.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from lockstep.coordination.capture import Capture
-from lockstep.metadata.cdc import Generation, current, write_allowed
+from lockstep.metadata.cdc import Counting, current, write_allowed
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.schema.log_tables import capture_options, log_of
 from lockstep.schema.model import Table
@@ -24,7 +24,7 @@ from lockstep.values.rows import Mutation, Partition, ReadCommand, ReadResult, w
 Read = Callable[[ReadCommand, Consistency, float], Awaitable[ReadResult]]
 
 
-def stream_of(generations: Sequence[Generation], times_us: Sequence[int], token: int, now_us: int) -> bytes:
+def stream_of(generations: Sequence[Counting], times_us: Sequence[int], token: int, now_us: int) -> bytes:
     """The stream that takes changes of a partition at these write times. InvalidRequest where none can."""
     for at_us in times_us:
         problem = write_allowed(generations, at_us, now_us)
@@ -38,6 +38,27 @@ def stream_of(generations: Sequence[Generation], times_us: Sequence[int], token:
             hint="write them in requests of their own",
         )
     return found.stream_for(token)
+
+
+def streams_of(cluster: ClusterMetadata, table: Table) -> Sequence[Counting]:
+    """The sets of streams that take changes of a table, from the oldest on: generations of the ring, or those
+    of its own tablets."""
+    if not table.group:
+        return cluster.generations
+    found = cluster.streams_by_group.get(table.group)
+    return found.sets if found is not None else ()
+
+
+def is_in_time(cluster: ClusterMetadata, mutation: Mutation) -> bool:
+    """Whether what a mutation adds to a log of tablets goes to the streams of its write time by what is known
+    now: it was captured by what was known then."""
+    captured, table = mutation.captured, cluster.table(mutation.table_id)
+    if captured is None or table is None or not table.group:
+        return True
+    sets = streams_of(cluster, table)
+    stamps = {cell.timestamp_us for row in captured.rows for cell in row.cells}
+    found = [current(sets, at_us) for at_us in sorted(stamps)]
+    return all(one is None or one.stream_for(mutation.token) == captured.key for one in found)
 
 
 class Capturing:
@@ -92,7 +113,8 @@ class Capturing:
         if not times_us:
             return mutation
         now_us = self._now_us()
-        stream = stream_of(self._cluster().generations, times_us, mutation.token, now_us)
+        streams = streams_of(self._cluster(), capture.base)
+        stream = stream_of(streams, times_us, mutation.token, now_us)
         return capture.with_log(without_log(mutation), stream, before, now_us // 1_000_000)
 
     async def _before(self, capture: Capture, mutation: Mutation) -> Partition:

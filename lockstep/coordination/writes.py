@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from lockstep.coordination.capturing import is_in_time
 from lockstep.coordination.context import CLIENT, CoordinationContext, Terms
 from lockstep.coordination.driving import carry_out
 from lockstep.coordination.forwarding import Forwarding
@@ -455,7 +456,9 @@ class Write:
         if newest.needs_epoch <= plan.epoch:
             return plan if self.terms.is_paired else newest
         if not self.terms.needs_columns or (
-            _is_captured(newest, mutation) and _has_columns(self.owner.plans.cluster, mutation)
+            _is_captured(newest, mutation)
+            and _has_columns(self.owner.plans.cluster, mutation)
+            and is_in_time(self.owner.plans.cluster, mutation)
         ):
             return newest
         # A name may stand for another column by now: whoever planned the mutation has to do so again.

@@ -13,7 +13,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
@@ -62,7 +62,7 @@ class Generation(msgspec.Struct, frozen=True, array_like=True, dict=True):
     def stream_for(self, token: int) -> bytes:
         """The stream of the range that a token lies in; the first range begins behind the last one's end."""
         place = bisect_left(self._ends, token) % self.count
-        return _stream(self._ends[place], place, self._mark)
+        return stream_id(self._ends[place], place, self._mark)
 
     @cached_property
     def _ends(self) -> array[int]:
@@ -72,14 +72,15 @@ class Generation(msgspec.Struct, frozen=True, array_like=True, dict=True):
         """(end of the range, stream id) in the order of the ring, of the ends from `low` to `high`."""
         mark, ends = self._mark, self.range_ends()
         for place in range(bisect_left(ends, low), bisect_right(ends, high)):
-            yield ends[place], _stream(ends[place], place, mark)
+            yield ends[place], stream_id(ends[place], place, mark)
 
     @cached_property
     def _mark(self) -> int:
         return int.from_bytes(blake(self.id.encode())[:8], "big") >> 64 - _GENERATION_BITS
 
 
-def _stream(token: int, place: int, mark: int) -> bytes:
+def stream_id(token: int, place: int, mark: int) -> bytes:
+    """`mark`: what tells streams of one token apart, `place` the stream's in its generation."""
     lower = mark << _PLACE_BITS | place % (1 << _PLACE_BITS)
     return struct.pack(">qQ", token, lower << _VERSION_BITS | _VERSION)
 
@@ -119,14 +120,29 @@ def first_generation(cluster_id: str, tokens: array[int], at_ms: int, epoch: int
     return Generation(at_ms, id_, 0, epoch, packed(tokens), epoch)
 
 
-def current(generations: Sequence[Generation], at_us: int) -> Generation | None:
+class Counting(Protocol):
+    """Streams that take changes from a time on: a generation's, or a set of those of one table's tablets."""
+
+    @property
+    def timestamp_ms(self) -> int: ...
+
+    @property
+    def is_published(self) -> bool: ...
+
+    def stream_for(self, token: int) -> bytes: ...
+
+
+C = TypeVar("C", bound=Counting)
+
+
+def current(generations: Sequence[C], at_us: int) -> C | None:
     """The published generation that writes of this moment belong to."""
     known = [one for one in generations if one.is_published]
     at = bisect_right(known, at_us, key=lambda one: one.timestamp_ms * 1000)
     return known[at - 1] if at else None
 
 
-def write_allowed(generations: Sequence[Generation], timestamp_us: int, now_us: int) -> str:
+def write_allowed(generations: Sequence[Counting], timestamp_us: int, now_us: int) -> str:
     """Why a change with this timestamp may not be captured by a coordinator whose clock says `now_us`; empty
     when it may.
 

@@ -35,6 +35,7 @@ from lockstep.metadata.part import Change, Part, Parts, Registered
 from lockstep.metadata.repairs import REPAIRS, Repairs
 from lockstep.metadata.requests import REQUESTS, Requests
 from lockstep.metadata.schema_part import PLACEMENTS, SCHEMA
+from lockstep.metadata.table_streams import STREAMS, TableStreams
 from lockstep.metadata.tablets import TABLETS, Tablets
 from lockstep.metadata.transitions import TRANSITIONS, Transitions
 from lockstep.placement.placements import Placements, ReplicaGroup, RingPlacement
@@ -61,6 +62,7 @@ PARTS: Final[tuple[Part[Any], ...]] = (
     TRANSITIONS,
     TABLETS,
     LOADS,
+    STREAMS,
 )
 #: What there is when no room above adds a part.
 REGISTERED: Final = Registered(PARTS)
@@ -164,6 +166,11 @@ class ClusterMetadata(msgspec.Struct, frozen=True, dict=True):
     def tablets(self) -> Tablets:
         """The placement groups that are tablets of one table, and what their rings do not say."""
         return self.parts[TABLETS]
+
+    @cached_property
+    def streams_by_group(self) -> dict[int, TableStreams]:
+        """By tablet group, which streams take the changes of its table, and took them before."""
+        return {streams.group: streams for streams in self.parts[STREAMS]}
 
     @cached_property
     def loads(self) -> Loads:

@@ -19,13 +19,21 @@ from lockstep.metadata.degraded import DEGRADED, Degraded, carried, of_groups
 from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.requests import keyspace_busy
 from lockstep.metadata.schema_part import PLACEMENTS, SCHEMA
+from lockstep.metadata.table_streams import STREAMS, streams_after
 from lockstep.metadata.tablet_groups import lies_by, refuse_lists, transitions_after, with_tablet_groups
 from lockstep.metadata.tablets import TABLETS
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.metadata.transitions import TRANSITIONS
 from lockstep.placement.deltas import Passage, computed_ring, paired, plan_of, refilled
 from lockstep.placement.placements import Placements, RingPlacement
-from lockstep.schema.changes import AlterKeyspace, DropKeyspace, SchemaChange, apply_change
+from lockstep.schema.changes import (
+    AlterKeyspace,
+    AlterOptions,
+    CreateTable,
+    DropKeyspace,
+    SchemaChange,
+    apply_change,
+)
 from lockstep.schema.model import Replication, Schema
 from lockstep.schema.summaries import ChangeSummary
 from lockstep.values.errors import OperationRunning, Rejected
@@ -88,6 +96,10 @@ class ChangeSchema(msgspec.Struct, frozen=True, array_like=True):
     creator: str = ""
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
+        return self.applied_at(cluster, epoch, None)
+
+    def applied_at(self, cluster: ClusterMetadata, epoch: int, at_ms: int | None) -> ClusterMetadata:
+        """`at_ms`: when it was asked for, where it is known."""
         refuse_before_initialize(cluster)
         self._refuse_while_changing(cluster)
         schema, _ = self._applied(cluster, epoch)
@@ -106,12 +118,16 @@ class ChangeSchema(msgspec.Struct, frozen=True, array_like=True):
         if tablets is not cluster.tablets:
             _refuse_other_groups(cluster, schema)
         degraded = of_groups(degraded, placements.by_id)
+        streams = streams_after(
+            cluster.parts[STREAMS], cluster.schema, schema, placements, tablets, at_ms, epoch
+        )
         assert schema.next_table_id >= cluster.schema.next_table_id, "table ids are never given twice"
         assert placements.next_id >= cluster.placements.next_id, "ids of groups are never given twice"
         return cluster.changed(
             SCHEMA.set(schema),
             PLACEMENTS.set(placements),
             TABLETS.set(tablets),
+            STREAMS.set(streams),
             DEGRADED.set(degraded),
             TRANSITIONS.set(transitions_after(cluster, schema, placements, epoch)),
             ACCESS.set(self._access(cluster, schema)),
@@ -187,4 +203,28 @@ def _carried(cluster: ClusterMetadata, schema: Schema) -> tuple[Degraded, ...]:
     return tuple(lines)
 
 
-KINDS: dict[int, type] = {EntryKind.SCHEMA_CHANGE: ChangeSchema}
+def may_open_streams(schema: Schema, change: SchemaChange) -> bool:
+    """Whether a change may begin to capture changes of a table with tablets."""
+    if not isinstance(change, CreateTable | AlterOptions) or not any(
+        name == "cdc" for name, _ in change.options
+    ):
+        return False
+    keyspace = schema.by_name.get(change.keyspace)
+    return keyspace is not None and keyspace.tablets is not None
+
+
+class ChangeCaptured(msgspec.Struct, frozen=True, array_like=True):
+    """A change by which changes of a table with tablets may begin to be captured. `at_ms` is the wall clock
+    of who asks: the table's first streams count from then on."""
+
+    wanted: ChangeSchema
+    at_ms: int
+
+    def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
+        return self.wanted.applied_at(cluster, epoch, self.at_ms)
+
+
+KINDS: dict[int, type] = {
+    EntryKind.SCHEMA_CHANGE: ChangeSchema,
+    EntryKind.CHANGE_CAPTURED: ChangeCaptured,
+}

@@ -3,7 +3,7 @@ rings do not say of them.
 
 The replicas of tablets lie in the placements, under the id of the group, as those of rings do. Invariant:
 exactly the groups that are a table's own have an entry here; a table that lies together with another one, as
-a view with its base's partition key does, has that one's group.
+a view with its base's partition key and a log of changes do, has that one's group.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from lockstep.placement.placements import Placements
 from lockstep.placement.tablets.map import TabletMap
 from lockstep.placement.tablets.resize import NO_RESIZE, Resize, ResizeKind
 from lockstep.placement.tablets.shards import NO_SHARDS, Shards, shards_of_items
+from lockstep.schema.log_tables import SUFFIX, is_log
 from lockstep.schema.model import Schema, Table
 from lockstep.values import codec
 from lockstep.values.hash_tree import blake
@@ -162,8 +163,12 @@ def own_tables(schema: Schema) -> Iterator[Table]:
 
 
 def lies_with(table: Table, schema: Schema) -> Table | None:
-    """The table with whose tablets those of `table` lie together: its base, for a view with the same
-    partition key in the same order."""
+    """The table with whose tablets those of `table` lie together: its base, for a log of changes, and for a
+    view with the same partition key in the same order."""
+    if is_log(table):
+        logged = schema.table(table.keyspace, table.name.removesuffix(SUFFIX))
+        assert logged is not None, "a log goes with its table"
+        return logged
     if table.view is None:
         return None
     base = schema.table(table.keyspace, table.view.base)

@@ -163,10 +163,10 @@ def _check_captured(table: Table, space: Keyspace) -> None:
         raise refused("it is a log of changes itself")
     if table.is_counter:
         raise refused("it counts, and what a counter holds is no single value")
-    if space.tablets is not None:
+    if space.tablets is not None and space.tablets.from_ring:
         raise refused(
-            f"keyspace {space.name} spreads its tables by tablets, and streams are of ranges of the ring",
-            "use a keyspace WITH tablets = {'enabled': false}",
+            f"keyspace {space.name} is on its way from the ring to tablets, and streams are of either",
+            f"`lockstep tablets migrate {space.name} finalize`, or `rollback`, ends that",
         )
     taken = [column.name for column in table.columns if column.name.startswith(_RESERVED)]
     if taken:

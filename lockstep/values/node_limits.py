@@ -284,3 +284,10 @@ SPARK_BATCH_BYTES_MAX: Final = 4_500
 SPARK_BATCH_PARTITIONS_MAX: Final = 10
 #: Connections that one task writes over: as many nodes coordinate for it.
 SPARK_WRITE_CONNECTIONS_MAX: Final = 8
+#: Between the entry that gives a captured table other tablets, and the time from which on their streams
+#: count. Whoever plans by the new tablets has their streams from the same entry, replicas refuse older plans,
+#: and the phase before waited for all of these: the news takes a second.
+CDC_TABLETS_AHEAD_MS: Final = 15_000
+#: Sets of streams kept of one table, with sixteen bytes a tablet each: so often its tablets become others
+#: while its log has rows of the oldest. A table that has doubled from one tablet to the most has had 14.
+STREAM_SETS_KEPT_MAX: Final = 64

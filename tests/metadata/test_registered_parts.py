@@ -142,5 +142,6 @@ def test_numbers_of_parts_are_stable() -> None:
         (16, "transitions"),
         (17, "tablets"),
         (25, "loads"),
+        (45, "streams"),
         (200, "notes"),
     ]

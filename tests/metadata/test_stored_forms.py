@@ -166,6 +166,7 @@ NUMBERS: dict[type[enum.IntEnum], dict[str, int]] = {
         "ASK_RESIZE": 43,
         "BEGIN_LOAD": 49, "COMMIT_LOAD": 50, "END_LOAD": 51,
         "REPAIR_STREAMS": 46,
+        "ADVANCE_CAPTURED": 45, "CHANGE_CAPTURED": 47,
     },
     RecordKind: {"HEADER": 1, "PIECE": 2, "ENTRIES": 3, "TRAILER": 4},
 }  # fmt: skip

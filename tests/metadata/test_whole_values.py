@@ -29,7 +29,7 @@ from lockstep.metadata.repairs import (
     TableRepairs,
 )
 from lockstep.metadata.requests import REQUESTS, RequestState
-from lockstep.metadata.schema_change import ChangeSchema
+from lockstep.metadata.schema_change import ChangeCaptured, ChangeSchema
 from lockstep.metadata.transformations import SetExtension
 from lockstep.metadata.transitions import TRANSITIONS, transitions_of
 from lockstep.schema.changes import CreateKeyspace, CreateTable, NewColumn
@@ -58,7 +58,9 @@ def rich() -> ClusterMetadata:
     replication = (("class", "NetworkTopologyStrategy"), ("dc1", "2"))
     made.submit(ChangeSchema(CreateKeyspace("three", replication, tablets=(("initial", "4"),))))
     key = NewColumn("k", "int", ColumnKind.PARTITION_KEY, 0)
-    made.submit(ChangeSchema(CreateTable("three", "t", "00000000-0000-0000-0000-000000000003", (key,))))
+    on = (("cdc", (("enabled", "true"),)),)
+    table = CreateTable("three", "t", "00000000-0000-0000-0000-000000000003", (key,), on)
+    made.submit(ChangeCaptured(ChangeSchema(table), 9_000))
     value = made.now
     ended = value.requests.with_ended(3, RequestState.CANCELLED, "why", 9)
     part = RepairPart("one", 1, (7,), (Range(0, 10),))

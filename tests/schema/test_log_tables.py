@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from lockstep.schema.changes import (
     AddColumns,
@@ -155,12 +156,13 @@ def test_what_does_not_go_with_a_log_is_refused(change: SchemaChange, reason: st
         after(table(), change)
 
 
-def test_tables_with_tablets_are_refused() -> None:
-    with pytest.raises(Rejected, match="spreads its tables by tablets"):
-        after(table(), tablets=True)
+def test_tables_between_the_ring_and_tablets_are_refused() -> None:
     plain = after(table(options=()), tablets=True)
-    with pytest.raises(Rejected, match="spreads its tables by tablets"):
-        apply_change(plain, AlterOptions("k", "t", (("cdc", "true"),)), 9)
+    space = plain.by_name["k"]
+    between = replace(space, tablets=replace(space.tablets, from_ring=True))
+    with pytest.raises(Rejected, match="on its way from the ring to tablets"):
+        apply_change(plain.with_keyspace(between), AlterOptions("k", "t", (ON,)), 9)
+    assert log(after(table(), tablets=True)).name == "t_scylla_cdc_log"
 
 
 def test_drivers_are_told_of_the_log() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import uuid
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -15,6 +16,10 @@ from tests.server.parts import Nodes
 from tests.server.test_drivers import SIMPLE, connect
 
 LOG = '"cdc$time", "cdc$batch_seq_no", "cdc$operation", "cdc$ttl", "cdc$end_of_batch"'
+TABLETS = (
+    "WITH replication = {'class': 'NetworkTopologyStrategy', 'replication_factor': 3} "
+    "AND tablets = {'initial': 4}"
+)
 PRE, UPDATE, INSERT, ROW, PARTITION, POST = 0, 1, 2, 3, 4, 9
 
 
@@ -27,12 +32,14 @@ class Change(NamedTuple):
     values: tuple[Any, ...]
 
 
-@pytest.fixture(scope="module")
-def session(three: Nodes) -> Iterator[Session]:
+@pytest.fixture(scope="module", params=["captures", "tablets_captures"])
+def session(three: Nodes, request: pytest.FixtureRequest) -> Iterator[Session]:
+    """With a keyspace on the ring, then with one of tablets."""
     driver = connect(three)
     made = driver.connect()
-    made.execute(f"CREATE KEYSPACE captures {SIMPLE % 3}")
-    made.set_keyspace("captures")
+    spread = TABLETS if request.param.startswith("tablets") else SIMPLE % 3
+    made.execute(f"CREATE KEYSPACE {request.param} {spread}")
+    made.set_keyspace(request.param)
     yield made
     driver.shutdown()
 
@@ -167,10 +174,41 @@ def test_batches_and_conditional_writes_are_told_once(session: Session) -> None:
     assert found.time.time == at_us * 10 + 0x01B21DD213814000
 
 
-def test_streams_lie_where_clients_of_scylla_look(session: Session) -> None:
-    session.execute("CREATE TABLE found (k int PRIMARY KEY, v int) WITH cdc = {'enabled': true, 'ttl': 100}")
-    for k in range(50):
-        session.execute("INSERT INTO found (k, v) VALUES (%s, %s)", (k, k))
+def streams_of(session: Session, table: str) -> list[tuple[int, bytes]]:
+    """The present streams with the ends of their ranges, as clients of ScyllaDB ask for them."""
+    named = (session.keyspace, table)
+    spread = session.execute(
+        "SELECT initial_tablets FROM system_schema.scylla_keyspaces WHERE keyspace_name = %s", named[:1]
+    ).one()
+    if spread is not None:
+        of_table = "WHERE keyspace_name = %s AND table_name = %s"
+        times = [
+            row[0]
+            for row in session.execute(f"SELECT timestamp FROM system.cdc_timestamps {of_table}", named)
+        ]
+        (last,) = session.execute(
+            f"SELECT timestamp FROM system.cdc_timestamps {of_table} AND timestamp <= %s "
+            "ORDER BY timestamp DESC LIMIT 1",
+            (*named, datetime.datetime.now(datetime.UTC)),
+        ).one()
+        (least,) = session.execute(
+            f"SELECT min(timestamp) FROM system.cdc_timestamps {of_table} AND timestamp > %s "
+            "ORDER BY timestamp ASC LIMIT 1",
+            (*named, datetime.datetime(1970, 1, 2, tzinfo=datetime.UTC)),
+        ).one()
+        assert times == [last] == [least]
+        texts = {
+            state: session.execute(
+                f"SELECT stream_id FROM system.cdc_streams {of_table} AND timestamp = %s "
+                "AND stream_state = %s",
+                (*named, last, state),
+            )
+            for state in (0, 1, 2)
+        }
+        listed = {state: [row[0] for row in rows] for state, rows in texts.items()}
+        assert listed[1] == [] and listed[0] == listed[2]
+        found = [(int.from_bytes(stream[:8], "big", signed=True), stream) for stream in listed[0]]
+        return sorted(found)
     (time,) = session.execute(
         "SELECT time FROM system_distributed.cdc_generation_timestamps WHERE key = 'timestamps'"
     ).one()
@@ -178,7 +216,14 @@ def test_streams_lie_where_clients_of_scylla_look(session: Session) -> None:
         "SELECT range_end, streams FROM system_distributed.cdc_streams_descriptions_v2 WHERE time = %s",
         (time,),
     )
-    streams = [(end, stream) for end, held in rows for stream in held]
+    return [(end, stream) for end, held in rows for stream in held]
+
+
+def test_streams_lie_where_clients_of_scylla_look(session: Session) -> None:
+    session.execute("CREATE TABLE found (k int PRIMARY KEY, v int) WITH cdc = {'enabled': true, 'ttl': 100}")
+    for k in range(50):
+        session.execute("INSERT INTO found (k, v) VALUES (%s, %s)", (k, k))
+    streams = streams_of(session, "found")
     ends = [end for end, _ in streams]
     keys = []
     for at, (end, stream) in enumerate(streams):
@@ -193,8 +238,9 @@ def test_streams_lie_where_clients_of_scylla_look(session: Session) -> None:
             keys.append(k)
     assert sorted(keys) == list(range(50))
     named = session.execute(
-        "SELECT partitioner FROM system_schema.scylla_tables WHERE keyspace_name = 'captures' "
-        "AND table_name = 'found_scylla_cdc_log'"
+        "SELECT partitioner FROM system_schema.scylla_tables WHERE keyspace_name = %s "
+        "AND table_name = 'found_scylla_cdc_log'",
+        (session.keyspace,),
     ).one()
     assert named == ("com.scylladb.dht.CDCPartitioner",)
 

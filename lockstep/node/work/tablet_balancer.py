@@ -126,7 +126,8 @@ class TabletBalancer:
         await asyncio.sleep(PLAN_PAUSE_S)
         with suppress(TimeoutError):
             # Not `wait_for`, which misses its cancellation where the event comes at the same time.
-            async with asyncio.timeout(ASK_PAUSE_S if self._is_due else self._refresh_s):
+            is_soon = self._is_due or self._resizes.waits_for_time
+            async with asyncio.timeout(ASK_PAUSE_S if is_soon else self._refresh_s):
                 await self._wake.wait()
         self._wake.clear()
 

@@ -25,7 +25,7 @@ from lockstep.placement.tablets.map import Tablet
 from lockstep.placement.tablets.resize import ResizeKind, resized_tablets
 from lockstep.replica.replica import ReplicaService
 from lockstep.topology.tablets.balancing import Planned
-from lockstep.topology.tablets.resizes import AdvanceResize
+from lockstep.topology.tablets.resizes import AdvanceCaptured, AdvanceResize
 from lockstep.topology.tablets.resizing import Heard, Looked, Question, Resizer, Said
 from lockstep.values.errors import LockstepError, RangeLacking, Rejected
 from lockstep.values.ids import NodeId
@@ -121,21 +121,26 @@ class ResizeDriver:
         self._unreached: dict[NodeId, str] = {}
         self._asking: asyncio.Task[None] | None = None
         self._asked: Question | None = None
+        #: Whether something is due by the clock alone.
+        self.waits_for_time = False
         self.forget()
 
     def forget(self) -> None:
         """Another node leads now: what this one knows is old when it leads again."""
         self._resizer = Resizer(self._settings)
         self._said = {}
+        self.waits_for_time = False
 
     def look(self, cluster: ClusterMetadata, planned: Planned, dead: tuple[NodeId, ...]) -> Looked:
         """What would be done now; looking begins nothing."""
-        return self._resizer.look(cluster, planned.cluster, Heard(dict(self._said), dead))
+        at_ms = self._context.runtime.clock.wall_us() // 1000
+        return self._resizer.look(cluster, planned.cluster, Heard(dict(self._said), dead, at_ms))
 
     async def round(self, cluster: ClusterMetadata, planned: Planned, dead: tuple[NodeId, ...]) -> bool:
         """Submit what follows, or ask what must be known first. Whether an entry went in: then all is to be
         looked at anew."""
         looked = self.look(cluster, planned, dead)
+        self.waits_for_time = any(wait.for_time for wait in looked.waits)
         if looked.entry is not None:
             return await self._submit(cluster, looked)
         if looked.question is not None and (self._asking is None or self._asking.done()):
@@ -154,7 +159,7 @@ class ResizeDriver:
             return True
         for reason in looked.reasons:
             self._context.log("tablets.resize_decided", decision=reason)
-        if isinstance(entry, AdvanceResize):
+        if isinstance(entry, AdvanceResize | AdvanceCaptured):
             head = cluster.tablets.by_group[entry.group].head
             text = f"{head.resizing.title()} of {head.keyspace}.{head.table}"
             self._context.log("tablets.resize", resize=text, left=head.resizing.phase.value, back=entry.back)

@@ -14,7 +14,7 @@ from lockstep.gossip.pulling import pinged
 from lockstep.internode import verbs
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.log.entries import LogEntry
-from lockstep.metadata.schema_change import ChangeSchema
+from lockstep.metadata.schema_change import ChangeCaptured, ChangeSchema
 from lockstep.node.log.announcing import announcement
 from lockstep.node.services import NodeServices
 from lockstep.schema.model import Schema
@@ -121,6 +121,8 @@ class SchemaWatch:
             self._jumped(before, after)
             return
         change = self._node.log.registry.decode(entry.kind, entry.body)
+        if isinstance(change, ChangeCaptured):
+            change = change.wanted
         if not isinstance(change, ChangeSchema):
             self._moved_on(before, after)
             return

@@ -52,6 +52,10 @@ def entry_summary(registry: Registry, entry: LogEntry) -> str:
         body: Any = registry.decode(entry.kind, entry.body)
     except CannotApply as error:
         return error.message
+    for name in ("wanted", "step"):
+        # An entry around another one, which says more of it.
+        inner = getattr(body, name, None)
+        body = inner if isinstance(inner, msgspec.Struct) else body
     change = getattr(body, "change", None)
     text = _fields(change if isinstance(change, msgspec.Struct) else body)
     return text if len(text) <= _SUMMARY_CHARACTERS_MAX else text[: _SUMMARY_CHARACTERS_MAX - 1] + "…"

@@ -27,7 +27,7 @@ from lockstep.cql.wire import responses
 from lockstep.metadata.directory import Directory
 from lockstep.metadata.log.registry import Transformation
 from lockstep.metadata.requests import Request, RequestState
-from lockstep.metadata.schema_change import ChangeSchema
+from lockstep.metadata.schema_change import ChangeCaptured, ChangeSchema, may_open_streams
 from lockstep.node.log.journal import METADATA_GROUP
 from lockstep.node.services import NodeServices
 from lockstep.placement.quorums import dc_factors
@@ -162,7 +162,11 @@ class SchemaStatements:
                 change = spread(change, self._node.context.configuration.tablets.mode_for_new_keyspaces)
                 body = await self._answer(await self._submitted(ChangeSchema(change, creator)))
                 return body, self._too_high(change.keyspace)
-            return await self._answer(await self._submitted(ChangeSchema(change, creator))), ()
+            wanted: ChangeSchema | ChangeCaptured = ChangeSchema(change, creator)
+            if may_open_streams(self._node.log.cluster.schema, change):
+                at_ms = self._node.context.runtime.clock.wall_us() // 1000
+                wanted = ChangeCaptured(ChangeSchema(change, creator), at_ms)
+            return await self._answer(await self._submitted(wanted)), ()
         except OutcomeUnknown as error:
             raise self._undecided(error) from error
         except PeerUnreachable as error:
@@ -178,7 +182,7 @@ class SchemaStatements:
             raise self._not_done(error) from error
         await self._watch.agreed(epoch)
 
-    async def _submitted(self, wanted: ChangeSchema) -> int:
+    async def _submitted(self, wanted: ChangeSchema | ChangeCaptured) -> int:
         """The epoch of the entry. What a running operation excludes is asked for again when that has ended;
         OperationRunning when it runs on for REPLICATION_WAIT_MS."""
         clock, log = self._node.context.runtime.clock, self._node.log

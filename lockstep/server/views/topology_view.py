@@ -15,6 +15,7 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeInfo, NodeState
 from lockstep.metadata.operations import Operation, Stage
 from lockstep.metadata.requests import Request, RequestState
+from lockstep.metadata.table_streams import TableStreams, kept_sets
 from lockstep.node.services import NodeServices
 from lockstep.placement.placements import RingPlacement
 from lockstep.schema.model import Replication
@@ -90,7 +91,62 @@ class CdcTables:
                 KeyedRows(self._streams, self._streams_of),
                 comment="The streams of published generations, by the ends of their ranges",
             ),
+            *self._of_tablets(),
         ]
+
+    def _of_tablets(self) -> list[VirtualTable]:
+        """Under the names by which clients of ScyllaDB find streams of tables with tablets."""
+        return [
+            define(
+                "system",
+                "cdc_timestamps",
+                "keyspace_name text; table_name text; timestamp timestamp",
+                ("keyspace_name", "table_name"),
+                ("timestamp",),
+                self._table_times,
+                descending=("timestamp",),
+                comment="From when on which streams of tables with tablets take changes",
+            ),
+            define(
+                "system",
+                "cdc_streams",
+                "keyspace_name text; table_name text; timestamp timestamp; stream_state tinyint; "
+                "stream_id blob",
+                ("keyspace_name", "table_name"),
+                ("timestamp", "stream_state", "stream_id"),
+                self._table_streams,
+                comment="Streams of tables with tablets that take changes then (0), do not any more (1), or "
+                "do anew (2)",
+            ),
+        ]
+
+    def _of_tables(self) -> Iterator[tuple[VirtualRow, TableStreams]]:
+        """Each table with tablets that has a log of changes, by its name, and the streams with rows."""
+        cluster, at_ms = self._cluster(), self._now_us() // 1000
+        for streams in cluster.streams_by_group.values():
+            head = cluster.tablets.by_group[streams.group].head
+            sets = kept_sets(streams, cluster.schema.table(head.keyspace, head.table), at_ms)
+            yield (
+                {"keyspace_name": head.keyspace, "table_name": head.table},
+                TableStreams(streams.group, sets),
+            )
+
+    def _table_times(self) -> Iterator[VirtualRow]:
+        for named, streams in self._of_tables():
+            for one in streams.sets:
+                yield {**named, "timestamp": one.timestamp_ms}
+
+    def _table_streams(self) -> Iterator[VirtualRow]:
+        for named, streams in self._of_tables():
+            for one, closed, opened in streams.told():
+                for state, listed in ((0, one.streams), (1, closed), (2, opened)):
+                    for stream in listed:
+                        yield {
+                            **named,
+                            "timestamp": one.timestamp_ms,
+                            "stream_state": state,
+                            "stream_id": stream,
+                        }
 
     def _generations(self) -> Iterator[VirtualRow]:
         for generation in self._cluster().generations:

@@ -300,19 +300,22 @@ def define(
     rows: Rows | NamedRows | KeyedRows | AskedRows,
     *,
     static: Sequence[str] = (),
+    descending: Sequence[str] = (),
     comment: str = "",
 ) -> VirtualTable:
-    """A virtual table; `columns` is `name type; name type; ...` and `static` names the static ones."""
+    """A virtual table; `columns` is `name type; name type; ...`, `static` names the static ones, `descending`
+    those whose larger values come first."""
     kinds = {
         **{column: (ColumnKind.PARTITION_KEY, at) for at, column in enumerate(partition)},
         **{column: (ColumnKind.CLUSTERING, at) for at, column in enumerate(clustering)},
         **dict.fromkeys(static, (ColumnKind.STATIC, -1)),
     }
     declared = []
-    for at, text in enumerate(columns.split(";")):
-        column, _, type_text = text.strip().partition(" ")
+    for at, declaration in enumerate(columns.split(";")):
+        column, _, type_text = declaration.strip().partition(" ")
         kind, position = kinds.get(column, (ColumnKind.REGULAR, -1))
-        declared.append(Column(at + 1, column, parse_type(type_text.strip()).text, kind, position))
+        text = parse_type(type_text.strip()).text
+        declared.append(Column(at + 1, column, text, kind, position, column in descending))
     declared.sort(key=lambda column: (column.kind, column.position, column.name))
     options = (("comment", comment),) if comment else ()
     uuid = uuid_text(digest16(f"{keyspace}.{name}".encode()))

@@ -18,6 +18,7 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.schema_part import PLACEMENTS
+from lockstep.metadata.table_streams import STREAMS, TableStreams, recut
 from lockstep.metadata.tablets import TABLETS, ResizePhase, Resizing, TabletGroup
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.metadata.transitions import Lone, Transition
@@ -85,6 +86,11 @@ class AdvanceResize(msgspec.Struct, frozen=True, array_like=True):
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
         group = group_of(cluster, self.group)
+        if self.group in cluster.streams_by_group:
+            raise Rejected(f"changes of {_name(group)} are captured: the entry does not say when it was made")
+        return self.advanced(cluster, group, epoch)
+
+    def advanced(self, cluster: ClusterMetadata, group: TabletGroup, epoch: int) -> ClusterMetadata:
         was = group.head.resizing
         if was.epoch != self.phase_epoch or was.phase is ResizePhase.NONE:
             raise Rejected(f"{_name(group)} is {was.phase} since epoch {was.epoch}")
@@ -124,6 +130,42 @@ class AdvanceResize(msgspec.Struct, frozen=True, array_like=True):
             PLACEMENTS.set(cluster.placements.with_rings((made.ring,))),
             TABLETS.set(cluster.tablets.with_groups((TabletGroup(head, made.shards),))),
         )
+
+
+class AdvanceCaptured(msgspec.Struct, frozen=True, array_like=True):
+    """As `AdvanceResize`, of a table with a log of changes. `at_ms` is the wall clock of who proposes it: the
+    streams of a new map count a while later, and nothing moves until older ones take no write any more."""
+
+    step: AdvanceResize
+    at_ms: int
+
+    @property
+    def group(self) -> int:
+        return self.step.group
+
+    @property
+    def back(self) -> bool:
+        return self.step.back
+
+    def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
+        group = group_of(cluster, self.group)
+        streams = cluster.streams_by_group.get(self.group)
+        if streams is None:
+            raise Rejected(f"changes of {_name(group)} are not captured")
+        phase = group.head.resizing.phase
+        if phase is ResizePhase.SETTLING and self.at_ms < streams.settled_ms:
+            raise Rejected(f"the streams of {_name(group)} do not count yet")
+        advanced = self.step.advanced(cluster, group, epoch)
+        if phase is not ResizePhase.CLOSING or self.back:
+            return advanced
+        before, after = (value.placements.ring(group.id) for value in (cluster, advanced))
+        made = recut(cluster.schema, group, streams, before, after, self.at_ms, epoch)
+        assert made.newest.epoch == epoch, "a new map has streams of its own"
+        return advanced.changed(STREAMS.set(_with_streams(cluster, made)))
+
+
+def _with_streams(cluster: ClusterMetadata, made: TableStreams) -> tuple[TableStreams, ...]:
+    return tuple(made if one.group == made.group else one for one in cluster.parts[STREAMS])
 
 
 def _kept(resizing: Resizing, count: int) -> int:
@@ -274,4 +316,5 @@ def refuse_held_still(cluster: ClusterMetadata, group: TabletGroup, source: Node
 KINDS: Final[Mapping[int, type[Any]]] = {
     EntryKind.DECIDE_RESIZES: DecideResizes,
     EntryKind.ADVANCE_RESIZE: AdvanceResize,
+    EntryKind.ADVANCE_CAPTURED: AdvanceCaptured,
 }

@@ -18,6 +18,7 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import Directory, NodeState
+from lockstep.metadata.table_streams import full
 from lockstep.metadata.tablet_groups import hints_of, hosts_of, shards_by_rack
 from lockstep.metadata.tablets import ResizePhase, Resizing, TabletGroup, TabletGroupHead
 from lockstep.placement.tablets.counts import CountedTable, CountSettings, Rack, racks_of
@@ -37,6 +38,7 @@ from lockstep.placement.tablets.target import Cluster
 from lockstep.schema.model import Schema
 from lockstep.topology.tablets.recount import resting
 from lockstep.topology.tablets.resizes import (
+    AdvanceCaptured,
     AdvanceResize,
     DecideResizes,
     ResizeChange,
@@ -59,10 +61,11 @@ class Said(msgspec.Struct, frozen=True):
 
 
 class Heard(msgspec.Struct, frozen=True):
-    """`dead`: who seems so."""
+    """`dead`: who seems so. `at_ms`: the wall clock, for streams of changes."""
 
     said: Mapping[NodeId, Said] = {}
     dead: Collection[NodeId] = ()
+    at_ms: int = 0
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -74,17 +77,18 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """Why the resize of a table waits, and for which nodes."""
+    """Why the resize of a table waits, and for which nodes; `for_time`: until a clock says so."""
 
     group: int
     reason: str
     nodes: tuple[NodeId, ...] = ()
+    for_time: bool = False
 
 
 class Looked(msgspec.Struct, frozen=True):
     """An entry, or else whom to ask; `reasons`: what a decision was made for, for the log of the node."""
 
-    entry: DecideResizes | AdvanceResize | None = None
+    entry: DecideResizes | AdvanceResize | AdvanceCaptured | None = None
     question: Question | None = None
     waits: tuple[Waiting, ...] = ()
     reasons: tuple[str, ...] = ()
@@ -106,15 +110,16 @@ class Resizer:
         maps = {table.map.id: table.map for table in asked.tables}
         assert maps.keys() == set(cluster.tablets.by_group), "a question about all tables"
         waits: list[Waiting] = []
-        entry: DecideResizes | AdvanceResize | None = None
+        entry: DecideResizes | AdvanceResize | AdvanceCaptured | None = None
         for group in cluster.tablets.groups:
             if group.head.resizing.phase is ResizePhase.NONE:
                 continue
             found = _next(cluster, group, maps[group.id], asked.hosts, heard)
             if isinstance(found, Waiting):
                 waits.append(found)
-            else:
-                entry = entry or found
+            elif entry is None:
+                timed = group.id in cluster.streams_by_group
+                entry = AdvanceCaptured(found, heard.at_ms) if timed else found
         changes = self._changes(cluster, asked)
         reasons: tuple[str, ...] = ()
         if entry is None and changes:
@@ -219,7 +224,7 @@ def _next(
     assert resizing.phase is not ResizePhase.NONE, "there is something to end"
     step = AdvanceResize(group.id, resizing.epoch)
     if resizing.phase is ResizePhase.SETTLING:
-        return _behind(cluster, group, map_, heard, resizing.epoch) or step
+        return _behind(cluster, group, map_, heard, resizing.epoch) or _early(cluster, group, heard) or step
     assert resizing.resize.kind is not ResizeKind.NONE, "before its end something is cut or joined"
     apart = unlike(map_, resizing.resize)
     broken = unsound(cluster, map_)
@@ -229,7 +234,7 @@ def _next(
     if resizing.phase is ResizePhase.CLOSING:
         reason = obstacle(cluster, group, map_) or reason
     else:
-        reason = reason or held_by_repair(cluster, group, map_)
+        reason = reason or held_by_repair(cluster, group, map_) or _too_many(cluster, group, heard)
     if reason is not None:
         return Waiting(group.id, f"{resizing.title()} waits: {reason}")
     missing = unready(map_, resizing.resize, _ready(map_, resizing, heard), hosts)
@@ -279,6 +284,22 @@ def _behind(
         return None
     names = ", ".join([str(node) for node in behind])
     return Waiting(group.id, f"{group.head.resizing.title()}: not yet on node {names}", tuple(behind))
+
+
+def _too_many(cluster: ClusterMetadata, group: TabletGroup, heard: Heard) -> str | None:
+    streams = cluster.streams_by_group.get(group.id)
+    return full(cluster.schema, group, streams, heard.at_ms) if streams is not None else None
+
+
+def _early(cluster: ClusterMetadata, group: TabletGroup, heard: Heard) -> Waiting | None:
+    """A new map whose streams do not count yet: until they do, rows of the log may be of older ones, which
+    lie in the tablets of their changes only while nothing moves."""
+    streams = cluster.streams_by_group.get(group.id)
+    if streams is None or heard.at_ms >= streams.settled_ms:
+        return None
+    left_s = (streams.settled_ms - heard.at_ms + 999) // 1000
+    reason = f"{group.head.resizing.title()}: its streams of changes count in {left_s} s"
+    return Waiting(group.id, reason, for_time=True)
 
 
 def _question(cluster: ClusterMetadata, waits: Sequence[Waiting]) -> Question | None:

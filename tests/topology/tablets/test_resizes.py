@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from lockstep.metadata.groups.service import SERVICE
+from lockstep.metadata.log.registry import Transformation
 from lockstep.metadata.repairs import RepairPart
 from lockstep.metadata.tablets import ResizePhase, Resizing
 from lockstep.placement.tablets.counts import CountSettings
@@ -41,7 +42,7 @@ def decide(history: History, resize: Resize) -> None:
     checked(history, DecideResizes(history.now.epoch, (ResizeChange(group.id, resize),)))
 
 
-def checked(history: History, entry: DecideResizes | AdvanceResize | BeginMoves) -> None:
+def checked(history: History, entry: Transformation) -> None:
     before = history.now
     history.submit(entry)
     history.now.validate(before)
@@ -56,7 +57,7 @@ def advance(history: History, **more: object) -> None:
     checked(history, msgspec.structs.replace(entry, **more))
 
 
-def refused(history: History, entry: DecideResizes | AdvanceResize | BeginMoves) -> str:
+def refused(history: History, entry: Transformation) -> str:
     before = history.now
     refusal = history.tried(entry)
     assert refusal is not None and history.now is before
@@ -260,6 +261,7 @@ class Driven:
         self.said: dict[NodeId, Said] = {}
         self.dead: tuple[NodeId, ...] = ()
         self.unready: tuple[NodeId, ...] = ()
+        self.at_ms = 0
         self.tell(bytes_each)
 
     def tell(self, bytes_each: int, rates: Sequence[float] = ()) -> None:
@@ -275,7 +277,7 @@ class Driven:
 
     def look(self) -> Looked:
         planned = self.planner.look(self.history.now, self.dead)
-        return self.resizer.look(self.history.now, planned.cluster, Heard(self.said, self.dead))
+        return self.resizer.look(self.history.now, planned.cluster, Heard(self.said, self.dead, self.at_ms))
 
     def answer(self, looked: Looked) -> None:
         if looked.question is None:

@@ -34,7 +34,7 @@ from tests.topology.tablets.worlds import begin, cluster, map_of, move, on_its_w
 
 LAST = 28
 #: Of change data capture, which has tests of its own; and of a lost majority, which nothing mends by itself.
-ELSEWHERE = (23, 24, 25)
+ELSEWHERE = (24, 25)
 
 
 def test_every_scenario_has_a_test_of_its_number() -> None:
