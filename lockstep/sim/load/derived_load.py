@@ -346,6 +346,13 @@ class ViewWorkload(DerivedLoad):
     def has_view(self, name: str) -> bool:
         return self.cluster.newest.schema.table(KEYSPACE, name) is not None
 
+    def is_kept_true(self) -> bool:
+        """Whether every node that runs knows of a view. A write of before that reaches one replica alone, and
+        whose coordinator dies, is brought to the others by nobody but a repair, as that of any table."""
+        view = self.cluster.newest.schema.table(KEYSPACE, _VIEWS[0][0])
+        running = [node for node in self.cluster.nodes.values() if node.is_loaded]
+        return view is not None and all(node.log.state.epoch >= view.epoch for node in running)
+
     def later(self) -> list[Later]:
         return [
             Later(at_s, partial(self.has_view, name), partial(_view_create, name, key))
@@ -374,6 +381,8 @@ class _ViewClient(DerivedClient):
         self._viewing = load
 
     async def ask(self, session: CqlClient) -> None:
+        if not self._viewing.is_kept_true():
+            return
         draw = self.draw
         chosen = draw.choice([at for at, one in enumerate(_VIEW_WRITES) for _ in range(one[0])])
         await self._write(session, chosen, None, (draw.randrange(_VIEW_KEYS), draw.randrange(_VIEW_ROWS)))
