@@ -18,7 +18,7 @@ from lockstep.values.errors import ConfigurationError
 
 @click.group()
 def pipeline() -> None:
-    """Jobs over whole tables, on Spark: export, load, compare.
+    """Jobs over whole tables, on Spark: export, load, follow, compare.
 
     Each runs on this machine, with --master on a Spark cluster, or by `spark-submit`.
     """
@@ -124,6 +124,61 @@ def load(table: str, sources: tuple[str, ...], kind: str | None, job: jobs.JobCa
     click.echo(f"{rows} written to {report.table}{made}, {report.elapsed_s:.1f} s")
     if report.rejected:
         click.echo(f"{render.counted(report.rejected, 'reject')}: {report.rejects}")
+
+
+@pipeline.command()
+@_table
+@click.option("--to", "to", required=True, metavar="TARGET", help="parquet:DIR, or KEYSPACE.TABLE.")
+@click.option(
+    "--checkpoint", default="", metavar="DIR", help="How far the job is; in DIR of files if not said."
+)
+@click.option("--available-now", is_flag=True, help="End with what was written before the job began.")
+@click.option("--columns", multiple=True, metavar="NAME,...", help="Only these columns of the table.")
+@click.option(
+    "--from", "starting", default="earliest", show_default=True, metavar="WHERE",
+    help="Without a checkpoint: earliest, latest, or an offset.",
+)  # fmt: skip
+@click.option("--max-rows", default=0, metavar="COUNT", help="Of a batch, at most.")
+@click.option("--max-bytes", default=0, metavar="COUNT", help="Of a batch, about.")
+@click.option(
+    "--on-gap", type=click.Choice(["fail", "skip"]), default="fail", show_default=True,
+    help="Where changes expired before they were read.",
+)  # fmt: skip
+@click.option("--every", default=1.0, show_default=True, metavar="SECONDS", help="Between batches.")
+@jobs.of_job
+def cdc(table: str, to: str, job: jobs.JobCall, **others: Any) -> None:
+    """Follow the changes of a table into Parquet files or another table, each exactly once.
+
+    Runs until it is interrupted, and goes on where it was when it is run again. The table has the option
+    `cdc`.
+    """
+    from lockstep.spark.jobs import cdc as job_of
+    from lockstep.spark.jobs.tables import table_name
+
+    wanted = job_of.Cdc(
+        table_name(table), to, others["checkpoint"], jobs.names(others["columns"]), others["available_now"],
+        others["starting"], others["max_rows"], others["max_bytes"], others["on_gap"], others["every"],
+    )  # fmt: skip
+    access = job.access()
+    planned = job_of.plan(access, wanted)
+    if job.call.dry_run:
+        if not job.as_json(planned, "cdc-plan/1"):
+            click.echo(f"follows {planned.table} into {planned.to}")
+            render.facts([
+                ("goes on from", "-" if planned.from_us is None else render.time_text(planned.from_us)),
+                ("streams", f"{planned.streams} in {render.counted(planned.generations, 'generation')}"),
+                ("kept for", f"{planned.kept_s:,} s" if planned.kept_s else "ever"),
+                ("checkpoint", planned.checkpoint),
+                ("columns", ", ".join(planned.columns)),
+            ])  # fmt: skip
+        return
+    report = jobs.run(job, f"cdc {table}", lambda session, told: job_of.run(session, access, wanted, told))
+    if job.as_json(report, "cdc/1"):
+        return
+    batches = "1 batch" if report.batches == 1 else f"{report.batches:,} batches"
+    click.echo(f"{report.changes:,} changes of {report.table} in {batches}, {report.elapsed_s:.1f} s")
+    if report.until_us:
+        click.echo(f"read until {render.time_text(report.until_us)}; {report.checkpoint}")
 
 
 @pipeline.command()

@@ -217,6 +217,10 @@ class CqlConnection:
             raise error_of(answer.body)
         return answer.payload or {}
 
+    def knows(self, text: str) -> bool:
+        """Whether a statement is prepared here."""
+        return text in self._statements
+
     def prepare(self, text: str) -> Statement:
         """The statement, prepared once a connection."""
         known = self._statements.get(text)

@@ -25,6 +25,7 @@ from lockstep.cql.wire.messages import Value
 from lockstep.schema.log_tables import SUFFIX
 from lockstep.spark.changes.reader import change_reader, schema_of
 from lockstep.spark.changes.stream_options import of_changes
+from lockstep.spark.changes.writer import ChangeWriter, change_writer
 from lockstep.spark.columns import spark_type
 from lockstep.spark.cql_client import pool_of
 from lockstep.spark.loads.writer import BulkWriter, bulk_writer
@@ -57,6 +58,10 @@ from lockstep.values.tokens import stream_token, token_of
 
 FORMAT: Final = "lockstep"
 _TOKEN_BYTES: Final = 8
+
+
+#: Spark's own option of a stream, which it hands on with those of the format.
+_CHECKPOINT: Final = "checkpointlocation"
 
 
 class LockstepSource(DataSource):
@@ -93,6 +98,13 @@ class LockstepSource(DataSource):
                 "a table is no stream, its changes are", hint='add .option("changes", "rows")'
             )
         return change_reader(self.options, schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> ChangeWriter:
+        """A writer that applies a stream of changes to the table."""
+        options = parse_options(
+            {name: text for name, text in self.options.items() if name.lower() != _CHECKPOINT}
+        )
+        return change_writer(options, table_shape(options), schema, overwrite)
 
     def writer(self, schema: StructType, overwrite: bool) -> LockstepWriter | BulkWriter:
         """A writer, after every check of the schema that needs no data."""

@@ -150,12 +150,7 @@ class LogQuestions:
         )
         if not known:
             raise ConfigurationError(f"{options.keyspace}.{options.table} has no log of changes any more")
-        captured = connection.query(
-            "SELECT cdc FROM system_schema.scylla_tables WHERE keyspace_name = ? AND table_name = ?",
-            (name[0], options.table.encode()),
-        )
-        pairs: Any = captured[0]["cdc"] if captured else None
-        settings = {str(key): str(value) for key, value in pairs or ()}
+        settings = _settings(connection, options)
         times = connection.query(
             "SELECT time FROM system_distributed.cdc_generation_timestamps WHERE key = 'timestamps'"
         )
@@ -166,6 +161,25 @@ class LogQuestions:
             int(settings.get("ttl", "0")),
             _now_us(connection),
         )
+
+
+def captured_settings(options: Options) -> dict[str, str]:
+    """The option cdc of the table; nothing where its changes are not captured."""
+    return ask_any(
+        pool_of(os.getpid()),
+        options.endpoints,
+        options.timeout_s,
+        lambda connection: _settings(connection, options),
+    )
+
+
+def _settings(connection: CqlConnection, options: Options) -> dict[str, str]:
+    captured = connection.query(
+        "SELECT cdc FROM system_schema.scylla_tables WHERE keyspace_name = ? AND table_name = ?",
+        (options.keyspace.encode(), options.table.encode()),
+    )
+    pairs: Any = captured[0]["cdc"] if captured else None
+    return {str(key): str(value) for key, value in pairs or ()}
 
 
 #: Rows of each stream that are looked at for their size.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -118,6 +118,11 @@ _BY_LOWER: Final = {name.lower(): name for name in _KNOWN}
 def of_changes(given: Mapping[str, str]) -> bool:
     """Whether the options ask for changes."""
     return any(name.lower() == "changes" for name in given)
+
+
+def without_those_of_streams(given: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """The options that concern a table as well."""
+    return tuple((name, text) for name, text in given if name.lower() not in _BY_LOWER)
 
 
 def parse_stream_options(given: Mapping[str, str]) -> tuple[Options, StreamOptions]:

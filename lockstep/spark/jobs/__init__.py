@@ -1,5 +1,5 @@
-"""Jobs over whole tables, each a function that takes a Spark session: export, load, verify, audit, history,
-sweep.
+"""Jobs over whole tables, each a function that takes a Spark session: export, load, cdc, verify, audit,
+history, sweep.
 
 Owns: what each job does, what it says it would do (its plan), and its report. Invariant: a job tells how far
 it is through the `Progress` that it is handed, ends with a report that is a value, and fails with an error of

@@ -143,6 +143,11 @@ def describe(access: Access, name: TableName) -> Described:
     return _asked(access, name, lambda connection: _described(connection, name))
 
 
+def shape_of(access: Access, name: TableName) -> TableShape:
+    """Its columns. ConfigurationError when there is no such table; PeerUnreachable."""
+    return _asked(access, name, lambda connection: read_table(connection, name.keyspace, name.table))
+
+
 def columns_of(described: Described) -> tuple[TableColumn, ...]:
     """The columns as readers and writers have them."""
     types = tuple(
