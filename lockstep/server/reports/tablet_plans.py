@@ -153,8 +153,9 @@ def _drain(node: NodeServices, planned: Planned, request_id: int, leaving: NodeI
 
 
 def drain_of(node: NodeServices, request_id: int) -> PlannedDrain | None:
-    """What is left to do of a paused request; None where this node does not lead, or nothing is."""
-    if not node.log.is_leader:
+    """What is left to do of a paused request; None where this node does not lead, or nothing is. A plan is
+    made for it, so where no table has tablets nobody is asked for one."""
+    if not node.log.is_leader or not node.log.cluster.tablets.by_group:
         return None
     drains = _drains(node, node.work.balancer.planned())
     return next((one for one in drains if one.request == request_id), None)
