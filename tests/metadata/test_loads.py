@@ -8,7 +8,15 @@ import pytest
 from msgspec.structs import replace
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.load_entries import KINDS, BeginLoad, CommitLoad, EndLoad, why_not
+from lockstep.metadata.load_entries import (
+    KINDS,
+    BeginLoad,
+    CommitLoad,
+    EndLoad,
+    ring_of,
+    table_of,
+    why_not,
+)
 from lockstep.metadata.loads import LoadState
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.metadata.transformations import Initialize
@@ -23,6 +31,8 @@ from lockstep.schema.changes import (
     NewColumn,
 )
 from lockstep.schema.model import ColumnKind
+from lockstep.schema.type_changes import CreateIndex, IndexedPart
+from lockstep.schema.view_changes import CreateView
 from lockstep.topology.kinds.decommission import Decommission
 from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.errors import Rejected
@@ -197,3 +207,45 @@ def test_a_load_into_a_table_that_began_to_capture_is_refused(history: History) 
     history.submit(begin())
     history.submit(ChangeSchema(AlterOptions("k", "t", (("cdc", (("enabled", "true"),)),))))
     assert "altered" in refused(history, commit(history.now))
+
+
+def test_tables_of_which_more_than_the_rows_would_have_to_change_are_refused(history: History) -> None:
+    history.submit(ChangeSchema(table("seen")))
+    view = CreateView("k", "w", "9" * 32, "k", "seen", (), ("v",), ("k",), not_null=("k", "v"))
+    history.submit(ChangeSchema(view))
+    history.submit(ChangeSchema(table("found")))
+    history.submit(ChangeSchema(CreateIndex("k", "found", "by_v", (IndexedPart("v"),))))
+    for name, reason in (
+        ("seen", r"has materialized views \(w\)"),
+        ("w", "is a materialized view: load its base table"),
+        ("found", r"has indexes \(by_v\)"),
+    ):
+        with pytest.raises(Rejected, match=reason):
+            history.submit(replace(begin(), table=name))
+    mine = history.now.schema.table("k", "t")
+    assert mine is not None and why_not(mine) == ""
+    assert why_not(replace(mine, keyspace="system_auth")) == "system_auth keyspace is not user-modifiable"
+
+
+def test_a_load_into_a_table_that_got_an_index_is_refused(history: History) -> None:
+    began = history.submit(begin())
+    load = replace(began.loads.by_job["a"])
+    indexed = history.submit(ChangeSchema(CreateIndex("k", "t", "by_v", (IndexedPart("v"),))))
+    now = indexed.schema.table("k", "t")
+    assert now is not None
+    # Whether or not the index counts as another table's epoch.
+    with pytest.raises(Rejected, match=r"has indexes|was altered"):
+        table_of(indexed, load)
+    with pytest.raises(Rejected, match=r"has indexes \(by_v\)"):
+        table_of(indexed, replace(load, table_epoch=now.epoch))
+
+
+def test_while_replication_changes_nothing_is_committed(
+    history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = history.submit(begin())
+    found = began.schema.table("k", "t")
+    assert found is not None
+    group = ring_of(began, found).id
+    monkeypatch.setattr(ClusterMetadata, "recounting", {group: 1})
+    assert "the replication of keyspace k changes" in refused(history, commit(began))
