@@ -132,7 +132,12 @@ def why_no_tablet(cell: TabletCell) -> str:
             return "nothing of the table is on its way"
     if cell.point is Point.WORK and change is Change.UP and row is not None and row.work is Work.CLEANUP:
         return "nobody gives anything up"
-    if cell.point is Point.WORK and change is Change.DOWN and row is not None and row.work is not Work.CLEANUP:
+    if (
+        cell.point is Point.WORK
+        and change is Change.DOWN
+        and row is not None
+        and row.work is not Work.CLEANUP
+    ):
         return "nobody gets anything"
     if cell.point is Point.WORK and change in LONE and cell.stage == Stage.CLEANUP_TARGET:
         return "who is shut out drops nothing"
