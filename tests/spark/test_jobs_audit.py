@@ -18,6 +18,7 @@ from lockstep.spark.jobs.elements import Place, State, elements_of
 from lockstep.spark.jobs.tables import Access, TableName
 from lockstep.values import codec
 from lockstep.values.errors import ConfigurationError, NotReplica, PeerUnreachable
+from lockstep.values.ids import Consistency
 from lockstep.values.rows import Cell, Deletion, Liveness, Partition, Position, ReadResult, Row
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 
@@ -150,11 +151,13 @@ def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         )
         connection.query("CREATE TABLE shop.t (id text, n int, v text, PRIMARY KEY (id, n))")
         for number in range(40):
-            connection.query(f"INSERT INTO shop.t (id, n, v) VALUES ('k{number}', 1, 'old')")
+            connection.query(
+                f"INSERT INTO shop.t (id, n, v) VALUES ('k{number}', 1, 'old')", (), Consistency.ALL
+            )
         made.kill("n3")
-        connection.query("UPDATE shop.t SET v = 'new' WHERE id = 'k1' AND n = 1")
-        connection.query("DELETE FROM shop.t WHERE id = 'k2' AND n = 1")
-        connection.query("INSERT INTO shop.t (id, n, v) VALUES ('k40', 1, 'new')")
+        connection.query("UPDATE shop.t SET v = 'new' WHERE id = 'k1' AND n = 1", (), Consistency.TWO)
+        connection.query("DELETE FROM shop.t WHERE id = 'k2' AND n = 1", (), Consistency.TWO)
+        connection.query("INSERT INTO shop.t (id, n, v) VALUES ('k40', 1, 'new')", (), Consistency.TWO)
         made.start(["n3"])
         connection.close()
         yield made
@@ -199,7 +202,7 @@ def test_writes_between_the_two_looks_are_no_difference(behind: LocalCluster) ->
     connection = CqlConnection.open(Endpoint(behind.contact_points[0], PORTS[0]), TIMEOUT_S)
 
     def write() -> None:
-        connection.query("INSERT INTO shop.t (id, n, v) VALUES ('k40', 1, 'newer')")
+        connection.query("INSERT INTO shop.t (id, n, v) VALUES ('k40', 1, 'newer')", (), Consistency.ALL)
 
     found = audited(behind, Phases(write))
     connection.close()
