@@ -98,7 +98,11 @@ class TabletBalancer:
         if before.tablets is not after.tablets:
             tables = tables or _settled(before) != _settled(after)
         ended = before.transitions.lone_count > after.transitions.lone_count == 0
-        if tables or ended or _normal(before) != _normal(after):
+        came = _normal(before) != _normal(after)
+        if came:
+            # A newcomer is to have its share soon; nodes come and go so seldom that nobody is asked too often.
+            self._asked_s = None
+        if tables or ended or came:
             self._is_due = True
         if after.tablets.by_group:
             self._wake.set()
