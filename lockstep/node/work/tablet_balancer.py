@@ -100,7 +100,7 @@ class TabletBalancer:
         ended = before.transitions.lone_count > after.transitions.lone_count == 0
         came = _normal(before) != _normal(after)
         if came:
-            # A newcomer is to have its share soon; nodes come and go so seldom that nobody is asked too often.
+            # A newcomer is to have its share soon, and nodes come and go seldom.
             self._asked_s = None
         if tables or ended or came:
             self._is_due = True
