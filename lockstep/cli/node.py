@@ -14,7 +14,7 @@ import msgspec
 
 from lockstep.cli.shared import render
 from lockstep.node.configuration import parse
-from lockstep.node.recovering import DAMAGED_DIRECTORY, Recoverable, recover_store, survey
+from lockstep.node.recovery.store import DAMAGED_DIRECTORY, Recoverable, recover_store, survey
 from lockstep.runtime.ports import Runtime
 from lockstep.runtime.real import claim, real_runtime
 from lockstep.runtime.real import run as real_run

@@ -132,6 +132,7 @@ class OwnSide:
         self.hello = hello
         self.newest = newest
         self._listeners: list[Callable[[PeerInfo, int], object]] = []
+        self._refused: list[Callable[[Hello], object]] = []
         self._accept = accept
         self.log = log
         #: For what comes in crowds, at whichever part of this node.
@@ -155,7 +156,11 @@ class OwnSide:
             theirs = HELLO_DECODER.decode(envelope.body)
         except UNREADABLE as error:
             return f"the greeting does not decode: {error}", None
-        return refusal(self.hello(), theirs) or self._accept(theirs), theirs
+        refused = refusal(self.hello(), theirs)
+        if refused is not None:
+            for listener in self._refused:
+                listener(theirs)
+        return refused or self._accept(theirs), theirs
 
     def conflict(self, connection: Connection, theirs: Hello) -> str | None:
         """Another host that was heard lately holds the same address, or another address the same host."""
@@ -165,6 +170,10 @@ class OwnSide:
     def listen(self, listener: Callable[[PeerInfo, int], object]) -> None:
         """Be told (peer, epoch) of each newer epoch that a message brings."""
         self._listeners.append(listener)
+
+    def listen_refused(self, listener: Callable[[Hello], object]) -> None:
+        """Be told of each greeting that the general checks refuse."""
+        self._refused.append(listener)
 
     def tell(self, peer: PeerInfo, epoch: int) -> None:
         for listener in self._listeners:

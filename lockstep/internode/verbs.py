@@ -67,6 +67,10 @@ REPAIR_WRITE: Final = 78
 REPAIR_NOTE: Final = 79
 BACKUP_WORK: Final = 80
 BACKUP_FILES: Final = 81
+RECOVERY_SURVEY: Final = 100
+RECOVERY_TAIL: Final = 101
+RECOVERY_PREPARE: Final = 102
+RECOVERY_DECIDE: Final = 103
 
 #: What an excluded node may still say and be told: that it is there, and what it lacks of the log.
 CATCH_UP: Final = frozenset((FETCH_LOG, FETCH_SNAPSHOT, ANNOUNCE, EPOCH_QUERY, HASH_AT, MEMBERS, PING))
@@ -123,6 +127,10 @@ NAMES: Final = {
     BACKUP_FILES: "backup-files",
     LOAD_STAGE: "load-stage",
     LOAD_FETCH: "load-fetch",
+    RECOVERY_SURVEY: "recovery-survey",
+    RECOVERY_TAIL: "recovery-tail",
+    RECOVERY_PREPARE: "recovery-prepare",
+    RECOVERY_DECIDE: "recovery-decide",
 }
 
 

@@ -19,6 +19,7 @@ from lockstep.metadata.directory import (
     EXCLUDED,
     FEATURE_STATE,
     IDENTITY,
+    LINEAGE,
     Directory,
     Exclusion,
     FeatureState,
@@ -63,6 +64,7 @@ PARTS: Final[tuple[Part[Any], ...]] = (
     TABLETS,
     LOADS,
     STREAMS,
+    LINEAGE,
 )
 #: What there is when no room above adds a part.
 REGISTERED: Final = Registered(PARTS)

@@ -142,6 +142,7 @@ WANTED_OF_KIND: Mapping[int, Wanted] = {
     EntryKind.COMMIT_LOAD: Wanted.SCHEMA,
     EntryKind.END_LOAD: Wanted.FACTS,
     EntryKind.REPAIR_STREAMS: Wanted.MEMBERSHIP,
+    EntryKind.RESET_CLUSTER: Wanted.FACTS,
     EntryKind.CHANGE_CAPTURED: Wanted.SCHEMA,
 }
 

@@ -275,3 +275,30 @@ class Identity(msgspec.Struct, frozen=True, array_like=True):
 
 
 IDENTITY: Final[Part[Identity]] = struct_part("identity", 1, Identity())
+
+
+class Repaired(msgspec.Struct, frozen=True, array_like=True, dict=True):
+    """A repair of lost groups that began `cluster_id`. `epoch` and `hash` are the last of the history that it
+    continues, `at_us` the wall clock of who carried it out. `lost` says what may be missing, for people."""
+
+    cluster_id: str
+    kind: str
+    actor: str
+    epoch: int
+    hash: bytes
+    at_us: int
+    lost: str = ""
+
+
+def _validate_lineage(now: Parts, before: Parts | None) -> None:
+    identity, repairs = now[IDENTITY], now[LINEAGE]
+    begun = tuple(one.cluster_id for one in repairs)
+    assert identity.lineage[1:] == begun, "each id but the first was begun by a repair"
+    epochs = [one.epoch for one in repairs]
+    assert epochs == sorted(set(epochs)), "a repair continues what the one before has begun"
+
+
+#: What began each id of the cluster but the first, oldest first.
+LINEAGE: Final[Part[tuple[Repaired, ...]]] = tuple_part(
+    "lineage", 20, Repaired, _validate_lineage, (IDENTITY,)
+)

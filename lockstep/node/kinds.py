@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from lockstep.metadata import features, load_entries, schema_change, tablet_migration, transformations
+from lockstep.metadata import (
+    features,
+    lineage,
+    load_entries,
+    schema_change,
+    tablet_migration,
+    transformations,
+)
 from lockstep.metadata.access import role_changes
 from lockstep.metadata.groups import membership
 from lockstep.metadata.log import snapshot_entries
@@ -45,6 +52,7 @@ _TABLES: Final[tuple[Mapping[int, type[Any]], ...]] = (
     snapshot_entries.KINDS,
     load_entries.KINDS,
     stream_repair.KINDS,
+    lineage.KINDS,
 )
 
 

@@ -17,8 +17,9 @@ from lockstep.node.membership.liveness import Liveness
 from lockstep.node.membership.management import Management
 from lockstep.node.membership.members import Members
 from lockstep.node.membership.membership import Membership, Voting
+from lockstep.node.recovery.desk import RecoveryDesk
 from lockstep.node.work.condition_watches import watch_metadata
-from lockstep.values.errors import LockstepError
+from lockstep.values.errors import LockstepError, NodeRestarting
 
 
 class NodeMembership(msgspec.Struct, frozen=True, eq=False):
@@ -30,6 +31,7 @@ class NodeMembership(msgspec.Struct, frozen=True, eq=False):
     groups: GroupReports
     voting: Voting
     membership: Membership
+    recovery: RecoveryDesk
 
     @property
     def configured(self) -> tuple[Address, ...]:
@@ -53,8 +55,9 @@ def wire_membership(
     own_load: Callable[[], OwnLoad],
     fail: Callable[[LockstepError], None],
     bounds: GroupBounds,
+    restart: Callable[[NodeRestarting], object],
 ) -> NodeMembership:
-    """`own_load()` is what this node tells of itself."""
+    """`own_load()` is what this node tells of itself; `restart(error)` begins another life of it."""
     context, state = log.context, log.state
     members = Members(context, state, configured(context))
     management = Management(context, log, fail, bounds.management_entries)
@@ -77,4 +80,5 @@ def wire_membership(
         groups=GroupReports(context, log, management),
         voting=voting,
         membership=membership,
+        recovery=RecoveryDesk(context, log, management, restart),
     )

@@ -37,7 +37,9 @@ from lockstep.node.membership.identity import claim_archive, refuse_lost_store, 
 from lockstep.node.membership.voters import FOUNDERS_PATH
 from lockstep.node.membership_service import NodeMembership, wire_membership
 from lockstep.node.processors.kinds import Factory, chosen
-from lockstep.node.recovering import refuse_half_recovered
+from lockstep.node.recovery.applying import apply_recovery
+from lockstep.node.recovery.recovery_file import RECOVERY_PATH
+from lockstep.node.recovery.store import refuse_half_recovered
 from lockstep.node.services import NodeServices
 from lockstep.node.work_service import NodeWork, wire_work
 from lockstep.runtime.ports import Disk, Runtime
@@ -49,7 +51,7 @@ from lockstep.values.rows import Mutation
 SEAL_PATH: Final = "seal"
 _PARTIAL: Final = "seal.part"
 #: What is sealed: these, and all files of these directories. The store knows its own files.
-_FILES: Final = ("identity", "stamps")
+_FILES: Final = ("identity", "stamps", "recovery")
 _DIRECTORIES: Final = ("raft", "metadata")
 #: A few hundred files of a hundred bytes each.
 _RECORD_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -261,7 +263,13 @@ class Standing:
 
 
 #: Files that are loaded when a node starts.
-JOURNALS = ("identity", FOUNDERS_PATH, journal_path(METADATA_GROUP), journal_path(MANAGEMENT_GROUP))
+JOURNALS = (
+    "identity",
+    FOUNDERS_PATH,
+    journal_path(METADATA_GROUP),
+    journal_path(MANAGEMENT_GROUP),
+    RECOVERY_PATH,
+)
 
 
 class Node:
@@ -307,7 +315,7 @@ class Node:
             self.runtime, self.configuration, self._say, self._factory, self._bounds, self._break
         )
         self.context = self.log.context
-        self.membership = wire_membership(self.log, self._own_load, self._break, self._bounds)
+        self.membership = wire_membership(self.log, self._own_load, self._break, self._bounds, self._end)
 
     @property
     def is_loaded(self) -> bool:
@@ -351,6 +359,8 @@ class Node:
         await self.seal.open()
         await settle(disk, JOURNALS)
         await log.state.store.settle()
+        await apply_recovery(self.runtime, log.registry, self._say)
+        self.membership.recovery.file.load()
         identity = await self.context.identity.boot()
         log.state.newest.host_id = identity.host_id
         await log.stamps.load()

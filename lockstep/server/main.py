@@ -60,7 +60,7 @@ from lockstep.server.reports.tablet_plans import serve_plans
 from lockstep.server.statements.user_functions import WORKERS_HANDLER
 from lockstep.storage.rocks.rocks_building import BUILD_HANDLER, BUILD_PACKAGES
 from lockstep.storage.store import STORE_DIRECTORY, Store
-from lockstep.values.errors import CannotApply, ConfigurationError, LockstepError
+from lockstep.values.errors import CannotApply, ConfigurationError, LockstepError, NodeRestarting
 from lockstep.values.limits import DRAIN_BY_SIGNAL_MS
 
 if TYPE_CHECKING:
@@ -286,14 +286,13 @@ async def _serve(
     path = os.path.join(configuration.node.data_directory, STORE_DIRECTORY)
     processors = _installed_processors(configuration.cms.processor)
     node = Node(runtime, configuration, lambda _: _open_store(path, runtime, checkers), log, processors)
-    node.context.conditions.watch(watch_certificates(node.context.conditions, runtime.clock, certificates))
     life = asyncio.current_task()
     assert life is not None, "the process runs as one task"
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, life.cancel)
     # A signal while the node starts ends it there, with nothing left running.
     try:
-        await node.start()
+        await _begin_life(node, said, certificates)
     except asyncio.CancelledError:
         return 0
     except BaseException:
@@ -303,8 +302,13 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _set, stop)
     try:
-        server = CqlServer(node.services, runtime, audit.write if audit is not None else None)
-        return await _serve_clients(node, server, said, token, stop)
+        while True:
+            server = CqlServer(node.services, runtime, audit.write if audit is not None else None)
+            code = await _serve_clients(node, server, said, token, stop)
+            if code is not None:
+                return code
+            await node.stop()
+            await _begin_life(node, said, certificates)
     finally:
         if workers is not None:
             await workers.stop()
@@ -312,6 +316,19 @@ async def _serve(
         await checkers.stop()
         await doors.close()
         await node.stop()
+
+
+async def _begin_life(node: Node, said: Said, certificates: Sequence[Certificate]) -> None:
+    """Start the node, again when what was decided meanwhile takes another life."""
+    while True:
+        try:
+            await node.start()
+        except NodeRestarting as error:
+            said.log("node.restarting", reason=error.message)
+            continue
+        context = node.context
+        context.conditions.watch(watch_certificates(context.conditions, context.runtime.clock, certificates))
+        return
 
 
 def _set(future: asyncio.Future[None]) -> None:
@@ -340,8 +357,8 @@ async def _open_store(path: str, runtime: Runtime, checkers: Helpers) -> Store:
 
 async def _serve_clients(
     node: Node, server: CqlServer, said: Said, token: str, stop: asyncio.Future[None]
-) -> int:
-    """Open the doors, wait for the end, close them; the exit code."""
+) -> int | None:
+    """Open the doors, wait for the end, close them; the exit code, None before another life."""
     # The clients' door is the last to open: whoever finds it open finds the others open too.
     admin = await serve_admin(node.services, server, token)
     try:
@@ -378,8 +395,9 @@ def _say_ready(node: Node) -> None:
     print(f"ready {json.dumps(facts)}", flush=True)
 
 
-async def _until_the_end(node: Node, server: CqlServer, said: Said, stop: asyncio.Future[None]) -> int:
-    """0 when told to stop or when the node has left; the error's exit code when it broke.
+async def _until_the_end(node: Node, server: CqlServer, said: Said, stop: asyncio.Future[None]) -> int | None:
+    """0 when told to stop or when the node has left; the error's exit code when it broke; None when it is to
+    begin another life.
 
     A node that cannot apply an entry serves no client and votes no more, but answers operators until it is
     told to stop: only an upgrade helps, and status says so.
@@ -390,6 +408,9 @@ async def _until_the_end(node: Node, server: CqlServer, said: Said, stop: asynci
     if not broken.done():
         return 0
     error = broken.result()
+    if isinstance(error, NodeRestarting):
+        said.log("node.restarting", reason=error.message)
+        return None
     said.ended(error)
     if isinstance(error, CannotApply):
         await server.draining.drain(DRAIN_BY_SIGNAL_MS)

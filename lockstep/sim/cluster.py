@@ -30,7 +30,7 @@ from lockstep.node.configuration import (
 )
 from lockstep.node.log.raft_driver import GroupBounds
 from lockstep.node.node import Node
-from lockstep.node.recovering import recover_store, survey
+from lockstep.node.recovery.store import recover_store, survey
 from lockstep.runtime.ports import Disk, Runtime
 from lockstep.runtime.real.tasks import NoProbes
 from lockstep.server.cql.cql_server import serve

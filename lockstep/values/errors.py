@@ -4,7 +4,8 @@ the outcome is known, and what to do next.
     LockstepError
     ├── ConfigurationError            operator   bad or unknown setting, port in use, wrong directory
     ├── PreconditionError             operator   refused because of the cluster's present state
-    │   └── ChangesGone               operator   a log of changes has lost what was to be read
+    │   ├── ChangesGone               operator   a log of changes has lost what was to be read
+    │   └── NodeRestarting            operator   the node begins another life in its process
     ├── RequestError                  client     carries the CQL protocol error code
     │   ├── BadCredentials            0x0100
     │   ├── SyntaxError_              0x2000
@@ -89,6 +90,13 @@ class PreconditionError(LockstepError):
     code: ClassVar[str] = "PRECONDITION"
     fault: ClassVar[Fault] = "operator"
     exit_code = 3
+
+
+class NodeRestarting(PreconditionError):
+    """The node begins another life in this process, to carry out what was decided for it."""
+
+    code: ClassVar[str] = "NODE_RESTARTING"
+    retriable: ClassVar[bool] = True
 
 
 class ChangesGone(PreconditionError):

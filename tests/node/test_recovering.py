@@ -8,7 +8,7 @@ from contextlib import closing
 import msgspec
 import pytest
 
-from lockstep.node.recovering import (
+from lockstep.node.recovery.store import (
     DAMAGED_DIRECTORY,
     RECOVERY_PATH,
     Recoverable,

@@ -68,6 +68,7 @@ class EntryKind(enum.IntEnum):
     ROLE_CHANGE = 31
     ROLE_MEMBERSHIP = 32
     PERMISSIONS = 33
+    RESET_CLUSTER = 70
 
 
 class Transformation(Protocol):

@@ -17,7 +17,7 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.groups.membership import refuse_while_frozen
 from lockstep.metadata.log.apply import apply_entry, completed
 from lockstep.metadata.log.entries import LogEntry, seal
-from lockstep.metadata.log.registry import Prepared, Registry, refuse_newer_kind
+from lockstep.metadata.log.registry import EntryKind, Prepared, Registry, refuse_newer_kind
 from lockstep.values.errors import CannotApply, Rejected
 from lockstep.values.limits import ENTRY_BODY_BYTES_MAX
 
@@ -122,6 +122,8 @@ class Tip:
                 f"the change is {len(body)} bytes long; at most {ENTRY_BODY_BYTES_MAX} are allowed"
             )
         refuse_while_frozen(tip, kind)
+        if kind == EntryKind.RESET_CLUSTER:
+            raise Rejected("a group that has a majority is not repaired")
         try:
             transformation = self._registry.decode(kind, body)
         except CannotApply as problem:

@@ -46,7 +46,8 @@ from lockstep.values.limits import RAFT_SNAPSHOTS_NOTED_MAX
 
 class SnapshotFacts(msgspec.Struct, frozen=True, array_like=True):
     """The data of the group's descriptor: the epoch and hash of the snapshot entry, the digest of the value
-    before it, and the size of the stored file."""
+    before it, and the size of the stored file. Of a group that a repair began: those of the repair's entry,
+    no digest, and the entry's size."""
 
     epoch: int
     hash: bytes

@@ -1,7 +1,8 @@
 """Who this node is, kept in its data directory.
 
-Invariant: the host id never changes; a cluster id, once written, never changes; the boot generation grows
-by one with each start and is durable before the node creates its first mutation id.
+Invariant: the host id never changes; a cluster id, once written, changes by a repair of the groups alone,
+between two lives of the node; the boot generation grows by one with each start and is durable before the node
+creates its first mutation id.
 """
 
 from __future__ import annotations
@@ -88,6 +89,12 @@ class IdentityFile:
                 hint="start the node with its own directory, or with an empty one to join as a new node",
             )
         await self._store(msgspec.structs.replace(self.value, cluster_id=cluster_id))
+
+    async def move(self, cluster_id: str) -> None:
+        """Bind the directory of a stopped node to the id that a repair has given its cluster."""
+        last = self.load()
+        assert last.cluster_id, "only a member's cluster is repaired"
+        await self._store(msgspec.structs.replace(last, cluster_id=cluster_id))
 
     async def _store(self, value: Identity) -> None:
         await self._journal.append(encode(value))

@@ -146,7 +146,7 @@ class GroupAnswers:
         all that take part in the group. A node that does not answer has a row with the reason."""
         group = GROUPS[self._name]
         nodes = request.query.get("nodes")
-        asked = _named(self._node, nodes) if nodes else _all(self._node)
+        asked = named(self._node, nodes) if nodes else _all(self._node)
         answers = await self._node.membership.groups.each(group, [info.id for info in asked])
         rows = [_row(info, answer) for info, answer in zip(asked, answers, strict=True)]
         if not nodes:
@@ -199,7 +199,7 @@ def _all(node: NodeServices) -> list[NodeInfo]:
     return [info for info in node.log.cluster.directory.nodes if info.state is not NodeState.LEFT]
 
 
-def _named(node: NodeServices, texts: str) -> list[NodeInfo]:
+def named(node: NodeServices, texts: str) -> list[NodeInfo]:
     known = _all(node)
     found = []
     for text in dict.fromkeys(part.strip() for part in texts.split(",") if part.strip()):

@@ -25,7 +25,7 @@ from lockstep.handoff import view_log, view_updates
 from lockstep.handoff.view_log import Updates, ViewLog
 from lockstep.handoff.view_updates import ViewOf
 from lockstep.internode import verbs
-from lockstep.node import recovering as recovering_module
+from lockstep.node.recovery import store as recovering_module
 from lockstep.node.work import worker as work_module
 from lockstep.node.work.view_builds import Build, ViewBuilds, joined
 from lockstep.quorum.round import COUNTER

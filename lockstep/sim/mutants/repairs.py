@@ -12,7 +12,7 @@ from lockstep.metadata import degraded as degraded_part
 from lockstep.metadata.log import snapshot
 from lockstep.metadata.repairs import oldest
 from lockstep.node import node as node_module
-from lockstep.node import recovering as recovering_module
+from lockstep.node.recovery import store as recovering_module
 from lockstep.node.work import repairs as work_repairs
 from lockstep.node.work.purging import TombstonePurge
 from lockstep.node.work.repairs import Comparison, RepairDriver

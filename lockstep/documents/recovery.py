@@ -1,0 +1,75 @@
+"""`cluster-reset/1`, the plan of a repair of both groups and what became of it; `cluster-state/1`, which
+incarnation of the cluster a node is of, and where it is in a repair.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Participant(msgspec.Struct, frozen=True):
+    """`epoch`: of the last entry it applied. `log_epoch`, `log_term`: of the last that is durable there."""
+
+    node: int
+    epoch: int = 0
+    log_epoch: int = 0
+    log_term: int = 0
+    source: bool = False
+    voter: bool = False
+    manager: bool = False
+
+
+class Absent(msgspec.Struct, frozen=True):
+    node: int
+    address: str = ""
+    voted: bool = False
+    reason: str = ""
+
+
+class ClusterReset(msgspec.Struct, frozen=True):
+    """`told`: participants that confirmed that they go on; the others do once they hear of it."""
+
+    cluster_name: str
+    former_id: str
+    cluster_id: str
+    digest: str
+    dry_run: bool = False
+    attempt: str = ""
+    epoch: int = 0
+    entries: int = 0
+    source: int = 0
+    voters: tuple[int, ...] = ()
+    management: tuple[int, ...] = ()
+    participants: tuple[Participant, ...] = ()
+    absent: tuple[Absent, ...] = ()
+    lost: str = ""
+    told: tuple[int, ...] = ()
+    schema: str = "cluster-reset/1"
+
+
+class Incarnation(msgspec.Struct, frozen=True):
+    """One id that the cluster had. `epoch`: the last that it has in common with the one before."""
+
+    cluster_id: str
+    kind: str = ""
+    actor: str = ""
+    epoch: int = 0
+    at_us: int = 0
+    lost: str = ""
+    hash: str = ""
+
+
+class ClusterState(msgspec.Struct, frozen=True):
+    """`phase`: idle, prepared, activated or migrating. `leader` 0: this node knows of none."""
+
+    node: int
+    cluster_name: str
+    cluster_id: str
+    epoch: int = 0
+    leader: int = 0
+    voters: tuple[int, ...] = ()
+    management: tuple[int, ...] = ()
+    lineage: tuple[Incarnation, ...] = ()
+    phase: str = "idle"
+    attempt: str = ""
+    schema: str = "cluster-state/1"

@@ -1,0 +1,94 @@
+"""What began each cluster id but the first, and the entry by which a repair of lost groups begins the next.
+
+Invariant: the lineage only grows, and each repair tells the last epoch and hash of the history that it
+continues, so whoever has another entry after that epoch is seen to have diverged. The links of the lineage
+are those of the management group: a hash of each covers all before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.directory import IDENTITY, LINEAGE, Identity, NodeState, Repaired
+from lockstep.metadata.groups.management import GENESIS, Former, Link, Repair, link_hash
+from lockstep.metadata.groups.service import SERVICE
+from lockstep.metadata.log.registry import EntryKind
+from lockstep.metadata.transformations import refuse_before_initialize
+from lockstep.values import codec
+from lockstep.values.errors import Rejected
+from lockstep.values.ids import NodeId
+from lockstep.values.limits import LINEAGE_MAX, METADATA_VOTERS_MAX
+
+
+def repair_of(repaired: Repaired) -> Repair:
+    """How the management group keeps it."""
+    return Repair(repaired.kind, repaired.actor, codec.encode(repaired))
+
+
+def former_of(identity: Identity, repairs: Sequence[Repaired]) -> tuple[Former, ...]:
+    """The ids that came before the present one, each with what began it."""
+    begun = (Repair(), *(repair_of(one) for one in repairs))
+    assert len(begun) >= len(identity.lineage), "each id but the first was begun by a repair"
+    return tuple(Former(id_, repair) for id_, repair in zip(identity.lineage[:-1], begun, strict=False))
+
+
+def links_of(identity: Identity, repairs: Sequence[Repaired]) -> tuple[Link, ...]:
+    """The whole lineage, oldest first."""
+    begun = (Repair(), *(repair_of(one) for one in repairs))
+    links: tuple[Link, ...] = ()
+    for id_, repair in zip(identity.lineage, begun, strict=True):
+        previous = links[-1].hash if links else GENESIS
+        links = (*links, Link(id_, repair, previous, link_hash(id_, repair, previous)))
+    return links
+
+
+class ResetCluster(msgspec.Struct, frozen=True, array_like=True):
+    """The last entry of what is left of a history, and the first under another cluster id.
+
+    It never passes through the group that was lost: a repair puts it at the end of every participant's log.
+    `voters` ascending: whom the metadata group consists of from then on.
+    """
+
+    repaired: Repaired
+    voters: tuple[NodeId, ...]
+
+    def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
+        refuse_before_initialize(cluster)
+        identity, repaired, service = cluster.identity, self.repaired, cluster.service
+        if repaired.cluster_id in identity.lineage or not repaired.cluster_id:
+            raise Rejected(f"cluster id {repaired.cluster_id!r} is not a new one")
+        if (repaired.epoch, repaired.hash) != (cluster.epoch, cluster.hash):
+            raise Rejected(f"this repair continues epoch {repaired.epoch}, and the log is at {cluster.epoch}")
+        if len(identity.lineage) >= LINEAGE_MAX:
+            raise Rejected(f"a cluster is repaired at most {LINEAGE_MAX - 1} times")
+        if not self.voters or self.voters != tuple(sorted(set(self.voters))):
+            raise Rejected("voters are distinct and ascending, and there is one at least")
+        if len(self.voters) > METADATA_VOTERS_MAX:
+            raise Rejected(f"the group has at most {METADATA_VOTERS_MAX} voters")
+        for voter in self.voters:
+            node = cluster.node(voter)
+            if node is None or node.state is NodeState.LEFT:
+                raise Rejected(f"there is no node {voter}")
+        lineage = (*identity.lineage, repaired.cluster_id)
+        assert lineage[:-1] == identity.lineage, "lineage only grows"
+        return cluster.changed(
+            IDENTITY.set(Identity(repaired.cluster_id, identity.cluster_name, lineage)),
+            LINEAGE.set((*cluster.parts[LINEAGE], repaired)),
+            SERVICE.set(
+                msgspec.structs.replace(
+                    service,
+                    voters=self.voters,
+                    change=None,
+                    frozen="",
+                    recovery_generation=service.recovery_generation + 1,
+                    snapshot_voters=self.voters,
+                )
+            ),
+        )
+
+
+KINDS: Final[Mapping[int, type[Any]]] = {EntryKind.RESET_CLUSTER: ResetCluster}

@@ -1,0 +1,156 @@
+"""Carrying out an activated plan on the disk of a node that takes part in nothing yet.
+
+Each part of it may be done again: a crash on the way leads to the same files. What it ends with, the record
+that it was applied, is durable before the node has a voice in any group of the new cluster id; so nothing that
+it promises there is ever wiped.
+
+Invariant: the metadata is extended before the journal that may hold the last of it is replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from lockstep.consensus.configuration import Configuration
+from lockstep.consensus.effects import HardState
+from lockstep.consensus.messages import Snapshot
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.directory import LINEAGE, NodeState, Repaired
+from lockstep.metadata.groups import management
+from lockstep.metadata.groups.management import (
+    EMPTY_STATE,
+    Command,
+    Found,
+    Host,
+    ManagementState,
+    RecordVoters,
+)
+from lockstep.metadata.lineage import former_of, repair_of
+from lockstep.metadata.log.apply import apply_entry
+from lockstep.metadata.log.registry import Registry
+from lockstep.node.log.journal import MANAGEMENT_GROUP, METADATA_GROUP, RaftJournal, journal_path
+from lockstep.node.log.metadata_member import SnapshotFacts
+from lockstep.node.log.metadata_state import MetadataState
+from lockstep.node.membership.identity import IdentityFile
+from lockstep.node.recovery.recovery_file import RecoveryFile
+from lockstep.recovery.plan import ResetPlan
+from lockstep.recovery.steps import Applied, Phase
+from lockstep.runtime.ports import Runtime
+from lockstep.values.codec import encode
+from lockstep.values.errors import CorruptFile, LockstepError
+
+#: Where the new management group's log begins: behind the commands that its first state is made of.
+_MANAGEMENT_INDEX = 2
+_MANAGEMENT_TERM = 1
+
+
+async def apply_recovery(runtime: Runtime, registry: Registry, log: Callable[..., None]) -> None:
+    """Carry out what was activated and not applied yet; at a node's start, before anything else is read."""
+    file = RecoveryFile(runtime.disk)
+    standing = file.load()
+    if standing.phase is not Phase.ACTIVATED:
+        return
+    assert standing.plan is not None, "what was activated has a plan"
+    plan = standing.plan
+    probes = runtime.probes
+    value = await _extend_metadata(runtime, registry, plan)
+    probes.reach("recovery.extended")
+    own = value.directory.by_host_id[IdentityFile(runtime).load().host_id].id
+    await _begin_management(runtime, plan, value, own)
+    probes.reach("recovery.managed")
+    await _begin_metadata_group(runtime, plan, own)
+    probes.reach("recovery.grouped")
+    await IdentityFile(runtime).move(plan.cluster_id)
+    probes.reach("recovery.moved")
+    await file.record(Applied(plan.cluster_id))
+    probes.reach("recovery.applied")
+    log("recovery.applied", attempt=plan.attempt, cluster=plan.cluster_id, epoch=value.epoch)
+
+
+async def _extend_metadata(runtime: Runtime, registry: Registry, plan: ResetPlan) -> ClusterMetadata:
+    """Put the plan's entries behind what this node has; the value after them."""
+    broken: list[LockstepError] = []
+    state = MetadataState(runtime, registry, broken.append)
+    state.load()
+    value = state.current
+    if value.epoch < plan.base_epoch:
+        raise CorruptFile(
+            "metadata", 0, f"it ends at epoch {value.epoch}, and had {plan.base_epoch} when a repair began"
+        )
+    for entry in plan.entries:
+        if entry.epoch <= value.epoch:
+            if state.hash_at(entry.epoch) != entry.hash:
+                raise CorruptFile(
+                    "metadata", 0, f"it has another entry at epoch {entry.epoch} than the repair"
+                )
+            continue
+        value = apply_entry(value, entry, registry)
+        state.store.keep([entry])
+    await state.store.flush()
+    return value
+
+
+async def _begin_management(runtime: Runtime, plan: ResetPlan, value: ClusterMetadata, own: int) -> None:
+    """Every first member begins with one state, so none of them waits for another's first command."""
+    if own not in plan.management:
+        await _forget_journal(runtime, MANAGEMENT_GROUP)
+        return
+    state = first_state(plan, value)
+    snapshot = Snapshot(
+        _MANAGEMENT_INDEX, _MANAGEMENT_TERM, Configuration(plan.management), management.encode_state(state)
+    )
+    journal = RaftJournal(runtime.disk, MANAGEMENT_GROUP)
+    await journal.replace(HardState(term=_MANAGEMENT_TERM), snapshot, (), _MANAGEMENT_INDEX)
+
+
+def first_state(plan: ResetPlan, value: ClusterMetadata) -> ManagementState:
+    """What the new management group begins with: all of it follows from plan and metadata."""
+    repairs: tuple[Repaired, ...] = value.parts[LINEAGE]
+    repaired = repairs[-1]
+    assert repaired.cluster_id == plan.cluster_id, "the metadata's last repair is this one"
+    here = [node for node in value.directory.nodes if node.state is not NodeState.LEFT]
+    gone = {node.host_id for node in value.directory.nodes if node.state is NodeState.LEFT} | {*plan.expelled}
+    found = Found(
+        plan.cluster_id,
+        plan.cluster_name,
+        tuple(Host(node.host_id, node.address, node.internode_port, node.id) for node in here),
+        repair_of(repaired),
+        former_of(value.identity, repairs),
+    )
+    record = RecordVoters(plan.voters, plan.raft_index, value.epoch, value.service.recovery_generation)
+    state = EMPTY_STATE
+    actions: tuple[Any, ...] = (found, record)
+    for index, action in enumerate(actions, 1):
+        command_id = encode((plan.attempt, index))[-management.COMMAND_ID_BYTES :].rjust(16, b"\0")
+        state = management.apply(state, index, Command(command_id, index - 1, repaired.actor, action))
+        outcome = state.outcome_of(command_id)
+        assert outcome is not None and outcome.refusal is None, f"{action} is refused: {outcome}"
+    expelled = gone - {node.host_id for node in here}
+    state = msgspec.structs.replace(state, expelled=tuple(sorted(expelled)))
+    assert state.index == _MANAGEMENT_INDEX, "the log begins behind what the state is made of"
+    state.validate()
+    return state
+
+
+async def _begin_metadata_group(runtime: Runtime, plan: ResetPlan, own: int) -> None:
+    """A voter of the new group begins behind the whole history, which it has; others have no part in it."""
+    if own not in plan.voters:
+        await _forget_journal(runtime, METADATA_GROUP)
+        return
+    last = plan.last
+    facts = SnapshotFacts(last.epoch, last.hash, b"", len(last.body))
+    snapshot = Snapshot(
+        plan.raft_index, plan.raft_term, Configuration(plan.voters), encode(facts), facts.size_bytes
+    )
+    journal = RaftJournal(runtime.disk, METADATA_GROUP)
+    await journal.replace(HardState(term=plan.raft_term), snapshot, (), plan.raft_index)
+
+
+async def _forget_journal(runtime: Runtime, group: int) -> None:
+    path = journal_path(group)
+    if runtime.disk.exists(path):
+        runtime.disk.remove(path)
+        await runtime.disk.sync_names(path.rpartition("/")[0])

@@ -1,0 +1,307 @@
+"""Repairs of the groups after their majority was lost: what this node says of itself, promises and does, and
+how it conducts a repair.
+
+A repair is decided by the first durable record that it was activated, the conductor's own. Who is only
+prepared then hears of it from the conductor, or from the first node that greets it under the new cluster id;
+so a conductor that dies after it decided holds nobody up. Before that, nothing has happened anywhere.
+
+Invariant: a node carries out only what it has prepared, and only while it is as it was then. From the moment
+it is activated it has no voice in the groups of the former id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from lockstep.internode import verbs
+from lockstep.internode.handshake import Hello
+from lockstep.metadata.log.apply import apply_entry
+from lockstep.metadata.log.entries import LogEntry, verify_chain
+from lockstep.node.context import NodeContext
+from lockstep.node.log_service import NodeLog
+from lockstep.node.membership.management import Management
+from lockstep.node.processors.raft import logged_entries
+from lockstep.node.recovery.messages import AskSurvey, AskTail, Decide, Done, Prepare, Tail
+from lockstep.node.recovery.recovery_file import RecoveryFile
+from lockstep.recovery import plan as planning
+from lockstep.recovery.plan import Drawn, ResetPlan, Survey, Wish
+from lockstep.recovery.steps import Activated, Phase, Prepared, Withdrawn
+from lockstep.values.errors import CannotApply, LockstepError, NodeRestarting, PreconditionError, Rejected
+from lockstep.values.ids import NodeId
+from lockstep.values.limits import RECOVERY_ASKED_AT_ONCE_MAX, RECOVERY_TAIL_BYTES_MAX
+
+#: One question to a node; who does not answer in it counts as absent.
+SURVEY_TIMEOUT_MS: Final = 2000
+#: A participant fetches what it lacks of the log, and writes the plan down.
+PREPARE_TIMEOUT_MS: Final = 10_000
+#: The decision is durable already: this only brings it sooner.
+DECIDE_TIMEOUT_MS: Final = 2000
+#: Between an answer and the restart that it announces.
+FAREWELL_S: Final = 0.2
+
+
+class Surveyed(msgspec.Struct, frozen=True):
+    """Answers by node id, ascending, and why others gave none."""
+
+    answers: tuple[Survey, ...]
+    silent: Mapping[int, str]
+
+
+class Decided(msgspec.Struct, frozen=True):
+    """`told`: participants that confirmed that they carry it out; others do when they hear of it."""
+
+    plan: ResetPlan
+    told: tuple[int, ...]
+    untold: Mapping[int, str]
+
+
+class RecoveryDesk:
+    """`restart(error)` has this node begin another life in its process."""
+
+    def __init__(
+        self,
+        context: NodeContext,
+        log: NodeLog,
+        management: Management,
+        restart: Callable[[NodeRestarting], object],
+    ) -> None:
+        self._runtime = context.runtime
+        self._internode = context.internode
+        self._identity = context.identity
+        self._own_id = context.own_id
+        self._say = context.log
+        self._log = log
+        self._management = management
+        self._restart = restart
+        self.file = RecoveryFile(context.runtime.disk)
+        #: One step of a repair at a time.
+        self._busy = asyncio.Lock()
+        register = context.internode.register
+        register(verbs.RECOVERY_SURVEY, AskSurvey, Survey, self._serve_survey)
+        register(verbs.RECOVERY_TAIL, AskTail, Tail, self._serve_tail)
+        register(verbs.RECOVERY_PREPARE, Prepare, Done, self._serve_prepare)
+        register(verbs.RECOVERY_DECIDE, Decide, Done, self._serve_decision)
+        context.internode.own.listen_refused(self._refused)
+
+    # -- this node ----------------------------------------------------------------------------------
+
+    async def _serve_survey(self, _peer: object, _question: AskSurvey) -> Survey:
+        return self.own_survey()
+
+    def own_survey(self) -> Survey:
+        """CannotApply when this node can apply no more: what it holds is not to be gone on with."""
+        state = self._log.state
+        if state.broken is not None:
+            raise CannotApply(f"the metadata of node {self._own_id()} is broken: {state.broken}")
+        cluster, driver = state.current, self._log.driver
+        kept = state.retained(cluster.epoch, cluster.epoch)
+        tail = self._tail(cluster.epoch)
+        last = tail[-1] if tail else None
+        group = self._management.group
+        return Survey(
+            node=self._own_id(),
+            host_id=self._identity.value.host_id,
+            cluster_id=cluster.identity.cluster_id,
+            epoch=cluster.epoch,
+            hash=cluster.hash,
+            log_epoch=last.epoch if last is not None else cluster.epoch,
+            log_term=last.term if last is not None else (kept[-1].term if kept else 0),
+            raft_index=driver.raft.last_index if driver is not None else 0,
+            raft_term=driver.raft.term if driver is not None else 0,
+            leader=(driver.raft.leader or 0) if driver is not None else 0,
+            voters=tuple(cluster.voters),
+            expelled=group.state.expelled if group is not None else (),
+        )
+
+    async def _serve_tail(self, _peer: object, question: AskTail) -> Tail:
+        return Tail(tuple(self._tail(question.epoch)))
+
+    def _tail(self, epoch: int) -> list[LogEntry]:
+        """Entries above the epoch that are durable in this node's journal of the group, in order."""
+        driver = self._log.driver
+        if driver is None:
+            return []
+        found: list[LogEntry] = []
+        size, raft = 0, driver.raft
+        for index in range(raft.durable_index, raft.first_index - 1, -1):
+            logged = logged_entries((raft.entry(index),))
+            if not logged:
+                continue
+            if logged[0].epoch <= epoch:
+                break
+            size += len(logged[0].body)
+            if size > RECOVERY_TAIL_BYTES_MAX:
+                raise PreconditionError(
+                    f"the log of node {self._own_id()} has more than {RECOVERY_TAIL_BYTES_MAX} bytes that no "
+                    "node has applied"
+                )
+            found.append(logged[0])
+        return found[::-1]
+
+    async def _serve_prepare(self, _peer: object, order: Prepare) -> Done:
+        return await self._prepare(order.plan)
+
+    async def _prepare(self, plan: ResetPlan) -> Done:
+        """Rejected when this node is not as the plan has it."""
+        state = self._log.state
+        ahead = state.current.directory.by_id.get(plan.ahead)
+        if plan.ahead != self._own_id() and ahead is not None:
+            await self._log.catch_up.reach(
+                plan.base_epoch, (ahead.address, ahead.internode_port), PREPARE_TIMEOUT_MS
+            )
+        async with self._busy:
+            planning.check_against(plan, self.own_survey())
+            value = state.current
+            problem = verify_chain(plan.entries, epoch=value.epoch, previous_hash=value.hash)
+            if problem is not None:
+                raise Rejected(f"the plan does not go on where node {self._own_id()} is: {problem}")
+            for entry in plan.entries:
+                value = apply_entry(value, entry, self._log.registry)
+            await self.file.record(Prepared(plan))
+            self._runtime.probes.reach("recovery.prepared")
+        self._say("recovery.prepared", attempt=plan.attempt, cluster=plan.cluster_id)
+        return Done(self._own_id())
+
+    async def _serve_decision(self, _peer: object, order: Decide) -> Done:
+        if not order.go:
+            return await self._withdraw(order.attempt)
+        done = await self._activate(order.attempt)
+        self._leave()
+        return done
+
+    async def _withdraw(self, attempt: str) -> Done:
+        async with self._busy:
+            if self.file.standing.phase is Phase.PREPARED and self.file.standing.attempt == attempt:
+                await self.file.record(Withdrawn(attempt))
+                self._say("recovery.withdrawn", attempt=attempt)
+        return Done(self._own_id())
+
+    async def _activate(self, attempt: str) -> Done:
+        """From here on it only goes forward. Rejected when this node is not as it was when it prepared."""
+        async with self._busy:
+            standing = self.file.standing
+            if standing.phase is Phase.ACTIVATED and standing.attempt == attempt:
+                return Done(self._own_id())
+            if standing.plan is None or standing.attempt != attempt:
+                raise Rejected(f"node {self._own_id()} has not prepared attempt {attempt}")
+            planning.check_against(standing.plan, self.own_survey())
+            # No voice under the former id from now on, whatever becomes of the record.
+            self._log.member.halt()
+            if self._management.group is not None:
+                self._management.group.driver.halt()
+            await self.file.record(Activated(attempt))
+            self._runtime.probes.reach("recovery.activated")
+        self._say("recovery.activated", attempt=attempt, cluster=standing.plan.cluster_id)
+        return Done(self._own_id())
+
+    def _leave(self) -> None:
+        """Begin another life, once what is to be answered was answered."""
+        plan = self.file.standing.plan
+        assert plan is not None, "who leaves was activated"
+        error = NodeRestarting(
+            f"this node goes on in cluster {plan.cluster_id}", hint="connect again in some seconds"
+        )
+        asyncio.get_running_loop().call_later(FAREWELL_S, self._restart, error)
+
+    def _refused(self, theirs: Hello) -> None:
+        """Who greets under the id that this node has prepared for knows that it was decided."""
+        standing = self.file.standing
+        if standing.phase is Phase.PREPARED and standing.plan is not None:
+            if theirs.cluster_id == standing.plan.cluster_id:
+                self._runtime.tasks.spawn(self._follow(standing.attempt), "recovery.follow")
+
+    async def _follow(self, attempt: str) -> None:
+        try:
+            await self._activate(attempt)
+            self._leave()
+        except LockstepError as error:
+            self._say("recovery.not_followed", attempt=attempt, error=str(error))
+
+    # -- conducting ---------------------------------------------------------------------------------
+
+    async def survey(self) -> Surveyed:
+        """Ask every node of the cluster, a bounded number at once."""
+        own, directory = self._own_id(), self._log.cluster.directory
+        answers = [self.own_survey()]
+        silent: dict[int, str] = {}
+        others = [node for node in directory.present_ids if node != own]
+        for node, answer in (await self._ask_each(others, verbs.RECOVERY_SURVEY, AskSurvey())).items():
+            if isinstance(answer, Survey):
+                answers.append(answer)
+            else:
+                silent[node] = answer
+        return Surveyed(tuple(sorted(answers, key=lambda one: one.node)), silent)
+
+    async def plan(self, wish: Wish) -> ResetPlan:
+        """What `reset` would do now. PreconditionError when there is nothing to repair, or no way to."""
+        surveyed = await self.survey()
+        answers = surveyed.answers
+        planning.refuse(self._log.cluster, answers, wish)
+        ahead, source = planning.ahead_of(answers), planning.source_of(answers)
+        if ahead.node != self._own_id():
+            await self._log.catch_up.reach(ahead.epoch, self._address(ahead.node), PREPARE_TIMEOUT_MS)
+        if source.node == self._own_id():
+            tail = tuple(self._tail(ahead.epoch))
+        else:
+            told: Tail = await self._internode.request(
+                self._address(source.node), verbs.RECOVERY_TAIL, AskTail(ahead.epoch), SURVEY_TIMEOUT_MS
+            )
+            tail = told.entries
+        cluster, random = self._log.state.current, self._runtime.random
+        if (cluster.epoch, cluster.hash) != (ahead.epoch, ahead.hash):
+            raise PreconditionError("the metadata moved while the repair was planned", hint="plan it again")
+        drawn = Drawn(random.uuid(), random.uuid(), random.bytes(16), self._runtime.clock.wall_us())
+        return planning.make_plan(cluster, answers, tail, wish, drawn)
+
+    async def reset(self, plan: ResetPlan) -> Decided:
+        """Carry a plan out. PreconditionError, and nothing has happened anywhere, when one of its participants
+        does not take part as planned."""
+        assert self._own_id() in plan.participants, "who plans takes part"
+        others = [node for node in plan.participants if node != self._own_id()]
+        prepared = await self._ask_each(others, verbs.RECOVERY_PREPARE, Prepare(plan), PREPARE_TIMEOUT_MS)
+        refused = {node: answer for node, answer in prepared.items() if isinstance(answer, str)}
+        if not refused:
+            try:
+                await self._prepare(plan)
+            except (Rejected, CannotApply) as error:
+                refused[self._own_id()] = error.message
+        if refused:
+            await self._ask_each(others, verbs.RECOVERY_DECIDE, Decide(plan.attempt, False))
+            await self._withdraw(plan.attempt)
+            node, why = min(refused.items())
+            raise PreconditionError(
+                f"nothing was changed: node {node} takes no part in the repair: {why}",
+                hint="plan it again; a node that stays silent is left out of the next plan",
+            )
+        await self._activate(plan.attempt)
+        answers = await self._ask_each(others, verbs.RECOVERY_DECIDE, Decide(plan.attempt, True))
+        untold = {node: answer for node, answer in answers.items() if isinstance(answer, str)}
+        told = (self._own_id(), *(node for node in answers if node not in untold))
+        self._leave()
+        return Decided(plan, tuple(sorted(told)), untold)
+
+    async def _ask_each(
+        self, nodes: Sequence[int], verb: int, message: Any, timeout_ms: int = SURVEY_TIMEOUT_MS
+    ) -> dict[int, Any]:
+        """Node -> its answer, or the text of why there is none."""
+        spawn = self._runtime.tasks.spawn
+        found: dict[int, Any] = {}
+        for first in range(0, len(nodes), RECOVERY_ASKED_AT_ONCE_MAX):
+            part = nodes[first : first + RECOVERY_ASKED_AT_ONCE_MAX]
+            asking = [spawn(self._ask(node, verb, message, timeout_ms), "recovery.ask") for node in part]
+            found.update(zip(part, await asyncio.gather(*asking), strict=True))
+        return found
+
+    async def _ask(self, node: int, verb: int, message: Any, timeout_ms: int) -> Any:
+        try:
+            return await self._internode.request(self._address(node), verb, message, timeout_ms)
+        except LockstepError as error:
+            return error.message or error.code
+
+    def _address(self, node: int) -> tuple[str, int]:
+        info = self._log.cluster.directory.by_id[NodeId(node)]
+        return info.address, info.internode_port

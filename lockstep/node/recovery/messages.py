@@ -1,0 +1,41 @@
+"""What nodes say to each other when the groups are repaired."""
+
+from __future__ import annotations
+
+import msgspec
+
+from lockstep.metadata.log.entries import LogEntry
+from lockstep.recovery.plan import ResetPlan
+
+
+class AskSurvey(msgspec.Struct, frozen=True, array_like=True):
+    """Say of yourself what a repair has to know."""
+
+
+class AskTail(msgspec.Struct, frozen=True, array_like=True):
+    """What does your log have above this epoch?"""
+
+    epoch: int
+
+
+class Tail(msgspec.Struct, frozen=True, array_like=True):
+    entries: tuple[LogEntry, ...]
+
+
+class Prepare(msgspec.Struct, frozen=True, array_like=True):
+    """Write the plan down, to carry it out once that is decided."""
+
+    plan: ResetPlan
+
+
+class Decide(msgspec.Struct, frozen=True, array_like=True):
+    """The attempt was decided, or (`go` false) given up."""
+
+    attempt: str
+    go: bool
+
+
+class Done(msgspec.Struct, frozen=True, array_like=True):
+    """It is durable at `node`."""
+
+    node: int

@@ -1,0 +1,304 @@
+"""The plan of a repair of both groups after their majority was lost.
+
+All that is left of the metadata's history goes on: the participant with the freshest log, by term of its last
+entry and then by epoch, gives what others lack, also entries that no majority is known to have had. An entry
+that any participant applied is in that log: who led in the later term had every entry that was committed
+before it.
+
+Invariant: a plan names all that its participants need, so that they carry it out without asking each other
+again, and equal answers give equal plans but for the ids that are drawn. Every new voter takes part. Source:
+IEP-128; two phases and the plan are ours (docs/decisions/0078).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.directory import NodeInfo, NodeState, Repaired
+from lockstep.metadata.groups.voter_choice import size_for
+from lockstep.metadata.lineage import ResetCluster
+from lockstep.metadata.log.entries import LogEntry, seal, verify_chain
+from lockstep.metadata.log.registry import EntryKind
+from lockstep.values import codec
+from lockstep.values.errors import PreconditionError, Rejected
+from lockstep.values.ids import NodeId
+from lockstep.values.limits import METADATA_VOTERS_MAX
+
+#: The `kind` of a repair of both groups in the lineage.
+RESET: Final = "reset"
+STATES_HINT: Final = "`lockstep recovery cluster states metastorage --local` shows what each node has"
+
+
+class Survey(msgspec.Struct, frozen=True, array_like=True):
+    """What a node says of itself. `epoch` and `hash`: of the last entry it applied. `log_epoch`, `log_term`:
+    of the last one that is durable there. `raft_index`, `raft_term`: of its member of the metadata group, 0
+    where it has none. `leader`: whom it knows to lead that group, 0 for nobody. `expelled`: hosts that its
+    member of the management group knows to be out for good."""
+
+    node: int
+    host_id: str
+    cluster_id: str
+    epoch: int
+    hash: bytes
+    log_epoch: int
+    log_term: int
+    raft_index: int = 0
+    raft_term: int = 0
+    leader: int = 0
+    voters: tuple[int, ...] = ()
+    expelled: tuple[str, ...] = ()
+
+    @property
+    def freshness(self) -> tuple[int, int]:
+        return (self.log_term, self.log_epoch)
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What an operator asks for. `management`: the first members of the new management group; empty: the new
+    voters. `size`: of the metadata group; 0: what suits the participants."""
+
+    management: tuple[NodeId, ...] = ()
+    size: int = 0
+    actor: str = ""
+
+
+class ResetPlan(msgspec.Struct, frozen=True, array_like=True):
+    """`entries` follow epoch `base_epoch`, which every participant reaches first, from node `ahead`, and end
+    with the one that names the new cluster id. `source` has the freshest log, to `log_epoch` in `log_term`.
+    The new metadata group begins behind `raft_index` in `raft_term`, above all that the old one ever had.
+    `absent`: nodes that did not answer. `lost` says what may be missing, for people; empty for nothing.
+    """
+
+    attempt: str
+    former_id: str
+    cluster_id: str
+    cluster_name: str
+    base_epoch: int
+    base_hash: bytes
+    entries: tuple[LogEntry, ...]
+    participants: tuple[NodeId, ...]
+    voters: tuple[NodeId, ...]
+    management: tuple[NodeId, ...]
+    ahead: NodeId
+    source: NodeId
+    log_epoch: int
+    log_term: int
+    raft_index: int
+    raft_term: int
+    expelled: tuple[str, ...]
+    absent: tuple[NodeId, ...]
+    lost: str
+
+    @property
+    def last(self) -> LogEntry:
+        return self.entries[-1]
+
+    def validate(self) -> None:
+        assert {*self.voters} <= {*self.participants}, "who votes takes part"
+        assert {*self.management} <= {*self.participants}, "who manages takes part"
+        assert not {*self.absent} & {*self.participants}, "who is absent takes no part"
+        assert self.source in self.participants, "the freshest log is one of theirs"
+        assert self.last.kind == EntryKind.RESET_CLUSTER, "the last entry gives the new id"
+        assert [one.epoch - self.base_epoch for one in self.entries] == [*range(1, len(self.entries) + 1)], (
+            "entries follow the base without a gap"
+        )
+
+    @property
+    def digest(self) -> str:
+        """Over what the plan follows from and what it does, not over the ids that were drawn for it."""
+        told = (
+            self.former_id,
+            self.base_epoch,
+            self.base_hash,
+            [one.hash for one in self.entries[:-1]],
+            self.participants,
+            self.voters,
+            self.management,
+            self.source,
+            self.absent,
+        )
+        return hashlib.blake2b(codec.encode(told), digest_size=16).hexdigest()
+
+
+class Drawn(msgspec.Struct, frozen=True):
+    """What is drawn for an attempt: ids, and the wall clock of who plans."""
+
+    attempt: str
+    cluster_id: str
+    entry_id: bytes
+    at_us: int
+
+
+def source_of(answers: Sequence[Survey]) -> Survey:
+    """Whose log goes on."""
+    return max(answers, key=lambda one: (one.freshness, one.epoch, -one.node))
+
+
+def ahead_of(answers: Sequence[Survey]) -> Survey:
+    """Who applied most."""
+    return max(answers, key=lambda one: (one.epoch, -one.node))
+
+
+def refuse(cluster: ClusterMetadata, answers: Sequence[Survey], wish: Wish) -> None:
+    """PreconditionError unless there is something to repair and the wish fits who is there."""
+    here = {one.node for one in answers}
+    foreign = [one.node for one in answers if one.cluster_id != cluster.identity.cluster_id]
+    if foreign:
+        raise PreconditionError(f"nodes {_listed(foreign)} belong to another incarnation of this cluster")
+    voters = cluster.voters
+    living = [voter for voter in voters if voter in here]
+    leaders = sorted({one.leader for one in answers if one.leader})
+    if leaders or 2 * len(living) > len(voters):
+        why = f"node {leaders[0]} leads it" if leaders else f"{len(living)} of {len(voters)} voters answer"
+        raise PreconditionError(
+            f"the metadata group has a majority: {why}", hint="there is nothing to repair; " + STATES_HINT
+        )
+    if wish.size < 0 or wish.size > METADATA_VOTERS_MAX or (wish.size and wish.size % 2 == 0):
+        raise PreconditionError(
+            f"the metadata group has an odd number of voters up to {METADATA_VOTERS_MAX}, not {wish.size}"
+        )
+    able = len(_able(cluster, answers))
+    if not able:
+        raise PreconditionError("none of the nodes that answer may vote")
+    if wish.size > able:
+        raise PreconditionError(f"{wish.size} voters are asked for, and {able} of those that answer may vote")
+    if len(set(wish.management)) != len(wish.management):
+        raise PreconditionError("the management group names each node once")
+    missing = [node for node in wish.management if node not in here]
+    if missing:
+        raise PreconditionError(f"nodes {_listed(missing)} of the management group do not answer")
+
+
+def make_plan(
+    cluster: ClusterMetadata,
+    answers: Sequence[Survey],
+    tail: Sequence[LogEntry],
+    wish: Wish,
+    drawn: Drawn,
+) -> ResetPlan:
+    """`cluster` is the value at the newest epoch that any of them applied, `tail` what the source's log has
+    beyond it.
+
+    PreconditionError when there is nothing to repair, or no way to do as wished.
+    """
+    refuse(cluster, answers, wish)
+    source = source_of(answers)
+    ahead = ahead_of(answers)
+    assert (ahead.epoch, ahead.hash) == (cluster.epoch, cluster.hash), "the value is the newest"
+    last_epoch, last_hash = (tail[-1].epoch, tail[-1].hash) if tail else (cluster.epoch, cluster.hash)
+    problem = verify_chain(tail, epoch=cluster.epoch, previous_hash=cluster.hash)
+    if problem is not None or source.log_epoch != last_epoch:
+        raise PreconditionError(
+            f"the freshest log, of node {source.node}, does not go on where node {ahead.node} is: "
+            f"{problem or f'it ends at epoch {source.log_epoch}'}",
+            hint=STATES_HINT,
+        )
+    participants = tuple(sorted(NodeId(one.node) for one in answers))
+    absent = tuple(
+        node.id
+        for node in cluster.directory.nodes
+        if node.id not in participants and node.state is not NodeState.LEFT
+    )
+    voters = _chosen(cluster, answers, wish.size)
+    lost = _lost(cluster, last_epoch, absent)
+    repaired = Repaired(drawn.cluster_id, RESET, wish.actor, last_epoch, last_hash, drawn.at_us, lost)
+    term = max(max(one.raft_term, one.log_term) for one in answers) + 1
+    entry = seal(
+        epoch=last_epoch + 1,
+        entry_id=drawn.entry_id,
+        kind=EntryKind.RESET_CLUSTER,
+        body=codec.encode(ResetCluster(repaired, voters)),
+        actor=wish.actor,
+        commit_time_us=drawn.at_us,
+        term=term,
+        previous_hash=last_hash,
+    )
+    made = ResetPlan(
+        attempt=drawn.attempt,
+        former_id=cluster.identity.cluster_id,
+        cluster_id=drawn.cluster_id,
+        cluster_name=cluster.identity.cluster_name,
+        base_epoch=cluster.epoch,
+        base_hash=cluster.hash,
+        entries=(*tail, entry),
+        participants=participants,
+        voters=voters,
+        management=tuple(sorted(wish.management)) or voters,
+        ahead=NodeId(ahead.node),
+        source=NodeId(source.node),
+        log_epoch=source.log_epoch,
+        log_term=source.log_term,
+        raft_index=max(one.raft_index for one in answers) + 1,
+        raft_term=term,
+        expelled=tuple(sorted({host for one in answers for host in one.expelled})),
+        absent=absent,
+        lost=lost,
+    )
+    made.validate()
+    return made
+
+
+def _able(cluster: ClusterMetadata, answers: Sequence[Survey]) -> list[NodeInfo]:
+    found = (cluster.directory.by_id.get(NodeId(one.node)) for one in answers)
+    return [
+        node
+        for node in found
+        if node is not None and node.may_vote and node.state in (NodeState.NORMAL, NodeState.REBUILDING)
+    ]
+
+
+def _chosen(cluster: ClusterMetadata, answers: Sequence[Survey], size: int) -> tuple[NodeId, ...]:
+    """The freshest first, each next one from the data centre and rack with the fewest so far."""
+    able = _able(cluster, answers)
+    wanted = size or min(size_for(len(able)), len(able) - 1 + len(able) % 2)
+    fresh: Mapping[int, tuple[int, int]] = {one.node: one.freshness for one in answers}
+    chosen: list[NodeInfo] = []
+    while len(chosen) < wanted:
+        dcs, racks = Counter(n.dc for n in chosen), Counter((n.dc, n.rack) for n in chosen)
+        left = [node for node in able if node not in chosen]
+        chosen.append(
+            min(
+                left,
+                key=lambda n: (
+                    dcs[n.dc] if chosen else 0,
+                    racks[n.dc, n.rack] if chosen else 0,
+                    *(-part for part in fresh[n.id]),
+                    n.id,
+                ),
+            )
+        )
+    assert fresh[chosen[0].id] == max(fresh[node.id] for node in able), "one of the freshest is in"
+    return tuple(sorted(node.id for node in chosen))
+
+
+def _lost(cluster: ClusterMetadata, last_epoch: int, absent: Sequence[NodeId]) -> str:
+    """What may be lost by going on without the absent, for people; empty for nothing."""
+    voters = [node for node in absent if node in cluster.voters]
+    if not voters:
+        return ""
+    knows = _listed(absent)
+    return f"entries above epoch {last_epoch}, if there are any: only nodes {knows} could know of them"
+
+
+def _listed(nodes: Sequence[int]) -> str:
+    return ", ".join(str(node) for node in nodes)
+
+
+def check_against(plan: ResetPlan, own: Survey) -> None:
+    """Rejected when a participant is not as the plan has it: what it knows would be lost unseen."""
+    if own.cluster_id != plan.former_id:
+        raise Rejected(f"node {own.node} is of cluster {own.cluster_id}, and {plan.former_id} is repaired")
+    if own.node not in plan.participants:
+        raise Rejected(f"node {own.node} takes no part in this repair")
+    if own.leader:
+        raise Rejected(f"node {own.node} knows a leader of the metadata group: node {own.leader}")
+    if (own.epoch, own.hash) != (plan.base_epoch, plan.base_hash):
+        raise Rejected(f"node {own.node} is at epoch {own.epoch}, and the plan begins at {plan.base_epoch}")
+    if own.freshness > (plan.log_term, plan.log_epoch):
+        raise Rejected(f"node {own.node} has a fresher log than the plan knows of")

@@ -1,0 +1,113 @@
+"""What a node has recorded of a repair of the groups, and what may follow what.
+
+A prepared plan changes nothing: it is a promise to carry the plan out once anyone has decided it, and another
+attempt may take its place. From ACTIVATED on it only goes forward; what is APPLIED is never applied again, so
+what was wiped for a cluster id is wiped once.
+
+Invariant: the records of a node make one of the states of the table.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from lockstep.metadata.groups.management import Link
+from lockstep.recovery.plan import ResetPlan
+from lockstep.values.errors import CannotApply, Rejected
+
+
+class Prepared(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    plan: ResetPlan
+
+
+class Activated(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """`attempt` of the plan that was prepared last."""
+
+    attempt: str
+
+
+class Applied(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    cluster_id: str
+
+
+class Withdrawn(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    attempt: str
+
+
+class Migrating(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """This node was away during repairs and goes to the repaired cluster; `links` is its lineage."""
+
+    cluster_id: str
+    links: tuple[Link, ...]
+    addresses: tuple[tuple[str, int], ...]
+
+
+Record = Prepared | Activated | Applied | Withdrawn | Migrating
+
+_DECODER: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
+
+
+def decode_record(body: bytes) -> Record:
+    """One of codec.UNREADABLE when the bytes are no record."""
+    return _DECODER.decode(body)
+
+
+class Phase(enum.StrEnum):
+    IDLE = "idle"
+    PREPARED = "prepared"
+    ACTIVATED = "activated"
+    MIGRATING = "migrating"
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """Where the node is. `plan` belongs to PREPARED and ACTIVATED, `move` to MIGRATING."""
+
+    phase: Phase = Phase.IDLE
+    plan: ResetPlan | None = None
+    move: Migrating | None = None
+
+    @property
+    def attempt(self) -> str:
+        return self.plan.attempt if self.plan is not None else ""
+
+
+#: (phase, record) -> the next phase; what is not here may not follow.
+_NEXT: Final[Mapping[tuple[Phase, type[Record]], Phase]] = {
+    (Phase.IDLE, Prepared): Phase.PREPARED,
+    (Phase.PREPARED, Prepared): Phase.PREPARED,
+    (Phase.PREPARED, Activated): Phase.ACTIVATED,
+    (Phase.PREPARED, Withdrawn): Phase.IDLE,
+    (Phase.ACTIVATED, Applied): Phase.IDLE,
+    (Phase.IDLE, Migrating): Phase.MIGRATING,
+    (Phase.PREPARED, Migrating): Phase.MIGRATING,
+    (Phase.MIGRATING, Applied): Phase.IDLE,
+}
+
+
+def follow(standing: Standing, record: Record) -> Standing:
+    """Where the node is after the record; Rejected when it may not come now."""
+    phase = _NEXT.get((standing.phase, type(record)))
+    if phase is None:
+        raise Rejected(f"a node whose repair is {standing.phase} takes no {type(record).__name__.lower()}")
+    if isinstance(record, Prepared):
+        return Standing(phase, plan=record.plan)
+    if isinstance(record, Activated | Withdrawn) and record.attempt != standing.attempt:
+        raise Rejected(f"attempt {record.attempt} is not the one that was prepared, {standing.attempt}")
+    if isinstance(record, Migrating):
+        return Standing(phase, move=record)
+    return Standing(phase, plan=standing.plan if phase is Phase.ACTIVATED else None)
+
+
+def standing_of(records: Iterable[Record]) -> Standing:
+    """What the records of a node come to. CannotApply when they contradict each other."""
+    standing = Standing()
+    for record in records:
+        try:
+            standing = follow(standing, record)
+        except Rejected as error:
+            raise CannotApply(f"the records of a repair contradict each other: {error.message}") from error
+    return standing
