@@ -1,5 +1,6 @@
 """`cluster-reset/1`, the plan of a repair of both groups and what became of it; `cluster-state/1`, which
-incarnation of the cluster a node is of, and where it is in a repair.
+incarnation of the cluster a node is of, and where it is in a repair; `cluster-migration/1`, which nodes go
+to a repaired cluster.
 """
 
 from __future__ import annotations
@@ -56,11 +57,25 @@ class Incarnation(msgspec.Struct, frozen=True):
     epoch: int = 0
     at_us: int = 0
     lost: str = ""
+    #: Of its entry there.
+    fork_hash: str = ""
+    #: Of this link and all before it.
     hash: str = ""
 
 
+class KnownHash(msgspec.Struct, frozen=True):
+    epoch: int
+    hash: str
+
+
+class Place(msgspec.Struct, frozen=True):
+    address: str
+    port: int
+
+
 class ClusterState(msgspec.Struct, frozen=True):
-    """`phase`: idle, prepared, activated or migrating. `leader` 0: this node knows of none."""
+    """`phase`: idle, prepared, activated or migrating. `leader` 0: this node knows of none. `hashes`: of its
+    log before repairs, by which nodes that were away are judged."""
 
     node: int
     cluster_name: str
@@ -72,4 +87,24 @@ class ClusterState(msgspec.Struct, frozen=True):
     lineage: tuple[Incarnation, ...] = ()
     phase: str = "idle"
     attempt: str = ""
+    hashes: tuple[KnownHash, ...] = ()
+    addresses: tuple[Place, ...] = ()
     schema: str = "cluster-state/1"
+
+
+class MigratedNode(msgspec.Struct, frozen=True):
+    """`refused`: why it stays; empty for one that goes. `diverged_at`: the first epoch at which it has
+    another entry than the repaired cluster; 0: none is known. `answered` false: `refused` says why."""
+
+    node: int
+    epoch: int = 0
+    refused: str = ""
+    diverged_at: int = 0
+    answered: bool = True
+
+
+class ClusterMigration(msgspec.Struct, frozen=True):
+    cluster_id: str
+    dry_run: bool = False
+    nodes: tuple[MigratedNode, ...] = ()
+    schema: str = "cluster-migration/1"

@@ -71,6 +71,7 @@ RECOVERY_SURVEY: Final = 100
 RECOVERY_TAIL: Final = 101
 RECOVERY_PREPARE: Final = 102
 RECOVERY_DECIDE: Final = 103
+RECOVERY_MIGRATE: Final = 104
 
 #: What an excluded node may still say and be told: that it is there, and what it lacks of the log.
 CATCH_UP: Final = frozenset((FETCH_LOG, FETCH_SNAPSHOT, ANNOUNCE, EPOCH_QUERY, HASH_AT, MEMBERS, PING))
@@ -131,6 +132,7 @@ NAMES: Final = {
     RECOVERY_TAIL: "recovery-tail",
     RECOVERY_PREPARE: "recovery-prepare",
     RECOVERY_DECIDE: "recovery-decide",
+    RECOVERY_MIGRATE: "recovery-migrate",
 }
 
 

@@ -47,6 +47,13 @@ class NodeContext(msgspec.Struct, frozen=True, eq=False):
         return self.identity.value.host_id
 
     @property
+    def follows_repair(self) -> bool:
+        """Whether this node was brought to a repaired cluster and has not that part of its log yet: what the
+        metadata says of voters is of the cluster before."""
+        stored, identity = self.identity.value.cluster_id, self.cluster().identity
+        return bool(stored and identity.cluster_id) and stored != identity.cluster_id
+
+    @property
     def info(self) -> NodeInfo | None:
         """What the metadata says of this node; None before it says anything."""
         return self.cluster().directory.by_host_id.get(self.identity.value.host_id)

@@ -63,11 +63,14 @@ class Introduction:
     def hello(self) -> Hello:
         settings, stored = self._configuration, self._identity.value
         identity = self._cluster().identity
+        # A node that goes to a repaired cluster has its id before it has that part of the log.
+        cluster_id = stored.cluster_id or identity.cluster_id
+        lineage = identity.lineage if cluster_id == identity.cluster_id else ()
         return Hello(
             protocol_version=PROTOCOL_VERSION,
-            cluster_id=identity.cluster_id or stored.cluster_id,
+            cluster_id=cluster_id,
             cluster_name=settings.cluster.name,
-            lineage=tuple(item.encode() for item in identity.lineage),
+            lineage=tuple(item.encode() for item in lineage),
             host_id=stored.host_id,
             node_id=self._own_id(),
             address=settings.network.address,

@@ -62,7 +62,8 @@ def wire_membership(
     members = Members(context, state, configured(context))
     management = Management(context, log, fail, bounds.management_entries)
     voting = Voting(log, management)
-    membership = Membership(context, log, management, members, voting)
+    recovery = RecoveryDesk(context, log, management, restart)
+    membership = Membership(context, log, management, members, voting, lambda: recovery.file.standing.move)
 
     def follow(peer: PeerInfo, epoch: int) -> None:
         if state.epoch or membership.may_follow(peer):
@@ -80,5 +81,5 @@ def wire_membership(
         groups=GroupReports(context, log, management),
         voting=voting,
         membership=membership,
-        recovery=RecoveryDesk(context, log, management, restart),
+        recovery=recovery,
     )

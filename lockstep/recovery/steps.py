@@ -15,7 +15,6 @@ from typing import Final
 
 import msgspec
 
-from lockstep.metadata.groups.management import Link
 from lockstep.recovery.plan import ResetPlan
 from lockstep.values.errors import CannotApply, Rejected
 
@@ -39,10 +38,10 @@ class Withdrawn(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class Migrating(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """This node was away during repairs and goes to the repaired cluster; `links` is its lineage."""
+    """This node was away during repairs, and goes to the repaired cluster as a follower of its log.
+    `addresses`: where that cluster's nodes are."""
 
     cluster_id: str
-    links: tuple[Link, ...]
     addresses: tuple[tuple[str, int], ...]
 
 
@@ -64,7 +63,8 @@ class Phase(enum.StrEnum):
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """Where the node is. `plan` belongs to PREPARED and ACTIVATED, `move` to MIGRATING."""
+    """Where the node is. `plan` belongs to PREPARED and ACTIVATED. `move`: the last migration, carried out or
+    not, until a repair follows it."""
 
     phase: Phase = Phase.IDLE
     plan: ResetPlan | None = None
@@ -94,12 +94,13 @@ def follow(standing: Standing, record: Record) -> Standing:
     if phase is None:
         raise Rejected(f"a node whose repair is {standing.phase} takes no {type(record).__name__.lower()}")
     if isinstance(record, Prepared):
-        return Standing(phase, plan=record.plan)
+        return Standing(phase, record.plan, standing.move)
     if isinstance(record, Activated | Withdrawn) and record.attempt != standing.attempt:
         raise Rejected(f"attempt {record.attempt} is not the one that was prepared, {standing.attempt}")
     if isinstance(record, Migrating):
         return Standing(phase, move=record)
-    return Standing(phase, plan=standing.plan if phase is Phase.ACTIVATED else None)
+    move = standing.move if standing.phase is not Phase.ACTIVATED else None
+    return Standing(phase, standing.plan if phase is Phase.ACTIVATED else None, move)
 
 
 def standing_of(records: Iterable[Record]) -> Standing:

@@ -380,6 +380,8 @@ LINEAGE_MAX: Final = 64
 #: Bytes of the entries that a repair of lost groups brings to every participant: what the freshest log has
 #: beyond what was applied. Raft refuses proposals while more than this waits for its commit.
 RECOVERY_TAIL_BYTES_MAX: Final = 16 * 1024 * 1024
+#: Epochs before a repair whose hashes nodes are told that were away: who stopped earlier comes as a new one.
+RECOVERY_HASHES_TOLD: Final = 512
 #: Nodes that take part in a repair of lost groups are asked at once.
 RECOVERY_ASKED_AT_ONCE_MAX: Final = 64
 #: Nodes that one entry (or a few in one turn) lets go and that the leader tells of it itself.

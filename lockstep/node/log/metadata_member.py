@@ -169,6 +169,7 @@ class MetadataMember:
         self._bounds = bounds
         self._own_id = context.own_id
         self._host_id = context.host_id
+        self._follows_repair: Callable[[], bool] = lambda: context.follows_repair
         self._fetch = context.catch_up.heard
         self._fail = fail
         #: Told when the role of this node's member changed, and when a part has ended and another may begin.
@@ -222,7 +223,7 @@ class MetadataMember:
                 given = Surroundings(self._runtime, self._state, self._state.registry, self._configuration)
                 self._judge_with(self._factory(given))
             return
-        if self.driver is not None or self._ending:
+        if self.driver is not None or self._ending or self._follows_repair():
             return
         own = self._voters.id_of(self._host_id()) or self._member_by_log()
         if own is None:

@@ -188,6 +188,7 @@ class Management:
         self._member = log.member
         self._raft = context.configuration.raft
         self._host_id = context.host_id
+        self._follows_repair: Callable[[], bool] = lambda: context.follows_repair
         self._alive = context.alive
         self._on_disk_failed = on_disk_failed
         self._log = context.log
@@ -256,7 +257,7 @@ class Management:
 
     def take_part(self) -> None:
         """Start this node's member when it should have one; may be called repeatedly."""
-        own = self._own_member()
+        own = self._own_member() if not self._follows_repair() else None
         if own is None or self.group is not None or self._ending:
             return
         self._removed = False

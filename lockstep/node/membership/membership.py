@@ -34,6 +34,7 @@ from lockstep.node.membership.management import Management
 from lockstep.node.membership.members import Members
 from lockstep.node.membership.voters import BoundFounders
 from lockstep.placement.circle import even_tokens, splitting_tokens
+from lockstep.recovery.steps import Migrating
 from lockstep.topology.kinds.bootstrap import Bootstrap
 from lockstep.topology.kinds.replace import Replace
 from lockstep.topology.requests import EnqueueRequest
@@ -300,8 +301,13 @@ class Membership:
         management: Management,
         members: Members,
         voting: Voting,
+        moved_to: Callable[[], Migrating | None],
     ) -> None:
+        """`moved_to()`: the repaired cluster that this node was brought to."""
         self._runtime = context.runtime
+        self._catch_up = context.catch_up
+        self._own_address = context.address
+        self._moved_to = moved_to
         self._configuration = context.configuration
         self._identity = context.identity
         self._state = log.state
@@ -329,6 +335,7 @@ class Membership:
         """Return this node's directory entry once it is normal and its directory is bound."""
         if self.founding is not None:
             await self.founding.found()
+        await self._follow_repaired()
         if self._state.epoch:
             # A directory whose log and identity are of two clusters is not for either of them to judge.
             await self._identity.adopt_cluster(self._state.current.identity.cluster_id)
@@ -339,6 +346,18 @@ class Membership:
         assert own is not None and self._state.epoch >= own.accepted_epoch, "it serves what it was let into"
         await self._update_addresses(own)
         return own
+
+    async def _follow_repaired(self) -> None:
+        """Where this node was brought to a repaired cluster: return once its log has come to that."""
+        move = self._moved_to()
+        if move is None or move.cluster_id in self._state.current.identity.lineage:
+            return
+        self._log("join.waits", reason=f"the log of cluster {move.cluster_id} is on its way")
+        while move.cluster_id not in self._state.current.identity.lineage:
+            for address in move.addresses:
+                if address != self._own_address:
+                    self._catch_up.heard(address, self._state.epoch + 1)
+            await asyncio.sleep(RETRY_MS / 1000)
 
     def describe(self) -> SelfDescription:
         network, placement = self._configuration.network, self._configuration.placement

@@ -1,8 +1,8 @@
 """Carrying out an activated plan on the disk of a node that takes part in nothing yet.
 
 Each part of it may be done again: a crash on the way leads to the same files. What it ends with, the record
-that it was applied, is durable before the node has a voice in any group of the new cluster id; so nothing that
-it promises there is ever wiped.
+that it was applied, is durable before the node has a voice in any group of the new cluster id; so nothing
+that it promises there is ever wiped.
 
 Invariant: the metadata is extended before the journal that may hold the last of it is replaced.
 """
@@ -51,6 +51,11 @@ async def apply_recovery(runtime: Runtime, registry: Registry, log: Callable[...
     """Carry out what was activated and not applied yet; at a node's start, before anything else is read."""
     file = RecoveryFile(runtime.disk)
     standing = file.load()
+    if standing.phase is Phase.MIGRATING:
+        assert standing.move is not None, "who migrates knows where to"
+        await _migrate(runtime, registry, standing.move.cluster_id)
+        await file.record(Applied(standing.move.cluster_id))
+        log("recovery.migrated", cluster=standing.move.cluster_id)
     if standing.phase is not Phase.ACTIVATED:
         return
     assert standing.plan is not None, "what was activated has a plan"
@@ -68,6 +73,20 @@ async def apply_recovery(runtime: Runtime, registry: Registry, log: Callable[...
     await file.record(Applied(plan.cluster_id))
     probes.reach("recovery.applied")
     log("recovery.applied", attempt=plan.attempt, cluster=plan.cluster_id, epoch=value.epoch)
+
+
+async def _migrate(runtime: Runtime, registry: Registry, cluster_id: str) -> None:
+    """Follow the log of the repaired cluster from now on, with no part in its groups before that log says
+    so. What the journals have beyond what was applied is dropped: no majority is known to have had it."""
+    broken: list[LockstepError] = []
+    state = MetadataState(runtime, registry, broken.append)
+    state.load()
+    # The last of what was applied may be in the journal alone.
+    await state.store.flush()
+    await _forget_journal(runtime, MANAGEMENT_GROUP)
+    await _forget_journal(runtime, METADATA_GROUP)
+    runtime.probes.reach("recovery.journals_forgotten")
+    await IdentityFile(runtime).move(cluster_id)
 
 
 async def _extend_metadata(runtime: Runtime, registry: Registry, plan: ResetPlan) -> ClusterMetadata:

@@ -19,17 +19,28 @@ import msgspec
 
 from lockstep.internode import verbs
 from lockstep.internode.handshake import Hello
+from lockstep.metadata.directory import LINEAGE, Repaired
 from lockstep.metadata.log.apply import apply_entry
 from lockstep.metadata.log.entries import LogEntry, verify_chain
 from lockstep.node.context import NodeContext
 from lockstep.node.log_service import NodeLog
 from lockstep.node.membership.management import Management
 from lockstep.node.processors.raft import logged_entries
-from lockstep.node.recovery.messages import AskSurvey, AskTail, Decide, Done, Prepare, Tail
+from lockstep.node.recovery.messages import (
+    AskSurvey,
+    AskTail,
+    Decide,
+    Done,
+    Migrate,
+    Migrated,
+    Prepare,
+    Tail,
+)
 from lockstep.node.recovery.recovery_file import RecoveryFile
 from lockstep.recovery import plan as planning
+from lockstep.recovery.fences import Target, judge
 from lockstep.recovery.plan import Drawn, ResetPlan, Survey, Wish
-from lockstep.recovery.steps import Activated, Phase, Prepared, Withdrawn
+from lockstep.recovery.steps import Activated, Migrating, Phase, Prepared, Withdrawn
 from lockstep.values.errors import CannotApply, LockstepError, NodeRestarting, PreconditionError, Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import RECOVERY_ASKED_AT_ONCE_MAX, RECOVERY_TAIL_BYTES_MAX
@@ -85,6 +96,7 @@ class RecoveryDesk:
         register(verbs.RECOVERY_TAIL, AskTail, Tail, self._serve_tail)
         register(verbs.RECOVERY_PREPARE, Prepare, Done, self._serve_prepare)
         register(verbs.RECOVERY_DECIDE, Decide, Done, self._serve_decision)
+        register(verbs.RECOVERY_MIGRATE, Migrate, Migrated, self._serve_migration)
         context.internode.own.listen_refused(self._refused)
 
     # -- this node ----------------------------------------------------------------------------------
@@ -189,21 +201,44 @@ class RecoveryDesk:
             if standing.plan is None or standing.attempt != attempt:
                 raise Rejected(f"node {self._own_id()} has not prepared attempt {attempt}")
             planning.check_against(standing.plan, self.own_survey())
-            # No voice under the former id from now on, whatever becomes of the record.
-            self._log.member.halt()
-            if self._management.group is not None:
-                self._management.group.driver.halt()
+            self._fall_silent()
             await self.file.record(Activated(attempt))
             self._runtime.probes.reach("recovery.activated")
         self._say("recovery.activated", attempt=attempt, cluster=standing.plan.cluster_id)
         return Done(self._own_id())
 
+    def _fall_silent(self) -> None:
+        """No voice under the former id from now on, whatever becomes of what is recorded next."""
+        self._log.member.halt()
+        if self._management.group is not None:
+            self._management.group.driver.halt()
+
+    async def _serve_migration(self, _peer: object, order: Migrate) -> Migrated:
+        return await self._migrate(order.target, dry_run=order.dry_run)
+
+    async def _migrate(self, target: Target, *, dry_run: bool) -> Migrated:
+        """Go to the repaired cluster unless what this node applied is not part of its history."""
+        async with self._busy:
+            cluster = self._log.state.current
+            fenced = judge(cluster.identity, cluster.parts[LINEAGE], cluster.epoch, cluster.hash, target)
+            if fenced is not None:
+                return Migrated(self._own_id(), cluster.epoch, fenced.reason, fenced.diverged_at)
+            if dry_run:
+                return Migrated(self._own_id(), cluster.epoch)
+            self._fall_silent()
+            await self.file.record(Migrating(target.cluster_id, target.addresses))
+            self._runtime.probes.reach("recovery.migrating")
+        self._say("recovery.migrating", cluster=target.cluster_id, epoch=cluster.epoch)
+        self._leave()
+        return Migrated(self._own_id(), cluster.epoch)
+
     def _leave(self) -> None:
         """Begin another life, once what is to be answered was answered."""
-        plan = self.file.standing.plan
-        assert plan is not None, "who leaves was activated"
+        standing = self.file.standing
+        goal = standing.plan or standing.move
+        assert goal is not None, "who leaves was activated, or migrates"
         error = NodeRestarting(
-            f"this node goes on in cluster {plan.cluster_id}", hint="connect again in some seconds"
+            f"this node goes on in cluster {goal.cluster_id}", hint="connect again in some seconds"
         )
         asyncio.get_running_loop().call_later(FAREWELL_S, self._restart, error)
 
@@ -258,8 +293,8 @@ class RecoveryDesk:
         return planning.make_plan(cluster, answers, tail, wish, drawn)
 
     async def reset(self, plan: ResetPlan) -> Decided:
-        """Carry a plan out. PreconditionError, and nothing has happened anywhere, when one of its participants
-        does not take part as planned."""
+        """Carry a plan out. PreconditionError, and nothing has happened anywhere, when a participant does not
+        take part as planned."""
         assert self._own_id() in plan.participants, "who plans takes part"
         others = [node for node in plan.participants if node != self._own_id()]
         prepared = await self._ask_each(others, verbs.RECOVERY_PREPARE, Prepare(plan), PREPARE_TIMEOUT_MS)
@@ -283,6 +318,35 @@ class RecoveryDesk:
         told = (self._own_id(), *(node for node in answers if node not in untold))
         self._leave()
         return Decided(plan, tuple(sorted(told)), untold)
+
+    async def migrate(self, target: Target, *, dry_run: bool) -> tuple[tuple[Migrated, ...], dict[int, str]]:
+        """Every node of this cluster that answers goes to the repaired one, or says why not; and who did not
+        answer. Each is judged by what it applied itself."""
+        others = [node for node in self._log.cluster.directory.present_ids if node != self._own_id()]
+        answers = await self._ask_each(others, verbs.RECOVERY_MIGRATE, Migrate(target, dry_run))
+        silent = {node: answer for node, answer in answers.items() if isinstance(answer, str)}
+        said = [answer for answer in answers.values() if isinstance(answer, Migrated)]
+        said.append(await self._migrate(target, dry_run=dry_run))
+        return tuple(sorted(said, key=lambda one: one.node)), silent
+
+    def as_target(self, epochs_back: int) -> Target:
+        """This node's cluster as one that others may be brought to."""
+        cluster, state = self._log.cluster, self._log.state
+        repairs: tuple[Repaired, ...] = cluster.parts[LINEAGE]
+        forks = [one.epoch for one in repairs]
+        found = {
+            epoch: known
+            for fork in forks
+            for epoch in range(max(1, fork - epochs_back), fork + 1)
+            if (known := state.hash_at(epoch)) is not None
+        }
+        return Target(
+            cluster.identity.cluster_name,
+            cluster.identity.lineage,
+            repairs,
+            tuple(sorted(found.items())),
+            tuple((node.address, node.internode_port) for node in cluster.directory.nodes),
+        )
 
     async def _ask_each(
         self, nodes: Sequence[int], verb: int, message: Any, timeout_ms: int = SURVEY_TIMEOUT_MS

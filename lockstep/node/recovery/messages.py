@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from lockstep.metadata.log.entries import LogEntry
+from lockstep.recovery.fences import Target
 from lockstep.recovery.plan import ResetPlan
 
 
@@ -33,6 +34,22 @@ class Decide(msgspec.Struct, frozen=True, array_like=True):
 
     attempt: str
     go: bool
+
+
+class Migrate(msgspec.Struct, frozen=True, array_like=True):
+    """Go to the repaired cluster, or (`dry_run`) say whether you could."""
+
+    target: Target
+    dry_run: bool = False
+
+
+class Migrated(msgspec.Struct, frozen=True, array_like=True):
+    """`refused`: why the node stays where it is; empty when it goes. `diverged_at`: see `fences.Fenced`."""
+
+    node: int
+    epoch: int
+    refused: str = ""
+    diverged_at: int = 0
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True):

@@ -10,17 +10,30 @@ from typing import Any, Final
 
 import msgspec
 
-from lockstep.documents.recovery import Absent, ClusterReset, ClusterState, Incarnation, Participant
+from lockstep.documents.recovery import (
+    Absent,
+    ClusterMigration,
+    ClusterReset,
+    ClusterState,
+    Incarnation,
+    KnownHash,
+    MigratedNode,
+    Participant,
+    Place,
+)
 from lockstep.metadata.directory import LINEAGE, Repaired
 from lockstep.metadata.lineage import links_of
 from lockstep.node.recovery.desk import Surveyed
 from lockstep.node.services import NodeServices
+from lockstep.recovery.fences import Target
 from lockstep.recovery.plan import ResetPlan, Wish
 from lockstep.server.admin.operations import Operation, get, later, now, read_body
 from lockstep.server.reports.leader_views import named
-from lockstep.values.errors import PreconditionError
+from lockstep.values.errors import ConfigurationError, PreconditionError
+from lockstep.values.limits import RECOVERY_HASHES_TOLD
 
 RESET_PATH: Final = "/management/v1/recovery/cluster/reset"
+MIGRATE_PATH: Final = "/management/v1/recovery/cluster/migrate"
 STATE_PATH: Final = "/management/v1/cluster/state"
 _BODY: Final[dict[str, Any]] = {
     "type": "object",
@@ -31,6 +44,21 @@ _BODY: Final[dict[str, Any]] = {
         "digest": {"type": "string", "description": "Of the dry run that is to be carried out"},
     },
 }
+
+
+_MIGRATE_BODY: Final[dict[str, Any]] = {
+    "type": "object",
+    "required": ["state"],
+    "properties": {
+        "state": {"type": "object", "description": "What the repaired cluster says of itself"},
+        "dryRun": {"type": "boolean"},
+    },
+}
+
+
+class _Migration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    state: ClusterState
+    dry_run: bool = False
 
 
 class _Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -108,6 +136,7 @@ class RecoveryRequests:
         cluster, management = node.log.cluster, node.membership.management
         repairs: tuple[Repaired, ...] = cluster.parts[LINEAGE]
         links = links_of(cluster.identity, repairs)
+        target = self._desk.as_target(RECOVERY_HASHES_TOLD)
         told = (None, *repairs)
         group = management.group
         return ClusterState(
@@ -126,12 +155,25 @@ class RecoveryRequests:
                     one.epoch if one is not None else 0,
                     one.at_us if one is not None else 0,
                     one.lost if one is not None else "",
+                    one.hash.hex() if one is not None else "",
                     link.hash.hex(),
                 )
                 for link, one in zip(links, told, strict=True)
             ),
             phase=standing.phase.value,
             attempt=standing.attempt,
+            hashes=tuple(KnownHash(epoch, known.hex()) for epoch, known in target.hashes),
+            addresses=tuple(Place(*address) for address in target.addresses),
+        )
+
+    async def migrate(self, body: Any) -> ClusterMigration:
+        """Bring every node of this cluster that answers to the repaired one, each unless it has diverged."""
+        wanted = read_body(body or {}, _Migration, "the body is no state of a cluster")
+        told, silent = await self._desk.migrate(_target(wanted.state), dry_run=wanted.dry_run)
+        nodes = [MigratedNode(one.node, one.epoch, one.refused, one.diverged_at) for one in told]
+        nodes += [MigratedNode(node, refused=why, answered=False) for node, why in silent.items()]
+        return ClusterMigration(
+            wanted.state.cluster_id, wanted.dry_run, tuple(sorted(nodes, key=lambda one: one.node))
         )
 
     def operations(self) -> list[Operation]:
@@ -146,4 +188,37 @@ class RecoveryRequests:
                 "The plan, and who confirmed it",
                 body=_BODY,
             ),
+            Operation(
+                "POST",
+                MIGRATE_PATH,
+                "Bring the nodes of this cluster to the one that was made anew from it",
+                later(lambda request, _: self.migrate(request.body)),
+                "Which nodes go, and why others do not",
+                body=_MIGRATE_BODY,
+            ),
         ]
+
+
+def _target(state: ClusterState) -> Target:
+    """ConfigurationError when the document names no lineage."""
+    try:
+        return Target(
+            state.cluster_name,
+            tuple(one.cluster_id for one in state.lineage),
+            tuple(
+                Repaired(
+                    one.cluster_id,
+                    one.kind,
+                    one.actor,
+                    one.epoch,
+                    bytes.fromhex(one.fork_hash),
+                    one.at_us,
+                    one.lost,
+                )
+                for one in state.lineage[1:]
+            ),
+            tuple((one.epoch, bytes.fromhex(one.hash)) for one in state.hashes),
+            tuple((one.address, one.port) for one in state.addresses),
+        )
+    except ValueError as error:
+        raise ConfigurationError(f"the state of the repaired cluster cannot be read: {error}") from error
