@@ -66,9 +66,9 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
         "Back tables up on all nodes, and restore them.",
     ),
     "recovery": (
-        "answers:recovery",
+        "recovery:recovery",
         "Ask a running cluster",
-        "How the consensus groups fare when nodes are lost.",
+        "The two groups: how they fare, and making them anew.",
     ),
     "pipeline": (
         "pipeline:pipeline",

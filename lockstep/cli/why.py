@@ -38,6 +38,10 @@ TEXTS: Final[dict[str, tuple[str, str]]] = {
         "The present state of the cluster does not allow this; nothing was changed.",
         "Bring about the state that the sentence asks for; --dry-run shows it beforehand.",
     ),
+    "NODE_RESTARTING": (
+        "The node begins another life in its process, as after a repair of the groups; it is back in seconds.",
+        "Connect again. `lockstep recovery` shows which incarnation of the cluster it is of.",
+    ),
     "CHANGES_GONE": (
         "Changes that were to be read are not in the log of their table any more: they expired, or the table "
         "was dropped and made anew.",

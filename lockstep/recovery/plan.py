@@ -37,8 +37,8 @@ STATES_HINT: Final = "`lockstep recovery cluster states metastorage --local` sho
 
 class Survey(msgspec.Struct, frozen=True, array_like=True):
     """What a node says of itself. `epoch` and `hash`: of the last entry it applied. `log_epoch`, `log_term`:
-    of the last one that is durable there. `raft_index`, `raft_term`: of its member of the metadata group, 0
-    where it has none. `leader`: whom it knows to lead that group, 0 for nobody. `expelled`: hosts that its
+    of the last one that is durable there. `raft_index`: of its member of the metadata group, 0 where it has
+    none. `raft_term`: the newest that its member of either group knows. `leader`: whom it knows to lead that group, 0 for nobody. `expelled`: hosts that its
     member of the management group knows to be out for good."""
 
     node: int
@@ -71,7 +71,8 @@ class Wish(msgspec.Struct, frozen=True):
 class ResetPlan(msgspec.Struct, frozen=True, array_like=True):
     """`entries` follow epoch `base_epoch`, which every participant reaches first, from node `ahead`, and end
     with the one that names the new cluster id. `source` has the freshest log, to `log_epoch` in `log_term`.
-    The new metadata group begins behind `raft_index` in `raft_term`, above all that the old one ever had.
+    The new groups begin in `raft_term`, that of the metadata behind `raft_index`: above all that the old ones
+    are known to have had.
     `absent`: nodes that did not answer. `lost` says what may be missing, for people; empty for nothing.
     """
 

@@ -23,7 +23,7 @@ from lockstep.storage.model import open_model_store
 from lockstep.topology.kinds.decommission import Decommission
 from lockstep.topology.requests import EnqueueRequest
 from lockstep.topology.transformations import PrepareOperation
-from lockstep.values.errors import LockstepError
+from lockstep.values.errors import LockstepError, NodeRestarting
 from lockstep.values.ids import NodeId
 
 
@@ -109,17 +109,24 @@ class Town:
             )
             self.prepare(name, node)
             self.nodes[name] = node
-            try:
-                await node.load()
-                self.loaded(name, node)
-                await node.start()
-                assert node.broken is not None
-                self.ended[name] = await node.broken
-            except LockstepError as error:
-                self.ended[name] = error
+            while isinstance(ended := await self._live(name, node), NodeRestarting):
+                await node.stop()
+                self.log.begins_anew(self.world.processes[name].label)
+            self.ended[name] = ended
             await node.stop()
 
         return run
+
+    async def _live(self, name: str, node: Node) -> LockstepError:
+        """One life of a node; why it ended."""
+        try:
+            await node.load()
+            self.loaded(name, node)
+            await node.start()
+            assert node.broken is not None
+            return await node.broken
+        except LockstepError as error:
+            return error
 
     def start(self, *numbers: int) -> None:
         for number in numbers:

@@ -138,6 +138,15 @@ class ClusterClient(msgspec.Struct, frozen=True):
     def group_global(self, group: str) -> dict[str, Any]:
         return self.admin.get(f"/management/v1/recovery/{group}/state/global")
 
+    def cluster_state(self) -> dict[str, Any]:
+        return self.admin.get("/management/v1/cluster/state")
+
+    def cluster_reset(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        return self.admin.post("/management/v1/recovery/cluster/reset", wanted)
+
+    def cluster_migrate(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        return self.admin.post("/management/v1/recovery/cluster/migrate", wanted)
+
     def cms_snapshots(self) -> dict[str, Any]:
         return self.admin.get("/v1/cms/snapshots")
 

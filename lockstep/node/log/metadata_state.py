@@ -243,9 +243,9 @@ class MetadataState:
 
     # -- life ---------------------------------------------------------------------------------------
 
-    def load(self) -> None:
+    def load(self, *, quiet: bool = False) -> None:
         """Start from the newest whole snapshot and apply what follows; CorruptFile or CannotApply when the
-        directory holds no whole chain."""
+        directory holds no whole chain. `quiet`: it is only looked at, by a node that does not live yet."""
         loaded = self.store.load()
         value = empty_cluster(self._registry.parts)
         if loaded.base is not None and loaded.base.header.entry is not None:
@@ -258,7 +258,8 @@ class MetadataState:
         self.entries = loaded.entries
         self.newest.show(value)
         self._take_from_journal()
-        self._observe(installed=False)
+        if not quiet:
+            self._observe(installed=False)
 
     def _take_from_journal(self) -> None:
         """Apply what the journal of the group knows to be committed and the metadata's own files lack."""

@@ -44,7 +44,6 @@ from lockstep.values.errors import CorruptFile, LockstepError
 
 #: Where the new management group's log begins: behind the commands that its first state is made of.
 _MANAGEMENT_INDEX = 2
-_MANAGEMENT_TERM = 1
 
 
 async def apply_recovery(runtime: Runtime, registry: Registry, log: Callable[..., None]) -> None:
@@ -80,7 +79,7 @@ async def _migrate(runtime: Runtime, registry: Registry, cluster_id: str) -> Non
     so. What the journals have beyond what was applied is dropped: no majority is known to have had it."""
     broken: list[LockstepError] = []
     state = MetadataState(runtime, registry, broken.append)
-    state.load()
+    state.load(quiet=True)
     # The last of what was applied may be in the journal alone.
     await state.store.flush()
     await _forget_journal(runtime, MANAGEMENT_GROUP)
@@ -93,7 +92,7 @@ async def _extend_metadata(runtime: Runtime, registry: Registry, plan: ResetPlan
     """Put the plan's entries behind what this node has; the value after them."""
     broken: list[LockstepError] = []
     state = MetadataState(runtime, registry, broken.append)
-    state.load()
+    state.load(quiet=True)
     value = state.current
     if value.epoch < plan.base_epoch:
         raise CorruptFile(
@@ -119,10 +118,10 @@ async def _begin_management(runtime: Runtime, plan: ResetPlan, value: ClusterMet
         return
     state = first_state(plan, value)
     snapshot = Snapshot(
-        _MANAGEMENT_INDEX, _MANAGEMENT_TERM, Configuration(plan.management), management.encode_state(state)
+        _MANAGEMENT_INDEX, plan.raft_term, Configuration(plan.management), management.encode_state(state)
     )
     journal = RaftJournal(runtime.disk, MANAGEMENT_GROUP)
-    await journal.replace(HardState(term=_MANAGEMENT_TERM), snapshot, (), _MANAGEMENT_INDEX)
+    await journal.replace(HardState(term=plan.raft_term), snapshot, (), _MANAGEMENT_INDEX)
 
 
 def first_state(plan: ResetPlan, value: ClusterMetadata) -> ManagementState:

@@ -114,6 +114,7 @@ class RecoveryDesk:
         tail = self._tail(cluster.epoch)
         last = tail[-1] if tail else None
         group = self._management.group
+        managing = group.driver if group is not None else None
         return Survey(
             node=self._own_id(),
             host_id=self._identity.value.host_id,
@@ -123,7 +124,7 @@ class RecoveryDesk:
             log_epoch=last.epoch if last is not None else cluster.epoch,
             log_term=last.term if last is not None else (kept[-1].term if kept else 0),
             raft_index=driver.raft.last_index if driver is not None else 0,
-            raft_term=driver.raft.term if driver is not None else 0,
+            raft_term=max((one.raft.term for one in (driver, managing) if one is not None), default=0),
             leader=(driver.raft.leader or 0) if driver is not None else 0,
             voters=tuple(cluster.voters),
             expelled=group.state.expelled if group is not None else (),

@@ -103,6 +103,10 @@ class LogMonitor:
         """The node's disk was emptied on purpose: it begins anew."""
         self.seen.pop(name, None)
 
+    def begins_anew(self, label: str) -> None:
+        """The process goes on with another life of its node, which reads its disk again."""
+        self.incarnations.pop(label, None)
+
     def elected(self, label: str, group: int, term: int) -> None:
         former = self.leaders.setdefault((group, term), label)
         if former != label:

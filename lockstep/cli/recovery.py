@@ -1,0 +1,325 @@
+"""Owns `lockstep recovery`: how the two groups fare, making them anew after their majority was lost, and
+bringing nodes that were away to the cluster that came of it.
+
+Invariant: what changes something shows its plan first and asks, unless `--yes` says so; nothing is decided
+here.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from lockstep.cli.shared import client, render
+from lockstep.cli.shared.client import ClusterClient
+from lockstep.documents import read
+from lockstep.documents.recovery import ClusterMigration, ClusterReset, ClusterState
+from lockstep.documents.service import GlobalState, LocalStates
+from lockstep.values.errors import ConfigurationError, LockstepError, OutcomeUnknown
+
+#: Between two looks at a cluster that begins anew.
+LOOK_S: Final = 0.1
+_yes = click.option("--yes", is_flag=True, help="Do not ask.")
+
+
+@click.group(invoke_without_command=True)
+@render.of_call
+@click.pass_context
+def recovery(context: click.Context, call: render.Call) -> None:
+    """The groups that make the nodes one cluster: how they fare, and what to do when most of them are lost.
+
+    Without a command: look at both groups, and say what to do next.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    asked = call.cluster()
+    state = read(ClusterState, asked.cluster_state())
+    words = {group: read(GlobalState, asked.group_global(group)) for group in ("cmg", "metastorage")}
+    answer = {"state": asked.cluster_state(), "groups": {name: one.state for name, one in words.items()}}
+    if call.as_json(answer, "recovery/1"):
+        return
+    _show_state(state)
+    for told in words.values():
+        _show_global(told)
+    click.echo("next: " + _next_step(state, words))
+
+
+def _next_step(state: ClusterState, words: dict[str, GlobalState]) -> str:
+    if state.phase == "prepared":
+        return (
+            "a repair was begun and not decided: begin it again, `lockstep recovery cluster reset --dry-run`"
+        )
+    if words["metastorage"].state == "Unavailable":
+        return (
+            "start the voters that are down; if a majority is gone for good, "
+            "`lockstep recovery cluster reset --dry-run` shows how to go on without them"
+        )
+    if any(one.state == "Degraded" for one in words.values()):
+        return "start the voters that are down: one more loss may leave no majority"
+    if words["cmg"].state == "Unavailable":
+        return "restart its broken members: `lockstep recovery cluster states cmg --local` names them"
+    return "nothing is to be done"
+
+
+def _show_state(state: ClusterState) -> None:
+    leader = f"node {state.leader} leads" if state.leader else "nobody is known to lead"
+    click.echo(f"cluster {state.cluster_name}, id {state.cluster_id}, epoch {state.epoch}, {leader}")
+    if len(state.lineage) > 1:
+        render.table(
+            ["cluster id", "began by", "asked by", "after epoch", "at", "may lack"],
+            [
+                [one.cluster_id, one.kind, one.actor, one.epoch or "",
+                 render.time_text(one.at_us) if one.at_us else "", one.lost]
+                for one in state.lineage
+            ],
+        )  # fmt: skip
+
+
+@recovery.group()
+def cluster() -> None:
+    """The groups that make the nodes one cluster."""
+
+
+@cluster.command()
+@click.option(
+    "--cluster-management-group",
+    "management",
+    metavar="NODE,...",
+    help="First members of the new management group, by id, host id or address; the new voters when absent.",
+)
+@click.option(
+    "--node", metavar="NODE", help="Have this node conduct it, by id or address; else the one asked."
+)
+@click.option(
+    "--metastorage-replication-factor",
+    "size",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Voters of the new metadata group; what suits the nodes that answer when absent.",
+)
+@click.option("--dry-run", is_flag=True, help="Show the plan; change nothing.")
+@click.option(
+    "--plan",
+    "plan_file",
+    metavar="FILE",
+    help="With --dry-run: write the plan there. Else: carry out that plan, and no other.",
+)
+@_yes
+@render.of_call
+def reset(
+    management: str | None,
+    node: str | None,
+    size: int | None,
+    dry_run: bool,
+    plan_file: str | None,
+    yes: bool,
+    call: render.Call,
+) -> None:
+    """Make both groups anew from the nodes that are left, when their majority is gone for good.
+
+    The cluster gets another id: nodes that take no part can come back only by `migrate`.
+    """
+    asked = call.cluster()
+    if node is not None:
+        asked = _conductor(asked, node)
+    wanted: dict[str, Any] = {"metastorageReplicationFactor": size or 0}
+    if management:
+        wanted["cmgNodeNames"] = [name.strip() for name in management.split(",") if name.strip()]
+    answer = asked.cluster_reset(wanted | {"dryRun": True})
+    planned = read(ClusterReset, answer)
+    if dry_run:
+        if plan_file is not None:
+            Path(plan_file).write_text(json.dumps(answer, indent=2) + "\n")
+        if not call.as_json(answer, "cluster-reset/1"):
+            _show_reset(planned)
+        return
+    digest = _digest_in(plan_file) if plan_file is not None else planned.digest
+    if call.output != "json":
+        _show_reset(planned)
+    _confirm(yes, "Nodes that are absent can come back only by `migrate`. Go on?")
+    began_s = time.monotonic()
+    answer = asked.cluster_reset(wanted | {"digest": digest})
+    done = read(ClusterReset, answer)
+    state = _verified(asked, done.cluster_id, call.call_timeout_s)
+    if call.as_json(answer, "cluster-reset/1"):
+        return
+    took_s = time.monotonic() - began_s
+    click.echo(
+        f"cluster {state.cluster_name} goes on under id {state.cluster_id} at epoch {state.epoch}: "
+        f"node {state.leader} leads voters {_listed(state.voters)}; it took {took_s:.1f} s"
+    )
+    late = sorted({one.node for one in done.participants} - {*done.told})
+    if late:
+        click.echo(f"nodes {_listed(late)} have not confirmed it; they follow once they hear of it")
+    for one in done.absent:
+        click.echo(
+            f"node {one.node} is absent: start it and `lockstep recovery cluster migrate`, or give it up: "
+            f"`lockstep topology remove {one.node} --force`"
+        )
+
+
+def _conductor(asked: ClusterClient, wanted: str) -> ClusterClient:
+    nodes = asked.nodes()["nodes"]
+    for one in nodes:
+        if wanted in (str(one["id"]), one["host_id"], one["address"]):
+            return asked.at(one["address"], one["admin_port"])
+    raise ConfigurationError(f"no node is called {wanted}", hint="lockstep status lists the nodes")
+
+
+def _digest_in(plan_file: str) -> str:
+    try:
+        return str(json.loads(Path(plan_file).read_text())["digest"])
+    except OSError as error:
+        raise ConfigurationError(f"{plan_file} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(f"{plan_file} is no plan of a repair") from error
+
+
+def _confirm(yes: bool, question: str) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError("--yes is needed where nobody can be asked")
+    click.confirm(question, abort=True)
+
+
+def _verified(asked: ClusterClient, cluster_id: str, timeout_s: float) -> ClusterState:
+    """The state of the conductor once it is of the new cluster and knows a leader. OutcomeUnknown when that
+    takes too long: the repair goes on."""
+    deadline_s = time.monotonic() + max(timeout_s, 30.0)
+    last = "it did not answer"
+    while time.monotonic() < deadline_s:
+        try:
+            state = read(ClusterState, asked.cluster_state())
+        except LockstepError as error:
+            last = error.message
+        else:
+            if state.cluster_id == cluster_id and state.leader:
+                return state
+            last = f"it is of cluster {state.cluster_id}, and knows {state.leader or 'nobody'} as leader"
+        time.sleep(LOOK_S)
+    raise OutcomeUnknown(
+        f"the repair was decided, and the new group has no leader yet: {last}",
+        hint="start the participants that are down; `lockstep recovery` shows how it stands",
+    )
+
+
+def _show_reset(told: ClusterReset) -> None:
+    click.echo(f"cluster {told.cluster_name}, id {told.former_id}: both groups are made anew")
+    render.table(
+        ["node", "epoch", "log to epoch", "term", "its log goes on", "votes", "manages"],
+        [
+            [one.node, one.epoch, one.log_epoch, one.log_term, one.source, one.voter, one.manager]
+            for one in told.participants
+        ],
+    )
+    if told.entries:
+        click.echo(f"{render.counted(told.entries, 'entry')} that no majority is known to have had is kept")
+    render.table(
+        ["absent", "address", "voted", "reason"],
+        [[one.node, one.address, one.voted, one.reason] for one in told.absent],
+    )
+    click.echo(f"may be lost: {told.lost or 'nothing'}")
+
+
+@cluster.command()
+@click.option("--old-cluster-url", "old", metavar="HOST[:PORT]", required=True, help="A node that was away.")
+@click.option(
+    "--new-cluster-url", "new", metavar="HOST[:PORT]", required=True, help="A node of the repaired cluster."
+)
+@click.option("--dry-run", is_flag=True, help="Say which nodes would go; change nothing.")
+@_yes
+@render.of_call
+def migrate(old: str, new: str, dry_run: bool, yes: bool, call: render.Call) -> None:
+    """Bring nodes that were away while the groups were made anew to the repaired cluster.
+
+    Each node that the old one can reach goes, unless it has applied what the repaired cluster lacks.
+    """
+    state = client.connect(new, call.call_timeout_s).cluster_state()
+    at_old = client.connect(old, call.call_timeout_s)
+    answer = at_old.cluster_migrate({"state": state, "dryRun": True})
+    if not dry_run:
+        if call.output != "json":
+            _show_migration(read(ClusterMigration, answer))
+        _confirm(yes, "These nodes leave the cluster that they are in. Go on?")
+        answer = at_old.cluster_migrate({"state": state})
+    if not call.as_json(answer, "cluster-migration/1"):
+        _show_migration(read(ClusterMigration, answer))
+
+
+def _show_migration(told: ClusterMigration) -> None:
+    would = "would go" if told.dry_run else "goes"
+    click.echo(f"to cluster {told.cluster_id}:")
+    render.table(
+        ["node", "epoch", "", "reason"],
+        [
+            [one.node, one.epoch or "", would if not one.refused else "stays" if one.answered else "silent",
+             one.refused]
+            for one in told.nodes
+        ],
+    )  # fmt: skip
+    for one in told.nodes:
+        if one.diverged_at:
+            click.echo(
+                f"node {one.node} has diverged at epoch {one.diverged_at}: save what only it has, empty its "
+                "data directory, and let it join as a new node"
+            )
+
+
+def _listed(nodes: Any) -> str:
+    return ", ".join(str(node) for node in nodes)
+
+
+@cluster.command()
+@click.argument("group", type=click.Choice(["cmg", "metastorage"]))
+@click.option("--local", "scope", flag_value="local", help="What each node says of itself.")
+@click.option("--global", "scope", flag_value="global", help="The group as a whole (the default).")
+@click.option(
+    "--nodes", metavar="NODE,...", help="With --local: these nodes only, by id, host id or address."
+)
+@render.of_call
+def states(group: str, scope: str | None, nodes: str | None, call: render.Call) -> None:
+    """Show whether the management group (cmg) or the metadata group (metastorage) can do its work.
+
+    Any node answers, also when no leader is left.
+    """
+    if nodes and scope != "local":
+        raise click.UsageError("--nodes goes with --local")
+    asked = call.cluster()
+    answer = asked.group_local(group, nodes) if scope == "local" else asked.group_global(group)
+    if call.as_json(answer, "group-local-states/1" if scope == "local" else "group-global-state/1"):
+        return
+    if scope == "local":
+        _show_local(read(LocalStates, answer))
+    else:
+        _show_global(read(GlobalState, answer))
+
+
+def _show_local(told: LocalStates) -> None:
+    if not told.states:
+        click.echo(f"no node takes part in {told.group}")
+    render.table(
+        ["node", "address", "state", "role", "term", "index", "epoch", "hash", "reason"],
+        [
+            [one.node, one.address, one.state, one.role, one.term, one.index, one.epoch,
+             (one.hash or "")[:12], one.reason]
+            for one in told.states
+        ],
+    )  # fmt: skip
+
+
+def _show_global(told: GlobalState) -> None:
+    colour = {"Available": "green", "Degraded": "yellow"}.get(told.state, "red")
+    click.echo(
+        f"{told.group}: {render.styled(told.state, colour, bold=True)}, "
+        f"{told.available_peers} of {len(told.voters)} voting members available"
+    )
+    render.table(
+        ["node", "available", "state", "reason"],
+        [[one.node, one.available, one.state, one.reason] for one in told.members],
+    )

@@ -1,0 +1,243 @@
+"""Both groups made anew after their majority was lost, struck at every record; and who may come back.
+
+Numbers are those of the scenarios that disasters of system groups are tried by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from lockstep.node.recovery.desk import Decided
+from lockstep.recovery.plan import Wish
+from lockstep.recovery.steps import Phase
+from lockstep.sim.runtime.probes import CrashRule
+from lockstep.values.errors import PreconditionError
+from tests.node.support import Outcome, Town, keyspace
+
+#: What a participant makes durable, in order.
+PLACES = (
+    "recovery.prepared",
+    "recovery.activated",
+    "recovery.extended",
+    "recovery.managed",
+    "recovery.grouped",
+    "recovery.moved",
+    "recovery.applied",
+)
+LOST, LEFT = (1, 2, 3), (4, 5)
+
+
+def struck(seed: int = 1) -> Town:
+    """Five nodes of which the voters 1 to 3 died; the log has a keyspace."""
+    town = Town(seed, founders=5)
+    town.found()
+    assert tuple(town.newest.voters) == LOST
+    town.finish(town.submit(town.leader(), keyspace("before")))
+    town.agreed(*LOST, *LEFT)
+    for number in LOST:
+        town.process(number).crash("power")
+    town.wait(5)
+    return town
+
+
+def reset(town: Town, conductor: int, wish: Wish = Wish()) -> Outcome:
+    async def conduct(node: object) -> Decided:
+        desk = town.node(conductor).membership.recovery
+        return await desk.reset(await desk.plan(wish))
+
+    return town.begin(conductor, conduct)
+
+
+def cluster_ids(town: Town, numbers: Iterable[int]) -> set[str]:
+    return {town.node(number).log.cluster.identity.cluster_id for number in numbers}
+
+
+def leads(town: Town, numbers: Iterable[int]) -> bool:
+    """Whether one of them leads each of the groups, and all are of one cluster."""
+    nodes = [town.node(number) for number in numbers if town.ready(number)]
+    groups = [node.membership.management.group for node in nodes]
+    return (
+        len(nodes) == len(tuple(numbers))
+        and len({node.log.cluster.identity.cluster_id for node in nodes}) == 1
+        and any(node.log.is_leader for node in nodes)
+        and any(group is not None and group.is_up_to_date for group in groups)
+    )
+
+
+def one_history(town: Town, numbers: Iterable[int]) -> None:
+    """No two nodes of one cluster id have different entries at one epoch."""
+    nodes = [town.node(number) for number in numbers]
+    shared = min(node.log.state.epoch for node in nodes)
+    for epoch in range(1, shared + 1):
+        assert len({node.log.state.hash_at(epoch) for node in nodes} - {None}) <= 1, epoch
+
+
+def former_id(town: Town) -> str:
+    (found,) = cluster_ids(town, LEFT)
+    return found
+
+
+def test_the_rest_goes_on_under_another_id() -> None:
+    with struck() as town:
+        before = former_id(town)
+        outcome = town.finish(reset(town, 4))
+        assert outcome.error is None and outcome.value.told == LEFT
+        town.until(lambda: leads(town, LEFT))
+        cluster = town.node(4).log.cluster
+        assert cluster.identity.lineage == (before, outcome.value.plan.cluster_id)
+        assert tuple(cluster.voters) == outcome.value.plan.voters == (4,), "two that are left have one voter"
+        assert cluster.service.recovery_generation == 1 and cluster.schema.by_name.get("before")
+        state = town.node(4).membership.management.state
+        assert [link.cluster_id for link in state.lineage] == list(cluster.identity.lineage)
+        assert state.lineage[1].repair.kind == "reset"
+        town.finish(town.submit(4, keyspace("after")))
+        town.agreed(*LEFT)
+        one_history(town, LEFT)
+
+
+def test_8_the_old_majority_serves_itself_alone() -> None:
+    with struck() as town:
+        before = former_id(town)
+        town.finish(reset(town, 4))
+        town.until(lambda: leads(town, LEFT))
+        term = town.node(4).log.driver.raft.term  # type: ignore[union-attr]
+        town.world.monitors.remove(town.log)  # Two incarnations have two histories from here on.
+        town.start(*LOST)
+        town.until(lambda: town.ready(*LOST) and any(town.node(n).log.is_leader for n in LOST))
+        town.wait(10)
+        assert cluster_ids(town, LOST) == {before} and before not in cluster_ids(town, LEFT)
+        assert town.node(4).log.driver.raft.term == term  # type: ignore[union-attr]
+        assert tuple(town.node(5).log.cluster.voters) == (4,)
+        one_history(town, LEFT)
+
+
+def migrate(town: Town, old: int, new: int, *, dry_run: bool = False) -> Outcome:
+    target = town.node(new).membership.recovery.as_target(512)
+
+    async def go(node: object) -> object:
+        return await town.node(old).membership.recovery.migrate(target, dry_run=dry_run)
+
+    return town.finish(town.begin(old, go))
+
+
+def test_2_and_10_a_node_that_has_diverged_stays_out_whenever_it_is_asked() -> None:
+    with struck() as town:
+        town.finish(reset(town, 4))
+        town.until(lambda: leads(town, LEFT))
+        town.world.monitors.remove(town.log)
+        town.start(*LOST)
+        town.until(lambda: town.ready(*LOST) and any(town.node(n).log.is_leader for n in LOST))
+        leader = next(number for number in LOST if town.node(number).log.is_leader)
+        fork = town.node(4).log.cluster.parts.held[20].value[0].epoch
+        town.finish(town.submit(leader, keyspace("elsewhere")))
+        town.until(lambda: all(town.node(n).log.state.epoch > fork for n in LOST))
+        for _ in range(2):
+            said, silent = migrate(town, leader, 4).value
+            assert {one.node for one in said} == {*LOST} and set(silent) == {*LEFT}
+            assert all(one.diverged_at == fork + 1 for one in said), said
+        town.process(leader).crash("power")
+        town.wait(1)
+        town.start(leader)
+        town.until(lambda: town.ready(leader))
+        said, _ = migrate(town, leader, 4).value
+        assert all(one.refused for one in said)
+        assert town.node(leader).log.cluster.identity.cluster_id != former_id(town)
+
+
+def test_9_and_19_who_was_away_follows_the_repaired_log_and_may_vote_again() -> None:
+    with struck() as town:
+        town.finish(reset(town, 4))
+        town.until(lambda: leads(town, LEFT))
+        town.finish(town.submit(4, keyspace("after")))
+        town.start(1)  # Alone it can do nothing, also not be in the way.
+        town.until(lambda: town.ready(1))
+        assert migrate(town, 1, 4, dry_run=True).value[0][0].refused == ""
+        assert town.node(1).membership.recovery.file.standing.phase is Phase.IDLE
+        said, _ = migrate(town, 1, 4).value
+        assert [one.refused for one in said] == [""]
+        town.until(lambda: town.ready(1) and len(cluster_ids(town, (1, *LEFT))) == 1)
+        town.agreed(1, *LEFT)
+        assert town.node(1).log.cluster.schema.by_name.get("after")
+        for number in (2, 3):
+            town.start(number)
+            town.until(lambda number=number: town.ready(number))  # type: ignore[misc]
+            migrate(town, number, 4)
+            town.until(lambda number=number: town.ready(number) and len(cluster_ids(town, (number, *LEFT))) == 1)  # type: ignore[misc]
+        town.until(lambda: len(town.newest.voters) == 3 and town.voters_settled, 120.0)
+        town.agreed(*LOST, *LEFT)
+        one_history(town, (*LOST, *LEFT))
+
+
+def test_18_migrations_backwards_and_to_itself_are_refused() -> None:
+    with struck() as town:
+        backwards = town.node(5).membership.recovery.as_target(512)
+        town.finish(reset(town, 4))
+        town.until(lambda: leads(town, LEFT))
+        own = migrate(town, 4, 5).value[0]
+        assert all("belongs to that cluster already" in one.refused for one in own)
+
+        async def back(node: object) -> object:
+            return await town.node(4).membership.recovery.migrate(backwards, dry_run=False)
+
+        said, _ = town.finish(town.begin(4, back)).value
+        assert all("a former one" in one.refused for one in said)
+        assert leads(town, LEFT)
+
+
+def test_4_there_is_nothing_to_repair_while_a_majority_lives() -> None:
+    with Town(1, founders=5) as town:
+        town.found()
+        outcome = town.finish(reset(town, 5))
+        assert isinstance(outcome.error, PreconditionError) and "has a majority" in outcome.error.message
+        assert all(
+            town.node(number).membership.recovery.file.standing.phase is Phase.IDLE for number in range(1, 6)
+        )
+
+
+def test_4_a_wish_that_cannot_be_met_changes_nothing() -> None:
+    with struck() as town:
+        for wish, text in (
+            (Wish(size=2), "odd number"),
+            (Wish(size=3), "2 of those that answer"),
+            (Wish(management=(4, 4)), "each node once"),  # type: ignore[arg-type]
+            (Wish(management=(1,)), "do not answer"),  # type: ignore[arg-type]
+        ):
+            outcome = town.finish(reset(town, 4, wish))
+            assert isinstance(outcome.error, PreconditionError) and text in outcome.error.message
+        assert all(
+            town.node(number).membership.recovery.file.standing.phase is Phase.IDLE for number in LEFT
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("who", [4, 5])
+def test_6_and_7_a_crash_at_every_record_leaves_one_history(place: str, who: int) -> None:
+    """Conductor (4) or participant (5) loses power right after each record; both start again."""
+    with struck() as town:
+        before = former_id(town)
+        town.world.probes.add(CrashRule(label=place, process=f"n{who}", kind="power", hit=1))
+        reset(town, 4)
+        town.until(lambda: not town.process(who).alive)
+        town.wait(5)
+        town.start(who)
+        town.until(lambda: town.ready(*LEFT), 120.0)
+        decided = who == 5 or place != "recovery.prepared"
+        if decided and not (who == 5 and place == "recovery.prepared"):
+            town.until(lambda: leads(town, LEFT), 120.0)
+        else:
+            town.wait(5)
+        if before in cluster_ids(town, LEFT):
+            # Nothing was decided: the repair is begun again, on the other node.
+            assert cluster_ids(town, LEFT) == {before}, "nobody went alone"
+            town.finish(reset(town, 5))
+            town.until(lambda: leads(town, LEFT), 120.0)
+        assert before not in cluster_ids(town, LEFT)
+        applied = town.logged("recovery.applied", f"n{who}")
+        assert len(applied) <= 2 and town.node(who).membership.recovery.file.standing.phase is Phase.IDLE
+        leader = next(number for number in LEFT if town.node(number).log.is_leader)
+        town.finish(town.submit(leader, keyspace("after")))
+        town.agreed(*LEFT)
+        one_history(town, LEFT)
