@@ -39,7 +39,7 @@ TEXTS: Final[dict[str, tuple[str, str]]] = {
         "Bring about the state that the sentence asks for; --dry-run shows it beforehand.",
     ),
     "NODE_RESTARTING": (
-        "The node begins another life in its process, as after a repair of the groups; it is back in seconds.",
+        "The node begins another life in its process, after a repair of the groups: it is back in seconds.",
         "Connect again. `lockstep recovery` shows which incarnation of the cluster it is of.",
     ),
     "CHANGES_GONE": (

@@ -21,7 +21,8 @@ from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.values import codec
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
-from lockstep.values.limits import LINEAGE_MAX, METADATA_VOTERS_MAX
+from lockstep.values.limits import METADATA_VOTERS_MAX
+from lockstep.values.node_limits import LINEAGE_MAX
 
 
 def repair_of(repaired: Repaired) -> Repair:

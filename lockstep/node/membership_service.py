@@ -17,7 +17,7 @@ from lockstep.node.membership.liveness import Liveness
 from lockstep.node.membership.management import Management
 from lockstep.node.membership.members import Members
 from lockstep.node.membership.membership import Membership, Voting
-from lockstep.node.recovery.desk import RecoveryDesk
+from lockstep.node.recovery.reset_service import ResetService
 from lockstep.node.work.condition_watches import watch_metadata
 from lockstep.values.errors import LockstepError, NodeRestarting
 
@@ -31,7 +31,7 @@ class NodeMembership(msgspec.Struct, frozen=True, eq=False):
     groups: GroupReports
     voting: Voting
     membership: Membership
-    recovery: RecoveryDesk
+    recovery: ResetService
 
     @property
     def configured(self) -> tuple[Address, ...]:
@@ -62,7 +62,7 @@ def wire_membership(
     members = Members(context, state, configured(context))
     management = Management(context, log, fail, bounds.management_entries)
     voting = Voting(log, management)
-    recovery = RecoveryDesk(context, log, management, restart)
+    recovery = ResetService(context, log, management, restart)
     membership = Membership(context, log, management, members, voting, lambda: recovery.file.standing.move)
 
     def follow(peer: PeerInfo, epoch: int) -> None:

@@ -38,8 +38,9 @@ STATES_HINT: Final = "`lockstep recovery cluster states metastorage --local` sho
 class Survey(msgspec.Struct, frozen=True, array_like=True):
     """What a node says of itself. `epoch` and `hash`: of the last entry it applied. `log_epoch`, `log_term`:
     of the last one that is durable there. `raft_index`: of its member of the metadata group, 0 where it has
-    none. `raft_term`: the newest that its member of either group knows. `leader`: whom it knows to lead that group, 0 for nobody. `expelled`: hosts that its
-    member of the management group knows to be out for good."""
+    none. `raft_term`: the newest that its member of either group knows. `leader`: whom it knows to lead the
+    metadata group, 0 for nobody. `expelled`: hosts that its member of the management group knows to be out
+    for good."""
 
     node: int
     host_id: str
@@ -100,16 +101,6 @@ class ResetPlan(msgspec.Struct, frozen=True, array_like=True):
     def last(self) -> LogEntry:
         return self.entries[-1]
 
-    def validate(self) -> None:
-        assert {*self.voters} <= {*self.participants}, "who votes takes part"
-        assert {*self.management} <= {*self.participants}, "who manages takes part"
-        assert not {*self.absent} & {*self.participants}, "who is absent takes no part"
-        assert self.source in self.participants, "the freshest log is one of theirs"
-        assert self.last.kind == EntryKind.RESET_CLUSTER, "the last entry gives the new id"
-        assert [one.epoch - self.base_epoch for one in self.entries] == [*range(1, len(self.entries) + 1)], (
-            "entries follow the base without a gap"
-        )
-
     @property
     def digest(self) -> str:
         """Over what the plan follows from and what it does, not over the ids that were drawn for it."""
@@ -134,6 +125,17 @@ class Drawn(msgspec.Struct, frozen=True):
     cluster_id: str
     entry_id: bytes
     at_us: int
+
+
+def require_sound(plan: ResetPlan) -> None:
+    """Assert what participants rely on."""
+    assert {*plan.voters} <= {*plan.participants}, "who votes takes part"
+    assert {*plan.management} <= {*plan.participants}, "who manages takes part"
+    assert not {*plan.absent} & {*plan.participants}, "who is absent takes no part"
+    assert plan.source in plan.participants, "the freshest log is one of theirs"
+    assert plan.last.kind == EntryKind.RESET_CLUSTER, "the last entry gives the new id"
+    steps = [one.epoch - plan.base_epoch for one in plan.entries]
+    assert steps == [*range(1, len(steps) + 1)], "entries follow the base without a gap"
 
 
 def source_of(answers: Sequence[Survey]) -> Survey:
@@ -241,7 +243,7 @@ def make_plan(
         absent=absent,
         lost=lost,
     )
-    made.validate()
+    require_sound(made)
     return made
 
 

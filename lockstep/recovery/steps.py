@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from lockstep.recovery.plan import ResetPlan
+from lockstep.recovery.plan import ResetPlan, require_sound
 from lockstep.values.errors import CannotApply, Rejected
 
 
@@ -94,6 +94,7 @@ def follow(standing: Standing, record: Record) -> Standing:
     if phase is None:
         raise Rejected(f"a node whose repair is {standing.phase} takes no {type(record).__name__.lower()}")
     if isinstance(record, Prepared):
+        require_sound(record.plan)
         return Standing(phase, record.plan, standing.move)
     if isinstance(record, Activated | Withdrawn) and record.attempt != standing.attempt:
         raise Rejected(f"attempt {record.attempt} is not the one that was prepared, {standing.attempt}")

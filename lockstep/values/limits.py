@@ -375,15 +375,6 @@ SNAPSHOT_RECORD_BYTES_MAX: Final = 64 * 1024 * 1024
 MANAGEMENT_OUTCOMES_MAX: Final = 1024
 #: Voters of the metadata group: seven survive three losses, more only slow every change down.
 METADATA_VOTERS_MAX: Final = 7
-#: Ids that a cluster had: each but the first is a disaster, and greetings carry a hash of each.
-LINEAGE_MAX: Final = 64
-#: Bytes of the entries that a repair of lost groups brings to every participant: what the freshest log has
-#: beyond what was applied. Raft refuses proposals while more than this waits for its commit.
-RECOVERY_TAIL_BYTES_MAX: Final = 16 * 1024 * 1024
-#: Epochs before a repair whose hashes nodes are told that were away: who stopped earlier comes as a new one.
-RECOVERY_HASHES_TOLD: Final = 512
-#: Nodes that take part in a repair of lost groups are asked at once.
-RECOVERY_ASKED_AT_ONCE_MAX: Final = 64
 #: Nodes that one entry (or a few in one turn) lets go and that the leader tells of it itself.
 NODES_LET_GO_TOLD_MAX: Final = 8
 #: A reason that an operator gives for a change of the metadata service: a sentence with a ticket's address.

@@ -1,5 +1,6 @@
 """Limits of what clients send where its size alone would keep a node from everything else, of clocks, of what
-a node tells its operators, of the processes that it starts, and of what it keeps of its own store's state.
+a node tells its operators, of the processes that it starts, of what it keeps of its own store's state, and
+of resets of the groups.
 
 Invariant: each number is named once, with its reason; nothing here depends on anything.
 """
@@ -291,3 +292,13 @@ CDC_TABLETS_AHEAD_MS: Final = 15_000
 #: Sets of streams kept of one table, with sixteen bytes a tablet each: so often its tablets become others
 #: while its log has rows of the oldest. A table that has doubled from one tablet to the most has had 14.
 STREAM_SETS_KEPT_MAX: Final = 64
+
+#: Ids that a cluster had: each but the first is a disaster, and greetings carry each of them.
+LINEAGE_MAX: Final = 64
+#: Bytes of the entries that a reset of the groups brings to every participant: what the freshest log has
+#: beyond what was applied. Raft refuses proposals while more than this waits for its commit.
+RECOVERY_TAIL_BYTES_MAX: Final = 16 * 1024 * 1024
+#: Epochs before a reset whose hashes nodes are told that were away: who stopped earlier comes as a new one.
+RECOVERY_HASHES_TOLD: Final = 512
+#: Nodes that are asked at once what is left of a cluster.
+RECOVERY_ASKED_AT_ONCE_MAX: Final = 64

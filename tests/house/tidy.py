@@ -26,6 +26,7 @@ PURE_ROOMS = (
     "placement",
     "metadata",
     "topology",
+    "recovery",
     "gossip",
     "cql",
 )

@@ -6,10 +6,11 @@ Numbers are those of the scenarios that disasters of system groups are tried by.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 import pytest
 
-from lockstep.node.recovery.desk import Decided
+from lockstep.node.recovery.reset_service import Decided
 from lockstep.recovery.plan import Wish
 from lockstep.recovery.steps import Phase
 from lockstep.sim.runtime.probes import CrashRule
@@ -42,7 +43,10 @@ def struck(seed: int = 1) -> Town:
     return town
 
 
-def reset(town: Town, conductor: int, wish: Wish = Wish()) -> Outcome:
+ANY: Final = Wish()
+
+
+def reset(town: Town, conductor: int, wish: Wish = ANY) -> Outcome:
     async def conduct(node: object) -> Decided:
         desk = town.node(conductor).membership.recovery
         return await desk.reset(await desk.plan(wish))
@@ -164,7 +168,9 @@ def test_9_and_19_who_was_away_follows_the_repaired_log_and_may_vote_again() -> 
             town.start(number)
             town.until(lambda number=number: town.ready(number))  # type: ignore[misc]
             migrate(town, number, 4)
-            town.until(lambda number=number: town.ready(number) and len(cluster_ids(town, (number, *LEFT))) == 1)  # type: ignore[misc]
+            town.until(
+                lambda number=number: town.ready(number) and len(cluster_ids(town, (number, *LEFT))) == 1
+            )  # type: ignore[misc]
         town.until(lambda: len(town.newest.voters) == 3 and town.voters_settled, 120.0)
         town.agreed(*LOST, *LEFT)
         one_history(town, (*LOST, *LEFT))
@@ -206,9 +212,7 @@ def test_4_a_wish_that_cannot_be_met_changes_nothing() -> None:
         ):
             outcome = town.finish(reset(town, 4, wish))
             assert isinstance(outcome.error, PreconditionError) and text in outcome.error.message
-        assert all(
-            town.node(number).membership.recovery.file.standing.phase is Phase.IDLE for number in LEFT
-        )
+        assert all(town.node(number).membership.recovery.file.standing.phase is Phase.IDLE for number in LEFT)
 
 
 @pytest.mark.slow

@@ -23,14 +23,14 @@ from lockstep.documents.recovery import (
 )
 from lockstep.metadata.directory import LINEAGE, Repaired
 from lockstep.metadata.lineage import links_of
-from lockstep.node.recovery.desk import Surveyed
+from lockstep.node.recovery.reset_service import Surveyed
 from lockstep.node.services import NodeServices
 from lockstep.recovery.fences import Target
 from lockstep.recovery.plan import ResetPlan, Wish
 from lockstep.server.admin.operations import Operation, get, later, now, read_body
 from lockstep.server.reports.leader_views import named
 from lockstep.values.errors import ConfigurationError, PreconditionError
-from lockstep.values.limits import RECOVERY_HASHES_TOLD
+from lockstep.values.node_limits import RECOVERY_HASHES_TOLD
 
 RESET_PATH: Final = "/management/v1/recovery/cluster/reset"
 MIGRATE_PATH: Final = "/management/v1/recovery/cluster/migrate"

@@ -21,6 +21,7 @@ FLOORS: Final[Mapping[str, float]] = {
     "metadata": 0.37,
     "placement": 0.42,
     "quorum": 0.45,
+    "recovery": 0.3,
     "schema": 0.165,
     "topology": 0.31,
     "values": 0.23,

@@ -43,7 +43,7 @@ from lockstep.recovery.plan import Drawn, ResetPlan, Survey, Wish
 from lockstep.recovery.steps import Activated, Migrating, Phase, Prepared, Withdrawn
 from lockstep.values.errors import CannotApply, LockstepError, NodeRestarting, PreconditionError, Rejected
 from lockstep.values.ids import NodeId
-from lockstep.values.limits import RECOVERY_ASKED_AT_ONCE_MAX, RECOVERY_TAIL_BYTES_MAX
+from lockstep.values.node_limits import RECOVERY_ASKED_AT_ONCE_MAX, RECOVERY_TAIL_BYTES_MAX
 
 #: One question to a node; who does not answer in it counts as absent.
 SURVEY_TIMEOUT_MS: Final = 2000
@@ -70,7 +70,7 @@ class Decided(msgspec.Struct, frozen=True):
     untold: Mapping[int, str]
 
 
-class RecoveryDesk:
+class ResetService:
     """`restart(error)` has this node begin another life in its process."""
 
     def __init__(
