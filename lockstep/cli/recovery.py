@@ -115,7 +115,6 @@ def reset(
     management: str | None,
     node: str | None,
     size: int | None,
-    dry_run: bool,
     plan_file: str | None,
     yes: bool,
     call: render.Call,
@@ -132,7 +131,7 @@ def reset(
         wanted["cmgNodeNames"] = [name.strip() for name in management.split(",") if name.strip()]
     answer = asked.cluster_reset(wanted | {"dryRun": True})
     planned = read(ClusterReset, answer)
-    if dry_run:
+    if call.dry_run:
         if plan_file is not None:
             Path(plan_file).write_text(json.dumps(answer, indent=2) + "\n")
         if not call.as_json(answer, "cluster-reset/1"):
@@ -235,7 +234,7 @@ def _show_reset(told: ClusterReset) -> None:
 @click.option("--dry-run", is_flag=True, help="Say which nodes would go; change nothing.")
 @_yes
 @render.of_call
-def migrate(old: str, new: str, dry_run: bool, yes: bool, call: render.Call) -> None:
+def migrate(old: str, new: str, yes: bool, call: render.Call) -> None:
     """Bring nodes that were away while the groups were made anew to the repaired cluster.
 
     Each node that the old one can reach goes, unless it has applied what the repaired cluster lacks.
@@ -243,7 +242,7 @@ def migrate(old: str, new: str, dry_run: bool, yes: bool, call: render.Call) -> 
     state = client.connect(new, call.call_timeout_s).cluster_state()
     at_old = client.connect(old, call.call_timeout_s)
     answer = at_old.cluster_migrate({"state": state, "dryRun": True})
-    if not dry_run:
+    if not call.dry_run:
         if call.output != "json":
             _show_migration(read(ClusterMigration, answer))
         _confirm(yes, "These nodes leave the cluster that they are in. Go on?")
