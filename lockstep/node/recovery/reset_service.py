@@ -246,9 +246,9 @@ class ResetService:
     def _refused(self, theirs: Hello) -> None:
         """Who greets under the id that this node has prepared for knows that it was decided."""
         standing = self.file.standing
-        if standing.phase is Phase.PREPARED and standing.plan is not None:
-            if theirs.cluster_id == standing.plan.cluster_id:
-                self._runtime.tasks.spawn(self._follow(standing.attempt), "recovery.follow")
+        planned = standing.plan.cluster_id if standing.plan is not None else ""
+        if standing.phase is Phase.PREPARED and theirs.cluster_id == planned:
+            self._runtime.tasks.spawn(self._follow(standing.attempt), "recovery.follow")
 
     async def _follow(self, attempt: str) -> None:
         try:
