@@ -302,7 +302,7 @@ class LoadTarget:
                     failure = error
             if failure is not None:
                 raise failure
-        return False
+            return False
 
     async def _from(self, job: str, key: str, file: LoadFile, source: Address) -> bool:
         path, offset = self._files.part(key, file.name), 0
