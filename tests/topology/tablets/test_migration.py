@@ -10,13 +10,22 @@ from msgspec import structs
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.degraded import DEGRADED, Degraded
 from lockstep.metadata.repairs import RepairPart
-from lockstep.metadata.schema_change import ChangeSchema
+from lockstep.metadata.schema_change import ChangeCaptured, ChangeSchema
+from lockstep.metadata.schema_part import SCHEMA
 from lockstep.metadata.tablet_migration import MigrateKeyspace, Step, apart
 from lockstep.metadata.transformations import Initialize
 from lockstep.metadata.transitions import Lone
 from lockstep.placement.tablets.load import GIB, NodeLoad
-from lockstep.schema.changes import AlterKeyspace, CreateKeyspace, DropTable
-from lockstep.schema.model import Replication
+from lockstep.schema.changes import (
+    AlterKeyspace,
+    AlterOptions,
+    CreateKeyspace,
+    CreateTable,
+    DropTable,
+    NewColumn,
+)
+from lockstep.schema.model import ColumnKind, Replication
+from lockstep.schema.view_changes import CreateView
 from lockstep.topology.invariants import violations
 from lockstep.topology.kinds.bootstrap import Bootstrap
 from lockstep.topology.kinds.replication import ReplicationChange
@@ -26,7 +35,7 @@ from lockstep.topology.requests import CancelRequest, EnqueueRequest
 from lockstep.topology.tablets.balancing import Planner
 from lockstep.topology.tablets.moves import BeginMoves, TabletMove
 from lockstep.topology.transformations import PrepareOperation
-from lockstep.values.errors import OperationRunning
+from lockstep.values.errors import OperationRunning, Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range
 from tests.metadata.histories import History, founder, network, simple
@@ -35,6 +44,12 @@ from tests.topology.tablets.test_recount import OTHER, options
 from tests.topology.tablets.worlds import TABLE
 
 THREE = network(dc1=3)
+PLAIN = CreateTable(
+    "k",
+    "plain",
+    "00000000-0000-0000-0000-000000000008",
+    (NewColumn("a", "int", ColumnKind.PARTITION_KEY, 0), NewColumn("b", "int", ColumnKind.CLUSTERING, 0)),
+)
 
 
 def world(replication: Replication = THREE, nodes: int = 4, beside: bool = False) -> History:
@@ -151,6 +166,59 @@ def test_it_waits_for_what_counts_on_where_the_keyspace_lies() -> None:
     part = RepairPart("k", keyspace.group, (keyspace.by_name["t"].id,), (Range(TOKEN_MIN, TOKEN_MAX),))
     history.submit(BeginRepair(NodeId(1), (part,), 1))
     assert "during repair 1" in refused(history, MigrateKeyspace("k", Step.START))
+
+
+def test_a_repair_of_another_keyspace_is_not_waited_for() -> None:
+    history = world(beside=True)
+    other = structs.replace(OTHER, keyspace="other", uuid="00000000-0000-0000-0000-000000000009")
+    history.submit(ChangeSchema(other))
+    keyspace = history.now.schema.by_name["other"]
+    part = RepairPart("other", keyspace.group, (keyspace.by_name["u"].id,), (Range(TOKEN_MIN, TOKEN_MAX),))
+    history.submit(BeginRepair(NodeId(1), (part,), 1))
+    take(history, Step.START)
+    assert "during repair 1" in refused(history, MigrateKeyspace("other", Step.START))
+
+
+def test_what_lies_with_another_table_goes_with_it_and_what_does_not_goes_alone() -> None:
+    history = world()
+    history.submit(ChangeSchema(PLAIN))
+    for name, key in (("same", ("a",)), ("apart", ("b",))):
+        clustered = tuple(one for one in ("a", "b") if one not in key)
+        view = CreateView(
+            "k", name, name.ljust(32, "0"), "k", "plain", (), key, clustered, not_null=("a", "b")
+        )
+        history.submit(ChangeSchema(view))
+    before = history.now
+    take(history, Step.START)
+    by_name = history.now.schema.by_name["k"].by_name
+    groups = {group.head.table: group.id for group in history.now.tablets.groups}
+    assert sorted(groups) == ["apart", "plain", "t", "u"] and len(set(groups.values())) == 4
+    assert {name: table.group for name, table in by_name.items()} == {**groups, "same": groups["plain"]}
+    for name in by_name:
+        assert lists(history.now, name) == lists(before, name)
+    take(history, Step.ROLLBACK)
+    assert not any(table.group for table in history.now.schema.by_name["k"].tables)
+    all_sound(history)
+
+
+def test_a_keyspace_whose_changes_are_captured_stays_on_the_ring() -> None:
+    history = world()
+    capture = AlterOptions("k", "u", (("cdc", (("enabled", "true"),)),))
+    history.submit(ChangeCaptured(ChangeSchema(capture), 1_800_000_000_000))
+    assert "changes of tables of keyspace k are captured" in refused(
+        history, MigrateKeyspace("k", Step.START)
+    )
+
+
+def test_a_list_of_racks_has_no_way_back_to_the_ring() -> None:
+    history = world()
+    take(history, Step.START)
+    keyspace = history.now.schema.by_name["k"]
+    listed = structs.replace(keyspace, replication=structs.replace(THREE, racks=(("dc1", ("r1",) * 3),)))
+    value = history.now.changed(SCHEMA.set(history.now.schema.with_keyspace(listed)))
+    with pytest.raises(Rejected, match="keyspace k is replicated by a list of racks"):
+        MigrateKeyspace("k", Step.ROLLBACK).apply(value, value.epoch + 1)
+    MigrateKeyspace("k", Step.FINALIZE).apply(value, value.epoch + 1)
 
 
 @pytest.mark.parametrize(
