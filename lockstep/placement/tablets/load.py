@@ -104,6 +104,7 @@ class LoadStatistics(msgspec.Struct, frozen=True):
     def refreshed(self, said: Mapping[NodeId, NodeLoad]) -> LoadStatistics:
         """Of the next round, in which nodes said this."""
         nodes = steadied(self.nodes, said)
+        assert nodes.keys() == said.keys(), "of who said nothing nothing is known"
         return LoadStatistics(self.round + 1, nodes, costs(nodes))
 
     def of(self, node: NodeId, group: int, right: int) -> TabletLoad | None:
@@ -117,34 +118,9 @@ class LoadStatistics(msgspec.Struct, frozen=True):
 
     def moved(self, group: int, right: int, source: NodeId, target: NodeId) -> LoadStatistics:
         """After a replica has moved, or was built anew from another."""
+        assert source != target, "a replica moves to another node"
         load = self.of(source, group, right) or NO_LOAD
         return self._with({source: {group: {right: None}}, target: {group: {right: load}}})
-
-    def split(self, group: int, right: int, middle: int, nodes: Sequence[NodeId]) -> LoadStatistics:
-        """After a tablet was cut behind `middle`."""
-        assert middle < right, "a tablet is cut before its last token"
-        assert middle < right, "the first half ends before the second"
-        edits: dict[NodeId, dict[int, dict[int, TabletLoad | None]]] = {}
-        for node in nodes:
-            load = self.of(node, group, right)
-            if load is not None:
-                half = TabletLoad(load.bytes // 2, load.reads_per_s / 2, load.writes_per_s / 2)
-                edits[node] = {group: {middle: half, right: half}}
-        return self._with(edits)
-
-    def merged(self, group: int, left: int, right: int, nodes: Sequence[NodeId]) -> LoadStatistics:
-        """After the tablets that end at `left` and `right` became one."""
-        assert left < right, "a pair keeps the last token of the one behind"
-        assert left < right, "the first one ends before the second"
-        edits: dict[NodeId, dict[int, dict[int, TabletLoad | None]]] = {}
-        for node in nodes:
-            one = self.of(node, group, left) or NO_LOAD
-            two = self.of(node, group, right) or NO_LOAD
-            both = TabletLoad(
-                one.bytes + two.bytes, one.reads_per_s + two.reads_per_s, one.writes_per_s + two.writes_per_s
-            )
-            edits[node] = {group: {left: None, right: both}}
-        return self._with(edits)
 
     def _with(self, edits: Mapping[NodeId, Mapping[int, Mapping[int, TabletLoad | None]]]) -> LoadStatistics:
         nodes = dict(self.nodes)

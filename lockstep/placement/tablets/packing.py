@@ -203,12 +203,14 @@ class Packing:
             widest = self._smallest / max(self.weights)
         for giver in reversed(ascending):
             least = max(widest, FULLNESS_TOLERANCE * full[giver])
-            for taker in ascending:
-                if full[giver] - full[taker] <= least:
-                    break
-                if (giver, taker) not in failed:
-                    widest, found = full[giver] - full[taker], (giver, taker)
-                    break
+            # The giver itself is among them, and ends the search at the latest.
+            at = 0
+            while full[giver] - full[ascending[at]] > least and (giver, ascending[at]) in failed:
+                at += 1
+            taker = ascending[at]
+            if full[giver] - full[taker] > least:
+                assert giver != taker, "what differs is two bins"
+                widest, found = full[giver] - full[taker], (giver, taker)
         return found
 
     def step(self, giver: int, taker: int) -> float:

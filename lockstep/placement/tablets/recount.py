@@ -77,6 +77,7 @@ def one_more(
         chosen = min(left, key=lambda node: (in_rack.get(places.rack[node], 0), *counts.of(node), node))
         counts.add(chosen, 1)
         found.append((*nodes, chosen))
+    assert len(found) == len(tablets), "each tablet gets one"
     assert all(len(set(nodes)) == len(nodes) for nodes in found), "a node has one replica of a tablet"
     return found
 

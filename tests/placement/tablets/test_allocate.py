@@ -75,6 +75,13 @@ def test_factors_of_data_centres_and_lists_of_racks() -> None:
         assert places[:2] == [("dc1", "a"), ("dc1", "c")] and places[2][0] == "dc2" and len(places) == 3
 
 
+def test_a_data_centre_with_factor_0_has_no_replicas_and_needs_no_nodes() -> None:
+    hosts = hosts_of(*[(dc, "a", 1) for dc in ("dc1", "dc2") for _ in range(2)])
+    for factors in ({"dc1": 2, "dc2": 0}, {"dc0": 0, "dc1": 2}):
+        found = placed(allocate(4, setting(**factors), hosts, measured(hosts), {}, {"dc2": ["x"]}))
+        assert [sorted(node for node, _ in replicas) for replicas in found] == [[1, 2]] * 4
+
+
 def test_what_others_have_decides_between_equals() -> None:
     hosts = hosts_of(("dc1", "a", 2), ("dc1", "a", 2))
     full = NodeLoad(1000 * GIB, 0.0, {7: {5: TabletLoad(500 * GIB)}})

@@ -220,6 +220,42 @@ def test_a_cold_pair_is_merged_alone() -> None:
     assert not decide([ResizedTable(even, counted, NO_RESIZE, cold)], RACKS, QUIET), "no tablet gets wider"
 
 
+def test_a_cold_pair_stays_decided_until_it_is_large_or_hot() -> None:
+    rights = even_rights(16)
+    split = even_map(16).split([rights[3]], 2)
+    middle = split.at(rights[2] + 1).right
+    usual = {tablet.right: TabletLoad(4 * GIB, 100.0) for tablet in split.tablets()}
+
+    def look(each: TabletLoad, *others: int, average_gb: float | None = 4.0) -> Decided | None:
+        size = None if average_gb is None else average_gb * GIB
+        loads = usual | {middle: each, rights[3]: each}
+        standing = Resize(ResizeKind.MERGE, 1, (middle, *others))
+        return decided(ResizedTable(split, CountedTable(1, REPLICAS, (), 0, 17, size), standing, loads))
+
+    assert look(TabletLoad(GIB, 10.0)) is None
+    # Below the target together, though above what the decision was made for.
+    assert look(TabletLoad(2 * GIB, 200.0)) is None
+    for load in (TabletLoad(3 * GIB), TabletLoad(GIB, 300.0)):
+        revoked = look(load)
+        assert revoked is not None and revoked.resize == Resize(ResizeKind.NONE, 2)
+        assert revoked.reason == f"the pair that ends at {rights[3]} is not small and cold any more"
+        assert look(load, average_gb=None) is None, "nothing is known of the table"
+    # A pair that is as wide as any is judged by what it holds, each of several for itself.
+    revoked = look(TabletLoad(GIB, 10.0), rights[5])
+    assert revoked is not None and str(rights[6]) in revoked.reason
+    usual |= {rights[5]: TabletLoad(GIB), rights[6]: TabletLoad(GIB)}
+    assert look(TabletLoad(GIB, 10.0), rights[5]) is None
+    assert look(TabletLoad(GIB, 10.0), rights[5], average_gb=10) is None, "wider than two even ones"
+    revoked = look(TabletLoad(3 * GIB), rights[5])
+    assert revoked is not None and str(rights[3]) in revoked.reason
+
+
+def test_a_decision_about_a_tablet_that_is_gone_is_revoked() -> None:
+    revoked = decided(loaded(16, {5: TabletLoad(21 * GIB)}, Resize(ResizeKind.SPLIT, 4, (12345,))))
+    assert revoked is not None and revoked.resize == Resize(ResizeKind.NONE, 5)
+    assert revoked.reason == "a tablet is there no more"
+
+
 # Readiness and pairs
 
 
@@ -297,5 +333,3 @@ def test_sizes_of_tables() -> None:
     complete = statistics.moved(1, right, NodeId(1), NodeId(2))
     other = one.with_replicas({right: ((NodeId(2), 0),)}, 2)
     assert average_bytes(other, complete) == (10 + 20 + 30) / 3
-    after = complete.split(1, right, right - 5, [NodeId(2)]).merged(1, left, right - 5, [NodeId(2)])
-    assert after.of(NodeId(2), 1, right - 5) == TabletLoad(35) and after.of(NodeId(2), 1, left) is None
