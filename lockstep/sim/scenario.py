@@ -128,6 +128,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     migrates_s: float = 0.0
     #: Mean pause between two changes of how many tablets are asked for; 0 is none.
     resize_s: float = 0.0
+    #: Whether clocks of nodes step by hours in some seeds that have faults.
+    steps_clocks: bool = True
     #: How many clients; 0 leaves it to the seed.
     clients: int = 0
     #: How many requests a client sends at once, one of these.
@@ -217,6 +219,9 @@ def _sides(scenario: Scenario, operators: Operators, watch: Watch) -> list[Side]
     for side in sides:
         if isinstance(side, ColumnWorkload):
             side.when_read = partial(watch.check_equal, COLUMNED)
+        if isinstance(side, CaptureWorkload) and scenario.tablets:
+            side.disks = watch.disks
+            watch.appliers.append(side.streams_watch().applied)
         if isinstance(side, BatchWorkload):
             side.is_recorded = watch.keeping.left.is_recorded
     return sides
@@ -338,7 +343,8 @@ class Run:
             self.operators.when_ready.append(repairs.start)
             self.operators.at_end.append(repairs.end)
         self.sides = _sides(scenario, self.operators, self.watch)
-        self.nemesis = Nemesis(self.cluster, self.watch, draw_swarm(draw, scenario.faults, scenario.always))
+        swarm = draw_swarm(draw, scenario.faults, scenario.always)
+        self.nemesis = Nemesis(self.cluster, self.watch, swarm, scenario.steps_clocks)
         for side in self.sides:
             if isinstance(side, ColumnWorkload):
                 side.expires = not self.nemesis.clocks_step
@@ -350,14 +356,8 @@ class Run:
         return _drawn_load(self.scenario, self.world, draw)
 
     def _operators(self, tables: list[str]) -> Operators:
-        scenario = self.scenario
-        return BusyOperators(
-            self.cluster,
-            busy_s=scenario.busy_s,
-            cancel=scenario.cancel,
-            churn_ms=scenario.churn_ms,
-            tables=tables,
-        )
+        busy_s, cancel, churn_ms = self.scenario.busy_s, self.scenario.cancel, self.scenario.churn_ms
+        return BusyOperators(self.cluster, busy_s=busy_s, cancel=cancel, churn_ms=churn_ms, tables=tables)
 
     def result(self) -> SeedResult:
         invariant = violation = ""

@@ -5,6 +5,10 @@ from __future__ import annotations
 from lockstep.sim.faults.kinds import ALL_KINDS
 from lockstep.sim.scenario import Scenario
 
+#: All kinds but those that strike repairs, of which there are none, and those that break what streams rely
+#: on: that clocks are right within seconds.
+_CAPTURE_FAULTS = tuple(kind for kind in ALL_KINDS if kind not in ("crash_repairing", "wall_jump"))
+
 TABLET_SCENARIOS = (
     Scenario(
         name="tablets",
@@ -80,6 +84,26 @@ CAPTURE_SCENARIOS = (
         sometimes=(
             *("join completed", "decommission completed", "leader changed"),
             "capture.write.without_log",
+        ),
+    ),
+    Scenario(
+        name="capture_tablets",
+        # A new map of a captured table settles for 20 s.
+        chaos_s=50.0,
+        founders=(3, 4, 4),
+        spares=2,
+        busy_s=3.0,
+        tablets=4,
+        resize_s=1.0,
+        clients=1,
+        capturing=3,
+        duplicate=(0.0, 0.05),
+        faults=_CAPTURE_FAULTS,
+        # Streams count from the time that coordinators' clocks have.
+        steps_clocks=False,
+        sometimes=(
+            *("join completed", "decommission completed", "leader changed", "tablets.begin"),
+            *("split finalised", "merge finalised", "streams closed and opened"),
         ),
     ),
 )

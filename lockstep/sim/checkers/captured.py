@@ -26,6 +26,7 @@ class Logged(msgspec.Struct, frozen=True, order=True):
     place: Place
     operation: int
     value: int | None
+    stream: bytes = b""
 
 
 class Wrote(msgspec.Struct, frozen=True):

@@ -45,7 +45,7 @@ def draw_swarm(draw: Stream, allowed: Sequence[str], always: Sequence[str] = ())
 
 
 class Nemesis:
-    def __init__(self, cluster: SimCluster, watch: Watch, swarm: Swarm) -> None:
+    def __init__(self, cluster: SimCluster, watch: Watch, swarm: Swarm, steps_clocks: bool = True) -> None:
         self.cluster = cluster
         self.swarm = swarm
         self.means = Means(cluster)
@@ -53,8 +53,8 @@ class Nemesis:
         self._draw = cluster.world.stream("nemesis")
         self._stages = cluster.world.stream("nemesis/stages")
         self._clocks = cluster.world.stream("nemesis/clocks")
-        #: Clocks step in every scenario that has faults, beside the kinds that the seed suffers.
-        self.clocks_step = bool(swarm.kinds) and self._clocks.random() < CLOCKS_STEP
+        #: Clocks step where there are faults and it is allowed, beside the kinds that the seed suffers.
+        self.clocks_step = bool(swarm.kinds) and self._clocks.random() < CLOCKS_STEP and steps_clocks
         if any(kind in (*STAGE_FAULTS, *LEAVER_FAULTS) for kind in swarm.kinds):
             watch.listeners.append(self._stage_entered)
 

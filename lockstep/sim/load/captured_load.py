@@ -6,19 +6,27 @@ within the leeway of every coordinator's clock, but for conditional writes, whos
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from lockstep.cql.wire import client as wire
+from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.schema.changes import NewColumn
+from lockstep.schema.log_tables import log_of
 from lockstep.schema.model import ColumnKind
 from lockstep.sim.checkers.captured import INSERT, ROW_DELETE, UPDATE, Logged, Place, Wrote, check_log
+from lockstep.sim.checkers.replicas import DurableContent
+from lockstep.sim.checkers.streams import StreamsWatch, changes_on_disks, check_held_changes, check_streams
 from lockstep.sim.door import KEYSPACE
 from lockstep.sim.load.cql_client import CqlClient
 from lockstep.sim.load.history import Outcome
 from lockstep.sim.load.operators import Operators
 from lockstep.sim.load.side_load import SideClient, SideLoad, int_bytes
 from lockstep.sim.runtime.streams import WALL_START_US
-from lockstep.values.ids import Consistency
+from lockstep.values.ids import Consistency, NodeId
+from lockstep.values.limits import CDC_LEEWAY_MS
+from lockstep.values.node_limits import CDC_TABLETS_AHEAD_MS
+from lockstep.values.tokens import token_of
 
 TABLE: Final = "captured"
 _T: Final = f"{KEYSPACE}.{TABLE}"
@@ -27,6 +35,9 @@ _ROWS: Final = 4
 #: Clusterings of rows that conditional writes make, one each, begin here.
 _DECIDED: Final = 1000
 _LEVELS: Final = (Consistency.QUORUM, Consistency.QUORUM, Consistency.ONE, Consistency.LOCAL_QUORUM)
+#: How far ahead streams of tablets count at the least, with clocks as wrong as coordinators allow for, and an
+#: entry that takes as long until it is applied.
+_AHEAD_MS_MIN: Final = CDC_TABLETS_AHEAD_MS - 2 * CDC_LEEWAY_MS
 #: 100 ns ticks of UUIDs of version 1 at the beginning of 1970.
 _UUID_BEGINS: Final = 0x01B21DD213814000
 _COLUMNS: Final = (
@@ -38,18 +49,24 @@ _INSERT: Final = f"INSERT INTO {_T} (pk, ck, v) VALUES (?, ?, ?) USING TIMESTAMP
 _UPDATE: Final = f"UPDATE {_T} USING TIMESTAMP ? SET v = ? WHERE pk = ? AND ck = ?"
 _DELETE: Final = f"DELETE FROM {_T} USING TIMESTAMP ? WHERE pk = ? AND ck = ?"
 _DECIDE: Final = f"INSERT INTO {_T} (pk, ck, v) VALUES (?, ?, ?) IF NOT EXISTS"
-_LOG: Final = f'SELECT pk, ck, v, "cdc$operation", "cdc$time" FROM {_T}_scylla_cdc_log'
+_LOG: Final = f'SELECT pk, ck, v, "cdc$operation", "cdc$time", "cdc$stream_id" FROM {_T}_scylla_cdc_log'
 
 
 class CaptureWorkload(SideLoad):
     def __init__(self, operators: Operators, clients: int) -> None:
         super().__init__(operators, TABLE, _COLUMNS, "cdc", clients, 12, (("cdc", (("enabled", "true"),)),))
         self.written: list[Wrote] = []
+        #: Where there are tablets: what disks hold for certain.
+        self.disks: Callable[[ClusterMetadata], Mapping[NodeId, DurableContent]] | None = None
         self._numbers = 0
         self._judged = 0
 
     def make_client(self, name: str, dc: str) -> SideClient:
         return _CaptureClient(self, name, dc)
+
+    def streams_watch(self) -> StreamsWatch:
+        """Judges the streams of the table's tablets at each epoch."""
+        return StreamsWatch(lambda: self._now_us() // 1000, _AHEAD_MS_MIN, self.cluster.fact)
 
     def next_number(self) -> int:
         self._numbers += 1
@@ -57,8 +74,21 @@ class CaptureWorkload(SideLoad):
 
     def next_time_us(self) -> int:
         """A write time of now that no other write has."""
-        now_us = WALL_START_US + self.cluster.world.now_ns // 1000
-        return now_us // 1000 * 1000 + self.next_number() % 1000
+        return self._now_us() // 1000 * 1000 + self.next_number() % 1000
+
+    def _now_us(self) -> int:
+        return WALL_START_US + self.cluster.world.now_ns // 1000
+
+    def read_all(self, names: list[str]) -> None:
+        """What is read may be repaired by it, so disks are looked at before."""
+        newest = self.cluster.newest
+        table = newest.schema.table(KEYSPACE, TABLE)
+        if self.disks is not None and table is not None:
+            log, group = log_of(newest.schema, table), newest.schema.group_of(table)
+            assert log is not None and newest.schema.group_of(log) == group, "a log lies with its table"
+            held = changes_on_disks(log, self.disks(newest), _number)
+            check_held_changes(self.written, held, lambda token: newest.group_for(group, token).reads)
+        super().read_all(names)
 
     def judge(self) -> int:
         for label in ("capture.write.without_log", "conditional.log_beside"):
@@ -68,6 +98,11 @@ class CaptureWorkload(SideLoad):
 
     def compare(self, logged: list[Logged], rows: dict[Place, int | None]) -> None:
         self._judged = check_log(self.written, logged, rows)
+        newest = self.cluster.newest
+        table = newest.schema.table(KEYSPACE, TABLE)
+        streams = newest.streams_by_group.get(table.group) if table is not None else None
+        if streams is not None:
+            check_streams(logged, streams.sets, lambda key: token_of(int_bytes(key)))
 
 
 class _CaptureClient(SideClient):
@@ -131,12 +166,12 @@ class _CaptureClient(SideClient):
         if log is None or rows is None:
             return False
         logged = []
-        for pk, ck, value, operation, time in log:
-            assert time is not None and operation is not None, "every change has a time and an operation"
+        for pk, ck, value, operation, time, stream in log:
+            assert time and operation and stream, "every change has a time, an operation and a stream"
             ticks = int.from_bytes(time[6:8], "big") & 0x0FFF
             ticks = ticks << 48 | int.from_bytes(time[4:6], "big") << 32 | int.from_bytes(time[:4], "big")
             place = (_number(pk) or 0, _number(ck) or 0)
-            logged.append(Logged((ticks - _UUID_BEGINS) // 10, place, operation[0], _number(value)))
+            logged.append(Logged((ticks - _UUID_BEGINS) // 10, place, operation[0], _number(value), stream))
         there = {(_number(pk) or 0, _number(ck) or 0): _number(value) for pk, ck, value in rows}
         self._captures.compare(logged, there)
         return True

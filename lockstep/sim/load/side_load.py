@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from lockstep.cql.wire import client as wire
 from lockstep.metadata.log.registry import EntryKind
-from lockstep.metadata.schema_change import ChangeSchema
+from lockstep.metadata.schema_change import ChangeCaptured, ChangeSchema, may_open_streams
 from lockstep.runtime.ports import Runtime
 from lockstep.schema.changes import CreateTable, NewColumn, Options
 from lockstep.sim.checkers.violation import Violation
@@ -83,13 +83,15 @@ class SideLoad:
         runtime.tasks.spawn(self._start(runtime), self.table)
 
     async def _start(self, runtime: Runtime) -> None:
-        change = ChangeSchema(
-            CreateTable(KEYSPACE, self.table, runtime.random.uuid(), self._columns, self._options)
-        )
+        made = CreateTable(KEYSPACE, self.table, runtime.random.uuid(), self._columns, self._options)
         while not self.has_table():
             if self._operators.stopped:
                 return
-            await self._operators.submit(runtime, EntryKind.SCHEMA_CHANGE, change)
+            if may_open_streams(self.cluster.newest.schema, made):
+                captured = ChangeCaptured(ChangeSchema(made), runtime.clock.wall_us() // 1000)
+                await self._operators.submit(runtime, EntryKind.CHANGE_CAPTURED, captured)
+            else:
+                await self._operators.submit(runtime, EntryKind.SCHEMA_CHANGE, ChangeSchema(made))
         world, dcs = self.cluster.world, self.cluster.dcs()
         for number, name in enumerate(self._names, start=1):
             client = self.make_client(name, dcs[(number - 1) % len(dcs)])

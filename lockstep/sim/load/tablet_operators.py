@@ -13,6 +13,7 @@ from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.metadata.tablets import ResizePhase, TabletGroupHead
 from lockstep.runtime.ports import Runtime
 from lockstep.schema.changes import AlterOptions
+from lockstep.schema.log_tables import is_log
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.door import KEYSPACE
 from lockstep.sim.load.operators import Operators
@@ -59,9 +60,10 @@ class TabletOperators:
             await asyncio.sleep(self._draw.expovariate(1 / self._pause_s))
             if self._operators.stopped:
                 continue
-            # A view with its base's key lies where that one does, and is asked for nothing of its own.
+            # A view with its base's key lies where that one does, and is asked for nothing of its own; nor is
+            # a log of changes, which nobody may alter.
             tables = self._cluster.newest.schema.by_name[KEYSPACE].tables
-            there = [table.name for table in tables if table.view is None]
+            there = [table.name for table in tables if table.view is None and not is_log(table)]
             if there:
                 name, hints = self._draw.choice(there), self._draw.choice(_HINTS)
                 change = ChangeSchema(AlterOptions(KEYSPACE, name, (("tablets", hints),)))

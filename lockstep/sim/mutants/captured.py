@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.table_streams import StreamSet, TableStreams
+from lockstep.metadata.tablets import TabletGroup
+from lockstep.node.work import worker as work_module
+from lockstep.placement.placements import RingPlacement
 from lockstep.replica.ballots import BallotService
 from lockstep.replica.replica import ReplicaService
+from lockstep.schema.log_tables import is_log
+from lockstep.schema.model import Schema
 from lockstep.sim.plant import Planted, replaced
 from lockstep.storage.engine import StorageEngine
+from lockstep.topology.tablets import resizes
 from lockstep.values.rows import Mutation, without_log
 
 _Context = contextlib.AbstractContextManager[None]
@@ -17,6 +28,7 @@ _Context = contextlib.AbstractContextManager[None]
 _LATER_S = 0.3
 _own_part = ReplicaService._own_part
 _apply = StorageEngine.apply
+_recut = resizes.recut
 
 
 def _left_out() -> _Context:
@@ -57,8 +69,53 @@ async def _written(engine: StorageEngine, captured: Mutation) -> None:
     _apply(engine, captured, first_epoch=None)
 
 
+def _recut_otherwise(change: Callable[[StreamSet, TableStreams, int], StreamSet]) -> _Context:
+    """`change` makes the newest set another one, of what there was before, and of when it was asked for."""
+
+    def recut(
+        schema: Schema, group: TabletGroup, streams: TableStreams, before: RingPlacement, *rest: Any
+    ) -> TableStreams:
+        made = _recut(schema, group, streams, before, *rest)
+        _, at_ms, _ = rest
+        return TableStreams(made.group, (*made.sets[:-1], change(made.newest, streams, at_ms)))
+
+    return replaced((resizes, "recut", recut))
+
+
+def _at_once() -> _Context:
+    """Streams of new tablets count from when they are made."""
+
+    def at_once(made: StreamSet, before: TableStreams, at_ms: int) -> StreamSet:
+        return msgspec.structs.replace(made, timestamp_ms=max(at_ms, before.newest.timestamp_ms + 1))
+
+    return _recut_otherwise(at_once)
+
+
+def _kept() -> _Context:
+    """A tablet keeps the stream of the one that ended where it does."""
+
+    def keep(made: StreamSet, before: TableStreams, at_ms: int) -> StreamSet:
+        known = dict(zip(before.newest.tokens, before.newest.streams, strict=True))
+        streams = [known.get(token, one) for token, one in zip(made.tokens, made.streams, strict=True)]
+        return msgspec.structs.replace(made, ids=b"".join(streams))
+
+    return _recut_otherwise(keep)
+
+
+def _not_moved() -> _Context:
+    """Who gets a tablet gets the table, and not its log."""
+
+    def table_ids(cluster: ClusterMetadata, group: int) -> tuple[int, ...]:
+        return tuple(table.id for table in cluster.schema.tables_in(group) if not is_log(table))
+
+    return replaced((work_module, "table_ids", table_ids))
+
+
 CAPTURED = (
     Planted("log_left_out", "changes are missing in the log while ranges move", "capture", _left_out),
     Planted("log_undecided", "conditional writes are missing in the log", "capture", _decided_without),
     Planted("log_later", "a power cut takes changes from the log alone", "capture", _later),
+    Planted("streams_at_once", "changes stand in closed streams", "capture_tablets", _at_once),
+    Planted("streams_kept", "a stream is opened twice", "capture_tablets", _kept),
+    Planted("log_not_moved", "changes are missing in the log as tablets move", "capture_tablets", _not_moved),
 )

@@ -1,0 +1,168 @@
+"""Streams of changes of tables with tablets, judged by every value that the metadata had, by the log of
+changes at the end, and by what disks hold of it.
+
+CDC-2: a change stands in the stream that was open at its write time for the tablet of its row. CDC-3: each
+split or merge closes the streams of the tablets that it ends and opens one for each that it makes, from a
+time on that lies ahead; nothing else does, and no stream is opened twice. CDC-4: a change that a quorum
+acknowledged is durable once, on a quorum of the replicas of its tablet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.table_streams import StreamSet, TableStreams
+from lockstep.placement.quorums import majority
+from lockstep.schema.log_tables import OPERATION
+from lockstep.schema.model import Table
+from lockstep.sim.checkers.captured import Logged, Wrote
+from lockstep.sim.checkers.ownership import raise_first
+from lockstep.sim.checkers.replicas import DurableContent
+from lockstep.sim.checkers.violation import Violation
+from lockstep.storage.rows import keys
+from lockstep.storage.rows.fragments import decode_row
+from lockstep.values.ids import NodeId
+from lockstep.values.tokens import stream_token
+
+#: By a row's partition key, as it is stored.
+KeyToken = Callable[[int], int]
+_Bounds = tuple[int, int]
+
+
+class StreamsWatch:
+    """`now_ms`: the time as it is, of no node's clock; `ahead_ms`: how far ahead of it streams count at the
+    least. `fact` counts what came to pass."""
+
+    def __init__(self, now_ms: Callable[[], int], ahead_ms: int, fact: Callable[[str], None]) -> None:
+        self._now_ms = now_ms
+        self._ahead_ms = ahead_ms
+        self._fact = fact
+        #: By group: every stream that was ever open.
+        self._opened: dict[int, set[bytes]] = {}
+
+    def applied(self, before: ClusterMetadata, after: ClusterMetadata) -> None:
+        former, streams = before.streams_by_group, after.streams_by_group
+        for group in streams:
+            if group not in former:
+                self._opened[group] = set(streams[group].newest.streams)
+                raise_first(list(_newest_problems(after, streams[group])))
+            elif streams[group] is not former[group] or _bounds(before, group) != _bounds(after, group):
+                raise_first(list(self._problems(before, after, group)))
+
+    def _problems(self, before: ClusterMetadata, after: ClusterMetadata, group: int) -> Iterator[str]:
+        was, now = before.streams_by_group[group], after.streams_by_group[group]
+        bounds, wanted = _bounds(before, group), _bounds(after, group)
+        if bounds == wanted:
+            if now.sets != was.sets:
+                yield f"CDC-3: streams of group {group} changed, and its tablets did not"
+            return
+        self._fact("streams closed and opened")
+        if len(now.sets) < 2 or now.sets[-2] != was.newest:
+            yield f"CDC-3: tablets of group {group} changed, and its streams did not"
+            return
+        broken = list(_newest_problems(after, now))
+        if broken:
+            yield from broken
+            return
+        least_ms = max(was.newest.timestamp_ms + 1, self._now_ms() + self._ahead_ms)
+        if now.newest.timestamp_ms < least_ms:
+            from_ms = now.newest.timestamp_ms
+            yield f"CDC-3: streams of group {group} count from {from_ms} on, not {least_ms} or later"
+        known, ended = dict(zip(bounds, was.newest.streams, strict=True)), set(was.newest.streams)
+        for one, stream in zip(wanted, now.newest.streams, strict=True):
+            if one in known and known[one] != stream:
+                yield f"CDC-3: tablet {one} of group {group} is left alone, and its stream is not"
+            if one not in known and stream in self._opened[group]:
+                yield f"CDC-3: stream {stream.hex()} of group {group} is opened twice"
+        self._opened[group] |= set(now.newest.streams)
+        *_, (_, closed, opened) = now.told()
+        if set(closed) != ended - set(now.newest.streams) or set(opened) != set(now.newest.streams) - ended:
+            yield f"CDC-3: what group {group} tells of streams that were closed and opened is not what was"
+
+
+def _bounds(cluster: ClusterMetadata, group: int) -> list[_Bounds]:
+    return [(placed.range.left, placed.range.right) for placed in cluster.placements.ring(group).ranges]
+
+
+def _newest_problems(cluster: ClusterMetadata, streams: TableStreams) -> Iterator[str]:
+    """What is wrong with the streams that the tablets of a group have."""
+    rights = [right for _, right in _bounds(cluster, streams.group)]
+    tokens = [stream_token(stream) for stream in streams.newest.streams]
+    if tokens != rights:
+        yield f"CDC-3: the tablets of group {streams.group} end at {rights}, its streams at {tokens}"
+
+
+def check_streams(logged: Sequence[Logged], sets: Sequence[StreamSet], token_of_key: KeyToken) -> None:
+    """Raise a Violation where a change stands in another stream than that which was open for its row."""
+    for one in logged:
+        counting = [each for each in sets if each.timestamp_ms * 1000 <= one.at_us]
+        if not counting:
+            raise Violation("CDC-2", f"{one} is older than all streams")
+        token = token_of_key(one.place[0])
+        wanted = min(
+            (stream for stream in counting[-1].streams if stream_token(stream) >= token), key=stream_token
+        )
+        if one.stream != wanted:
+            raise Violation("CDC-2", f"{one} stands in {one.stream.hex()}, and {wanted.hex()} was open")
+
+
+class HeldChange(msgspec.Struct):
+    """A row of the log: what it tells, and which nodes' disks hold it for certain."""
+
+    told: Logged
+    nodes: set[NodeId]
+
+
+def changes_on_disks(
+    log: Table, contents: Mapping[NodeId, DurableContent], number: Callable[[bytes | None], int | None]
+) -> list[HeldChange]:
+    """The rows of the log of a table with the columns pk, ck and v; `number` decodes these."""
+    ids = {column.name: column.id for column in log.columns}
+    found: dict[tuple[bytes, bytes], HeldChange] = {}
+    for node, content in sorted(contents.items()):
+        content.refresh()
+        for store_key, value in content.pairs((log.id,)):
+            _, stream, prefix = keys.split_partition(store_key)
+            clustering = keys.clustering_of(store_key, prefix)
+            known = found.get((stream, clustering))
+            if known is not None:
+                known.nodes.add(node)
+                continue
+            row = decode_row(store_key, value, clustering)
+            values = {cell.column: cell.value for cell in row.cells}
+            place = (number(values[ids["pk"]]) or 0, number(values[ids["ck"]]) or 0)
+            operation = values[ids[OPERATION]]
+            assert operation is not None, "every change has an operation"
+            told = Logged(
+                row.cells[0].timestamp_us, place, operation[0], number(values.get(ids["v"])), stream
+            )
+            found[stream, clustering] = HeldChange(told, {node})
+    return list(found.values())
+
+
+def check_held_changes(
+    written: Sequence[Wrote],
+    held: Sequence[HeldChange],
+    replicas: Callable[[int], Sequence[NodeId]],
+) -> int:
+    """Raise the first Violation; how many writes were judged otherwise. `replicas`: who answers reads of a
+    token."""
+    by_place: dict[tuple[int, int], list[HeldChange]] = {}
+    for one in held:
+        by_place.setdefault(one.told.place, []).append(one)
+    for write in written:
+        found = [one for one in by_place.get(write.place, ()) if write.is_told_by(one.told)]
+        if len(found) > 1 or (write.is_sure and not found):
+            raise Violation("CDC-4", f"{write.named()} is {len(found)} times on disks: {found}")
+        if not write.is_sure:
+            continue
+        readers = replicas(stream_token(found[0].told.stream))
+        there = found[0].nodes.intersection(readers)
+        if len(there) < majority(len(readers)):
+            raise Violation(
+                "CDC-4", f"{write.named()} is on {sorted(there)} of {list(readers)}, which are no quorum"
+            )
+    return len(written)

@@ -1,0 +1,130 @@
+"""The checkers of streams of changes of tables with tablets: histories, logs and disks with one fault each,
+and without one."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import msgspec
+import pytest
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.table_streams import STREAMS, StreamSet, TableStreams
+from lockstep.placement.tablets.resize import Resize, ResizeKind
+from lockstep.sim.checkers.captured import INSERT, Logged, Wrote
+from lockstep.sim.checkers.streams import HeldChange, StreamsWatch, check_held_changes, check_streams
+from lockstep.sim.checkers.violation import Violation
+from lockstep.sim.load.history import Outcome
+from lockstep.values.ids import NodeId
+from lockstep.values.node_limits import CDC_TABLETS_AHEAD_MS
+from tests.topology.tablets.test_captured import AT_MS, captured, resized
+from tests.topology.tablets.worlds import cluster
+
+BEGAN_MS = AT_MS + 100_000
+
+
+@functools.cache
+def values() -> tuple[ClusterMetadata, ...]:
+    """Of a captured table that splits and is merged again."""
+    found = cluster(tablets=4)
+    captured(found)
+    end_ms = resized(found, Resize(ResizeKind.SPLIT, 1), BEGAN_MS)
+    resized(found, Resize(ResizeKind.MERGE, 3), end_ms + 1000)
+    return tuple(found.values)
+
+
+def sets() -> tuple[StreamSet, ...]:
+    (found,) = values()[-1].parts[STREAMS]
+    return found.sets
+
+
+def watched(last: tuple[StreamSet, ...] | None = None, now_ms: int = BEGAN_MS) -> list[str]:
+    """`last`: what the sets of streams are from the merge on."""
+    facts: list[str] = []
+    watch = StreamsWatch(lambda: now_ms, CDC_TABLETS_AHEAD_MS, facts.append)
+    seen = list(values())
+    if last is not None:
+        for at, value in enumerate(seen):
+            if any(one.sets == sets() for one in value.parts[STREAMS]):
+                (known,) = value.parts[STREAMS]
+                seen[at] = value.changed(STREAMS.set((TableStreams(known.group, last),)))
+    for before, after in itertools.pairwise(seen):
+        watch.applied(before, after)
+    return facts
+
+
+def test_streams_that_follow_their_tablets_are_counted() -> None:
+    assert len(sets()) == 3 and sets()[1].count == 8
+    assert watched() == watched(sets()) == ["streams closed and opened"] * 2
+
+
+def test_streams_of_other_tablets_are_found() -> None:
+    first, second, third = sets()
+    with pytest.raises(Violation, match=r"CDC-3: the tablets of group \d+ end at"):
+        watched((first, second, msgspec.structs.replace(third, ids=second.ids)))
+    with pytest.raises(Violation, match=r"CDC-3: tablets of group \d+ changed, and its streams did not"):
+        watched((first, second))
+
+
+def test_a_stream_that_is_opened_again_is_found() -> None:
+    first, second, third = sets()
+    with pytest.raises(Violation, match=r"CDC-3: stream \w+ of group \d+ is opened twice"):
+        watched((first, second, msgspec.structs.replace(third, ids=first.ids)))
+
+
+def test_streams_that_count_too_early_are_found() -> None:
+    first, second, third = sets()
+    with pytest.raises(Violation, match=r"CDC-3: streams of group \d+ count from"):
+        watched((first, second, msgspec.structs.replace(third, timestamp_ms=second.timestamp_ms)))
+    with pytest.raises(Violation, match=r"CDC-3: streams of group \d+ count from"):
+        watched(now_ms=BEGAN_MS + 1)
+
+
+def test_streams_that_change_alone_are_found() -> None:
+    watch = StreamsWatch(lambda: BEGAN_MS, CDC_TABLETS_AHEAD_MS, list[str]().append)
+    newest = values()[-1]
+    (known,) = newest.parts[STREAMS]
+    other = newest.changed(STREAMS.set((TableStreams(known.group, known.sets[1:]),)))
+    with pytest.raises(Violation, match=r"CDC-3: streams of group \d+ changed, and its tablets did not"):
+        watch.applied(newest, other)
+
+
+def in_set(number: int, one: StreamSet, token: int) -> Logged:
+    return Logged(sets()[number].timestamp_ms * 1000 + 7, (5, 1), INSERT, 3, one.stream_for(token))
+
+
+def test_a_change_stands_in_the_stream_that_was_open_for_its_row() -> None:
+    second = sets()[1]
+    check_streams([in_set(number, one, 12) for number, one in enumerate(sets())], sets(), lambda _: 12)
+    for number, one, token in ((1, sets()[0], 12), (0, second, 12), (1, second, second.tokens[-1])):
+        with pytest.raises(Violation, match=r"CDC-2: .* was open"):
+            check_streams([in_set(number, one, token)], sets(), lambda _: 12)
+    with pytest.raises(Violation, match="is older than all streams"):
+        check_streams([Logged(0, (5, 1), INSERT, 3, b"")], sets(), lambda _: 12)
+
+
+WRITE = Wrote("c1", 70, (5, 1), INSERT, 3, Outcome.OK)
+
+
+def held(*nodes: int, stream: bytes = b"8 bytes and more") -> HeldChange:
+    return HeldChange(Logged(70, (5, 1), INSERT, 3, stream), {NodeId(node) for node in nodes})
+
+
+def judged(write: Wrote, *found: HeldChange) -> int:
+    return check_held_changes([write], found, lambda token: (NodeId(1), NodeId(2), NodeId(3)))
+
+
+def test_a_change_that_a_quorum_acknowledged_is_on_one() -> None:
+    assert judged(WRITE, held(1, 3)) == 1
+    with pytest.raises(Violation, match=r"CDC-4: .* is on \[1\] of \[1, 2, 3\]"):
+        judged(WRITE, held(1, 4))
+    with pytest.raises(Violation, match=r"CDC-4: .* is 0 times on disks"):
+        judged(WRITE)
+
+
+def test_a_change_that_nobody_acknowledged_may_be_nowhere_and_is_once_at_the_most() -> None:
+    unknown = msgspec.structs.replace(WRITE, outcome=Outcome.UNKNOWN)
+    assert judged(unknown) == judged(unknown, held(4)) == 1
+    with pytest.raises(Violation, match=r"CDC-4: .* is 2 times on disks"):
+        judged(unknown, held(1), held(2, stream=b"another of a split"))
