@@ -15,7 +15,8 @@ from lockstep.values.codec import decoder
 
 
 class BeginRequest(msgspec.Struct, frozen=True, tag="begin"):
-    """Begin a load, or renew it. `timestamp_us` 0: the node's time."""
+    """Begin a load, or renew it; with `dry_run` say only whether one could begin. `timestamp_us` 0: the
+    node's time."""
 
     job: str
     keyspace: str
@@ -23,6 +24,7 @@ class BeginRequest(msgspec.Struct, frozen=True, tag="begin"):
     lease_ms: int
     overwrite: bool = False
     timestamp_us: int = 0
+    dry_run: bool = False
 
 
 class PutRequest(msgspec.Struct, frozen=True, tag="put"):
@@ -67,7 +69,8 @@ LoadRequest: TypeAlias = BeginRequest | PutRequest | CommitRequest | AbortReques
 class LoadAnswer(msgspec.Struct, frozen=True):
     """Of begin, abort and look. `ranges` are those of the table now, by the placements of `epoch`: a file has
     rows of one of them. `now_s`: the second from which times to live count. `table` is None when the load has
-    ended, or its table is another one now."""
+    ended, or its table is another one now. `state` is empty when it was only asked whether one could begin:
+    then `timestamp_us` is the one that it would have."""
 
     job: str
     state: str

@@ -25,6 +25,7 @@ from lockstep.values.node_limits import LOAD_LEASE_MS, LOAD_LEASE_MS_MAX
 
 Value = TypeVar("Value")
 
+AUTO: Final = "auto"
 STATEMENTS: Final = "statements"
 BULK: Final = "bulk"
 
@@ -59,7 +60,7 @@ class Options(msgspec.Struct, frozen=True):
     concurrent_writes: int = 64
     ignore_nulls: bool = False
     write_time_us: int = 0
-    write_mode: str = STATEMENTS
+    write_mode: str = AUTO
     load_id: str = ""
     ttl_s: int = 0
     ttl_column: str = ""
@@ -106,8 +107,8 @@ def _flag(name: str, text: str) -> bool:
 
 
 def _mode(name: str, text: str) -> str:
-    if text.lower() not in (STATEMENTS, BULK):
-        raise ConfigurationError(f"the option {name} is {text!r}, but takes {STATEMENTS} or {BULK}")
+    if text.lower() not in (AUTO, STATEMENTS, BULK):
+        raise ConfigurationError(f"the option {name} is {text!r}, but takes {AUTO}, {STATEMENTS} or {BULK}")
     return text.lower()
 
 

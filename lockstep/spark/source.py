@@ -28,8 +28,9 @@ from lockstep.spark.changes.stream_options import of_changes
 from lockstep.spark.changes.writer import ChangeWriter, change_writer
 from lockstep.spark.columns import spark_type
 from lockstep.spark.cql_client import pool_of
-from lockstep.spark.loads.writer import BulkWriter, bulk_writer
-from lockstep.spark.options import BULK, Options, parse_options
+from lockstep.spark.loads.choosing import ChoosingWriter, writer_of
+from lockstep.spark.loads.writer import BulkWriter
+from lockstep.spark.options import Options, parse_options
 from lockstep.spark.ring import (
     KeyPartition,
     RangePartition,
@@ -51,7 +52,7 @@ from lockstep.spark.ring import (
 from lockstep.spark.scan import Hosts, PageDecoder, StatementReader
 from lockstep.spark.snapshot_reading import SnapshotScan
 from lockstep.spark.snapshots import SNAPSHOT, Snapshot, open_snapshot
-from lockstep.spark.writer import LockstepWriter, write_plan
+from lockstep.spark.writer import LockstepWriter
 from lockstep.values.codec import encode
 from lockstep.values.errors import ConfigurationError, InvalidRequest
 from lockstep.values.tokens import stream_token, token_of
@@ -106,12 +107,10 @@ class LockstepSource(DataSource):
         )
         return change_writer(options, table_shape(options), schema, overwrite)
 
-    def writer(self, schema: StructType, overwrite: bool) -> LockstepWriter | BulkWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> LockstepWriter | BulkWriter | ChoosingWriter:
         """A writer, after every check of the schema that needs no data."""
         options = parse_options(self.options)
-        if options.write_mode == BULK:
-            return bulk_writer(table_shape(options), schema, overwrite, options)
-        return LockstepWriter(options, write_plan(table_shape(options), schema, overwrite, options))
+        return writer_of(table_shape(options), schema, overwrite, options)
 
 
 class LockstepReader(DataSourceReader):

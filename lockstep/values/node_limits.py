@@ -285,6 +285,12 @@ SPARK_BATCH_BYTES_MAX: Final = 4_500
 SPARK_BATCH_PARTITIONS_MAX: Final = 10
 #: Connections that one task writes over: as many nodes coordinate for it.
 SPARK_WRITE_CONNECTIONS_MAX: Final = 8
+#: Rows of a write that statements are sent for where a load could be made: they take as long as a load's two
+#: entries and its files, some tenths of a second.
+SMALL_WRITE_ROWS_MAX: Final = 4096
+#: What one task of such a write hands to the driver in place of files: of 10,000 tasks, 640 MB at most.
+CARRIED_ROWS_MAX: Final = 1024
+CARRIED_BYTES_MAX: Final = 64 * 1024
 #: Between the entry that gives a captured table other tablets, and the time from which on their streams
 #: count. Whoever plans by the new tablets has their streams from the same entry, replicas refuse older plans,
 #: and the phase before waited for all of these: the news takes a second.

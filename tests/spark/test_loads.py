@@ -235,7 +235,7 @@ def test_8_what_does_not_fit_is_told_before_a_task_runs(cluster: LocalCluster, t
     with pytest.raises(ConfigurationError, match="not ONE"):
         loaded(cluster, table, rows_of(0, 1), consistencyLevel="ONE")
     with pytest.raises(PreconditionError, match="cannot do at once"):
-        LockstepSource(options(cluster, table)).writer(SCHEMA, True)
+        LockstepSource(options(cluster, table, writeMode="statements")).writer(SCHEMA, True)
 
 
 def test_tables_whose_rows_have_consequences_are_refused(cluster: LocalCluster, table: str) -> None:

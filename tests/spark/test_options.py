@@ -36,6 +36,7 @@ def test_names_arrive_in_lower_case() -> None:
         ({"columns": "a,a"}, "distinct names"),
         ({"decimalScale": "39"}, "from 0 to 38"),
         ({"table": ""}, "is empty"),
+        ({"writeMode": "both"}, "takes auto, statements or bulk"),
     ],
 )
 def test_a_wrong_option_is_refused(given: dict[str, str], said: str) -> None:

@@ -45,7 +45,7 @@ def empty(cluster: LocalCluster, table: str) -> None:
 def writer_of(
     cluster: LocalCluster, table: str, schema: StructType = SCHEMA, **others: str
 ) -> LockstepWriter:
-    writer = LockstepSource(options(cluster, table, **others)).writer(schema, False)
+    writer = LockstepSource(options(cluster, table, writeMode="statements", **others)).writer(schema, False)
     return pickle.loads(pickle.dumps(writer))  # noqa: S301
 
 
@@ -111,7 +111,7 @@ def test_a_schema_that_differs_fails_on_the_driver(
 
 def test_overwrite_is_refused(cluster: LocalCluster, table: str) -> None:
     with pytest.raises(PreconditionError, match="overwrite"):
-        LockstepSource(options(cluster, table)).writer(SCHEMA, True)
+        LockstepSource(options(cluster, table, writeMode="statements")).writer(SCHEMA, True)
 
 
 def test_a_write_outlives_the_death_of_a_host(cluster: LocalCluster, table: str) -> None:

@@ -145,14 +145,19 @@ class BulkLoads:
             request.timestamp_us,
             request.overwrite,
         )
-        known = self._context.cluster().loads.by_job.get(request.job)
+        cluster = self._context.cluster()
+        if request.dry_run:
+            wanted.apply(cluster, cluster.epoch)
+            time_us = request.timestamp_us or wanted.at_ms * 1000
+            return LoadAnswer(request.job, "", "", 0, time_us, wanted.at_ms // 1000, cluster.epoch)
+        known = cluster.loads.by_job.get(request.job)
         if known is None or known.state is LoadState.RUNNING:
             await self._submit(wanted)
             if known is None:
                 self._context.log("load.began", job=request.job, table=f"{request.keyspace}.{request.table}")
         else:
             # Nothing is written for what ended; another load's name is refused all the same.
-            wanted.apply(self._context.cluster(), self._context.cluster().epoch)
+            wanted.apply(cluster, cluster.epoch)
         return self.look(request.job)
 
     def look(self, job: str) -> LoadAnswer:

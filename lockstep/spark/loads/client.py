@@ -112,6 +112,14 @@ class LoadClient:
         )
         return ANSWER.decode(self._ask(wanted))
 
+    def would_begin(self, timestamp_us: int = 0) -> LoadAnswer:
+        """The write time that the load would have; InvalidRequest or Unauthorized when it could not begin."""
+        wanted = BeginRequest(
+            self.job, self._options.keyspace, self._options.table, self._options.lease_ms,
+            timestamp_us=timestamp_us, dry_run=True,
+        )  # fmt: skip
+        return ANSWER.decode(self._ask(wanted))
+
     def look(self) -> LoadAnswer:
         return ANSWER.decode(self._ask(LookRequest(self.job)))
 

@@ -38,7 +38,8 @@ GATHERED_BYTES_MAX: Final = 64 * 1024 * 1024
 _ENCODED_ROWS: Final = 65_536
 #: A lease is renewed when this part of it has passed.
 _RENEWED_AFTER: Final = 4
-_LEVELS: Final = (
+#: Those that a load may be committed at.
+LEVELS: Final = (
     Consistency.QUORUM, Consistency.LOCAL_QUORUM, Consistency.EACH_QUORUM, Consistency.ALL,
 )  # fmt: skip
 
@@ -76,8 +77,8 @@ class LoadResult(msgspec.Struct, frozen=True):
 
 def planned(options: Options, columns: Sequence[str], overwrite: bool) -> LoadPlan:
     """Begin the load. PreconditionError when the name's load has ended otherwise."""
-    if options.consistency not in _LEVELS:
-        names = ", ".join(level.name for level in _LEVELS)
+    if options.consistency not in LEVELS:
+        names = ", ".join(level.name for level in LEVELS)
         raise ConfigurationError(
             f"a bulk load is committed at one of {names}, not {options.consistency.name}"
         )
@@ -131,9 +132,7 @@ class BulkWriter(DataSourceArrowWriter):
         self._plan = plan
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        context = TaskContext.get()
-        partition = context.partitionId() if context is not None else 0
-        attempt = context.taskAttemptId() if context is not None else 0
+        partition, attempt = task_of_spark()
         return stage(self._plan, iterator, partition, attempt)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -154,6 +153,12 @@ class BulkWriter(DataSourceArrowWriter):
             client.abort("its job failed")
         finally:
             client.close()
+
+
+def task_of_spark() -> tuple[int, int]:
+    """(partition, attempt) of the task that runs here, zeros outside of tasks."""
+    context = TaskContext.get()
+    return (0, 0) if context is None else (context.partitionId(), context.taskAttemptId())
 
 
 def stage(plan: LoadPlan, batches: Iterable[pa.RecordBatch], partition: int, attempt: int) -> Staged:
