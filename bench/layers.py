@@ -102,7 +102,7 @@ def cql_layers(rounds: int) -> dict[str, float]:
     )
     virtual: Any = SimpleNamespace(schema=type(cluster.schema)())
     absent: Any = None
-    executor = Executor(node, virtual, absent, absent, None)
+    executor = Executor(node, virtual, absent, absent, None, absent)
     session = Session(VERSION_4)
     statement = executor.statements.prepare(WRITE, None)
     bodies = [

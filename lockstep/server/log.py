@@ -129,6 +129,12 @@ class Audit:
             facts["body"] = _cut(json.dumps(masked(body)))
         self._record("admin", **facts)
 
+    def loaded(self, request: str, who: str, peer: str, load: Any, outcome: str, code: str = "") -> None:
+        """A client began a bulk load, committed one or gave one up; `load` says which."""
+        facts = {"who": who or ANONYMOUS, "peer": peer, "request": request, "outcome": outcome}
+        named = {key: _cut(value) if isinstance(value, str) else value for key, value in load.items()}
+        self._record("load", **facts, **({"code": code} if code else {}), **named)
+
     def login_failed(self, role: str, peer: str, code: str, reason: str) -> None:
         """A client did not get in as `role` from the address `peer`."""
         role = _cut(role)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,13 @@ import pytest
 from lockstep.metadata.loads import Load, Loads
 from lockstep.node.data_service import oldest_hint_us
 from lockstep.replica.load_messages import LoadFile
-from lockstep.replica.load_requests import LookRequest
+from lockstep.replica.load_requests import (
+    AbortRequest,
+    BeginRequest,
+    CommitAnswer,
+    CommitRequest,
+    LookRequest,
+)
 from lockstep.server.auth.permits import Session
 from lockstep.server.statements.loads import LoadDoor
 from lockstep.storage.rows import keys
@@ -19,6 +26,7 @@ from lockstep.streaming.load_target import require_in_table
 from lockstep.values.codec import encode
 from lockstep.values.errors import (
     InvalidRequest,
+    LockstepError,
     ProtocolViolation,
     Rejected,
     ServerFault,
@@ -32,22 +40,43 @@ def load(job: str = "a", time_us: int = 9_000_000) -> Load:
     return Load(job, "k", "t", 3, 4, 3, time_us, 5, 10_000)
 
 
-def door(answer: Any, superusers: tuple[str, ...] | None = None) -> LoadDoor:
+class Audited:
+    """What an audit file would hold."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[Any, ...]] = []
+
+    def loaded(self, request: str, who: str, peer: str, load: Any, outcome: str, code: str = "") -> None:
+        self.lines.append((request, who, peer, load["job"], outcome, code))
+
+
+def door(
+    answer: Any,
+    superusers: tuple[str, ...] | None = None,
+    audited: Audited | None = None,
+    running: tuple[Load, ...] = (),
+) -> LoadDoor:
     def look(job: str) -> Any:
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    node: Any = SimpleNamespace(work=SimpleNamespace(bulk_loads=SimpleNamespace(look=look)))
+    async def changed(request: Any) -> Any:
+        return look(request.job)
+
+    loads = SimpleNamespace(look=look, begin=changed, commit=changed, abort=changed)
+    cluster = SimpleNamespace(loads=Loads(running))
+    node: Any = SimpleNamespace(work=SimpleNamespace(bulk_loads=loads), log=SimpleNamespace(cluster=cluster))
+    audit: Any = audited or Audited()
     if superusers is None:
-        return LoadDoor(node, None)
+        return LoadDoor(node, None, audit)
     access = SimpleNamespace(is_superuser=lambda user: user in superusers)
     permits: Any = SimpleNamespace(admit=lambda session: access)
-    return LoadDoor(node, permits)
+    return LoadDoor(node, permits, audit)
 
 
 def ask(asked: LoadDoor, body: bytes = encode(LookRequest("a")), user: str | None = None) -> bytes:
-    return asyncio.run(asked.answer(Session(5, user=user), body))
+    return asyncio.run(asked.answer(Session(5, user=user), body, "10.0.0.9"))
 
 
 def test_superusers_alone_load_where_roles_count() -> None:
@@ -56,6 +85,37 @@ def test_superusers_alone_load_where_roles_count() -> None:
     for user in ("bob", None):
         with pytest.raises(Unauthorized, match="not a superuser"):
             ask(door(load(), ("ann",)), user=user)
+
+
+def test_what_changes_a_load_is_audited_once() -> None:
+    begin = BeginRequest("a", "k", "t", 1000)
+    commit, abort = CommitRequest("a", (), (), 6, 12), AbortRequest("a", "its job failed")
+    seen = Audited()
+
+    def asked(request: Any, answer: Any = None, running: tuple[Load, ...] = (), user: str = "ann") -> None:
+        with contextlib.suppress(LockstepError):
+            ask(door(answer or load(), ("ann",), seen, running), encode(request), user)
+
+    asked(begin)
+    asked(begin, user="bob")
+    asked(commit, running=(load(),))
+    asked(commit, StorageError("the disk is full"), (load(),))
+    asked(abort, running=(load(),))
+    told, seen.lines = seen.lines, []
+    assert told == [
+        ("begin", "ann", "10.0.0.9", "a", "done", ""),
+        ("begin", "bob", "10.0.0.9", "a", "refused", Unauthorized.code),
+        ("commit", "ann", "10.0.0.9", "a", "done", ""),
+        ("commit", "ann", "10.0.0.9", "a", "failed", ServerFault.code),
+        ("abort", "ann", "10.0.0.9", "a", "done", ""),
+    ]
+    # Renewals, questions, files to be cut and ends of what has ended change nothing.
+    asked(begin, running=(load(),))
+    asked(BeginRequest("a", "k", "t", 1000, dry_run=True))
+    asked(commit, CommitAnswer("running", cut=("0-0-0",)), (load(),))
+    asked(abort)
+    asked(LookRequest("a"))
+    assert seen.lines == []
 
 
 def test_what_goes_wrong_is_told_as_clients_know_it() -> None:

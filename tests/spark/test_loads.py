@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import time
 import uuid
@@ -289,10 +290,13 @@ def test_an_operator_sees_a_load_and_ends_it(cluster: LocalCluster, table: str) 
     done = loaded(cluster, table, rows_of(0, 10))
     with pytest.raises(PreconditionError, match=f"was committed at epoch {done.epoch}: its 10 rows are part"):
         door.cancel_load({"job": done.load_id})
-    told = {one["job"]: one for one in door.loads()["loads"]}
-    assert (told[done.load_id]["state"], told[done.load_id]["rows"]) == ("committed", 10)
+    known = {one["job"]: one for one in door.loads()["loads"]}
+    assert (known[done.load_id]["state"], known[done.load_id]["rows"]) == ("committed", 10)
     lines = (data / "audit.log").read_text().splitlines()
     assert [one for one in lines if "/v1/loads/cancel" in one and "wrong files" in one]
+    told = [json.loads(one) for one in lines if done.load_id in one and '"event": "load"' in one]
+    assert [(one["request"], one["outcome"]) for one in told] == [("begin", "done"), ("commit", "done")]
+    assert (told[0]["table"], told[1]["rows"]) == (f"shop.{table}", 10)
     assert gone(cluster)
 
 

@@ -410,7 +410,7 @@ class CqlConnection(asyncio.Protocol):
 
     async def _load(self, session: Session, stream: int, request: Load, size: int) -> None:
         try:
-            body = await self._server.executor.loads.answer(session, request.body)
+            body = await self._server.executor.loads.answer(session, request.body, self.peer[0])
             self._send(int(Opcode.LOADED), stream, body)
         except LockstepError as error:
             self._outbox.error(stream, error)

@@ -285,7 +285,7 @@ class CqlServer:
             self.permits = Permits(lambda: node.log.cluster, place, checks=settings.checks_permissions)
         statements = SchemaStatements(node, watch)
         roles = RoleStatements(node, self.permits, passwords, statements, self.virtual.schema)
-        self.executor = Executor(node, self.virtual, statements, roles, self.permits)
+        self.executor = Executor(node, self.virtual, statements, roles, self.permits, self.audit)
         mirrors, conditions = node.context.configuration.testing.mirror_payloads, node.context.conditions
         self.clients = Connections(
             runtime, node.context.log, self.executor, self.authentication, self.audit, mirrors

@@ -40,6 +40,7 @@ from lockstep.node.services import NodeServices
 from lockstep.quorum.request_trace import REQUEST_TRACE
 from lockstep.server.auth.permits import Permits, Session
 from lockstep.server.auth.role_statements import RoleStatements
+from lockstep.server.log import Audit
 from lockstep.server.metrics.latencies import BATCHES, CONDITIONAL_BATCHES, COUNTER_BATCHES, OPERATION
 from lockstep.server.statements.batch_writes import (
     WRITE_LEVELS_REFUSED,
@@ -158,6 +159,7 @@ class Executor:
         schema_statements: SchemaStatements,
         roles: RoleStatements,
         permits: Permits | None,
+        audit: Audit,
     ) -> None:
         self._node = node
         self._runtime = node.context.runtime
@@ -178,7 +180,7 @@ class Executor:
         self._schema = schema_statements
         self._roles = roles
         self._permits = permits
-        self.loads = LoadDoor(node, permits)
+        self.loads = LoadDoor(node, permits, audit)
         self.tracer = Tracer(node, self.statements, self.context)
 
     # -- time and identity ------------------------------------------------------------------------
