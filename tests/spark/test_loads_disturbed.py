@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 
 import pytest
 
 pytest.importorskip("pyspark")
 
+from lockstep.local.admin_client import AdminClient, of_token_file
 from lockstep.local.clusters import LocalCluster
 from lockstep.spark.cql_client import pool_of
 from lockstep.spark.loads.writer import BulkWriter, Staged, commit, planned, stage
@@ -22,6 +24,7 @@ from .test_loads import gone, rows_of, staged_names
 pytestmark = pytest.mark.slow
 
 ROWS = 600
+RESIZED_WITHIN_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +83,43 @@ def test_12_a_join_in_the_middle_has_files_cut_and_staged_again(own: LocalCluste
     assert before and result.files == len(staged.files)
     assert count(own, "b", Consistency.ALL) == ROWS
     assert gone(own)
+
+
+def test_12_tablets_that_split_have_files_cut_and_staged_again(own: LocalCluster) -> None:
+    connection = connect(own)
+    connection.query(
+        "CREATE KEYSPACE spread WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 3} "
+        "AND tablets = {'enabled': true, 'initial': 4}"
+    )
+    connection.query("CREATE TABLE spread.t (id int PRIMARY KEY, n bigint, v text)")
+    writer, staged = staged_in(own, "t", keyspace="spread")
+    assert len(staged.files) == 4
+    split(own, "spread", "t", 8)
+    # The node that dies now has files of the tablets that were.
+    own.kill("n3")
+    result = commit(writer._plan, [staged])
+    # Halves are on the same replicas, so the files are whole.
+    assert result.files == 4 and result.lacking in ((), (3,))
+    found = connection.query("SELECT id, n, v FROM spread.t", consistency=Consistency.QUORUM)
+    connection.close()
+    assert sorted(tuple(row.values()) for row in found) == [(one, 10 * one, f"v{one}") for one in range(ROWS)]
+    own.start(["n3"])
+    assert gone(own)
+
+
+def split(cluster: LocalCluster, keyspace: str, table: str, wanted: int) -> None:
+    """Split all tablets of a table, and wait until that has ended."""
+    node = cluster.file.nodes[0]
+    shown = of_token_file(cluster.paths.data(node.name) / "admin.token", "")
+    admin = AdminClient(node.address, PORTS[2], 30.0, shown)
+    admin.post("/v1/tablets/resize", {"keyspace": keyspace, "table": table, "kind": "split"})
+    until_s = time.monotonic() + RESIZED_WITHIN_S
+    while True:
+        (shown_table,) = admin.get("/v1/tablets", keyspace=keyspace)["tables"]
+        if (shown_table["resize_phase"], shown_table["tablets"]) == ("none", wanted):
+            return
+        assert time.monotonic() < until_s, shown_table
+        time.sleep(0.2)
 
 
 def test_12_a_load_that_nobody_commits_pins_nothing(own: LocalCluster) -> None:
