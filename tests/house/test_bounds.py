@@ -28,6 +28,7 @@ PARTS_OF_OTHERS = {
     "lockstep.metadata": "ClusterMetadata",
     "lockstep.placement": "Placements",
     "lockstep.topology.joining": "JoinState",
+    "lockstep.ring.ring": "Ring",
 }
 #: Modules that write into values that are frozen: memos, and bodies that put their tokens in order when made.
 MEMOS = {"lockstep.values.memo", "lockstep.topology.kinds.bootstrap", "lockstep.topology.kinds.move"}

@@ -28,6 +28,7 @@ PURE_ROOMS = (
     "topology",
     "recovery",
     "gossip",
+    "ring",
     "cql",
 )
 PURE_MODULES = ("lockstep.quorum.round", "lockstep.quorum.round")
