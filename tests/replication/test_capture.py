@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,17 +12,22 @@ from typing import Any
 import msgspec
 import pytest
 
+from lockstep.coordination import capturing
 from lockstep.coordination.capture import Capture, change_time, element_time
 from lockstep.coordination.capturing import Capturing, stream_of
-from lockstep.metadata.cdc import Generation, packed
+from lockstep.metadata.cdc import GENERATIONS, Generation, packed
+from lockstep.metadata.schema_part import SCHEMA as SCHEMA_PART
 from lockstep.quorum.plans import PlanBook
 from lockstep.replica.ballots import BallotService
 from lockstep.replica.replica import ReplicaService
+from lockstep.schema.changes import AlterOptions, NewColumn, apply_change
 from lockstep.schema.log_tables import CaptureOptions
 from lockstep.schema.model import Table
+from lockstep.schema.type_changes import CreateType
+from lockstep.schema.types import field_path
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.rows.fragments import require_fitting
-from lockstep.values.errors import InvalidRequest, StaleEpoch
+from lockstep.values.errors import ColumnsGone, InvalidRequest, StaleEpoch
 from lockstep.values.ids import Consistency, NodeId, mutation_id
 from lockstep.values.limits import MUTATION_BYTES_MAX
 from lockstep.values.rows import (
@@ -31,10 +38,12 @@ from lockstep.values.rows import (
     Mutation,
     Partition,
     RangeDeletion,
+    ReadCommand,
+    ReadResult,
     Row,
 )
 from lockstep.values.tokens import TOKEN_MAX, stream_token
-from tests.schema.test_log_tables import after, log, table
+from tests.schema.test_log_tables import COLUMNS, after, log, table
 from tests.storage.support import open_store, runtime_of
 
 from .clusters import TABLE_ID, make_cluster
@@ -130,6 +139,87 @@ def test_deletions_come_after_what_is_written_and_states_around_both() -> None:
     assert [("cdc$end_of_batch" in one) for one in found] == [False] * 8 + [True]
 
 
+def test_a_value_and_a_collection_that_are_deleted_say_so() -> None:
+    gone = (ColumnDeletion(BASE.by_name["m"].id, Deletion(AT_US - 7, 1)),)
+    row = Row(place(1), None, None, (cell("v", None),), gone)
+    first, second = told(logged(mutation(rows=(row,))))
+    assert first.keys() == {"cdc$deleted_m", "cdc$operation", "cdc$end_of_batch"}
+    assert second.keys() == {"cdc$deleted_v", "cdc$operation", "cdc$end_of_batch"}
+    assert first["cdc$deleted_m"] == second["cdc$deleted_v"] == b"\1"
+    assert capture().times_us(mutation(rows=(row,))) == [AT_US - 7, AT_US], "not what is written anew"
+    alone = Row(place(1), None, None, (), (ColumnDeletion(BASE.by_name["m"].id, Deletion(AT_US - 1, 1)),))
+    assert capture().times_us(mutation(rows=(alone,))) == [AT_US], "just before what is written anew"
+
+
+def test_a_partition_that_is_deleted_comes_last() -> None:
+    row = Row(place(1), None, None, (cell("v", b"x"),))
+    change = mutation(rows=(row,), deletion=Deletion(AT_US, 1))
+    assert [one["cdc$operation"] for one in told(logged(change))] == [b"\1", b"\4"]
+    (only,) = told(logged(mutation(deletion=Deletion(AT_US - 3, 1))))
+    assert only == {"cdc$operation": b"\4", "cdc$end_of_batch": b"\1"}
+
+
+@pytest.mark.parametrize(
+    ("preimage", "postimage", "is_there", "expected"),
+    [
+        ("true", False, True, [(0, b"x"), (1, b"y")]),
+        ("full", False, True, [(0, b"x"), (1, b"y")]),
+        ("true", False, False, [(1, b"y")]),
+        ("false", True, True, [(1, b"y"), (9, b"y")]),
+        ("false", True, False, [(1, b"y"), (9, b"y")]),
+        ("true", True, True, [(0, b"x"), (1, b"y"), (9, b"y")]),
+        ("false", False, True, [(1, b"y")]),
+    ],
+)
+def test_only_the_states_that_are_asked_for_are_told(
+    preimage: str, postimage: bool, is_there: bool, expected: list[tuple[int, bytes]]
+) -> None:
+    change = mutation(rows=(Row(place(1), None, None, (cell("v", b"y"),)),))
+    rows = (
+        Row(place(1), Liveness(9), None, (cell("v", b"x", 9), cell("l", b"\0\0\0\1", 9, path=bytes(16)))),
+    )
+    before = Partition(7, bytes(4), rows=rows) if is_there else None
+    found = told(logged(change, before, preimage=preimage, postimage=postimage))
+    assert [(one["cdc$operation"][0], one.get("v")) for one in found] == expected
+    has_all = [one["cdc$operation"][0] for one in found if "l" in one]
+    full = [0] if preimage == "full" else []
+    assert has_all == [*full, *([9] if postimage and is_there else [])], "what else the row has"
+
+
+def test_elements_of_lists_and_fields_of_types_are_told_by_ids_and_positions() -> None:
+    point = CreateType("k", "point", (("x", "int"), ("y", "text")))
+    schema = after(point, table(columns=(*COLUMNS, NewColumn("u", "point"))))
+    space = schema.by_name["k"]
+    base, made = space.by_name["t"], log(schema)
+    paths = [((1 << 63) + at).to_bytes(8, "big") + b"abcde\0\0\1" for at in (5, 6)]
+
+    def of(name: str, value: bytes | None, path: bytes) -> Cell:
+        return Cell(base.by_name[name].id, value, AT_US, path=path)
+
+    cells = (
+        of("l", b"\0\0\0\7", paths[0]),
+        of("l", None, paths[1]),
+        of("u", b"\0\0\0\5", field_path(0)),
+        of("u", None, field_path(1)),
+    )
+    change = Mutation(base.id, 7, bytes(4), ID, AT_US, rows=(Row(place(1), None, None, cells),))
+    found = Capture(base, made, space, PLAIN).with_log(change, STREAM, None, 100)
+    assert found.captured is not None
+    (only,) = told(found.captured, made)
+
+    def whole(*parts: bytes) -> bytes:
+        return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+
+    assert only["l"] == b"\0\0\0\1" + whole(element_time(paths[0]), b"\0\0\0\7")
+    assert only["cdc$deleted_elements_l"] == b"\0\0\0\1" + whole(element_time(paths[1]))
+    assert only["u"] == whole(b"\0\0\0\5")
+    assert only["cdc$deleted_elements_u"] == b"\0\0\0\1" + whole(b"\0\1")
+    assert only.keys() == {
+        *("l", "cdc$deleted_elements_l", "u", "cdc$deleted_elements_u"),
+        *("cdc$operation", "cdc$end_of_batch"),
+    }
+
+
 def test_a_change_has_one_time_however_often_it_is_made() -> None:
     one = mutation(rows=(Row(place(1), Liveness(AT_US)),))
     assert logged(one) == logged(one)
@@ -217,6 +307,106 @@ def test_a_table_without_a_log_is_left_as_it_is() -> None:
         assert await capturing.attached(given) is given
 
     run(test)
+
+
+class Captured:
+    """A node with two captured tables in its schema; reads answer what `held` has."""
+
+    def __init__(self, options: str = "true") -> None:
+        on = ("cdc", (("enabled", "true"), ("preimage", options)))
+        plain = table("plain", options=(), number=3)
+        self.schema = after(table(options=(on,)), table("other", options=(on,), number=2), plain)
+        by_name = self.schema.by_name["k"].by_name
+        self.base, self.other, self.plain = (by_name[name] for name in ("t", "other", "plain"))
+        self.held: list[Partition] = []
+        self.changes = 0
+        self.on_read: Callable[[], None] = lambda: None
+        self.asked: list[tuple[ReadCommand, Consistency, float]] = []
+        cluster = make_cluster(5, [(TOKEN_MAX, [1], [1], 5)])
+        self.cluster: Any = cluster.changed(
+            SCHEMA_PART.set(self.schema), GENERATIONS.set((generation(0, -5, 5),))
+        )
+        self.capturing = Capturing(lambda: self.cluster, self._read, lambda: AT_US, 7.0)
+
+    async def _read(self, command: ReadCommand, consistency: Consistency, read_ms: float) -> ReadResult:
+        self.asked.append((command, consistency, read_ms))
+        self.on_read()
+        return ReadResult(tuple(self.held))
+
+    def attached(self, *changes: Mutation) -> list[Mutation | None]:
+        return [one.captured for one in asyncio.run(self.capturing.attached(changes))]
+
+    def change(self, of: Table, key: bytes = bytes(4)) -> Mutation:
+        row = Row(place(1), None, None, (Cell(of.by_name["v"].id, b"y", AT_US),))
+        return Mutation(of.id, 7, key, ID, AT_US, rows=(row,))
+
+    def with_comment(self) -> None:
+        """The table changes."""
+        self.changes += 1
+        change = AlterOptions("k", "t", (("comment", str(self.changes)),))
+        self.schema, _ = apply_change(self.schema, change, 9 + self.changes, ("dc1",))
+        self.cluster = self.cluster.changed(SCHEMA_PART.set(self.schema))
+
+
+def test_what_a_captured_table_had_is_read_and_others_pass_as_they_are() -> None:
+    node = Captured()
+    state = Row(place(1), Liveness(9), None, (Cell(node.base.by_name["v"].id, b"x", 9),))
+    node.held = [Partition(3, b"\0\0\0\\9", rows=(state,)), Partition(7, bytes(4), rows=(state,))]
+    plain, captured, missing = (
+        node.change(node.plain),
+        node.change(node.base),
+        node.change(node.other, b"none"),
+    )
+    first, second, third = node.attached(plain, captured, missing)
+    assert first is None and second is not None and third is not None
+    operations = [one["cdc$operation"] for one in told(second, log(node.schema))]
+    assert operations == [b"\0", b"\1"], "what was there of this partition"
+    assert len(third.rows) == 1, "nothing was there of that one"
+    assert [(one[0].key, one[1], one[2]) for one in node.asked] == [
+        (bytes(4), Consistency.LOCAL_QUORUM, 7.0),
+        (b"none", Consistency.LOCAL_QUORUM, 7.0),
+    ]
+
+
+def test_nothing_is_read_where_no_state_before_is_asked_for() -> None:
+    node = Captured("false")
+    assert all(node.attached(node.change(node.base))) and not node.asked
+    node.on_read = node.with_comment
+    assert all(node.attached(node.change(node.base)))
+
+
+def test_a_table_that_changes_while_its_state_is_read_is_planned_again() -> None:
+    node = Captured()
+    node.on_read = node.with_comment
+    with pytest.raises(ColumnsGone) as caught:
+        node.attached(node.change(node.base))
+    assert not caught.value.begun
+    node.on_read = lambda: None
+    assert all(node.attached(node.change(node.base)))
+
+
+def test_what_changes_nothing_adds_nothing() -> None:
+    node = Captured()
+    nothing = Mutation(node.base.id, 7, bytes(4), ID, AT_US)
+    assert node.attached(nothing) == [None]
+
+
+def test_only_so_many_tables_are_remembered_and_a_changed_one_is_made_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Captured()
+    one, other = node.capturing.of(node.base.id), node.capturing.of(node.other.id)
+    assert node.capturing.of(node.base.id) is one and node.capturing.of(node.other.id) is other
+    node.with_comment()
+    again = node.capturing.of(node.base.id)
+    assert again is not one and again is not None and again.base is node.schema.by_name["k"].by_name["t"]
+    assert node.capturing.of(node.plain.id) is None and node.capturing.of(99) is None
+    monkeypatch.setattr(capturing, "CAPTURED_TABLES_CACHED_MAX", 1)
+    kept = node.capturing.of(node.other.id)
+    assert node.capturing.of(node.base.id) is again
+    node.with_comment()
+    assert node.capturing.of(node.base.id) is not again
+    assert node.capturing.of(node.other.id) is not kept, "all were forgotten"
 
 
 def test_a_change_and_its_log_are_one_batch_of_the_store(tmp_path: Path) -> None:
