@@ -176,7 +176,8 @@ class Board:
             for order in decision.orders:
                 self._orders.put(order.node, key, order)
             planned.noted = tuple(order.node for order in decision.orders)
-        elif isinstance(decision, Wait):
+        else:
+            assert isinstance(decision, Wait), "what runs is never idle"
             for node, reason in decision.blockers:
                 self._waiting.put(node, key, reason)
             planned.noted = tuple(node for node, _ in decision.blockers)
