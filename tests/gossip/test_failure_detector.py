@@ -3,6 +3,8 @@ from __future__ import annotations
 import math
 import random
 from statistics import fmean, pstdev
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +18,7 @@ from lockstep.gossip.failure_detector import (
     SPREAD_MIN,
     WINDOW,
     FailureDetector,
+    Opinions,
 )
 
 SILENCE_S_MIN = EXPECTED_S * SILENCE_INTERVALS_MIN
@@ -205,3 +208,15 @@ def test_a_node_that_stood_still_blames_nobody_and_forgives_nobody_who_was_silen
     detector.heard(1, 42.0)
     detector.validate()
     assert detector.alive(1, 43.9) and not detector.alive(1, 44.6)
+
+
+def test_nobody_prefers_a_node_whose_address_another_one_has_or_that_is_not_ready() -> None:
+    detector = FailureDetector()
+    for at in range(20):
+        for node in (2, 3, 4):
+            detector.heard(node, at * 0.5)
+    cluster = SimpleNamespace(directory=SimpleNamespace(shadowed=frozenset({2, 1})))
+    newest: Any = SimpleNamespace(cluster=cluster)
+    opinions = Opinions(detector, newest, lambda: 5, lambda: 9.6)
+    opinions.avoided = frozenset({3, 5})
+    assert [node for node in (1, 2, 3, 4, 5) if opinions.prefers(node)] == [4, 5]

@@ -126,6 +126,18 @@ def test_a_refused_peer_is_not_asked_for_long_whatever_it_says() -> None:
     assert asked(puller, 0, REFUSED_MS + 1).peer == "a"
 
 
+def test_refusing_one_peer_leaves_what_another_was_asked_under_way() -> None:
+    puller: Puller[str] = Puller()
+    puller.heard("a", 5, 0)
+    puller.heard("b", 5, 0)
+    request = asked(puller, 0, 0)
+    other = "a" if request.peer == "b" else "b"
+    puller.refuse(other, 1)
+    assert puller.is_current(request) and puller.next(0, 1) is None
+    puller.refuse(request.peer, 2)
+    assert not puller.is_current(request)
+
+
 def test_nothing_is_asked_while_held() -> None:
     puller: Puller[str] = Puller()
     puller.heard("a", 5, 0)

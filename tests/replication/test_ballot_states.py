@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from lockstep.consensus import paxos
 from lockstep.consensus.paxos import NO_BALLOT, Acceptor, Ballot, Proposal
 from lockstep.replica.ballot_states import BallotStates, ReservedTimes
@@ -88,6 +90,19 @@ def test_what_came_or_went_in_another_way_is_read() -> None:
     engine.rows.clear()
     engine.rewrites += 1
     assert states.of(_place()) == Acceptor()
+
+
+def test_what_is_known_is_held_against_the_store_until_that_was_rewritten() -> None:
+    engine = _Engine()
+    states = _states(engine)
+    accepted = Acceptor(Ballot(5, 1), Proposal(Ballot(5, 1), Ballot(5, 1), b"v"))
+    states.keep(_place(), Acceptor(), accepted)
+    states.validate()
+    engine.rows.clear()
+    with pytest.raises(AssertionError, match="what was accepted"):
+        states.validate()
+    engine.rewrites += 1
+    states.validate()
 
 
 def test_states_in_memory_are_bounded_in_number_and_size() -> None:

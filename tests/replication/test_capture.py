@@ -294,6 +294,9 @@ def test_a_replica_takes_what_is_its_own(own: int, part: Mutation, takes: bool) 
     assert ReplicaService._own_part(service, CAPTURED, FAR, 6, is_own) == (part, takes)
     with pytest.raises(StaleEpoch):
         ReplicaService._own_part(service, CAPTURED, FAR, 5, is_own)
+    gone = msgspec.structs.replace(FAR, table_id=9)
+    change = msgspec.structs.replace(NEAR, captured=gone)
+    assert ReplicaService._own_part(service, change, gone, 6, is_own) == (NEAR, is_own), "the log is gone"
     ballots: Any = SimpleNamespace(_plans=book, _own_id=lambda: own)
     assert BallotService._own_part(ballots, CAPTURED).captured == (FAR if own in (1, 4) else None)
 

@@ -150,6 +150,16 @@ def test_a_process_is_told_by_which_of_its_starts_it_is_known() -> None:
     run(test)
 
 
+def test_nobody_is_asked_once_the_time_is_over() -> None:
+    async def test() -> None:
+        town = Town(step_s=2.0)
+        with pytest.raises(Unavailable):
+            await town.change()
+        assert town.asked == []
+
+    run(test)
+
+
 def test_a_definite_refusal_goes_to_the_next_one_and_an_open_end_to_nobody() -> None:
     async def test() -> None:
         town = Town()

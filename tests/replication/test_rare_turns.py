@@ -320,6 +320,14 @@ def test_a_counter_whose_store_was_given_up_while_it_was_read_is_not_counted(
     assert wiped.reached[-1] == "counter.given_up_meanwhile"
 
 
+def test_a_change_whose_turn_comes_too_late_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = leader()
+    late._runtime.clock.monotonic_s = lambda: 1.0
+    with pytest.raises(Overloaded, match="too many changes of one counter"):
+        added(late, monkeypatch)
+    assert late.reached == []
+
+
 def test_a_counter_that_its_own_store_refuses_may_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(WriteTimeout):
         added(leader(answer=Overloaded("too much")), monkeypatch)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from lockstep.storage.rows import keys
@@ -11,11 +14,13 @@ from lockstep.storage.store_position import (
     FIRST_KEY,
     LAST_KEY,
     Lack,
+    Lacking,
     lacked,
     lacking_record,
     lacks_in,
     tokens_between,
 )
+from lockstep.values.errors import RangeLacking
 from lockstep.values.tokens import FULL_RING, TOKEN_MAX, TOKEN_MIN, Range
 
 TABLE = 7
@@ -57,6 +62,16 @@ def test_what_is_lacking_is_told_of_any_stretch_that_has_some_of_the_tokens() ->
     assert lacked(lacks, TABLE, FULL_RING) == Range(-21, -10)
     assert lacked(lacks, TABLE + 1, FULL_RING) is None
     assert lacked([], TABLE, FULL_RING) is None
+
+
+def test_only_what_may_be_lacking_is_refused() -> None:
+    facts: Any = SimpleNamespace(local_fact=lambda _: lacking_record((Lack(key(5), key(8)),))[2])
+    lacking = Lacking(facts)
+    lacking.require(TABLE, Range(-9, 4))
+    lacking.require(TABLE + 1, FULL_RING)
+    with pytest.raises(RangeLacking, match=rf"lost what it stored of \(4, 6\] of table {TABLE}"):
+        lacking.require(TABLE, Range(0, 6))
+    Lacking(SimpleNamespace(local_fact=lambda _: None)).require(TABLE, FULL_RING)  # type: ignore[arg-type]
 
 
 def test_ballots_of_conditional_writes_count_to_their_table() -> None:

@@ -14,6 +14,7 @@ from lockstep.storage.rows.folding import PartitionFold
 from lockstep.storage.rows.fragments import fragments_of
 from lockstep.values import limits
 from lockstep.values.ids import mutation_id
+from lockstep.values.node_limits import MERGED_BYTES_INLINE
 from lockstep.values.rows import (
     ALL_ROWS,
     Cell,
@@ -128,6 +129,40 @@ def test_rows_together_are_what_they_are_one_by_one(monkeypatch: pytest.MonkeyPa
             patch.setattr(reading, "_TOGETHER_MAX", 1)
             assert found == _read(content, command), seed
     assert 40 < sum(together) < len(together), "runs are taken, and refused"
+
+
+def _turns(content: OrderedMap, slices: tuple[Slice, ...] = ALL_ROWS) -> tuple[int, list[bytes]]:
+    """How often a read gives way, and the rows that it finds."""
+    command = ReadCommand(TABLE, TOKEN - 1, TOKEN, KEY, slices, (), False, False, 0, 0, NOW_S)
+    found = Reading(_View(content), command, None)
+    turns = sum(work is None for work in found.steps())
+    return turns, [row.clustering for part in found.result().partitions for row in part.rows]
+
+
+def _plain(rows: int, size: int) -> OrderedMap:
+    content = OrderedMap()
+    for at in range(rows):
+        row = Row(at.to_bytes(2, "big"), Liveness(1), None, (Cell(1, bytes(size), 1),))
+        change = Mutation(TABLE, TOKEN, KEY, mutation_id(1, 1, at), 1, rows=(row,))
+        for _, key, value in fragments_of(change, keys.partition_prefix(TABLE, TOKEN, KEY)):
+            content.put(key, value)
+    return content
+
+
+def test_a_read_of_few_large_rows_gives_way_for_their_bytes() -> None:
+    rows = [at.to_bytes(2, "big") for at in range(12)]
+    assert _turns(_plain(12, 100)) == (0, rows)
+    assert _turns(_plain(12, MERGED_BYTES_INLINE // 5)) == (2, rows), "after each five"
+    assert _turns(_plain(12, reading._SMALL_BYTES // 2)) == (0, rows)
+
+
+def test_a_read_of_many_short_slices_gives_way_for_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    slices = tuple(Slice(at.to_bytes(2, "big"), (at + 1).to_bytes(2, "big")) for at in range(0, 20, 2))
+    rows = [one.start for one in slices]
+    content = _plain(20, 10)
+    assert _turns(content, slices) == (0, rows)
+    monkeypatch.setattr(limits, "FRAGMENTS_PER_TURN_MAX", 4)
+    assert _turns(content, slices) == (2, rows), "ten rows, after each four"
 
 
 def test_many_plain_rows_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:

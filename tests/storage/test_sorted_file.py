@@ -19,6 +19,7 @@ from lockstep.storage.rocks.rocks import RocksStore
 from lockstep.storage.rows import keys
 from lockstep.storage.sorted_file import RangeFiles
 from lockstep.storage.store import FileSummary, Pair, Store
+from lockstep.storage.unchanged import Unchanged
 from lockstep.values.errors import CorruptFile, StorageError
 from lockstep.values.tokens import FULL_RING, TOKEN_MAX, Range
 from tests.storage.support import content_of, open_store, runtime_of
@@ -154,6 +155,27 @@ def test_a_file_is_only_taken_in_for_its_range(tmp_path: Path) -> None:
                     engine.run_at(TABLE, part, "file", len(pairs), first, last)
             engine.ingest(engine.run_at(TABLE, Range(-1, 19), "file", len(pairs), first, last))
             await engine.close()
+
+    asyncio.run(body())
+
+
+def test_what_is_taken_in_is_not_unchanged_since_a_repair(tmp_path: Path) -> None:
+    async def body() -> None:
+        engine = await engine_with("model", tmp_path, [])
+        (first, _), *_, (last, _) = pairs = fragments([(3, 10)] * 20)
+        await made(engine._store, "file", pairs)
+        await made(engine._store, "again", pairs)
+        engine.unchanged.watch("s", TABLE, [FULL_RING])
+        engine._store.write(engine.unchanged.equal("s", TABLE, [FULL_RING]))
+        assert engine.unchanged.parts(TABLE, [FULL_RING]) == ()
+        for path in ("file", "again"):
+            await engine.synced(
+                engine.take_in(engine.run_at(TABLE, Range(-1, 19), path, len(pairs), first, last))
+            )
+            (part,) = engine.unchanged.parts(TABLE, [FULL_RING])
+            assert part.contains(0) and part.contains(19) and part != FULL_RING
+            assert Unchanged(engine._store).parts(TABLE, [FULL_RING]) == (part,), "as a start would find it"
+        await engine.close()
 
     asyncio.run(body())
 
