@@ -132,7 +132,9 @@ def test_a_promise_needs_no_sync_within_times_that_are_reserved_durably() -> Non
     times.reserved(until_us)
     assert times.covers(ballot) and times.covers(Ballot(until_us, 1))
     assert not times.covers(Ballot(until_us + 1, 1)), "a clock that is ahead"
-    clock.now_us += _RESERVED_US // 2 + 1
+    clock.now_us += _RESERVED_US // 2
+    assert times.reserve() == (0, 0), "half of it is left"
+    clock.now_us += 1
     assert times.reserve()[1] == clock.now_us + _RESERVED_US, "before the rest is used up"
     times.validate()
 

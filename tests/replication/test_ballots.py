@@ -63,6 +63,10 @@ class Engine:
         self.applied: list[Mutation] = []
         self.durable: list[int] = []
         self.on_sync: Callable[[], None] = lambda: None
+        #: Of rows, in turns of their own; `reads_now`: whether they are read in the step that asks, too.
+        self.reads = 0
+        self.reads_now = True
+        self.on_read: Callable[[], None] = lambda: None
         self.rewrites = 0
         self.facts: dict[bytes, bytes] = {}
 
@@ -77,10 +81,12 @@ class Engine:
         self.on_sync()
 
     async def read(self, command: ReadCommand) -> ReadResult:
+        self.reads += 1
+        self.on_read()
         return self.peek(command)
 
     def read_now(self, command: ReadCommand) -> ReadResult | None:
-        return self.peek(command)
+        return self.peek(command) if self.reads_now else None
 
     def unsynced(self, command: ReadCommand) -> int:
         last = len(self.applied)
@@ -225,6 +231,50 @@ def test_a_look_promises_and_keeps_nothing() -> None:
         reply = await voter.prepare(NO_BALLOT)
         assert reply.result == ReadResult(()) and reply.state == Acceptor()
         assert not voter.engine.applied and not voter.engine.durable
+
+    run(test)
+
+
+def test_a_look_is_not_answered_when_the_group_changed_while_it_read() -> None:
+    async def test() -> None:
+        voter = Voter()
+
+        def changes() -> None:
+            voter.cluster = whole_ring(6, [1, 2, 3], [1, 2, 3, 4], group_epoch=6)
+
+        voter.engine.on_read = changes
+        with pytest.raises(StaleEpoch):
+            await voter.prepare(NO_BALLOT)
+        assert voter.refused() == {STALE_AFTERWARDS: 1}
+
+    run(test)
+
+
+@pytest.mark.parametrize("reads_now", [True, False])
+def test_rows_are_read_once_with_a_promise(reads_now: bool) -> None:
+    async def test() -> None:
+        voter = Voter()
+        voter.engine.apply(upsert(1, b"a", b"x"))
+        voter.engine.reads_now = reads_now
+        reply = await voter.prepare(ballot(10))
+        assert reply.result is not None and reply.result.partitions[0].rows[0].clustering == b"a"
+        assert voter.engine.reads == (0 if reads_now else 1)
+
+    run(test)
+
+
+@pytest.mark.parametrize("decides", [True, False])
+def test_a_vote_that_decides_applies_what_is_voted_for_and_says_so(decides: bool) -> None:
+    async def test() -> None:
+        voter = Voter()
+        change = upsert(1, b"a", b"x")
+        own = proposal(10, encode(change))
+        reply = await voter.service.answer(ProposeRequest(5, 1, PLACE, own, decides))
+        assert reply == ProposeReply(5, True, ballot(10), decides)
+        assert (change in voter.engine.applied) is decides
+        assert (voter.state.committed == own) is decides
+        late = await voter.service.answer(ProposeRequest(5, 1, PLACE, proposal(9, encode(change)), decides))
+        assert late == ProposeReply(5, False, ballot(10))
 
     run(test)
 
