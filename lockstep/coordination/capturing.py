@@ -12,10 +12,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from lockstep.coordination.capture import Capture
 from lockstep.metadata.cdc import Counting, current, write_allowed
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.table_streams import StreamSet
 from lockstep.schema.log_tables import capture_options, log_of
 from lockstep.schema.model import Table
 from lockstep.storage.rows.fragments import touched
-from lockstep.values.errors import ColumnsGone, InvalidRequest
+from lockstep.values.errors import ColumnsGone, InvalidRequest, Overloaded
 from lockstep.values.ids import Consistency
 from lockstep.values.node_limits import CAPTURED_TABLES_CACHED_MAX
 from lockstep.values.rows import Mutation, Partition, ReadCommand, ReadResult, without_log
@@ -25,11 +26,16 @@ Read = Callable[[ReadCommand, Consistency, float], Awaitable[ReadResult]]
 
 
 def stream_of(generations: Sequence[Counting], times_us: Sequence[int], token: int, now_us: int) -> bytes:
-    """The stream that takes changes of a partition at these write times. InvalidRequest where none can."""
+    """The stream that takes changes of a partition at these write times. InvalidRequest where none can,
+    Overloaded where it is not known yet."""
     for at_us in times_us:
         problem = write_allowed(generations, at_us, now_us)
         if problem:
             raise InvalidRequest(problem)
+        if is_pending(generations, at_us):
+            raise Overloaded(
+                "cdc: the streams that count by now are not known to all replicas yet: try again"
+            )
     found = current(generations, times_us[0])
     assert found is not None, "the time was allowed"
     if current(generations, times_us[-1]) is not found:
@@ -38,6 +44,12 @@ def stream_of(generations: Sequence[Counting], times_us: Sequence[int], token: i
             hint="write them in requests of their own",
         )
     return found.stream_for(token)
+
+
+def is_pending(sets: Sequence[Counting], at_us: int) -> bool:
+    """Whether a write time is one of streams of tablets that are not published, and so of none."""
+    newest = sets[-1]
+    return isinstance(newest, StreamSet) and newest.is_pending and newest.timestamp_ms * 1000 <= at_us
 
 
 def streams_of(cluster: ClusterMetadata, table: Table) -> Sequence[Counting]:
@@ -57,6 +69,8 @@ def is_in_time(cluster: ClusterMetadata, mutation: Mutation) -> bool:
         return True
     sets = streams_of(cluster, table)
     stamps = {cell.timestamp_us for row in captured.rows for cell in row.cells}
+    if sets and is_pending(sets, max(stamps)):
+        return False
     found = [current(sets, at_us) for at_us in sorted(stamps)]
     return all(one is None or one.stream_for(mutation.token) == captured.key for one in found)
 
@@ -75,7 +89,7 @@ class Capturing:
         self._made: dict[int, Capture] = {}
 
     async def attached(self, mutations: tuple[Mutation, ...]) -> tuple[Mutation, ...]:
-        """The mutations, with what logs are to have of them. InvalidRequest, the errors of a read, or
+        """The mutations, with what logs are to have of them. The errors of `stream_of` and of a read, or
         ColumnsGone when the table changed meanwhile."""
         captures = [self.of(mutation.table_id) for mutation in mutations]
         if not any(captures):

@@ -1,7 +1,9 @@
 """Streams of changes of tables with tablets: one for each tablet, and which there were before splits and
 merges, as a part of the metadata.
 
-A set of streams counts from its timestamp to that of the next one. A stream's id begins with the last token
+A set of streams counts from its timestamp to that of the next one, once it is published: until then nobody
+writes at its times, neither to it nor to older ones, so its timestamp may still be moved into the future.
+Only the newest may be unpublished. A stream's id begins with the last token
 of its tablet, so that it lies in the tablet. Invariant: exactly the tablet groups with a log of changes that
 was written under tablets have sets; their timestamps ascend; the newest set has one stream for each tablet of
 the map as it is. A tablet that a split or merge leaves alone keeps its stream; a stream that was closed is
@@ -29,7 +31,11 @@ from lockstep.schema.model import Schema, Table
 from lockstep.values.errors import Rejected
 from lockstep.values.hash_tree import blake, changed
 from lockstep.values.limits import CDC_LEEWAY_MS
-from lockstep.values.node_limits import CDC_TABLETS_AHEAD_MS, STREAM_SETS_KEPT_MAX
+from lockstep.values.node_limits import (
+    CDC_TABLETS_AHEAD_MS,
+    CDC_TABLETS_POSTPONED_MS,
+    STREAM_SETS_KEPT_MAX,
+)
 
 #: Bits of a stream's id that say by which entry, of which table, it was opened.
 _MARK_BITS: Final = 38
@@ -37,16 +43,16 @@ _MARK_BITS: Final = 38
 
 class StreamSet(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """`timestamp_ms`: from when on writes are its own. `epoch` made it. `ids`: of its streams, packed, in the
-    order of their tokens."""
+    order of their tokens. `is_pending`: that all replicas knew it in time is not known yet."""
 
     timestamp_ms: int
     epoch: int
     ids: bytes
+    is_pending: bool = False
 
     @property
     def is_published(self) -> bool:
-        """Who knows the tablets knows their streams: both come with one entry."""
-        return True
+        return not self.is_pending
 
     @property
     def count(self) -> int:
@@ -79,8 +85,13 @@ class TableStreams(msgspec.Struct, frozen=True, array_like=True, dict=True):
         return self.sets[-1]
 
     @property
+    def published(self) -> tuple[StreamSet, ...]:
+        return self.sets[:-1] if self.newest.is_pending else self.sets
+
+    @property
     def settled_ms(self) -> int:
-        """When no coordinator's clock gives writes to older streams than the newest any more."""
+        """When no coordinator's clock gives writes to older streams than the newest any more, which is
+        published."""
         return self.newest.timestamp_ms + CDC_LEEWAY_MS if len(self.sets) > 1 else 0
 
     def told(self) -> Iterator[tuple[StreamSet, tuple[bytes, ...], tuple[bytes, ...]]]:
@@ -94,15 +105,21 @@ class TableStreams(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
 
 def _opened(
-    log: Table, ring: RingPlacement, timestamp_ms: int, epoch: int, kept: Mapping[tuple[int, int], bytes]
+    log: Table,
+    ring: RingPlacement,
+    timestamp_ms: int,
+    epoch: int,
+    kept: Mapping[tuple[int, int], bytes] | None = None,
 ) -> StreamSet:
-    """A set for the tablets of a ring; `kept`: streams of tablets by their bounds, which stay."""
+    """A set for the tablets of a ring; `kept`: streams of tablets by their bounds, which stay. The first set
+    takes the place of none, and so is published as it is made."""
+    known = kept or {}
     mark = int.from_bytes(blake(f"{log.uuid}/{epoch}".encode())[:8], "big") >> 64 - _MARK_BITS
     ids = [
-        kept.get((placed.range.left, placed.range.right)) or stream_id(placed.range.right, 0, mark)
+        known.get((placed.range.left, placed.range.right)) or stream_id(placed.range.right, 0, mark)
         for placed in ring.ranges
     ]
-    return StreamSet(timestamp_ms, epoch, b"".join(ids))
+    return StreamSet(timestamp_ms, epoch, b"".join(ids), is_pending=kept is not None)
 
 
 def log_in(schema: Schema, group: TabletGroup) -> Table | None:
@@ -139,19 +156,47 @@ def recut(
     at_ms: int,
     epoch: int,
 ) -> TableStreams:
-    """With a set for the tablets as they are after a split or merge. Rejected where there are too many."""
+    """With a set for the tablets as they are after a split or merge, which is to be published. Rejected where
+    there are too many."""
     reason = full(schema, group, streams, at_ms)
     if reason is not None:
         raise Rejected(f"{group.head.keyspace}.{group.head.table} keeps its tablets: {reason}")
     log, table = log_in(schema, group), schema.table(group.head.keyspace, group.head.table)
     assert log is not None, "streams are those of a log"
     known = streams.newest
+    assert known.is_published, "one map settles before the next"
     assert known.count == len(before.ranges), "each tablet has a stream"
     bounds = [(placed.range.left, placed.range.right) for placed in before.ranges]
     stay = dict(zip(bounds, known.streams, strict=True))
     timestamp_ms = max(at_ms + CDC_TABLETS_AHEAD_MS, known.timestamp_ms + 1)
     made = _opened(log, after, timestamp_ms, epoch, stay)
     return TableStreams(streams.group, (*kept_sets(streams, table, at_ms), made))
+
+
+def is_late(one: StreamSet, at_ms: int) -> bool:
+    """Whether who did not know a set at this time may have written to older ones at times of its own: clocks
+    differ, and give writes of clients to their future."""
+    return at_ms + 2 * CDC_LEEWAY_MS > one.timestamp_ms
+
+
+def published(streams: TableStreams, at_ms: int) -> TableStreams:
+    """All replicas know the newest set at this time: it counts from its timestamp on, or a while from now
+    where that is late."""
+    known = streams.newest
+    assert known.is_pending, "a published set keeps its timestamp"
+    later_ms = at_ms + CDC_TABLETS_AHEAD_MS if is_late(known, at_ms) else 0
+    timestamp_ms = max(known.timestamp_ms, later_ms)
+    made = msgspec.structs.replace(known, timestamp_ms=timestamp_ms, is_pending=False)
+    return TableStreams(streams.group, (*streams.sets[:-1], made))
+
+
+def postponed(streams: TableStreams, at_ms: int) -> TableStreams:
+    """Not all replicas know the newest set yet: it counts later."""
+    known = streams.newest
+    assert known.is_pending, "a published set keeps its timestamp"
+    timestamp_ms = max(known.timestamp_ms, at_ms + CDC_TABLETS_POSTPONED_MS)
+    made = msgspec.structs.replace(known, timestamp_ms=timestamp_ms)
+    return TableStreams(streams.group, (*streams.sets[:-1], made))
 
 
 def streams_after(
@@ -181,7 +226,7 @@ def streams_after(
             if at_ms is None:
                 name = f"{now.keyspace}.{now.name}"
                 raise Rejected(f"changes of {name} cannot be captured: the entry does not say from when")
-            first = _opened(log, placements.ring(group.id), max(0, at_ms - CDC_LEEWAY_MS), epoch, {})
+            first = _opened(log, placements.ring(group.id), max(0, at_ms - CDC_LEEWAY_MS), epoch)
             by_group[group.id] = TableStreams(group.id, (first,))
     found = tuple(by_group[group] for group in sorted(by_group))
     return known if found == known else found
@@ -190,6 +235,7 @@ def streams_after(
 def _validate_sets(streams: TableStreams, ring: RingPlacement) -> None:
     stamps = [one.timestamp_ms for one in streams.sets]
     assert stamps and stamps == sorted(set(stamps)), "sets of streams ascend by timestamp"
+    assert not any(one.is_pending for one in streams.sets[:-1]), "older sets are published"
     assert len(stamps) <= STREAM_SETS_KEPT_MAX, "so many sets are kept"
     rights = array("q", [placed.range.right for placed in ring.ranges])
     assert streams.newest.tokens == rights, f"each tablet of group {streams.group} has its stream"

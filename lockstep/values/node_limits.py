@@ -292,9 +292,11 @@ SMALL_WRITE_ROWS_MAX: Final = 4096
 CARRIED_ROWS_MAX: Final = 1024
 CARRIED_BYTES_MAX: Final = 64 * 1024
 #: Between the entry that gives a captured table other tablets, and the time from which on their streams
-#: count. Whoever plans by the new tablets has their streams from the same entry, replicas refuse older plans,
-#: and the phase before waited for all of these: the news takes a second.
+#: count. Twice the leeway of clocks, and as long as the news may take: mostly a second.
 CDC_TABLETS_AHEAD_MS: Final = 15_000
+#: As long later they count where the news takes longer, because a replica is down: so often there is an entry
+#: until it is back, and as long the table is not balanced after that at the most.
+CDC_TABLETS_POSTPONED_MS: Final = 60_000
 #: Sets of streams kept of one table, with sixteen bytes a tablet each: so often its tablets become others
 #: while its log has rows of the oldest. A table that has doubled from one tablet to the most has had 14.
 STREAM_SETS_KEPT_MAX: Final = 64

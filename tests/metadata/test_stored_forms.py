@@ -99,6 +99,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "index": 0, "hash": GENESIS, "cluster_name": "", "lineage": (), "nodes": (), "expelled": (),
         "voters": VotersRecord(), "outcomes": (), "forgotten_index": 0,
     },
+    "StreamSet": {"is_pending": False},
     "Loads": {"running": (), "ended": ()},
     "Load": {
         "overwrite": False, "state": LoadState.RUNNING, "digest": b"", "rows": 0, "size_bytes": 0,
@@ -166,7 +167,7 @@ NUMBERS: dict[type[enum.IntEnum], dict[str, int]] = {
         "ASK_RESIZE": 43,
         "BEGIN_LOAD": 49, "COMMIT_LOAD": 50, "END_LOAD": 51,
         "REPAIR_STREAMS": 46,
-        "ADVANCE_CAPTURED": 45, "CHANGE_CAPTURED": 47,
+        "ADVANCE_CAPTURED": 45, "CHANGE_CAPTURED": 47, "PUBLISH_STREAMS": 44,
     },
     RecordKind: {"HEADER": 1, "PIECE": 2, "ENTRIES": 3, "TRAILER": 4},
 }  # fmt: skip

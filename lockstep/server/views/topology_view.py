@@ -125,7 +125,8 @@ class CdcTables:
         cluster, at_ms = self._cluster(), self._now_us() // 1000
         for streams in cluster.streams_by_group.values():
             head = cluster.tablets.by_group[streams.group].head
-            sets = kept_sets(streams, cluster.schema.table(head.keyspace, head.table), at_ms)
+            kept = kept_sets(streams, cluster.schema.table(head.keyspace, head.table), at_ms)
+            sets = tuple(one for one in kept if one.is_published)
             yield (
                 {"keyspace_name": head.keyspace, "table_name": head.table},
                 TableStreams(streams.group, sets),

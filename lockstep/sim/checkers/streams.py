@@ -3,8 +3,8 @@ changes at the end, and by what disks hold of it.
 
 CDC-2: a change stands in the stream that was open at its write time for the tablet of its row. CDC-3: each
 split or merge closes the streams of the tablets that it ends and opens one for each that it makes, from a
-time on that lies ahead; nothing else does, and no stream is opened twice. CDC-4: a change that a quorum
-acknowledged is durable once, on a quorum of the replicas of its tablet.
+later time on; nothing else does, no stream is opened twice, and once they are published that time stays.
+CDC-4: a change that a quorum acknowledged is durable once, on a quorum of the replicas of its tablet.
 """
 
 from __future__ import annotations
@@ -33,12 +33,9 @@ _Bounds = tuple[int, int]
 
 
 class StreamsWatch:
-    """`now_ms`: the time as it is, of no node's clock; `ahead_ms`: how far ahead of it streams count at the
-    least. `fact` counts what came to pass."""
+    """`fact` counts what came to pass."""
 
-    def __init__(self, now_ms: Callable[[], int], ahead_ms: int, fact: Callable[[str], None]) -> None:
-        self._now_ms = now_ms
-        self._ahead_ms = ahead_ms
+    def __init__(self, fact: Callable[[str], None]) -> None:
         self._fact = fact
         #: By group: every stream that was ever open.
         self._opened: dict[int, set[bytes]] = {}
@@ -56,7 +53,7 @@ class StreamsWatch:
         was, now = before.streams_by_group[group], after.streams_by_group[group]
         bounds, wanted = _bounds(before, group), _bounds(after, group)
         if bounds == wanted:
-            if now.sets != was.sets:
+            if not self._is_moved(was, now):
                 yield f"CDC-3: streams of group {group} changed, and its tablets did not"
             return
         self._fact("streams closed and opened")
@@ -67,10 +64,9 @@ class StreamsWatch:
         if broken:
             yield from broken
             return
-        least_ms = max(was.newest.timestamp_ms + 1, self._now_ms() + self._ahead_ms)
-        if now.newest.timestamp_ms < least_ms:
-            from_ms = now.newest.timestamp_ms
-            yield f"CDC-3: streams of group {group} count from {from_ms} on, not {least_ms} or later"
+        from_ms, before_ms = now.newest.timestamp_ms, was.newest.timestamp_ms
+        if from_ms <= before_ms or was.newest.is_pending:
+            yield f"CDC-3: streams of group {group} count from {from_ms} on, and older ones from {before_ms}"
         known, ended = dict(zip(bounds, was.newest.streams, strict=True)), set(was.newest.streams)
         for one, stream in zip(wanted, now.newest.streams, strict=True):
             if one in known and known[one] != stream:
@@ -81,6 +77,16 @@ class StreamsWatch:
         *_, (_, closed, opened) = now.told()
         if set(closed) != ended - set(now.newest.streams) or set(opened) != set(now.newest.streams) - ended:
             yield f"CDC-3: what group {group} tells of streams that were closed and opened is not what was"
+
+    def _is_moved(self, was: TableStreams, now: TableStreams) -> bool:
+        """Whether the newest streams count later, or are published, and nothing else changed."""
+        former, newest = was.newest, now.newest
+        later = former.is_pending and newest.timestamp_ms >= former.timestamp_ms
+        if not later or (now.sets[:-1], newest.ids) != (was.sets[:-1], former.ids):
+            return now.sets == was.sets
+        if newest.timestamp_ms > former.timestamp_ms:
+            self._fact("streams postponed")
+        return True
 
 
 def _bounds(cluster: ClusterMetadata, group: int) -> list[_Bounds]:

@@ -24,8 +24,6 @@ from lockstep.sim.load.operators import Operators
 from lockstep.sim.load.side_load import SideClient, SideLoad, int_bytes
 from lockstep.sim.runtime.streams import WALL_START_US
 from lockstep.values.ids import Consistency, NodeId
-from lockstep.values.limits import CDC_LEEWAY_MS
-from lockstep.values.node_limits import CDC_TABLETS_AHEAD_MS
 from lockstep.values.tokens import token_of
 
 TABLE: Final = "captured"
@@ -35,9 +33,6 @@ _ROWS: Final = 4
 #: Clusterings of rows that conditional writes make, one each, begin here.
 _DECIDED: Final = 1000
 _LEVELS: Final = (Consistency.QUORUM, Consistency.QUORUM, Consistency.ONE, Consistency.LOCAL_QUORUM)
-#: How far ahead streams of tablets count at the least, with clocks as wrong as coordinators allow for, and an
-#: entry that takes as long until it is applied.
-_AHEAD_MS_MIN: Final = CDC_TABLETS_AHEAD_MS - 2 * CDC_LEEWAY_MS
 #: 100 ns ticks of UUIDs of version 1 at the beginning of 1970.
 _UUID_BEGINS: Final = 0x01B21DD213814000
 _COLUMNS: Final = (
@@ -66,7 +61,7 @@ class CaptureWorkload(SideLoad):
 
     def streams_watch(self) -> StreamsWatch:
         """Judges the streams of the table's tablets at each epoch."""
-        return StreamsWatch(lambda: self._now_us() // 1000, _AHEAD_MS_MIN, self.cluster.fact)
+        return StreamsWatch(self.cluster.fact)
 
     def next_number(self) -> int:
         self._numbers += 1
@@ -74,10 +69,8 @@ class CaptureWorkload(SideLoad):
 
     def next_time_us(self) -> int:
         """A write time of now that no other write has."""
-        return self._now_us() // 1000 * 1000 + self.next_number() % 1000
-
-    def _now_us(self) -> int:
-        return WALL_START_US + self.cluster.world.now_ns // 1000
+        now_us = WALL_START_US + self.cluster.world.now_ns // 1000
+        return now_us // 1000 * 1000 + self.next_number() % 1000
 
     def read_all(self, names: list[str]) -> None:
         """What is read may be repaired by it, so disks are looked at before."""
@@ -102,7 +95,7 @@ class CaptureWorkload(SideLoad):
         table = newest.schema.table(KEYSPACE, TABLE)
         streams = newest.streams_by_group.get(table.group) if table is not None else None
         if streams is not None:
-            check_streams(logged, streams.sets, lambda key: token_of(int_bytes(key)))
+            check_streams(logged, streams.published, lambda key: token_of(int_bytes(key)))
 
 
 class _CaptureClient(SideClient):

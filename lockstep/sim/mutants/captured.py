@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.table_streams import StreamSet, TableStreams
+from lockstep.metadata.table_streams import TableStreams
 from lockstep.metadata.tablets import TabletGroup
 from lockstep.node.work import worker as work_module
-from lockstep.placement.placements import RingPlacement
 from lockstep.replica.ballots import BallotService
 from lockstep.replica.replica import ReplicaService
 from lockstep.schema.log_tables import is_log
@@ -69,37 +67,29 @@ async def _written(engine: StorageEngine, captured: Mutation) -> None:
     _apply(engine, captured, first_epoch=None)
 
 
-def _recut_otherwise(change: Callable[[StreamSet, TableStreams, int], StreamSet]) -> _Context:
-    """`change` makes the newest set another one, of what there was before, and of when it was asked for."""
-
-    def recut(
-        schema: Schema, group: TabletGroup, streams: TableStreams, before: RingPlacement, *rest: Any
-    ) -> TableStreams:
-        made = _recut(schema, group, streams, before, *rest)
-        _, at_ms, _ = rest
-        return TableStreams(made.group, (*made.sets[:-1], change(made.newest, streams, at_ms)))
-
-    return replaced((resizes, "recut", recut))
-
-
 def _at_once() -> _Context:
-    """Streams of new tablets count from when they are made."""
+    """Streams of new tablets count from when they are published."""
 
-    def at_once(made: StreamSet, before: TableStreams, at_ms: int) -> StreamSet:
-        return msgspec.structs.replace(made, timestamp_ms=max(at_ms, before.newest.timestamp_ms + 1))
+    def at_once(streams: TableStreams, at_ms: int) -> TableStreams:
+        *older, newest = streams.sets
+        timestamp_ms = max(at_ms, older[-1].timestamp_ms + 1)
+        made = msgspec.structs.replace(newest, timestamp_ms=timestamp_ms, is_pending=False)
+        return TableStreams(streams.group, (*older, made))
 
-    return _recut_otherwise(at_once)
+    return replaced((resizes, "published", at_once))
 
 
 def _kept() -> _Context:
     """A tablet keeps the stream of the one that ended where it does."""
 
-    def keep(made: StreamSet, before: TableStreams, at_ms: int) -> StreamSet:
-        known = dict(zip(before.newest.tokens, before.newest.streams, strict=True))
-        streams = [known.get(token, one) for token, one in zip(made.tokens, made.streams, strict=True)]
-        return msgspec.structs.replace(made, ids=b"".join(streams))
+    def keep(schema: Schema, group: TabletGroup, streams: TableStreams, *rest: Any) -> TableStreams:
+        *older, made = _recut(schema, group, streams, *rest).sets
+        known = dict(zip(streams.newest.tokens, streams.newest.streams, strict=True))
+        ids = [known.get(token, one) for token, one in zip(made.tokens, made.streams, strict=True)]
+        kept = msgspec.structs.replace(made, ids=b"".join(ids))
+        return TableStreams(streams.group, (*older, kept))
 
-    return _recut_otherwise(keep)
+    return replaced((resizes, "recut", keep))
 
 
 def _not_moved() -> _Context:

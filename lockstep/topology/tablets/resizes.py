@@ -18,7 +18,7 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.schema_part import PLACEMENTS
-from lockstep.metadata.table_streams import STREAMS, TableStreams, recut
+from lockstep.metadata.table_streams import STREAMS, TableStreams, postponed, published, recut
 from lockstep.metadata.tablets import TABLETS, ResizePhase, Resizing, TabletGroup
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.metadata.transitions import Lone, Transition
@@ -153,7 +153,8 @@ class AdvanceCaptured(msgspec.Struct, frozen=True, array_like=True):
         if streams is None:
             raise Rejected(f"changes of {_name(group)} are not captured")
         phase = group.head.resizing.phase
-        if phase is ResizePhase.SETTLING and self.at_ms < streams.settled_ms:
+        is_early = streams.newest.is_pending or self.at_ms < streams.settled_ms
+        if phase is ResizePhase.SETTLING and is_early:
             raise Rejected(f"the streams of {_name(group)} do not count yet")
         advanced = self.step.advanced(cluster, group, epoch)
         if phase is not ResizePhase.CLOSING or self.back:
@@ -162,6 +163,26 @@ class AdvanceCaptured(msgspec.Struct, frozen=True, array_like=True):
         made = recut(cluster.schema, group, streams, before, after, self.at_ms, epoch)
         assert made.newest.epoch == epoch, "a new map has streams of its own"
         return advanced.changed(STREAMS.set(_with_streams(cluster, made)))
+
+
+class PublishStreams(msgspec.Struct, frozen=True, array_like=True):
+    """Have the streams that epoch `made_epoch` made for a table's new tablets count, now that every replica
+    knows them; or, where not `are_known`, later. `at_ms` is the wall clock of who proposes it."""
+
+    group: int
+    made_epoch: int
+    at_ms: int
+    are_known: bool
+
+    def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
+        group, streams = group_of(cluster, self.group), cluster.streams_by_group.get(self.group)
+        if streams is None or streams.newest.epoch != self.made_epoch or streams.newest.is_published:
+            raise Rejected(f"no streams of {_name(group)} of epoch {self.made_epoch} are to be published")
+        assert group.head.resizing.phase is ResizePhase.SETTLING, "a map settles with its streams"
+        made = published(streams, self.at_ms) if self.are_known else postponed(streams, self.at_ms)
+        if made == streams:
+            raise Rejected(f"the streams of {_name(group)} count later than that")
+        return cluster.changed(STREAMS.set(_with_streams(cluster, made)))
 
 
 def _with_streams(cluster: ClusterMetadata, made: TableStreams) -> tuple[TableStreams, ...]:
@@ -317,4 +338,5 @@ KINDS: Final[Mapping[int, type[Any]]] = {
     EntryKind.DECIDE_RESIZES: DecideResizes,
     EntryKind.ADVANCE_RESIZE: AdvanceResize,
     EntryKind.ADVANCE_CAPTURED: AdvanceCaptured,
+    EntryKind.PUBLISH_STREAMS: PublishStreams,
 }

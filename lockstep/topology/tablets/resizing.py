@@ -18,7 +18,7 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import Directory, NodeState
-from lockstep.metadata.table_streams import full
+from lockstep.metadata.table_streams import full, is_late
 from lockstep.metadata.tablet_groups import hints_of, hosts_of, shards_by_rack
 from lockstep.metadata.tablets import ResizePhase, Resizing, TabletGroup, TabletGroupHead
 from lockstep.placement.tablets.counts import CountedTable, CountSettings, Rack, racks_of
@@ -41,6 +41,7 @@ from lockstep.topology.tablets.resizes import (
     AdvanceCaptured,
     AdvanceResize,
     DecideResizes,
+    PublishStreams,
     ResizeChange,
     held_by_repair,
     moving,
@@ -85,10 +86,14 @@ class Waiting(msgspec.Struct, frozen=True):
     for_time: bool = False
 
 
+#: What the leader may submit.
+Entry = DecideResizes | AdvanceResize | AdvanceCaptured | PublishStreams
+
+
 class Looked(msgspec.Struct, frozen=True):
     """An entry, or else whom to ask; `reasons`: what a decision was made for, for the log of the node."""
 
-    entry: DecideResizes | AdvanceResize | AdvanceCaptured | None = None
+    entry: Entry | None = None
     question: Question | None = None
     waits: tuple[Waiting, ...] = ()
     reasons: tuple[str, ...] = ()
@@ -110,7 +115,7 @@ class Resizer:
         maps = {table.map.id: table.map for table in asked.tables}
         assert maps.keys() == set(cluster.tablets.by_group), "a question about all tables"
         waits: list[Waiting] = []
-        entry: DecideResizes | AdvanceResize | AdvanceCaptured | None = None
+        entry: Entry | None = None
         for group in cluster.tablets.groups:
             if group.head.resizing.phase is ResizePhase.NONE:
                 continue
@@ -118,8 +123,9 @@ class Resizer:
             if isinstance(found, Waiting):
                 waits.append(found)
             elif entry is None:
-                timed = group.id in cluster.streams_by_group
-                entry = AdvanceCaptured(found, heard.at_ms) if timed else found
+                entry = found
+                if isinstance(found, AdvanceResize) and group.id in cluster.streams_by_group:
+                    entry = AdvanceCaptured(found, heard.at_ms)
         changes = self._changes(cluster, asked)
         reasons: tuple[str, ...] = ()
         if entry is None and changes:
@@ -218,13 +224,14 @@ def _resized_table(
 
 def _next(
     cluster: ClusterMetadata, group: TabletGroup, map_: TabletMap, hosts: Sequence[Host], heard: Heard
-) -> AdvanceResize | Waiting:
+) -> AdvanceResize | PublishStreams | Waiting:
     """What the resize of one table does, or waits for."""
     resizing = group.head.resizing
     assert resizing.phase is not ResizePhase.NONE, "there is something to end"
     step = AdvanceResize(group.id, resizing.epoch)
     if resizing.phase is ResizePhase.SETTLING:
-        return _behind(cluster, group, map_, heard, resizing.epoch) or _early(cluster, group, heard) or step
+        behind = _behind(cluster, group, map_, heard, resizing.epoch)
+        return _unpublished(cluster, group, heard, behind) or behind or _early(cluster, group, heard) or step
     assert resizing.resize.kind is not ResizeKind.NONE, "before its end something is cut or joined"
     apart = unlike(map_, resizing.resize)
     broken = unsound(cluster, map_)
@@ -289,6 +296,19 @@ def _behind(
 def _too_many(cluster: ClusterMetadata, group: TabletGroup, heard: Heard) -> str | None:
     streams = cluster.streams_by_group.get(group.id)
     return full(cluster.schema, group, streams, heard.at_ms) if streams is not None else None
+
+
+def _unpublished(
+    cluster: ClusterMetadata, group: TabletGroup, heard: Heard, behind: Waiting | None
+) -> PublishStreams | None:
+    """Of a new map whose streams are not published: they are where it is everywhere, and count later where
+    that takes long, so that writes are not refused for their time meanwhile."""
+    streams = cluster.streams_by_group.get(group.id)
+    if streams is None or streams.newest.is_published:
+        return None
+    if behind is not None and not is_late(streams.newest, heard.at_ms):
+        return None
+    return PublishStreams(group.id, streams.newest.epoch, heard.at_ms, are_known=behind is None)
 
 
 def _early(cluster: ClusterMetadata, group: TabletGroup, heard: Heard) -> Waiting | None:

@@ -21,11 +21,15 @@ from lockstep.schema.changes import AlterOptions, DropTable, EmptyTable
 from lockstep.schema.model import Table
 from lockstep.topology.invariants import check_stale_coordinators, violations
 from lockstep.topology.tablets.moves import BeginMoves
-from lockstep.topology.tablets.resizes import AdvanceCaptured, AdvanceResize
-from lockstep.values.errors import InvalidRequest
+from lockstep.topology.tablets.resizes import AdvanceCaptured, AdvanceResize, PublishStreams
+from lockstep.values.errors import InvalidRequest, Overloaded
 from lockstep.values.ids import Consistency, NodeId
 from lockstep.values.limits import CDC_LEEWAY_MS
-from lockstep.values.node_limits import CDC_TABLETS_AHEAD_MS, STREAM_SETS_KEPT_MAX
+from lockstep.values.node_limits import (
+    CDC_TABLETS_AHEAD_MS,
+    CDC_TABLETS_POSTPONED_MS,
+    STREAM_SETS_KEPT_MAX,
+)
 from lockstep.values.rows import Cell, Liveness, Mutation, Row
 from lockstep.values.tokens import stream_token
 from tests.metadata.histories import History
@@ -81,11 +85,28 @@ def advance(history: History, at_ms: int, **more: object) -> None:
     assert check_stale_coordinators(history.values[-6:], {}) == ()
 
 
-def resized(history: History, resize: Resize, at_ms: int) -> int:
-    """Through all phases; when the new streams take everything."""
+def publish(history: History, at_ms: int, are_known: bool = True) -> PublishStreams:
+    known = streams(history)
+    return PublishStreams(known.group, known.newest.epoch, at_ms, are_known)
+
+
+def told(history: History, entry: PublishStreams) -> None:
+    before = history.now
+    history.submit(entry)
+    history.now.validate(before)
+
+
+def recut(history: History, resize: Resize, at_ms: int) -> None:
+    """To a new map, whose streams everybody knows."""
     decide(history, resize)
     for _ in range(2):
         advance(history, at_ms)
+    told(history, publish(history, at_ms))
+
+
+def resized(history: History, resize: Resize, at_ms: int) -> int:
+    """Through all phases; when the new streams take everything."""
+    recut(history, resize, at_ms)
     end_ms = streams(history).settled_ms
     advance(history, end_ms)
     return end_ms
@@ -195,9 +216,7 @@ def test_a_merge_closes_two_streams_and_no_stream_is_opened_again() -> None:
 def test_a_write_goes_to_the_stream_of_the_tablet_that_its_time_says() -> None:
     history = cluster(tablets=4)
     captured(history)
-    decide(history, Resize(SPLIT, 1))
-    for _ in range(2):
-        advance(history, AT_MS)
+    recut(history, Resize(SPLIT, 1), AT_MS)
     first, second = streams(history).sets
     sets = streams_of(history.now, table(history))
     token, begins_us = map_of(history).ring.ranges[0].range.right, second.timestamp_ms * 1000
@@ -225,9 +244,7 @@ def test_what_was_captured_by_older_streams_is_planned_anew_once_others_count() 
     captured(history)
     base, log = table(history), table(history, LOG)
     old = streams(history).newest
-    decide(history, Resize(SPLIT, 1))
-    for _ in range(2):
-        advance(history, AT_MS)
+    recut(history, Resize(SPLIT, 1), AT_MS)
     begins_us = streams(history).newest.timestamp_ms * 1000
     token = map_of(history).ring.ranges[0].range.right
 
@@ -246,9 +263,7 @@ def test_what_was_captured_by_older_streams_is_planned_anew_once_others_count() 
 def test_nothing_moves_until_the_streams_of_a_new_map_count() -> None:
     history = cluster(tablets=4)
     captured(history)
-    decide(history, Resize(SPLIT, 1))
-    for _ in range(2):
-        advance(history, AT_MS)
+    recut(history, Resize(SPLIT, 1), AT_MS)
     settled_ms = streams(history).settled_ms
     assert "do not count yet" in refused(history, step(history, settled_ms - 1))
     assert "is settling" in refused(history, BeginMoves(0, (move(history),)))
@@ -309,6 +324,86 @@ def test_keyspaces_between_the_ring_and_tablets_do_not_begin_to_capture() -> Non
     history.submit(ChangeSchema(AlterOptions("k", "t", OFF)))
     take(history, Step.START)
     assert table(history, LOG).group == table(history).group, "what is left to read lies with its table"
+
+
+def pending(history: History) -> StreamSet:
+    """What a split has made, before everybody knows it."""
+    captured(history)
+    decide(history, Resize(SPLIT, 1))
+    for _ in range(2):
+        advance(history, AT_MS)
+    newest = streams(history).newest
+    assert not newest.is_published and newest.timestamp_ms == AT_MS + CDC_TABLETS_AHEAD_MS
+    return newest
+
+
+def test_nobody_writes_at_the_times_of_streams_that_are_not_published() -> None:
+    history = cluster(tablets=4)
+    begins_us = pending(history).timestamp_ms * 1000
+    first, _ = streams(history).sets
+    sets, token = streams_of(history.now, table(history)), map_of(history).ring.ranges[0].range.right
+    assert stream_of(sets, [begins_us - 1], token, begins_us) == first.stream_for(token)
+    with pytest.raises(Overloaded, match="not known to all replicas yet"):
+        stream_of(sets, [begins_us], token, begins_us)
+    row = Row(b"c", Liveness(begins_us), None, (Cell(4, b"\x01", begins_us),))
+    stream = first.stream_for(token)
+    told = Mutation(table(history, LOG).id, stream_token(stream), stream, b"i" * 16, begins_us, rows=(row,))
+    late = Mutation(table(history).id, token, b"key", b"i" * 16, begins_us, captured=told)
+    assert not is_in_time(history.now, late), "who did not know them plans anew, and is refused"
+
+
+def test_streams_are_published_once_everybody_knows_them_and_never_late() -> None:
+    history = cluster(tablets=4)
+    begins_ms = pending(history).timestamp_ms
+    in_time_ms = begins_ms - 2 * CDC_LEEWAY_MS
+    assert "do not count yet" in refused(history, step(history, begins_ms + 99_000))
+    told(history, publish(history, in_time_ms))
+    assert streams(history).newest.timestamp_ms == begins_ms and streams(history).newest.is_published
+    assert "are to be published" in refused(history, publish(history, in_time_ms))
+    assert history.replayed() == history.now
+    history = cluster(tablets=4)
+    pending(history)
+    told(history, publish(history, in_time_ms + 1))
+    moved_ms = in_time_ms + 1 + CDC_TABLETS_AHEAD_MS
+    assert streams(history).newest.timestamp_ms == moved_ms > begins_ms, "who did not know them wrote before"
+    assert streams(history).newest.is_published
+
+
+def test_streams_count_later_while_somebody_does_not_know_them() -> None:
+    history = cluster(tablets=4)
+    begins_ms = pending(history).timestamp_ms
+    entry = publish(history, begins_ms - CDC_TABLETS_POSTPONED_MS, are_known=False)
+    assert "count later than that" in refused(history, entry)
+    told(history, publish(history, begins_ms, are_known=False))
+    assert streams(history).newest.timestamp_ms == begins_ms + CDC_TABLETS_POSTPONED_MS
+    assert streams(history).published == streams(history).sets[:1], "it is told of none"
+    told(history, publish(history, begins_ms + 1000))
+    assert streams(history).newest.timestamp_ms == begins_ms + CDC_TABLETS_POSTPONED_MS
+    assert streams(history).published == streams(history).sets
+    assert history.replayed() == history.now
+
+
+def test_the_leader_has_streams_count_later_while_a_replica_is_down() -> None:
+    history = cluster(tablets=4)
+    captured(history)
+    driven = Driven(history, 11 * GIB)
+    driven.at_ms = AT_MS
+    while resizing(history).phase is not ResizePhase.SETTLING:
+        driven.once()
+    begins_ms = streams(history).newest.timestamp_ms
+    driven.dead = driven.unready = (map_of(history).at(0).nodes[0],)
+    for _ in range(4):
+        looked = driven.once()
+    assert looked.entry is None and "not yet on node" in looked.waits[0].reason
+    driven.at_ms = begins_ms - 2 * CDC_LEEWAY_MS + 1
+    looked = driven.once()
+    assert isinstance(looked.entry, PublishStreams) and not looked.entry.are_known
+    assert driven.once().entry is None, "once a minute"
+    driven.dead = driven.unready = ()
+    while streams(history).newest.is_pending:
+        looked = driven.once()
+    assert isinstance(looked.entry, PublishStreams) and looked.entry.are_known
+    assert streams(history).newest.timestamp_ms == driven.at_ms + CDC_TABLETS_POSTPONED_MS
 
 
 def test_the_leader_waits_until_streams_count_and_says_so() -> None:
