@@ -130,6 +130,57 @@ def dissemination(nodes: int, commits: int, loss: float, seed: int) -> int:
 
 
 @sim.command()
+@click.option("--seed", default=1, show_default=True, help="First seed.")
+@click.option("--seeds", default=100, show_default=True, help="How many seeds, one after another.")
+@click.option("--mode", type=click.Choice(["unanimous", "quorum"]), default="quorum", show_default=True)
+@click.option("--careful", is_flag=True, help="Operators abort only what its initiator has not committed.")
+@click.option("--plant", default="", help="Look for this planted bug, in its own mode; it must be found.")
+@click.option("--trace", is_flag=True, help="Print what happened; for one seed.")
+def ring(seed: int, seeds: int, mode: str, careful: bool, plant: str, trace: bool) -> int:
+    """Let members of a ring without a log agree under faults, and compare their rings at every step.
+
+    Where all must accept, operators who are not careful break the ring, and that must be found.
+    """
+    from lockstep.ring.ring import Mode
+    from lockstep.sim.ring import report
+    from lockstep.sim.ring.harness import RingRun, Setting
+
+    if plant:
+        broken = report.found(plant, seeds, seed)
+        where = f"found with seed {broken.setting.seed}: {broken.invariant}" if broken else "NOT FOUND"
+        click.echo(f"{plant}: {where}")
+        return 0 if broken else 1
+    setting = Setting(Mode(mode), seed, aborting=not careful)
+    if trace:
+        result = RingRun(setting).result()
+        click.echo("\n".join((*result.story, result.violation or f"seed {seed} holds")))
+        return 1 if result.violation else 0
+    verdict = report.check(setting, seeds)
+    click.echo(verdict.text())
+    return 0 if verdict.holds else 1
+
+
+@sim.command()
+@click.option("--nodes", default=1000, show_default=True, help="Members of the ring.")
+@click.option("--trials", default=10, show_default=True, help="Changes that are spread, of each case.")
+@click.option("--seed", default=1, show_default=True)
+def convergence(nodes: int, trials: int, seed: int) -> int:
+    """Count the rounds in which a change of a ring without a log reaches all members, beside formulas."""
+    from lockstep.sim.ring import convergence as tool
+
+    if nodes < 4 or trials < 1:
+        raise ConfigurationError("a case has 4 nodes and one trial at least")
+    click.echo(tool.HEAD)
+    missed = 0
+    for case in tool.cases(nodes, trials, seed):
+        outcome = tool.measure(case)
+        missed += outcome.missed
+        click.echo(outcome.text())
+    click.echo(f"{missed} members were not reached")
+    return 1 if missed else 0
+
+
+@sim.command()
 @click.option("--case", "only", default="", help="Only this case; all of them by default.")
 @click.option("--verbose", is_flag=True, help="Print the transcript also of a case that holds.")
 def coordinator(only: str, verbose: bool) -> int:

@@ -6,7 +6,3 @@ Invariant: pure; on one ring at most one change is agreed on, so the rings that 
 Between members that all must accept, an operator's abort can break that, and `unanimous` says so. Neighbours:
 imports values only; the simulator drives it, no node does.
 """
-
-from lockstep.ring.changes import STEPS, Change, Kind, Step, decide, problem
-
-__all__ = ["STEPS", "Change", "Kind", "Step", "decide", "problem"]

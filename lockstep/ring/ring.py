@@ -105,7 +105,7 @@ class Ring(msgspec.Struct, frozen=True, array_like=True, dict=True):
     @property
     def present(self) -> tuple[str, ...]:
         """Who hears of changes: everybody but those that are gone."""
-        return tuple(member.node for member in self.members if member.status is not Status.LEFT)
+        return memo(self, "_present", _present)
 
     def title(self) -> str:
         return f"ring {self.sequence} ({self.fingerprint.hex()[:12]})"
@@ -138,6 +138,10 @@ def _by_name(ring: Ring) -> Mapping[str, Member]:
 
 def _voters(ring: Ring) -> tuple[str, ...]:
     return tuple(member.node for member in ring.members if member.status in VOTING)
+
+
+def _present(ring: Ring) -> tuple[str, ...]:
+    return tuple(member.node for member in ring.members if member.status is not Status.LEFT)
 
 
 _DECODER = decoder(Ring)

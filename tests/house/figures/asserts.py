@@ -22,7 +22,7 @@ FLOORS: Final[Mapping[str, float]] = {
     "placement": 0.42,
     "quorum": 0.45,
     "recovery": 0.3,
-    "ring": 0.6,
+    "ring": 0.45,
     "schema": 0.165,
     "topology": 0.31,
     "values": 0.23,
