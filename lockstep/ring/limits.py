@@ -27,6 +27,9 @@ RING_BACKOFF_MS_MAX: Final = 2_000
 #: Between two rounds of gossip, and while a proposal is pending.
 RING_GOSSIP_MS: Final = 1_000
 RING_GOSSIP_PENDING_MS: Final = 250
+#: Messages a second that a seed gets of members that wait for a decision; a node answers thousands of
+#: requests.
+RING_SEED_ASKED_PER_S_MAX: Final = 200
 #: Seeds that an initiator tells at once of what was agreed; others hear from them.
 RING_SEEDS_TOLD_MAX: Final = 16
 #: The newest agreed changes that a member keeps to bring others up; who lacks more gets the ring.

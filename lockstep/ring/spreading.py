@@ -19,6 +19,7 @@ from lockstep.ring.limits import (
     RING_ENTRIES_MAX,
     RING_GOSSIP_MS,
     RING_GOSSIP_PENDING_MS,
+    RING_SEED_ASKED_PER_S_MAX,
     RING_SEEDS_TOLD_MAX,
 )
 from lockstep.ring.messages import Deltas, Summary, Whole
@@ -86,7 +87,9 @@ class Spreader:
         if not seeds or first in seeds:
             return (first,)
         # One draw says both: below the chance a seed is asked, and which one follows from how far below.
-        chance = 1.0 if pending else len(seeds) / len(ring.present)
+        chance = len(seeds) / len(ring.present)
+        if pending:
+            chance = min(max(chance * RING_SEED_ASKED_PER_S_MAX * pause_ms / 1000, chance), 1.0)
         if draws[1] >= chance:
             return (first,)
         return (first, seeds[min(int(draws[1] / chance * len(seeds)), len(seeds) - 1)])

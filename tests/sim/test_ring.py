@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from lockstep.cli.main import root
 from lockstep.ring.member import RingMember
 from lockstep.ring.ring import Mode
+from lockstep.sim.mutants.rings import PLANTS
 from lockstep.sim.ring.harness import RingRun, Setting
-from lockstep.sim.ring.plants import PLANTS
 from lockstep.sim.ring.report import RACES, SOMETIMES, Verdict, check, found
 from lockstep.values.errors import ConfigurationError
 
@@ -115,9 +115,9 @@ def test_the_command_tells_what_holds_and_what_is_found() -> None:
 
 
 def test_an_unknown_bug_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="there is no bug"):
+    with pytest.raises(ConfigurationError, match="there is no planted bug"):
         found("nothing", 1)
-    with pytest.raises(ConfigurationError, match="there is no bug"):
+    with pytest.raises(ConfigurationError, match="there is no planted bug"):
         check(CALM, 1, "nothing")
 
 

@@ -40,7 +40,8 @@ class Case(msgspec.Struct, frozen=True):
 
 class Convergence(msgspec.Struct, frozen=True):
     """Rounds from the decision until a member has the change: of all members of all trials, and until the
-    last one of a trial has it. `missed`: members that never had it. `messages`: of one member in a round."""
+    last one of a trial has it. `missed`: members that never had it. `messages`: of one member in a second,
+    and `asked` what the busiest member got in a second."""
 
     case: Case
     p50: float
@@ -49,6 +50,7 @@ class Convergence(msgspec.Struct, frozen=True):
     last_max: float
     missed: int
     messages: float
+    asked: float
 
     def text(self) -> str:
         case = self.case
@@ -56,13 +58,13 @@ class Convergence(msgspec.Struct, frozen=True):
             f"{case.nodes:6} {case.seeds:5} {case.loss:5.0%} {'yes' if case.pending else 'no':>7}  "
             f"{self.p50:6.1f} {self.p99:6.1f} {self.last_p50:6.1f} {self.last_max:6.1f}  "
             f"{epidemic_rounds(case):8.1f} {_or_none(seed_mean_rounds(case)):>8} "
-            f"{_or_none(seed_all_rounds(case)):>8}  {self.messages:8.1f}"
+            f"{_or_none(seed_all_rounds(case)):>8}  {self.messages:8.1f} {self.asked:6.0f}"
         )
 
 
 HEAD = (
-    " nodes seeds  loss pending     p50    p99   last    max  epidemic seed mean seed all  messages\n"
-    + "-" * 97
+    " nodes seeds  loss pending     p50    p99   last    max  epidemic seed mean seed all  messages  asked\n"
+    + "-" * 104
 )
 
 
@@ -105,6 +107,7 @@ class _Trial:
         }
         self.reached: dict[str, int] = {}
         self.messages = 0
+        self.asked: dict[str, int] = {}
         self.now_ms = 0
         self._queue: list[tuple[int, int, str, str, Summary | Deltas | Whole | None]] = []
         self._number = 0
@@ -142,6 +145,7 @@ class _Trial:
         self._push(pause_ms, "", name, None)
 
     def _arrive(self, source: str, target: str, message: Summary | Deltas | Whole) -> None:
+        self.asked[target] = self.asked.get(target, 0) + 1
         if not isinstance(message, Summary):
             self._take(target)
             return
@@ -174,6 +178,7 @@ def measure(case: Case) -> Convergence:
     heard: list[int] = []
     lasts: list[int] = []
     missed = messages = time_ms = 0
+    asked = 0.0
     for number in range(case.trials):
         trial = _Trial(case, number, before, delta, after)
         trial.run()
@@ -181,6 +186,7 @@ def measure(case: Case) -> Convergence:
         lasts.append(max(trial.reached.values()))
         missed += case.nodes - len(trial.reached)
         messages, time_ms = messages + trial.messages, time_ms + trial.now_ms
+        asked = max(asked, max(trial.asked.values()) * 1000 / max(trial.now_ms, 1))
     return Convergence(
         case,
         _part(heard, 0.5),
@@ -188,7 +194,8 @@ def measure(case: Case) -> Convergence:
         _part(lasts, 0.5),
         max(lasts) / RING_GOSSIP_MS,
         missed,
-        messages / case.nodes / max(time_ms / RING_GOSSIP_MS, 1),
+        messages * 1000 / case.nodes / max(time_ms, 1),
+        asked,
     )
 
 

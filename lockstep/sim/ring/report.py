@@ -9,8 +9,8 @@ from typing import Final
 import msgspec
 
 from lockstep.ring.ring import Mode
+from lockstep.sim.plant import Planted
 from lockstep.sim.ring.harness import RingRun, RunResult, Setting
-from lockstep.sim.ring.plants import PLANTS
 from lockstep.values.errors import ConfigurationError
 
 #: Where all must accept, operators who abort at acceptors break what the mode promises.
@@ -85,15 +85,27 @@ class Verdict(msgspec.Struct, frozen=True):
         return "\n".join(lines)
 
 
+def planted(name: str) -> Planted:
+    """A bug by its name; its scenario is the mode in which it is looked for. ConfigurationError when there is
+    none, or where the package is installed without them."""
+    try:
+        from lockstep.sim.mutants.rings import PLANTS
+    except ImportError as error:
+        raise ConfigurationError(
+            "planted bugs are not installed with the package", hint="run it in a checkout of the sources"
+        ) from error
+    if name not in PLANTS:
+        raise ConfigurationError(f"there is no planted bug {name!r}", hint=f"one of: {', '.join(PLANTS)}")
+    return PLANTS[name]
+
+
 def check(
     setting: Setting, seeds: int, plant: str = "", done: Callable[[Verdict], bool] | None = None
 ) -> Verdict:
     """Run seeds one after another, until `done` is satisfied if it is given."""
-    if plant and plant not in PLANTS:
-        raise ConfigurationError(f"there is no bug {plant}", hint=f"one of {', '.join(PLANTS)}")
     facts: dict[str, int] = {}
     verdict = Verdict(setting, 0, (), facts, 0, 0)
-    with PLANTS[plant].plant() if plant else nullcontext():
+    with planted(plant).plant() if plant else nullcontext():
         for number in range(seeds):
             result = RingRun(msgspec.structs.replace(setting, seed=setting.seed + number)).result()
             for name, count in result.facts.items():
@@ -114,9 +126,7 @@ def check(
 
 def found(plant: str, seeds: int, seed: int = 1) -> RunResult | None:
     """The first seed that a planted bug breaks."""
-    if plant not in PLANTS:
-        raise ConfigurationError(f"there is no bug {plant}", hint=f"one of {', '.join(PLANTS)}")
-    mode = PLANTS[plant].mode
+    mode = Mode(planted(plant).scenario)
     setting = Setting(mode, seed, aborting=mode is Mode.QUORUM)
     verdict = check(setting, seeds, plant, lambda verdict: bool(verdict.failures))
     return verdict.failures[0] if verdict.failures else None

@@ -17,16 +17,7 @@ from lockstep.ring.member import Effects, Kept, RingMember
 from lockstep.ring.messages import NO_BALLOT, Accept, Accepted, Propose, Reject, Why
 from lockstep.ring.ring import Mode, Ring, Status
 from lockstep.ring.unanimous import Initiator, PromisedState, Promises
-from lockstep.sim.plant import Plant, replaced
-
-
-class RingPlant(msgspec.Struct, frozen=True):
-    """`mode` is the one in which it is looked for."""
-
-    name: str
-    harm: str
-    mode: Mode
-    plant: Plant
+from lockstep.sim.plant import Plant, Planted, replaced
 
 
 def _forgetting(kept: Kept) -> Kept:
@@ -177,20 +168,20 @@ def _counts_no_sequence() -> Iterator[None]:
         yield
 
 
-PLANTS: Final[dict[str, RingPlant]] = {
+PLANTS: Final[dict[str, Planted]] = {
     one.name: one
     for one in (
-        RingPlant("forgets-promises", "a restart forgets promises", Mode.UNANIMOUS, _writes(_forgetting)),
-        RingPlant("promises-twice", "an acceptor promises the newest", Mode.UNANIMOUS, _promises_twice),
-        RingPlant("most-is-all", "an initiator commits with most", Mode.UNANIMOUS, _decides_with_most),
-        RingPlant("commits-after-abort", "an aborted one is committed", Mode.UNANIMOUS, _goes_on_after_abort),
-        RingPlant("never-asks", "a promise outlives its initiator's abort", Mode.UNANIMOUS, _never_asks),
-        RingPlant("forgets-votes", "a restart forgets votes", Mode.QUORUM, _writes(_voteless)),
-        RingPlant("half-is-enough", "half of the members decide", Mode.QUORUM, _half_is_enough),
-        RingPlant("own-first", "what was accepted is not finished", Mode.QUORUM, _proposes_its_own),
-        RingPlant("lower-ballots", "an acceptor takes lower ballots", Mode.QUORUM, _takes_lower_ballots),
-        RingPlant("abort-is-local", "an abort takes a vote back", Mode.QUORUM, _abort_is_local),
-        RingPlant("no-tombstones", "who is gone is dropped", Mode.QUORUM, _drops_tombstones),
-        RingPlant("content-only", "a fingerprint returns", Mode.QUORUM, _counts_no_sequence),
+        Planted("forgets-promises", "a restart forgets promises", Mode.UNANIMOUS, _writes(_forgetting)),
+        Planted("promises-twice", "an acceptor promises the newest", Mode.UNANIMOUS, _promises_twice),
+        Planted("most-is-all", "an initiator commits with most", Mode.UNANIMOUS, _decides_with_most),
+        Planted("commits-after-abort", "an aborted one is committed", Mode.UNANIMOUS, _goes_on_after_abort),
+        Planted("never-asks", "a promise outlives its initiator's abort", Mode.UNANIMOUS, _never_asks),
+        Planted("forgets-votes", "a restart forgets votes", Mode.QUORUM, _writes(_voteless)),
+        Planted("half-is-enough", "half of the members decide", Mode.QUORUM, _half_is_enough),
+        Planted("own-first", "what was accepted is not finished", Mode.QUORUM, _proposes_its_own),
+        Planted("lower-ballots", "an acceptor takes lower ballots", Mode.QUORUM, _takes_lower_ballots),
+        Planted("abort-is-local", "an abort takes a vote back", Mode.QUORUM, _abort_is_local),
+        Planted("no-tombstones", "who is gone is dropped", Mode.QUORUM, _drops_tombstones),
+        Planted("content-only", "a fingerprint returns", Mode.QUORUM, _counts_no_sequence),
     )
 }
