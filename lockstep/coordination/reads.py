@@ -24,6 +24,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from lockstep.coordination.context import CoordinationContext
+from lockstep.coordination.outlined import told_of
 from lockstep.coordination.page import Page
 from lockstep.coordination.read_round import Additional, Answer, ReadRound, ReadsShared, repair
 from lockstep.coordination.writes import Writes
@@ -216,6 +217,12 @@ class Reads:
         if len(self.shared.in_flight) >= READS_IN_FLIGHT_MAX:
             raise Overloaded("too many reads in flight on this node")
         deadline_s = self.runtime.clock.monotonic_s() + timeout_ms / 1000
+        if command.outline is not None:
+            return await told_of(
+                command,
+                lambda piece: self._told(piece, consistency, deadline_s),
+                lambda piece: self._read(piece, consistency, deadline_s),
+            )
         if command.index is None or command.key is not None:
             return await self._read(command, consistency, deadline_s)
         return await scan(
@@ -236,11 +243,9 @@ class Reads:
                 left = max(left, after.token - 1)
             piece = _piece(command, left, after, page.room() << min(short, SHORT_READ_ROUNDS_MAX))
             answers, asked, plan = await self._ask(piece, consistency, deadline_s)
-            for _, reply in answers:
-                if reply.dead:
-                    scanned = scanned or Scanned(self._thresholds)
-                    scanned.add(plan, answers)
-                    break
+            if any(reply.dead for _, reply in answers):
+                scanned = scanned or Scanned(self._thresholds)
+                scanned.add(plan, answers)
             if asked.index is None:
                 partitions, end = await self._reconcile(asked, plan, answers, deadline_s)
             else:
@@ -264,6 +269,23 @@ class Reads:
                 return page.result(resume or page.behind_last())
             if barren > SHORT_READ_ROUNDS_MAX:
                 raise ReadFailure(consistency, len(answers), plan.required, 0, True)
+
+    async def _told(
+        self, piece: ReadCommand, consistency: Consistency, deadline_s: float
+    ) -> tuple[ReadResult | None, ReadCommand]:
+        """What all that were asked tell of a piece; None when they do not agree."""
+        answers, asked, plan = await self._ask(piece, consistency, deadline_s)
+        first = answers[0][1].result
+        if first.told is None or any(reply.result != first for _, reply in answers):
+            self.reach("read.told_apart")
+            return None, asked
+        if any(reply.dead for _, reply in answers):
+            Scanned(self._thresholds).add(plan, answers)
+        notes = REQUEST_TRACE.get()
+        if notes is not None:
+            responders = [(target.node, reply.accepted_epoch) for target, reply in answers]
+            notes.read(plan, asked, responders, repaired=False)
+        return first, asked
 
     async def _reconcile(
         self, command: ReadCommand, plan: Plan, answers: list[Answer], deadline_s: float

@@ -46,6 +46,7 @@ from lockstep.replica.replica import ReplicaService
 from lockstep.replica.scanned import Thresholds
 from lockstep.replica.session_guards import SessionGuards
 from lockstep.runtime.ports import Runtime
+from lockstep.scans.outlined_engine import OutlinedEngine
 from lockstep.storage.engine import Derived, StorageEngine
 from lockstep.storage.store import Store
 from lockstep.storage.store_position import Lacking
@@ -164,13 +165,13 @@ def wire_data(log: NodeLog, store: Store, engine: StorageEngine) -> NodeData:
     context, state = log.context, log.state
     runtime, internode, configuration = context.runtime, context.internode, context.configuration
     cluster, own_id, reach = context.cluster, context.own_id, context.catch_up.reach
-    timeouts = configuration.timeouts
-    generation = context.identity.value.generation
+    timeouts, generation = configuration.timeouts, context.identity.value.generation
     keep_generation(engine, generation)
     context.conditions.watch(watch_disk(context.conditions, engine.space))
     new_mutation_id = MutationIds(own_id, generation).new
     lacking, guards = Lacking(engine), SessionGuards(cluster)
-    replica = ReplicaService(runtime, internode, engine, cluster, reach, own_id, lacking.require)
+    outlined = OutlinedEngine(engine, store, runtime.tasks)
+    replica = ReplicaService(runtime, internode, outlined, cluster, reach, own_id, lacking.require)
     table_damage = TableDamage(context, store.damaged, lacking)
     asking = _asking(log, replica, new_mutation_id)
     hints = Hints(runtime, HintStore(engine), asking.plans, log.liveness.silent_s, _hint_policy(context))

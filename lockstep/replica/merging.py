@@ -131,6 +131,11 @@ def digest_of(result: ReadResult) -> bytes:
 
 def reply_to(request: ReadRequest, accepted_epoch: int, result: ReadResult) -> ReadReply:
     """The answer itself, or its digest where the request wants that of an answer so large."""
+    told = result.told
+    if told is not None:
+        if 0 < request.digest_over_bytes < len(told.packed):
+            return ReadReply(accepted_epoch, _NOTHING, digest_of(result), told.dead)
+        return ReadReply(accepted_epoch, result, b"", told.dead)
     if not result.partitions:
         return ReadReply(accepted_epoch, result)
     dead, size_bytes = weigh(result.partitions, request.command.now_s)

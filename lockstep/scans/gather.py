@@ -22,9 +22,23 @@ class Joined:
         count = len(values)
         bounds = np.zeros(count + 1, dtype="i8")
         np.cumsum(np.fromiter(map(len, values), dtype="i8", count=count), out=bounds[1:])
-        self.octets = np.frombuffer(b"".join([*values, bytes(PADDING)]), dtype="u1")
+        self._data = b"".join([*values, bytes(PADDING)])
+        self.octets = np.frombuffer(self._data, dtype="u1")
         self.starts, self.ends = bounds[:-1], bounds[1:]
         self._values = values
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self._data) - PADDING
+
+    @property
+    def content(self) -> memoryview:
+        """All of them, one behind the other."""
+        return memoryview(self._data)[: self.size_bytes]
+
+    @property
+    def lengths(self) -> Any:
+        return self.ends - self.starts
 
     def value(self, number: int) -> bytes:
         return self._values[number]
@@ -76,6 +90,13 @@ class Varying:
 
     def cells(self) -> list[bytes | None]:
         return cells_at(self.octets, self.starts, self.lengths)
+
+    def equal_table(self, most: int) -> Any:
+        """A row of bytes each, where all are of one length of at most `most`; None otherwise."""
+        width = int(self.lengths[0])
+        if width > most or not (self.lengths == width).all():
+            return None
+        return windows(self.octets, self.starts, width)
 
 
 class Cells:

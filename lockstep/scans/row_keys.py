@@ -37,7 +37,8 @@ class RowKeys:
     """Keys of fragments, by their bodies. `are_rows` says which belong to rows, not to whole partitions."""
 
     def __init__(self, found: Sequence[bytes]) -> None:
-        joined = Joined(found)
+        self.bodies = found
+        self.joined = joined = Joined(found)
         octets, starts, ends = joined.octets, joined.starts, joined.ends
         zeros = np.flatnonzero(octets[: ends[-1]] == 0)
         is_escape = octets[zeros + 1] == _ESCAPE

@@ -106,6 +106,8 @@ class RowShape:
         self._rules = rules
         self._at = 0
         self._stretches = [_Stretch()]
+        #: Cells of a row that are deleted.
+        self.dead = 0
         try:
             exists = self._row()
         except IndexError:
@@ -145,6 +147,7 @@ class RowShape:
             self._value(column)
         else:
             self._expect(_NONE)
+            self.dead += 1
         self._number()
         self._expect(0)
         if is_value:

@@ -228,7 +228,7 @@ class StorageEngine:
         self._commit = GroupCommit(store, runtime, on_failure, sync_period_ms, reserve_bytes)
         self.space = self._commit.space
         self._merge = BackgroundMerge(store, runtime, self._commit.fail)
-        self._ask_merge = self._merge.ask if background_merge else None
+        self.ask_merge = self._merge.ask if background_merge else None
         self.fixing = Checkpoint(store, self._commit)
         self.unchanged = Unchanged(store)
         self.purge = Purge(store, runtime.probes)
@@ -268,12 +268,12 @@ class StorageEngine:
             self._commit.fail(error)
             raise
         self._commit.wrote(prefix, sequence)
-        if self._ask_merge is not None:
+        if self.ask_merge is not None:
             self._merge.wrote(prefix, batch)
         self.purge.touched(prefix)
         if captured is not None:
             self._commit.wrote(log_prefix, sequence)
-            if self._ask_merge is not None:
+            if self.ask_merge is not None:
                 self._merge.wrote(log_prefix, logged)
             self.purge.touched(log_prefix)
         self._runtime.probes.reach("storage.batch.written")
@@ -305,7 +305,7 @@ class StorageEngine:
         sequence = self._sequence_behind(command)
         snapshot = self._store.snapshot()
         try:
-            reading = reading_of(snapshot, command, self._ask_merge, definition)
+            reading = reading_of(snapshot, command, self.ask_merge, definition)
             for work in reading.steps():
                 await (asyncio.sleep(0) if work is None else self._runtime.tasks.run_blocking(work))
         finally:
@@ -322,7 +322,7 @@ class StorageEngine:
             return None
         snapshot = self._store.snapshot()
         try:
-            reading = reading_of(snapshot, command, self._ask_merge, None)
+            reading = reading_of(snapshot, command, self.ask_merge, None)
             for _ in reading.steps():
                 return None
         finally:
@@ -334,7 +334,7 @@ class StorageEngine:
         write of his own is synced. `asks`: that fragments be merged, where there are many."""
         snapshot = self._store.snapshot()
         try:
-            reading = Reading(snapshot, command, self._ask_merge if asks else None)
+            reading = Reading(snapshot, command, self.ask_merge if asks else None)
             reading.run()
         finally:
             snapshot.close()

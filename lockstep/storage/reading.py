@@ -28,7 +28,7 @@ _SMALL_BYTES: Final = MERGED_BYTES_INLINE // 64
 #: Fragments of a partition that are read before they are looked at, and their bytes, about: within a turn.
 _TOGETHER_MAX: Final = limits.FRAGMENTS_PER_TURN_MAX // 4
 _TOGETHER_BYTES: Final = MERGED_BYTES_INLINE // 4
-_Bounds = tuple[bytes, bytes, bool]
+Bounds = tuple[bytes, bytes, bool]
 #: See `Reading.steps`.
 Steps = Iterator[Work | None]
 
@@ -141,7 +141,7 @@ class Reading:
 
     def _feed(self, fold: PartitionFold) -> Generator[Work | None, None, bool]:
         """Returns True when the fold was full before the partition's content ended."""
-        for lower, upper, reverse in self._pieces(fold):
+        for lower, upper, reverse in pieces_of(self._command, self._slices, fold.key, fold.prefix):
             pairs = self._view.scan(lower, upper, reverse)
             seen = 0
             for pair in itertools.islice(pairs, _ALONE):
@@ -178,22 +178,6 @@ class Reading:
             together = min(_TOGETHER_MAX, 4 * together, _TOGETHER_BYTES * len(some) // (size + 1) + 1)
         return False
 
-    def _pieces(self, fold: PartitionFold) -> list[_Bounds]:
-        """Store bounds to scan, in the order in which the fold wants their content."""
-        command, prefix = self._command, fold.prefix
-        slices = self._slices
-        after = command.after
-        if after is not None and after.clustering is not None and after.key == fold.key:
-            slices = slices_behind(slices, after.clustering, command.reverse)
-        if slices == ALL_ROWS and not command.reverse:
-            return [(prefix, fold.end, False)]
-        head_end = keys.KIND_ROW if command.reads_static else keys.KIND_STATIC
-        pieces: list[_Bounds] = [(prefix, prefix + head_end, False)]
-        for part in reversed(slices) if command.reverse else slices:
-            lower, upper = keys.slice_bounds(prefix, part)
-            pieces.append((lower, upper, command.reverse))
-        return pieces
-
     def _close(self, fold: PartitionFold, *, stopped: bool, is_last: bool) -> None:
         partition = self._within_slices(fold.finish())
         if not is_empty(partition):
@@ -220,6 +204,22 @@ class Reading:
         return Partition(
             partition.token, partition.key, partition.deletion, kept, partition.static, partition.rows
         )
+
+
+def pieces_of(command: ReadCommand, slices: tuple[Slice, ...], key: bytes, prefix: bytes) -> list[Bounds]:
+    """(lower, upper, whether in reverse) of what a command with these normal slices reads of a partition, in
+    the order in which it is to be read."""
+    after = command.after
+    if after is not None and after.clustering is not None and after.key == key:
+        slices = slices_behind(slices, after.clustering, command.reverse)
+    if slices == ALL_ROWS and not command.reverse:
+        return [(prefix, keys.partition_end(prefix), False)]
+    head_end = keys.KIND_ROW if command.reads_static else keys.KIND_STATIC
+    pieces: list[Bounds] = [(prefix, prefix + head_end, False)]
+    for part in reversed(slices) if command.reverse else slices:
+        lower, upper = keys.slice_bounds(prefix, part)
+        pieces.append((lower, upper, command.reverse))
+    return pieces
 
 
 def normal_slices(slices: Sequence[Slice]) -> tuple[Slice, ...]:
@@ -293,8 +293,8 @@ class WholeFold(PartitionFold):
 
     __slots__ = ()
 
-    def __init__(self, token: int, key: bytes, prefix: bytes) -> None:
-        super().__init__(token, key, prefix, command=_WHOLE, room=_UNLIMITED, ask_merge=None)
+    def __init__(self, token: int, key: bytes, prefix: bytes, ask_merge: AskMerge | None = None) -> None:
+        super().__init__(token, key, prefix, command=_WHOLE, room=_UNLIMITED, ask_merge=ask_merge)
 
     def add(self, pair: tuple[bytes, bytes]) -> bool:
         self.bytes_read = 0

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import msgspec
 
 from lockstep.values.node_limits import ROW_CELLS_INLINE
+from lockstep.values.outlines import Outline, Told
 
 #: No expiry; also the smallest possible local time, so it never counts as expired.
 NEVER_S = 0
@@ -148,7 +149,8 @@ class ReadCommand(msgspec.Struct, frozen=True, array_like=True, gc=False):
     counts as one. `after` continues behind a position. Columns () means all. Cells of the columns in
     `dropped` make no row exist. With an `index` only rows that have a wanted value in it, with `places` only
     these, which are in reading order. `dead`: (column, microseconds) of columns whose cells at or below that
-    time are not there, ascending.
+    time are not there, ascending. With an `outline`, which goes with rows in order and without limits within
+    partitions, the answer may tell of rows in place of having them.
     """
 
     table_id: int
@@ -167,6 +169,7 @@ class ReadCommand(msgspec.Struct, frozen=True, array_like=True, gc=False):
     index: IndexRead | None = None
     places: tuple[Place, ...] = ()
     dead: tuple[tuple[int, int], ...] = ()
+    outline: Outline | None = None
 
 
 class Partition(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -185,11 +188,13 @@ class ReadResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     With `more`, `end` is how far it looked: everything up to there is in the answer, dead rows included,
     and nothing after it. It can be behind the last row, and a limit on bytes can stop before any live row.
+    With `told` there are no partitions.
     """
 
     partitions: tuple[Partition, ...]
     more: bool = False
     end: Position | None = None
+    told: Told | None = None
 
 
 def has_large_row(results: Iterable[ReadResult]) -> bool:

@@ -59,6 +59,19 @@ def table_of(
     return ScanTable(table)
 
 
+class View:
+    """A store's content at one instant."""
+
+    def __init__(self, pairs: Sequence[Pair]) -> None:
+        self._pairs = pairs
+
+    def scan(self, lower: bytes, upper: bytes, reverse: bool = False) -> Iterator[Pair]:
+        found = [pair for pair in self._pairs if lower <= pair[0] < upper]
+        return reversed(found) if reverse else iter(found)
+
+    def close(self) -> None: ...
+
+
 class Writer:
     """Writes rows of serialised values into what a store would hold."""
 

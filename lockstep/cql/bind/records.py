@@ -22,6 +22,7 @@ from lockstep.schema.model import Column, ColumnKind
 from lockstep.schema.types import CollectionType, CqlType, UserDefinedType
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.limits import COUNTER_BOUND
+from lockstep.values.outlines import Told
 from lockstep.values.rows import Cell, Partition, Row
 
 
@@ -231,6 +232,20 @@ class Groups:
             data = folding.evaluate(record, self._moment)
             if data is not None:
                 self._states[index] = folding.aggregate.step(self._states[index], data)
+
+    def join(self, told: Told) -> None:
+        """Take what was told of rows; there is one group, and its aggregates need nothing else of them."""
+        if not told.rows:
+            return
+        if self._mark is None:
+            self._mark = ()
+            self._states = [folding.aggregate.start for folding in self._selection.foldings]
+        for index, (folding, (count, data)) in enumerate(
+            zip(self._selection.foldings, told.folds, strict=True)
+        ):
+            join = folding.aggregate.join
+            assert join is not None, "an outline has aggregates whose parts can be joined"
+            self._states[index] = join(self._states[index], count, data)
 
     def close(self) -> tuple[bytes, ResultRow]:
         """End the open group: its first clustering and its result row. Without a group: that of no rows."""

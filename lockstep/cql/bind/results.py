@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from lockstep.cql.bind.page_positions import PagePosition, encode
 from lockstep.cql.bind.records import Groups, RecordReader, ResultRow
@@ -27,8 +28,15 @@ from lockstep.schema.log_tables import token_in
 from lockstep.schema.model import ColumnKind
 from lockstep.values.errors import InvalidRequest, ServerFault
 from lockstep.values.limits import PAGE_ROWS_DEFAULT, PARTITION_READS_AT_ONCE_MAX
-from lockstep.values.node_limits import PAGE_BYTES_MAX, ROWS_A_TURN, UNPAGED_BYTES_MAX, UNPAGED_ROWS_MAX
-from lockstep.values.rows import Partition, Position, ReadCommand, ReadResult, Row
+from lockstep.values.node_limits import (
+    PAGE_BYTES_MAX,
+    ROWS_A_TURN,
+    TOLD_ROWS_MAX,
+    UNPAGED_BYTES_MAX,
+    UNPAGED_ROWS_MAX,
+)
+from lockstep.values.outlines import Outline, Told
+from lockstep.values.rows import ALL_ROWS, Partition, Position, ReadCommand, ReadResult, Row
 
 _NULL = pack_int(-1)
 #: (what every row of a partition has here, packed, or None; position in the clustering, or -1; column id).
@@ -132,6 +140,10 @@ class PageBuilder:
         self._packed_rows = 0
         if packs and not plan.checks and plan.per_partition_limit < 0 and is_packable(plan.select):
             self._packed = []
+        #: What is to be told in place of rows, where it may be; rows are packed then too.
+        self._outline = None if plan.checks or not packs else plan.select.outline
+        if plan.kind != POINT and plan.slices != ALL_ROWS:
+            self._outline = None
         self._sortable: list[tuple[bytes, ResultRow]] = []
         #: Bytes of the rows given so far as the protocol writes them.
         self._bytes = 0
@@ -158,7 +170,13 @@ class PageBuilder:
         self._asked = self._point_commands() if plan.kind == POINT else self._range_commands()
         if not self._asked:
             self._finished = True
+        elif self._outline is not None and len(self._asked) == 1:
+            self._asked = (self._outlined(self._asked[0], self._outline),)
         return self._asked
+
+    def _outlined(self, command: ReadCommand, outline: Outline) -> ReadCommand:
+        limit = command.row_limit if outline.packs else TOLD_ROWS_MAX
+        return replace(command, row_limit=limit, outline=outline)
 
     def _row_limit(self) -> int:
         plan = self._plan
@@ -257,6 +275,8 @@ class PageBuilder:
         assert len(results) == len(self._asked), "one result for each command"
         taken = 0
         for command, result in zip(self._asked, results, strict=True):
+            if result.told is not None:
+                self._add_told(result.told)
             for partition in result.partitions:
                 if not self._add_partition(partition):
                     return
@@ -273,6 +293,24 @@ class PageBuilder:
         # depends on how ranges lie on nodes, and clients count on pages that do not.
         if self._plan.kind != POINT and self._room() != 0:
             self._finished = True
+
+    def _add_told(self, told: Told) -> None:
+        """Take what was told in place of rows, which the command left room for."""
+        if self._groups is not None:
+            self._groups.join(told)
+            return
+        assert self._packed is not None, "rows that are told are rows that can be packed"
+        self._pack_rows(self._packed)
+        self._packed.append(told.packed)
+        self._bytes += len(told.packed)
+        self._packed_rows += told.rows
+        self._partition_rows += told.rows
+        if self._remaining > 0:
+            self._remaining -= told.rows
+        if self._remaining == 0:
+            self._finished = True
+        if not self._is_paged:
+            self._require_bounded()
 
     def _go_on_at(self, result: ReadResult) -> None:
         """The command has more behind `end`; it is asked again from there."""
@@ -323,10 +361,7 @@ class PageBuilder:
         """As `_add_partition`, of one with rows, some at a time."""
         packer = RowPacker(self._plan.select, self._reader.base(partition, parts))
         rows, at, most = partition.rows, 0, ROWS_A_TURN
-        if self._rows:
-            packed.append(encode_rows(self._rows))
-            self._packed_rows += len(self._rows)
-            self._rows = []
+        self._pack_rows(packed)
         while at < len(rows):
             if self._is_stopped():
                 self._page_full = not self._finished
@@ -353,6 +388,13 @@ class PageBuilder:
         if self._remaining == 0:
             self._finished = True
         return not self._finished
+
+    def _pack_rows(self, packed: list[bytes]) -> None:
+        """Rows that come before others that are packed already."""
+        if self._rows:
+            packed.append(encode_rows(self._rows))
+            self._packed_rows += len(self._rows)
+            self._rows = []
 
     def _is_stopped(self) -> bool:
         if self._remaining == 0:

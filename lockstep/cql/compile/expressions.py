@@ -57,10 +57,13 @@ _COMPOUND = tree.ListLiteral | tree.SetLiteral | tree.MapLiteral | tree.TupleLit
 
 
 class Folding(msgspec.Struct, frozen=True):
-    """One aggregate of a SELECT list: it folds `evaluate` over the rows of a group."""
+    """One aggregate of a SELECT list: it folds `evaluate` over the rows of a group. `native`: its name, where
+    it is of a column as it is stored or, without `column`, of rows."""
 
     aggregate: aggregates.Aggregate
     evaluate: Evaluate
+    native: str = ""
+    column: Column | None = None
 
 
 class CellSlot(msgspec.Struct, frozen=True):
@@ -79,11 +82,14 @@ class Expressions:
         self.slots: dict[str, int] = {}
         self.cells: dict[CellSlot, int] = {}
         self.foldings: list[Folding] = []
+        #: Whether anything but what aggregates fold is needed of rows.
+        self.reads_rows = False
         self._in_aggregate = False
         self._depth = 0
 
     def slot(self, name: str) -> int:
         self.shape.column(name)
+        self.reads_rows = self.reads_rows or not self._in_aggregate
         return self.slots.setdefault(name, len(self.slots))
 
     def compile(self, term: tree.Term, wanted: Known = None) -> Typed:
@@ -292,6 +298,7 @@ class Expressions:
     def _aggregate(self, call: tree.Call) -> Typed:
         if self._in_aggregate:
             raise InvalidRequest("aggregate functions cannot be used as arguments of aggregate functions")
+        native, column = call.name, None
         if counts_rows(call):
             found = aggregates.aggregate("count", None)
             evaluate: Evaluate = evaluation.always
@@ -306,7 +313,12 @@ class Expressions:
             assert self._in_aggregate, "aggregates are not inside each other"
             self._in_aggregate = False
             found = aggregates.aggregate(call.name, kind)
-        self.foldings.append(Folding(found, evaluate))
+            argument = call.arguments[0]
+            if isinstance(argument, tree.ColumnName):
+                column = self.shape.column(argument.name)
+            else:
+                native = ""
+        self.foldings.append(Folding(found, evaluate, native, column))
         return evaluation.folded(len(self.foldings) - 1), found.returns
 
     def _computation(self, term: tree.Arithmetic | tree.Negation, wanted: Known) -> Typed:
@@ -401,7 +413,7 @@ class Output(msgspec.Struct, frozen=True):
 class Selection(msgspec.Struct, frozen=True):
     """`columns`: needed columns by slot; `cells`: the slots behind them; `foldings`: aggregates inside the
     outputs; `grouping`: key columns and functions of them whose values tell groups apart; `named`: what the
-    outputs are of."""
+    outputs are of. `reads_rows`: whether outputs need more of rows than what aggregates make of them."""
 
     outputs: tuple[Output, ...]
     columns: tuple[Column, ...]
@@ -411,6 +423,7 @@ class Selection(msgspec.Struct, frozen=True):
     foldings: tuple[Folding, ...] = ()
     grouping: tuple[Evaluate, ...] = ()
     named: tuple[Column, ...] = ()
+    reads_rows: bool = True
 
     @property
     def has_aggregates(self) -> bool:
@@ -455,6 +468,7 @@ def compile_selection(
     outputs = tuple(_output(expressions, selector) for selector in selectors)
     by_id = shape.table.by_id
     named = [*map(shape.column, expressions.slots), *(by_id[cell.column] for cell in expressions.cells)]
+    reads_rows = expressions.reads_rows or bool(expressions.cells)
     groups = tuple(expressions.compile(term)[0] for term in grouping)
     for name in also:
         expressions.slot(name)
@@ -471,6 +485,7 @@ def compile_selection(
         tuple(expressions.foldings),
         groups,
         tuple(named),
+        reads_rows,
     )
 
 

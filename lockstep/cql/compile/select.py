@@ -13,6 +13,7 @@ from lockstep.cql.bind.records import check_grouping
 from lockstep.cql.compile.context import Context
 from lockstep.cql.compile.expressions import Moment, Selection, as_json, compile_selection
 from lockstep.cql.compile.index_uses import index_read
+from lockstep.cql.compile.outlining import outline_of
 from lockstep.cql.compile.prepared import Prepared, Scope, TableShape
 from lockstep.cql.compile.ranges import Check, bound_filters, partition_keys, slices, token_range
 from lockstep.cql.compile.restrictions import Restrictions, Rule
@@ -26,6 +27,7 @@ from lockstep.schema.types import parse_type
 from lockstep.schema.view_changes import unmarking
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.limits import PAGE_ROWS_MAX
+from lockstep.values.outlines import Outline
 from lockstep.values.rows import ALL_ROWS, IndexRead, Slice
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 
@@ -49,6 +51,8 @@ class SelectPrepared(msgspec.Struct, frozen=True):
     #: Ids of columns whose cells make no row exist, ascending.
     dropped: tuple[int, ...] = ()
     grouped: bool = False
+    #: What replicas may tell in place of rows; None for rows.
+    outline: Outline | None = None
 
     def __post_init__(self) -> None:
         table, point = self.shape.table, self.is_point
@@ -115,6 +119,9 @@ def compile_select(
     limit = _limit_term(statement.limit, "[limit]", scope)
     per_partition_limit = _limit_term(statement.per_partition_limit, "[per_partition_limit]", scope)
     several = any(choice.is_in for choice in restrictions.partition)
+    outline = None
+    if not (statement.group_by or statement.distinct or statement.json or reverse or several or is_virtual):
+        outline = outline_of(shape, restrictions, selection) if per_partition_limit is None else None
     sorts = max((shape.column(name).position + 1 for name, _ in statement.order_by), default=0)
     return SelectPrepared(
         shape,
@@ -128,6 +135,7 @@ def compile_select(
         per_partition_limit,
         unmarking(shape.table),
         bool(statement.group_by),
+        outline,
     )
 
 

@@ -25,19 +25,28 @@ NAMES = frozenset(("count", "min", "max", "sum", "avg"))
 
 
 class Aggregate(msgspec.Struct, frozen=True):
-    """`start` is the state before any row, `step(state, data)` folds one non-null value in."""
+    """`start` is the state before any row, `step(state, data)` folds one non-null value in. `join(state,
+    count, data)` folds many in of which it is told how many count and, but for `count`, their exact sum or
+    the extreme one; None where the order of values matters."""
 
     returns: CqlType
     start: Any
     step: Callable[[Any, bytes], Any]
     finish: Callable[[Any], bytes | None]
+    join: Callable[[Any, int, bytes | None], Any] | None = None
 
 
 def aggregate(name: str, kind: CqlType | None) -> Aggregate:
     """The aggregate of a name over values of `kind` (None: `count(*)`); InvalidRequest when it has none."""
     if name == "count":
         bigint = parse_type("bigint")
-        return Aggregate(bigint, 0, lambda state, data: state + 1, bigint.serialize)
+        return Aggregate(
+            bigint,
+            0,
+            lambda state, data: state + 1,
+            bigint.serialize,
+            lambda state, count, data: state + count,
+        )
     assert kind is not None
     if name in ("min", "max"):
         return _extreme(kind, largest=name == "max")
@@ -99,7 +108,10 @@ def _extreme(kind: CqlType, *, largest: bool) -> Aggregate:
             return data
         return data if (sort_key(data) > sort_key(state)) is largest and data != state else state
 
-    return Aggregate(kind, None, step, lambda state: state)
+    def join(state: bytes | None, count: int, data: bytes | None) -> bytes | None:
+        return state if data is None else step(state, data)
+
+    return Aggregate(kind, None, step, lambda state: state, join)
 
 
 def _sum(kind: CqlType) -> Aggregate:
@@ -114,7 +126,11 @@ def _sum(kind: CqlType) -> Aggregate:
         total: Any = _PRECISE.add(state, value) if isinstance(value, Decimal) else state + value
         return _wrapped(total, bits) if bits is not None else total
 
-    return Aggregate(kind, _zero(kind), step, kind.serialize)
+    def join(state: int, count: int, data: bytes | None) -> int:
+        total = state + _whole(data)
+        return _wrapped(total, bits) if bits is not None else total
+
+    return Aggregate(kind, _zero(kind), step, kind.serialize, None if kind.name == "decimal" else join)
 
 
 def _average(kind: CqlType) -> Aggregate:
@@ -140,7 +156,14 @@ def _average(kind: CqlType) -> Aggregate:
         places = Decimal(1).scaleb(int(total.as_tuple().exponent), _PRECISE)
         return kind.serialize(_PRECISE.divide(total, count).quantize(places, context=_PRECISE))
 
-    return Aggregate(kind, (_zero(kind), 0), step, finish)
+    def join(state: tuple[int, int], count: int, data: bytes | None) -> tuple[int, int]:
+        return state[0] + _whole(data), state[1] + count
+
+    return Aggregate(kind, (_zero(kind), 0), step, finish, None if kind.name == "decimal" else join)
+
+
+def _whole(data: bytes | None) -> int:
+    return int.from_bytes(data or b"", "big", signed=True)
 
 
 def _zero(kind: CqlType) -> Any:

@@ -65,6 +65,16 @@ def row_prefix(prefix: bytes, clustering: bytes) -> bytes:
     return prefix + KIND_ROW + clustering.replace(b"\x00", b"\x00\xff") + _ROW_END
 
 
+def row_place(prefix: bytes, clustering: bytes) -> bytes:
+    """What of a row's keys names its place within the table."""
+    return row_prefix(prefix, clustering)[PLACE_BYTES : -len(_ROW_END)]
+
+
+def head_place(prefix: bytes, kind: bytes) -> bytes:
+    """As `row_place`, of what a partition has beside rows."""
+    return prefix[PLACE_BYTES:] + kind
+
+
 def row_key(prefix: bytes, clustering: bytes, timestamp_us: int, write_id: bytes) -> bytes:
     """`row_prefix` and `write_suffix` in one, for it is made for every write."""
     if b"\x00" in clustering:

@@ -1,0 +1,70 @@
+"""Reads of which replicas tell in place of rows.
+
+Invariant: what is told is what the replicas' content merged would tell. It is taken over only when all
+replicas of the quorum tell the same, which they do where they hold the same; where they do not, the rows are
+read, merged and repaired as those of any read, and told here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from msgspec.structs import replace
+
+from lockstep.scans.telling import Telling, joined
+from lockstep.storage.rows.visible import counts_static
+from lockstep.values.limits import PAGE_ROWS_DEFAULT
+from lockstep.values.node_limits import PAGE_BYTES_MAX
+from lockstep.values.outlines import Outline, Told
+from lockstep.values.rows import Position, ReadCommand, ReadResult
+
+#: Rows that replicas are asked to sum up at once: the more the longer they have agreed, for where they do
+#: not, the whole piece is read again.
+_FIRST: Final = PAGE_ROWS_DEFAULT
+_FEWEST: Final = 256
+_WIDER: Final = 4
+
+#: (what all replicas tell of a piece, or None where they do not, the piece that they were asked).
+Ask = Callable[[ReadCommand], Awaitable[tuple[ReadResult | None, ReadCommand]]]
+Rows = Callable[[ReadCommand], Awaitable[ReadResult]]
+
+
+async def told_of(command: ReadCommand, ask: Ask, rows_of: Rows) -> ReadResult:
+    """Up to `row_limit` rows, and where to go on. `rows_of` reads rows as any read does."""
+    outline = command.outline
+    assert outline is not None and command.row_limit, "the rows that are told of in one answer have a limit"
+    parts: list[Told] = []
+    left, after, width, count = command.left, command.after, _FIRST, 0
+    while True:
+        if after is not None and command.key is None:
+            left = max(left, after.token - 1)
+        room = min(command.row_limit - count, width)
+        piece = replace(command, left=left, after=after, row_limit=room)
+        found, asked = await ask(piece)
+        if found is None:
+            width = max(_FEWEST, width // _WIDER)
+            room = min(room, PAGE_ROWS_DEFAULT)
+            read = await rows_of(replace(asked, outline=None, row_limit=room))
+            told, end = _of_rows(outline, asked, read), read.end
+            if end is None and command.key is None and told.rows >= room:
+                end = Position(read.partitions[-1].token, read.partitions[-1].key)
+        else:
+            width *= _WIDER
+            assert found.told is not None, "agreed answers tell"
+            told, end = found.told, found.end
+        parts.append(told)
+        count += told.rows
+        if end is None and asked.right >= command.right:
+            return ReadResult((), False, None, joined(outline, parts))
+        is_full = count >= command.row_limit or sum(len(part.packed) for part in parts) >= PAGE_BYTES_MAX
+        if end is not None and (is_full or told.rows < room):
+            return ReadResult((), True, end, joined(outline, parts))
+        left, after = (asked.right, None) if end is None else (left, end)
+
+
+def _of_rows(outline: Outline, command: ReadCommand, read: ReadResult) -> Told:
+    telling = Telling(outline)
+    for partition in read.partitions:
+        telling.live(partition, static_counts=counts_static(command, partition.key))
+    return telling.told()

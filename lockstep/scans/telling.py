@@ -1,0 +1,197 @@
+"""What an outline makes of rows, one by one and many together.
+
+Invariant: what is told of rows does not depend on which of them were looked at together.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import xxhash
+
+from lockstep.cql.functions.aggregates import Aggregate, aggregate
+from lockstep.cql.wire.responses import encode_rows
+from lockstep.schema.clustering import decode, split_key
+from lockstep.schema.types import parse_type
+from lockstep.values.outlines import (
+    CLUSTERING,
+    PARTITION_KEY,
+    STATIC,
+    Outline,
+    OutlineFold,
+    Told,
+)
+from lockstep.values.rows import Cell, Partition
+
+Values = list[bytes | None]
+Bytes = bytes | memoryview
+LENGTH: Final = struct.Struct("<I")
+
+
+class OutlineShape:
+    """An outline with its types at hand. `columns`: whose values it wants of each row, in its order."""
+
+    def __init__(self, outline: Outline) -> None:
+        self.outline = outline
+        self.columns = outline.packs or tuple(
+            fold.column for fold in outline.folds if fold.column is not None
+        )
+        self.kinds = [parse_type(column.type) for column in self.columns]
+        self.key_kinds = [parse_type(text) for text in outline.partition_key]
+        self.clustering_kinds = [parse_type(text) for text, _ in outline.clustering]
+        self.descending = [descends for _, descends in outline.clustering]
+        self._wants_key = any(column.kind == PARTITION_KEY for column in self.columns)
+        self._wants_clustering = any(column.kind == CLUSTERING for column in self.columns)
+
+    def values(
+        self, key: bytes, clustering: bytes | None, static: Sequence[Cell], cells: Sequence[Cell]
+    ) -> Values:
+        """Of one row that shows, from its live cells. `clustering` None: its partition has no rows."""
+        if not self.columns:
+            return []
+        parts = split_key(key, len(self.key_kinds)) if self._wants_key else ()
+        rest: Sequence[bytes] = ()
+        if self._wants_clustering and clustering is not None:
+            rest = decode(self.clustering_kinds, self.descending, clustering)
+        of_row = {cell.column: cell.value for cell in cells}
+        of_static = {cell.column: cell.value for cell in static}
+        found: Values = []
+        for column in self.columns:
+            if column.kind == PARTITION_KEY:
+                found.append(parts[column.position])
+            elif column.kind == CLUSTERING:
+                found.append(rest[column.position] if rest else None)
+            else:
+                found.append((of_static if column.kind == STATIC else of_row).get(column.id))
+        return found
+
+
+class FoldedValues:
+    """One aggregate over the values of a column. An aggregate has a state; what is told of it is how many
+    values count and, but for `count`, their exact sum or the extreme one."""
+
+    def __init__(self, fold: OutlineFold) -> None:
+        self._kind = None if fold.column is None else parse_type(fold.column.type)
+        self._takes_sum = fold.name in ("sum", "avg")
+        self._extreme: Aggregate | None = None
+        if fold.name in ("min", "max"):
+            self._extreme = aggregate(fold.name, self._kind)
+        self.count = 0
+        self._sum = 0
+        self._best: bytes | None = None
+
+    def add_cells(self, cells: Iterable[bytes | None]) -> None:
+        for cell in cells:
+            if cell is None:
+                continue
+            if self._takes_sum:
+                assert self._kind is not None, "sums are of columns"
+                number: Any = self._kind.deserialize(cell)
+                if number is None:
+                    continue
+                self._sum += number
+            elif self._extreme is not None:
+                self._best = self._extreme.step(self._best, cell)
+            self.count += 1
+
+    def add(self, count: int, total: int = 0, candidates: Sequence[bytes] = ()) -> None:
+        """Values that were looked at together: how many, their sum where it is wanted, and those among which
+        the smallest and the largest are."""
+        self.count += count
+        self._sum += total
+        if self._extreme is not None:
+            for cell in candidates:
+                self._best = self._extreme.step(self._best, cell)
+
+    def told(self) -> tuple[int, bytes | None]:
+        if self._takes_sum:
+            total = self._sum
+            return self.count, total.to_bytes(total.bit_length() // 8 + 1, "big", signed=True)
+        return self.count, self._best
+
+
+class Telling:
+    """Gathers what is told of an answer. `packed_bytes`: of the rows that were packed so far."""
+
+    def __init__(self, outline: Outline) -> None:
+        self.shape = OutlineShape(outline)
+        self.packs = bool(outline.packs)
+        self._parts: list[bytes] = []
+        self.folds = [FoldedValues(fold) for fold in outline.folds]
+        self.rows = self.dead = self.packed_bytes = 0
+        #: Of places, of how long each of these is, and of what is there.
+        self._hashes = (xxhash.xxh3_128(), xxhash.xxh3_128(), xxhash.xxh3_128())
+
+    def pack(self, values: Values) -> bytes:
+        """A row as the protocol writes it; nothing where rows are not wanted."""
+        return encode_rows((values,)) if self.packs else b""
+
+    def row(self, values: Values, packed: bytes) -> None:
+        """One more row."""
+        self.rows += 1
+        if self.packs:
+            self._parts.append(packed)
+            self.packed_bytes += len(packed)
+            return
+        at = 0
+        for fold, wanted in zip(self.folds, self.shape.outline.folds, strict=True):
+            if wanted.column is None:
+                fold.add(1)
+                continue
+            fold.add_cells((values[at],))
+            at += 1
+
+    def packed_rows(self, rows: int, data: bytes) -> None:
+        """So many rows, packed."""
+        self.rows += rows
+        self._parts.append(data)
+        self.packed_bytes += len(data)
+
+    def live(self, partition: Partition, *, static_counts: bool) -> None:
+        """A partition of live content only, with all its rows."""
+        shape, static = self.shape, partition.static
+        static_cells = () if static is None else static.cells
+        for row in partition.rows:
+            values = shape.values(partition.key, row.clustering, static_cells, row.cells)
+            self.row(values, self.pack(values))
+        if not partition.rows and static_counts and any(cell.value is not None for cell in static_cells):
+            values = shape.values(partition.key, None, static_cells, ())
+            self.row(values, self.pack(values))
+
+    def content(self, places: Bytes, lengths: Bytes, values: Bytes) -> None:
+        """What was read, in its order: places, their lengths as `LENGTH` has them, and what is there, which
+        itself tells where it ends."""
+        for one, data in zip(self._hashes, (places, lengths, values), strict=True):
+            one.update(data)
+
+    def content_at(self, place: bytes, value: bytes) -> None:
+        """As `content`, of one place."""
+        self.content(place, LENGTH.pack(len(place)), value)
+
+    def told(self) -> Told:
+        folds = tuple(fold.told() for fold in self.folds)
+        digest = xxhash.xxh3_128_digest(b"".join([one.digest() for one in self._hashes]))
+        return Told(self.rows, digest, b"".join(self._parts), folds, self.dead)
+
+
+def joined(outline: Outline, parts: Sequence[Told]) -> Told:
+    """Of neighbouring parts of one read, in their order."""
+    if len(parts) == 1:
+        return parts[0]
+    folds: list[tuple[int, bytes | None]] = []
+    for at, fold in enumerate(outline.folds):
+        whole = FoldedValues(fold)
+        for part in parts:
+            count, data = part.folds[at]
+            total = int.from_bytes(data or b"", "big", signed=True) if fold.name in ("sum", "avg") else 0
+            whole.add(count, total, () if data is None else (data,))
+        folds.append(whole.told())
+    return Told(
+        sum(part.rows for part in parts),
+        b"",
+        b"".join([part.packed for part in parts]),
+        tuple(folds),
+        sum(part.dead for part in parts),
+    )

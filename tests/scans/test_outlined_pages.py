@@ -1,0 +1,161 @@
+"""Pages and aggregates that are told in place of rows: the same as those made of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from lockstep.coordination.page import Page
+from lockstep.cql.bind.page_positions import decode
+from lockstep.cql.bind.results import PageBuilder
+from lockstep.cql.compile.prepared import Prepared
+from lockstep.cql.compile.select import plan_select
+from lockstep.cql.wire.responses import encode_rows
+from lockstep.scans import telling
+from lockstep.scans.outline_reading import OutlineReading
+from lockstep.storage.reading import Reading
+from lockstep.storage.rows import keys
+from lockstep.storage.rows.fragments import fragments_of
+from lockstep.storage.store import Pair
+from lockstep.values.rows import ReadCommand, ReadResult
+from tests.cql.twin import Session
+
+from .support import View
+
+TABLES = (
+    "k int, c int, a int, b text, s text static, primary key (k, c)",
+    "k int, c int, a int, b text, s text static, primary key (k, c)) with clustering order by (c desc",
+    "k int, c text, d bigint, a int, b text, s text static, primary key (k, c, d)",
+    "k int, c text, d int, a int, b text, s text static, primary key ((k, c), d)",
+    "k int, c int, a int, b text, s text static, m map<int, int>, primary key (k, c)",
+)
+#: What replicas tell of.
+TOLD = (
+    "SELECT k, c, a, b, s FROM t",
+    "SELECT b, s, k, a FROM t WHERE {key}",
+    "SELECT a FROM t WHERE {key} AND {last} > 3",
+    "SELECT a, {last} FROM t WHERE token({names}) > -6000000000000000000",
+    "SELECT b, a, b FROM t LIMIT 23",
+    "SELECT count(*) FROM t",
+    "SELECT count(*) FROM t LIMIT 1",
+    "SELECT count(a), min(b), max(b), sum(a), avg(a), count(*), min(s), max({last}) FROM t",
+    "SELECT count(*), sum({last}) FROM t WHERE {key} AND {last} <= 20",
+    "SELECT max(a) FROM t WHERE {key}",
+)
+#: What needs the rows themselves.
+ROWS = (
+    "SELECT writetime(a), b FROM t",
+    "SELECT k, count(*) FROM t GROUP BY {names}",
+    "SELECT a FROM t PER PARTITION LIMIT 3",
+    "SELECT DISTINCT {names}, s FROM t",
+    "SELECT k, count(*) FROM t",
+    "SELECT JSON k, a FROM t",
+    "SELECT count(a), sum(cast(a as double)) FROM t",
+    "SELECT a FROM t WHERE {key} ORDER BY {first} {back}",
+    "SELECT a FROM t WHERE a > 3 ALLOW FILTERING",
+)
+
+
+class Sides:
+    """One table, read with outlines and without."""
+
+    def __init__(self, number: int, seed: int) -> None:
+        dice = Random(seed)
+        wide, keyed = " d " in TABLES[number], "((k, c)" in TABLES[number]
+        self.session = Session(f"CREATE TABLE t ({TABLES[number]})")
+        for k in range(3):
+            for c in range(dice.choice([0, 3, 40, 90])):
+                clustering = f"'{c % 5}', {c}" if wide else str(c)
+                where = f"k = {k} AND c = '{c % 5}' AND d = {c}" if wide else f"k = {k} AND c = {c}"
+                self._row(dice, "k, c, d" if wide else "k, c", f"{k}, {clustering}", where)
+            if dice.random() < 0.5 and not keyed:
+                self.session.run(f"UPDATE t SET s = 'static' WHERE k = {k}")
+        self.names = "k, c" if keyed else "k"
+        self.words = {
+            "names": self.names,
+            "key": "k = 1 AND c = '2'" if keyed else "k = 1 AND c = '2'" if wide else "k = 1",
+            "last": "d" if wide else "c",
+            "first": "d" if keyed else "c",
+            "back": "ASC" if " desc" in TABLES[number] else "DESC",
+        }
+        pairs: dict[bytes, bytes] = {}
+        for mutation in self.session.store.mutations:
+            prefix = keys.partition_prefix(mutation.table_id, mutation.token, mutation.key)
+            pairs.update((key, value) for _, key, value in fragments_of(mutation, prefix))
+        self.pairs: Sequence[Pair] = sorted(pairs.items())
+        self.told = 0
+
+    def _row(self, dice: Random, names: str, values: str, where: str) -> None:
+        run = self.session.run
+        if dice.random() < 0.7:
+            run(f"INSERT INTO t ({names}, a, b) VALUES ({values}, {dice.randrange(-9, 9)}, 'some')")
+        else:
+            run(f"INSERT INTO t ({names}) VALUES ({values})")
+        if dice.random() < 0.1:
+            run(f"UPDATE t SET b = '{'x' * dice.randrange(40)}' WHERE {where}")
+        if dice.random() < 0.05:
+            run(f"DELETE FROM t WHERE {where}")
+
+    def prepared(self, text: str) -> Prepared:
+        return self.session.prepare(text.format(**self.words))
+
+    def pages(self, text: str, page_size: int, *, tells: bool) -> list[tuple[int, bytes]]:
+        """(rows, bytes) of each page."""
+        prepared, state = self.prepared(text), None
+        found: list[tuple[int, bytes]] = []
+        while True:
+            start = decode(state, prepared.plan.shape.table.uuid) if state is not None else None
+            plan = plan_select(prepared, [], self.session.context(), start, page_size)
+            builder = PageBuilder(plan, packs=tells)
+            while commands := builder.commands():
+                builder.add([self._answer(command) for command in commands])
+            page = builder.page()
+            state = page.paging_state
+            data = b"".join([*page.packed, encode_rows(page.rows)])
+            found.append((page.packed_rows + len(page.rows), data))
+            if state is None:
+                return found
+
+    def _answer(self, command: ReadCommand) -> ReadResult:
+        if command.outline is not None:
+            self.told += 1
+            reading = OutlineReading(View(self.pairs), command, None)
+            reading.run()
+            return reading.result()
+        plain = Reading(View(self.pairs), command, None)
+        plain.run()
+        return shown(plain.result(), command)
+
+
+def shown(read: ReadResult, command: ReadCommand) -> ReadResult:
+    """As a coordinator makes it of one replica's answer."""
+    page, end = Page(command), read.end if read.more else None
+    page.add(read.partitions, end)
+    return page.result(end)
+
+
+@pytest.mark.parametrize("number", range(len(TABLES)))
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_told_is_what_rows_show(number: int, seed: int) -> None:
+    sides = Sides(number, seed)
+    for text in TOLD + ROWS:
+        for page_size in (-1, 7, 5000):
+            before = sides.told
+            told = sides.pages(text, page_size, tells=True)
+            assert (sides.told > before) == (text in TOLD), text
+            assert told == sides.pages(text, page_size, tells=False), (text, page_size)
+
+
+def test_a_wrong_sum_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    sides = Sides(0, 1)
+    right = telling.FoldedValues.told
+
+    def wrong(self: telling.FoldedValues) -> tuple[int, bytes | None]:
+        count, data = right(self)
+        return count + 1, data
+
+    monkeypatch.setattr(telling.FoldedValues, "told", wrong)
+    text = "SELECT count(*) FROM t"
+    assert sides.pages(text, 5000, tells=True) != sides.pages(text, 5000, tells=False)
