@@ -18,7 +18,7 @@ import click
 from lockstep.cli.shared import client, render
 from lockstep.cli.shared.client import ClusterClient
 from lockstep.documents import read
-from lockstep.documents.recovery import ClusterMigration, ClusterReset, ClusterState
+from lockstep.documents.recovery import ClusterMigration, ClusterReset, ClusterState, GroupRestart
 from lockstep.documents.service import GlobalState, LocalStates
 from lockstep.values.errors import ConfigurationError, LockstepError, OutcomeUnknown
 
@@ -249,6 +249,26 @@ def migrate(old: str, new: str, yes: bool, call: render.Call) -> None:
         answer = at_old.cluster_migrate({"state": state})
     if not call.as_json(answer, "cluster-migration/1"):
         _show_migration(read(ClusterMigration, answer))
+
+
+@cluster.command()
+@click.argument("group", type=click.Choice(["cmg", "metastorage"]))
+@click.option("--nodes", metavar="NODE,...", help="These nodes only, by id, host id or address.")
+@render.of_call
+def restart(group: str, nodes: str | None, call: render.Call) -> None:
+    """Start members of a group again, as after one broke: each with its node, in its process, one by one.
+
+    All voting members when no node is named. Clients of a node connect again.
+    """
+    named = [name.strip() for name in (nodes or "").split(",") if name.strip()]
+    answer = call.cluster().group_restart(group, named)
+    if call.as_json(answer, "group-restart/1"):
+        return
+    told = read(GroupRestart, answer)
+    render.table(
+        ["node", "", "reason"],
+        [[one.node, "failed" if one.failed else "started again", one.failed] for one in told.nodes],
+    )
 
 
 def _show_migration(told: ClusterMigration) -> None:

@@ -1,6 +1,6 @@
 """`cluster-reset/1`, the plan of a repair of both groups and what became of it; `cluster-state/1`, which
 incarnation of the cluster a node is of, and where it is in a repair; `cluster-migration/1`, which nodes go
-to a repaired cluster.
+to a repaired cluster; `group-restart/1`, whose members were started again.
 """
 
 from __future__ import annotations
@@ -108,3 +108,16 @@ class ClusterMigration(msgspec.Struct, frozen=True):
     dry_run: bool = False
     nodes: tuple[MigratedNode, ...] = ()
     schema: str = "cluster-migration/1"
+
+
+class Restarted(msgspec.Struct, frozen=True):
+    """`failed`: why the node is not back; those after it were not restarted."""
+
+    node: int
+    failed: str = ""
+
+
+class GroupRestart(msgspec.Struct, frozen=True):
+    group: str
+    nodes: tuple[Restarted, ...] = ()
+    schema: str = "group-restart/1"

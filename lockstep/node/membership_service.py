@@ -56,13 +56,15 @@ def wire_membership(
     fail: Callable[[LockstepError], None],
     bounds: GroupBounds,
     restart: Callable[[NodeRestarting], object],
+    is_ready: Callable[[], bool],
 ) -> NodeMembership:
-    """`own_load()` is what this node tells of itself; `restart(error)` begins another life of it."""
+    """`own_load()` is what this node tells of itself; `restart(error)` begins another life of
+    it; `is_ready()`: whether it serves."""
     context, state = log.context, log.state
     members = Members(context, state, configured(context))
     management = Management(context, log, fail, bounds.management_entries)
     voting = Voting(log, management)
-    recovery = ResetService(context, log, management, restart)
+    recovery = ResetService(context, log, management, restart, is_ready)
     membership = Membership(context, log, management, members, voting, lambda: recovery.file.standing.move)
 
     def follow(peer: PeerInfo, epoch: int) -> None:

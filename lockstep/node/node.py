@@ -315,7 +315,9 @@ class Node:
             self.runtime, self.configuration, self._say, self._factory, self._bounds, self._break
         )
         self.context = self.log.context
-        self.membership = wire_membership(self.log, self._own_load, self._break, self._bounds, self._end)
+        self.membership = wire_membership(
+            self.log, self._own_load, self._break, self._bounds, self._end, lambda: self.ready
+        )
 
     @property
     def is_loaded(self) -> bool:

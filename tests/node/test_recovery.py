@@ -215,6 +215,28 @@ def test_4_a_wish_that_cannot_be_met_changes_nothing() -> None:
         assert all(town.node(number).membership.recovery.file.standing.phase is Phase.IDLE for number in LEFT)
 
 
+def test_members_start_again_one_after_the_other_in_their_processes() -> None:
+    with Town(1, founders=3) as town:
+        town.found()
+        lives = {number: town.node(number).context.identity.value.generation for number in (1, 2, 3)}
+
+        async def restart(_node: object) -> dict[int, str]:
+            return await town.node(2).membership.recovery.restart([1, 2, 3])
+
+        outcome = town.finish(town.begin(2, restart))
+        assert outcome.value == {1: "", 3: "", 2: ""}
+        town.until(lambda: town.ready(1, 2, 3) and any(town.node(n).log.is_leader for n in (1, 2, 3)))
+        town.wait(2)
+        assert {n: town.node(n).context.identity.value.generation - lives[n] for n in lives} == {
+            1: 1,
+            2: 1,
+            3: 1,
+        }
+        town.process(3).crash("power")
+        outcome = town.finish(town.begin(2, restart))
+        assert outcome.value[1] == "" and outcome.value[3] and 2 not in outcome.value, "it stops there"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("who", [4, 5])

@@ -144,6 +144,9 @@ class ClusterClient(msgspec.Struct, frozen=True):
     def cluster_reset(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         return self.admin.post("/management/v1/recovery/cluster/reset", wanted)
 
+    def group_restart(self, group: str, nodes: Sequence[str]) -> dict[str, Any]:
+        return self.admin.post(f"/management/v1/recovery/{group}/restart", {"nodes": list(nodes)})
+
     def cluster_migrate(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         return self.admin.post("/management/v1/recovery/cluster/migrate", wanted)
 

@@ -52,6 +52,10 @@ class Migrated(msgspec.Struct, frozen=True, array_like=True):
     diverged_at: int = 0
 
 
+class Restart(msgspec.Struct, frozen=True, array_like=True):
+    """Begin another life in your process, so that your members of the groups start anew from their files."""
+
+
 class Done(msgspec.Struct, frozen=True, array_like=True):
     """It is durable at `node`."""
 

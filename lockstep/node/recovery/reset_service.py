@@ -34,6 +34,7 @@ from lockstep.node.recovery.messages import (
     Migrate,
     Migrated,
     Prepare,
+    Restart,
     Tail,
 )
 from lockstep.node.recovery.recovery_file import RecoveryFile
@@ -51,6 +52,8 @@ SURVEY_TIMEOUT_MS: Final = 2000
 PREPARE_TIMEOUT_MS: Final = 10_000
 #: The decision is durable already: this only brings it sooner.
 DECIDE_TIMEOUT_MS: Final = 2000
+#: A node reads its disk and takes part again.
+BACK_TIMEOUT_MS: Final = 60_000
 #: Between an answer and the restart that it announces.
 FAREWELL_S: Final = 0.2
 
@@ -79,6 +82,7 @@ class ResetService:
         log: NodeLog,
         management: Management,
         restart: Callable[[NodeRestarting], object],
+        is_ready: Callable[[], bool],
     ) -> None:
         self._runtime = context.runtime
         self._internode = context.internode
@@ -88,6 +92,7 @@ class ResetService:
         self._log = log
         self._management = management
         self._restart = restart
+        self._is_ready = is_ready
         self.file = RecoveryFile(context.runtime.disk)
         #: One step of a repair at a time.
         self._busy = asyncio.Lock()
@@ -97,6 +102,7 @@ class ResetService:
         register(verbs.RECOVERY_PREPARE, Prepare, Done, self._serve_prepare)
         register(verbs.RECOVERY_DECIDE, Decide, Done, self._serve_decision)
         register(verbs.RECOVERY_MIGRATE, Migrate, Migrated, self._serve_migration)
+        register(verbs.RECOVERY_RESTART, Restart, Done, self._serve_restart)
         context.internode.own.listen_refused(self._refused)
 
     # -- this node ----------------------------------------------------------------------------------
@@ -238,9 +244,18 @@ class ResetService:
         standing = self.file.standing
         goal = standing.plan or standing.move
         assert goal is not None, "who leaves was activated, or migrates"
-        error = NodeRestarting(
-            f"this node goes on in cluster {goal.cluster_id}", hint="connect again in some seconds"
-        )
+        self._begin_anew(f"this node goes on in cluster {goal.cluster_id}")
+
+    async def _serve_restart(self, _peer: object, _order: Restart) -> Done:
+        """PreconditionError while it is not serving: what starts already is not started again."""
+        if not self._is_ready():
+            raise PreconditionError(f"node {self._own_id()} is starting", hint="wait until it serves")
+        self._say("recovery.restarting")
+        self._begin_anew("its members of the groups are started again")
+        return Done(self._own_id())
+
+    def _begin_anew(self, why: str) -> None:
+        error = NodeRestarting(why, hint="connect again in some seconds")
         asyncio.get_running_loop().call_later(FAREWELL_S, self._restart, error)
 
     def _refused(self, theirs: Hello) -> None:
@@ -319,6 +334,32 @@ class ResetService:
         told = (self._own_id(), *(node for node in answers if node not in untold))
         self._leave()
         return Decided(plan, tuple(sorted(told)), untold)
+
+    async def restart(self, nodes: Sequence[int]) -> dict[int, str]:
+        """Have the nodes begin another life, one after the other, this one last; why it failed, or "" by
+        node. The next one is only told once the one before serves again."""
+        found: dict[int, str] = {}
+        for node in sorted(nodes, key=lambda one: (one == self._own_id(), one)):
+            if node == self._own_id():
+                await self._serve_restart(None, Restart())
+                found[node] = ""
+                continue
+            answer = await self._ask(node, verbs.RECOVERY_RESTART, Restart(), SURVEY_TIMEOUT_MS)
+            found[node] = answer if isinstance(answer, str) else await self._back(node)
+            if found[node]:
+                break
+        return found
+
+    async def _back(self, node: int) -> str:
+        """Return once the node answers in another life; why it does not."""
+        await asyncio.sleep(2 * FAREWELL_S)
+        deadline_s = self._runtime.clock.monotonic_s() + BACK_TIMEOUT_MS / 1000
+        while self._runtime.clock.monotonic_s() < deadline_s:
+            answer = await self._ask(node, verbs.RECOVERY_SURVEY, AskSurvey(), SURVEY_TIMEOUT_MS)
+            if isinstance(answer, Survey):
+                return ""
+            await asyncio.sleep(FAREWELL_S)
+        return f"it did not come back within {BACK_TIMEOUT_MS} ms: {answer}"
 
     async def migrate(self, target: Target, *, dry_run: bool) -> tuple[tuple[Migrated, ...], dict[int, str]]:
         """Every node of this cluster that answers goes to the repaired one, or says why not; and who did not

@@ -15,11 +15,13 @@ from lockstep.documents.recovery import (
     ClusterMigration,
     ClusterReset,
     ClusterState,
+    GroupRestart,
     Incarnation,
     KnownHash,
     MigratedNode,
     Participant,
     Place,
+    Restarted,
 )
 from lockstep.metadata.directory import LINEAGE, Repaired
 from lockstep.metadata.lineage import links_of
@@ -28,12 +30,13 @@ from lockstep.node.services import NodeServices
 from lockstep.recovery.fences import Target
 from lockstep.recovery.plan import ResetPlan, Wish
 from lockstep.server.admin.operations import Operation, get, later, now, read_body
-from lockstep.server.reports.leader_views import named
+from lockstep.server.reports.leader_views import GROUPS, named
 from lockstep.values.errors import ConfigurationError, PreconditionError
 from lockstep.values.node_limits import RECOVERY_HASHES_TOLD
 
 RESET_PATH: Final = "/management/v1/recovery/cluster/reset"
 MIGRATE_PATH: Final = "/management/v1/recovery/cluster/migrate"
+RESTART_PATH: Final = "/management/v1/recovery/{group}/restart"
 STATE_PATH: Final = "/management/v1/cluster/state"
 _BODY: Final[dict[str, Any]] = {
     "type": "object",
@@ -54,6 +57,16 @@ _MIGRATE_BODY: Final[dict[str, Any]] = {
         "dryRun": {"type": "boolean"},
     },
 }
+
+
+_RESTART_BODY: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {"nodes": {"type": "array", "items": {"type": "string"}}},
+}
+
+
+class _Restart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    nodes: tuple[str, ...] = ()
 
 
 class _Migration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -176,6 +189,21 @@ class RecoveryRequests:
             wanted.state.cluster_id, wanted.dry_run, tuple(sorted(nodes, key=lambda one: one.node))
         )
 
+    async def restart(self, group: str, body: Any) -> GroupRestart:
+        """Have the nodes of a group begin another life, one after the other; all that have a part in it when
+        none is named. ConfigurationError for another group, or a node that is none."""
+        if group not in GROUPS:
+            raise ConfigurationError(f"there is no group {group}", hint=f"there are {', '.join(GROUPS)}")
+        wanted = read_body(body or {}, _Restart, "the body is no such wish")
+        node = self._node
+        if wanted.nodes:
+            ids = [int(info.id) for info in named(node, ",".join(wanted.nodes))]
+        else:
+            voters, outgoing = node.membership.groups.configuration(GROUPS[group])
+            ids = sorted({*voters, *outgoing})
+        done = await self._desk.restart(ids)
+        return GroupRestart(group, tuple(Restarted(one, failed) for one, failed in done.items()))
+
     def operations(self) -> list[Operation]:
         """For the admin API."""
         return [
@@ -195,6 +223,14 @@ class RecoveryRequests:
                 later(lambda request, _: self.migrate(request.body)),
                 "Which nodes go, and why others do not",
                 body=_MIGRATE_BODY,
+            ),
+            Operation(
+                "POST",
+                RESTART_PATH,
+                "Start members of a group again, each with its node, within their processes",
+                later(lambda request, values: self.restart(values["group"], request.body)),
+                "Which nodes are back, and why one is not",
+                body=_RESTART_BODY,
             ),
         ]
 
