@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lockstep.quorum.round import (
     BALLOT,
     BATCH,
+    CHECK,
     COUNTER,
     READ,
     WRITE,
@@ -255,3 +256,12 @@ def test_a_round_decides_as_its_twin(data: st.DataObject, policy: Policy) -> Non
     for target in play.round.plan.targets:
         assert play.round.failed(target, PeerUnreachable("late")) == ()
         assert play.round.answered(target.node, 99) == (), "what has ended asks for nothing"
+
+
+def test_what_was_accepted_at_the_epoch_of_the_change_counts_beside_what_is_older() -> None:
+    made = Made([(1, ""), (2, ""), (3, "")], [("", 2)], epoch=5, needs_epoch=3)
+    round_ = Round(WRITE, made)
+    round_.begin()
+    round_.answered(NodeId(1), 2)
+    assert round_.answered(NodeId(2), 3) is not CHECK and round_.counting() == [2]
+    assert round_.answered(NodeId(3), 3) is CHECK and round_.counting() == [2, 3]

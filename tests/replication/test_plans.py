@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.placement.placements import ReplicaGroup
 from lockstep.placement.quorums import Requirement
 from lockstep.quorum.plans import Plan, PlanBook
 from lockstep.quorum.request_trace import RequestTrace
@@ -90,6 +91,8 @@ def test_one_question_is_about_neighbours_with_the_same_replicas_while_nothing_m
     book = Newest(make_cluster(6, [*alike, moving, last])).book
     plan = book.scan_plan(TABLE_ID, -7, QUORUM)
     assert plan.range == Range(TOKEN_MIN, 5) and plan.needs_epoch == 4 and plan.required == 2
+    all_three = tuple(map(NodeId, (1, 2, 3)))
+    assert plan.group == ReplicaGroup(all_three, all_three, 4)
     assert book.scan_plan(TABLE_ID, 0, QUORUM) is plan
     assert book.scan_plan(TABLE_ID, 1, QUORUM).range == Range(0, 5)
     assert book.scan_plan(TABLE_ID, 6, QUORUM) is book.read_plan(TABLE_ID, 6, QUORUM)
