@@ -78,7 +78,7 @@ conformance-cqlsh: $(VENV)/.stamp-dev ## SUITE=path runs cqlsh's own tests from 
 conformance-clients: $(VENV)/.stamp-dev ## drivers of other languages (Rust, C++, Node, Go, Java) against a local cluster
 	$(BIN)/python conformance/clients_run.py $(ARGS)
 
-conformance-capture: $(VENV)/.stamp-dev ## the library scylla-cdc-go follows a table's changes while a node joins and one is killed
+conformance-capture: $(VENV)/.stamp-dev ## the library scylla-cdc-go follows tables' changes while tablets split, a node joins and one is killed
 	$(BIN)/python conformance/capture_run.py $(ARGS)
 
 compare: $(VENV)/.stamp-dev ## STATEMENTS=file runs statements here and on Cassandra 5.0.6 (fetched by Maven), and prints what differs
