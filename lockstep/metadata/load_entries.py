@@ -45,9 +45,6 @@ def why_not(table: Table) -> str:
         return f"{name} counts: counters have no values that could be loaded"
     if table.views:
         return f"{name} has materialized views ({', '.join(table.views)}), which a load would not change"
-    if table.indexes:
-        names = ", ".join(index.name for index in table.indexes)
-        return f"{name} has indexes ({names}), which a load would not change"
     if is_log(table):
         return f"{name} is a log of changes, which is written with what it tells of"
     if capture_options(table) is not None:

@@ -19,7 +19,7 @@ LOAD_SCENARIOS = (
         ),
         sometimes=(
             *("a load was done", "a load left nothing", "load.target.taken_in"),
-            *("join completed", "load.not_staged"),
+            *("join completed", "load.not_staged", "an index found rows of a load"),
         ),
     ),
 )

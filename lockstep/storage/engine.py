@@ -442,6 +442,9 @@ class StorageEngine:
         """Make a finished run visible in this step; the sequence to await with `synced`. Ingesting the same
         fragments again changes nothing. CorruptFile, without effect, when the file is damaged."""
         self.indexes.came(run.table_id, run.tokens)
+        return self._ingest(run)
+
+    def _ingest(self, run: FragmentRun) -> int:
         self.rewrites += 1
         try:
             sequence = self._store.ingest(run.store_run)
@@ -454,18 +457,32 @@ class StorageEngine:
         self._runtime.probes.reach("storage.batch.written")
         return sequence
 
-    def take_in(self, run: FragmentRun) -> int:
+    def take_in(self, run: FragmentRun, *, is_indexed: bool) -> int:
         """As `before_ingest` and `ingest` in one step, of rows that stand beside what is there: nothing
-        older could undo them, and no index is made of their table. What was held to be unchanged since a
-        repair is so no more."""
+        older could undo them. What was held to be unchanged since a repair is so no more, and entries of
+        indexes are made before these are read again. A crash may take back what is written here and leave
+        the rows: who takes in says `came_in` of them until the sequence is synced."""
+        marks = self.unchanged.changed_between(run.lower, run.upper)
+        marked = self._mark([*marks, *self._entries_missing(run.table_id, run.tokens, is_indexed)])
+        return max(marked, self._ingest(run))
+
+    def came_in(self, table_id: int, tokens: Range, *, is_indexed: bool) -> int:
+        """As `take_in`, of rows that are here already."""
+        return self._mark(self._entries_missing(table_id, tokens, is_indexed))
+
+    def _entries_missing(self, table_id: int, tokens: Range, is_indexed: bool) -> Batch:
+        return self.indexes.lack(table_id, tokens) if is_indexed else ()
+
+    def _mark(self, marks: Batch) -> int:
+        if not marks:
+            return 0
         try:
-            marks = self.unchanged.changed_between(run.lower, run.upper)
-            if marks:
-                self._commit.wrote(Family.REPAIR.value, self._store.write(marks))
+            sequence = self._store.write(marks)
         except DiskRefused as error:
             self._commit.fail(error)
             raise
-        return self.ingest(run)
+        self._commit.wrote(Family.REPAIR.value, sequence)
+        return sequence
 
     def size_bytes(self) -> int:
         """About what this node stores."""

@@ -33,6 +33,7 @@ from lockstep.replica.load_messages import (
 )
 from lockstep.replica.replica import CatchUp
 from lockstep.runtime.ports import Runtime
+from lockstep.schema.model import Table
 from lockstep.storage.rows import keys
 from lockstep.streaming.load_files import LoadFiles, key_of
 from lockstep.streaming.stream_files import digest_of
@@ -66,7 +67,9 @@ class LoadEngine(Protocol):
         self, table_id: int, tokens: Range, path: str, count: int, first_key: bytes, last_key: bytes
     ) -> Any: ...
 
-    def take_in(self, run: Any) -> int: ...
+    def take_in(self, run: Any, *, is_indexed: bool) -> int: ...
+
+    def came_in(self, table_id: int, tokens: Range, *, is_indexed: bool) -> int: ...
 
     async def synced(self, sequence: int) -> None: ...
 
@@ -167,7 +170,7 @@ class LoadTarget:
         for file in manifest.files:
             if stores(ring, file.range, own):
                 try:
-                    sequence = max(sequence, self._ingest(key, file, load.stored_id))
+                    sequence = max(sequence, self._ingest(key, file, table))
                 except DiskRefused:
                     return  # The store has said that it failed, and this node stops.
                 except (StorageError, FileNotFoundError) as error:
@@ -182,12 +185,12 @@ class LoadTarget:
         settled = self._runtime.tasks.spawn(self._settle(key, sequence), f"load.settle.{key}")
         self._taking[key] = settled
 
-    def _ingest(self, key: str, file: LoadFile, stored_id: int) -> int:
-        path = self._files.hand_over(key, file)
+    def _ingest(self, key: str, file: LoadFile, table: Table) -> int:
+        path, is_indexed = self._files.hand_over(key, file), bool(table.indexes)
         if not path:
-            return 0
-        run = self._engine.run_at(stored_id, file.range, path, file.entries, file.first_key, file.last_key)
-        return self._engine.take_in(run)
+            return self._engine.came_in(table.id, file.range, is_indexed=is_indexed)
+        run = self._engine.run_at(table.id, file.range, path, file.entries, file.first_key, file.last_key)
+        return self._engine.take_in(run, is_indexed=is_indexed)
 
     async def _settle(self, key: str, sequence: int) -> None:
         """What was taken in is durable: its files are needed no more."""

@@ -218,12 +218,12 @@ def test_tables_of_which_more_than_the_rows_would_have_to_change_are_refused(his
     for name, reason in (
         ("seen", r"has materialized views \(w\)"),
         ("w", "is a materialized view: load its base table"),
-        ("found", r"has indexes \(by_v\)"),
     ):
         with pytest.raises(Rejected, match=reason):
             history.submit(replace(begin(), table=name))
     mine = history.now.schema.table("k", "t")
     assert mine is not None and why_not(mine) == ""
+    assert history.submit(replace(begin(), table="found")).loads.running[0].table == "found"
     assert why_not(replace(mine, keyspace="system_auth")) == "system_auth keyspace is not user-modifiable"
 
 
@@ -233,11 +233,9 @@ def test_a_load_into_a_table_that_got_an_index_is_refused(history: History) -> N
     indexed = history.submit(ChangeSchema(CreateIndex("k", "t", "by_v", (IndexedPart("v"),))))
     now = indexed.schema.table("k", "t")
     assert now is not None
-    # Whether or not the index counts as another table's epoch.
-    with pytest.raises(Rejected, match=r"has indexes|was altered"):
+    with pytest.raises(Rejected, match="was altered"):
         table_of(indexed, load)
-    with pytest.raises(Rejected, match=r"has indexes \(by_v\)"):
-        table_of(indexed, replace(load, table_epoch=now.epoch))
+    assert table_of(indexed, replace(load, table_epoch=now.epoch)) is now
 
 
 def test_while_replication_changes_nothing_is_committed(

@@ -391,6 +391,48 @@ def test_rows_that_come_in_files_get_their_entries_before_they_are_read(kind: st
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("kind", ["model", "rocks"])
+@pytest.mark.parametrize("is_known", [True, False])
+def test_rows_that_are_taken_in_get_their_entries_though_nothing_was_announced(
+    kind: str, is_known: bool, tmp_path: Path
+) -> None:
+    """Also where the index is defined later, as it is at a start."""
+
+    async def run() -> None:
+        engine = await opened(kind, tmp_path / "target")
+        source = await opened("model", tmp_path)
+        for number in range(40):
+            source.apply(put(number + 1, (number, KEYS[0][1]), number % 2))
+        fragments = await source.fragments(TABLE, FULL_RING)
+        pairs = fragments.take(1000)
+        fragments.close()
+        engine.indexes.define(TABLE, [DEFINITIONS[3]])
+        await idle(engine)
+        if not is_known:
+            engine.indexes.tables.clear()
+        run = engine.begin_run(TABLE, FULL_RING, "taken.run")
+        run.add(pairs)
+        await run.finish()
+        sequence = engine.take_in(run, is_indexed=True)
+        if not is_known:
+            engine.indexes.define(TABLE, [DEFINITIONS[3]])
+        assert engine.indexes._jobs == {indexes.Job(TABLE, None, FULL_RING): 1}
+        await engine.synced(sequence)
+        await idle(engine)
+        assert [await counted(engine, v) for v in (0, 1)] == [20, 20]
+        assert indexes.missing_ranges(engine._store, TABLE) == []
+        # A crash has taken the mark back, and left the rows.
+        sequence = engine.came_in(TABLE, FULL_RING, is_indexed=True)
+        assert indexes.missing_ranges(engine._store, TABLE) == [FULL_RING]
+        assert engine.indexes._jobs == {indexes.Job(TABLE, None, FULL_RING): 1}
+        await engine.synced(sequence)
+        await idle(engine)
+        assert engine.indexes._jobs == {} and indexes.missing_ranges(engine._store, TABLE) == []
+        await engine.close()
+
+    asyncio.run(run())
+
+
 BY_V, BY_KEYS = DEFINITIONS[3], DEFINITIONS[4]
 SPAN = IndexRead(BY_V.index_id, INT.component(value(0)), INT.component(value(100)), BY_V.whole)
 

@@ -149,7 +149,9 @@ class BulkLoads:
         if request.dry_run:
             wanted.apply(cluster, cluster.epoch)
             time_us = request.timestamp_us or wanted.at_ms * 1000
-            return LoadAnswer(request.job, "", "", 0, time_us, wanted.at_ms // 1000, cluster.epoch)
+            answer = LoadAnswer(request.job, "", "", 0, time_us, wanted.at_ms // 1000, cluster.epoch)
+            table = cluster.schema.table(request.keyspace, request.table)
+            return msgspec.structs.replace(answer, table=table)
         known = cluster.loads.by_job.get(request.job)
         if known is None or known.state is LoadState.RUNNING:
             await self._submit(wanted)

@@ -36,13 +36,14 @@ class Live(msgspec.Struct):
 
 class Seen(msgspec.Struct):
     """What a QUORUM read of a partition found: rows by load, and whether the row is there that is written
-    live (None: no such row) and by whom."""
+    live (None: no such row) and by whom. `only`: it was asked by an index for the rows of that load alone."""
 
     key: bytes
     start_ns: int
     rows: Mapping[int, int]
     live: bool | None
     is_last: bool = False
+    only: int | None = None
 
 
 def check_loads(
@@ -57,10 +58,12 @@ def check_loads(
         if load.outcome is Outcome.FAILED and is_committed:
             raise Violation("LOAD", f"load {load.number} was said to have failed, and was committed")
         for look in seen:
-            if look.key in load.keys:
+            if look.key in load.keys and look.only in (None, load.number):
                 _check_rows(load, look, is_committed)
                 judged += 1
     for look in seen:
+        if look.only is not None:
+            continue
         before = [
             w for w in writes if w.key == look.key and w.outcome is Outcome.OK and w.told_ns < look.start_ns
         ]

@@ -13,6 +13,8 @@ import xxhash
 from lockstep.cql.wire import client as wire
 from lockstep.cql.wire.constants import Opcode
 from lockstep.metadata.loads import LoadState
+from lockstep.metadata.log.registry import EntryKind
+from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.replica.load_messages import LoadFile
 from lockstep.replica.load_requests import (
     ANSWER,
@@ -25,8 +27,10 @@ from lockstep.replica.load_requests import (
     LoadRequest,
     PutRequest,
 )
+from lockstep.runtime.ports import Runtime
 from lockstep.schema.changes import NewColumn
 from lockstep.schema.model import ColumnKind
+from lockstep.schema.type_changes import CreateIndex, IndexedPart
 from lockstep.sim.checkers.loads import Live, Loading, Seen, check_loads
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.door import KEYSPACE, clustering_bytes
@@ -50,6 +54,9 @@ _CONTESTED = -1
 _LIVE = b"live"
 _LEASE_MS = 4000
 _LOADS, _ABORTED, _LEFT, _AGAIN = 0.3, 0.1, 0.1, 0.3
+_ASKED_BY_INDEX = 0.1
+#: Between two looks for the table.
+_TABLE_S = 0.05
 #: Virtual seconds in which leases end on a healed cluster, and what was staged is gone.
 _GONE_S = 60.0
 _COMMIT_S = 4 * TIMEOUT_S
@@ -60,17 +67,38 @@ _COLUMNS = (
 )
 _INSERT = f"INSERT INTO {KEYSPACE}.{TABLE} (pk, ck, v) VALUES (?, ?, ?)"
 _SELECT = f"SELECT ck, v FROM {KEYSPACE}.{TABLE} WHERE pk = ?"
+_INDEX = "loaded_by_v"
+_BY_INDEX = f"SELECT pk, ck FROM {KEYSPACE}.{TABLE} WHERE v = ?"
 
 
 class LoadWorkload(SideLoad):
     def __init__(self, operators: Operators, clients: int) -> None:
         super().__init__(operators, TABLE, _COLUMNS, "load", clients, 9)
+        operators.when_ready.append(self._index_soon)
         self.loads: list[Loading] = []
         self.writes: list[Live] = []
         self.seen: list[Seen] = []
 
     def make_client(self, name: str, dc: str) -> SideClient:
         return _LoadClient(self, name, dc)
+
+    def _index_soon(self, runtime: Runtime) -> None:
+        runtime.tasks.spawn(self._indexed(runtime), f"{TABLE}.index")
+
+    async def _indexed(self, runtime: Runtime) -> None:
+        """Loads that began before the index are refused."""
+        wanted = ChangeSchema(CreateIndex(KEYSPACE, TABLE, _INDEX, (IndexedPart("v"),)))
+        while not self.has_index():
+            if self._operators.stopped:
+                return
+            if not self.has_table():
+                await asyncio.sleep(_TABLE_S)
+                continue
+            await self._operators.submit(runtime, EntryKind.SCHEMA_CHANGE, wanted)
+
+    def has_index(self) -> bool:
+        table = self.cluster.newest.schema.table(KEYSPACE, TABLE)
+        return table is not None and bool(table.indexes)
 
     def read_all(self, names: list[str]) -> None:
         """Wait until every load has ended and nothing is staged any more, then read."""
@@ -112,12 +140,18 @@ class _LoadClient(SideClient):
         draw = self.draw.random()
         if draw < _LOADS:
             await self._load_rows(session)
+        elif draw < _LOADS + _ASKED_BY_INDEX and self._loading.loads and self._loading.has_index():
+            await self._by_index(session, self.draw.choice(self._loading.loads))
         elif draw < 0.6:
             await self._read(session, self.draw.choice(_KEYS))
         else:
             await self._write(session, self.draw.choice(_KEYS))
 
     async def last_asks(self, session: CqlClient) -> bool:
+        # First by the index: reads of partitions mend what replicas lack.
+        for load in self._loading.loads if self._loading.has_index() else ():
+            if not await self._by_index(session, load, is_last=True):
+                return False
         for key in _KEYS:
             if not await self._read(session, key, is_last=True):
                 return False
@@ -148,6 +182,28 @@ class _LoadClient(SideClient):
                 rows[number // _ROWS] = rows.get(number // _ROWS, 0) + 1
         self._loading.seen.append(Seen(key, start_ns, rows, live, is_last))
         self.cluster.tell(self.name, f"reads {key.decode()} -> {len(rows)} loads {error}")
+        return True
+
+    async def _by_index(self, session: CqlClient, load: Loading, *, is_last: bool = False) -> bool:
+        """What the index finds of one load."""
+        start_ns = self.cluster.world.now_ns
+        outcome, found, error = await self.execute(
+            session, _BY_INDEX, [_value_of(load.number)], Consistency.QUORUM
+        )
+        if outcome is not Outcome.OK:
+            return False
+        assert isinstance(found, wire.RowsResult)
+        counts = dict.fromkeys(load.keys, 0)
+        for key, clustering in found.rows:
+            assert key is not None and clustering is not None, "every row has both"
+            if int.from_bytes(clustering, "big", signed=True) != _CONTESTED:
+                counts[key] = counts.get(key, 0) + 1
+        for key, count in counts.items():
+            rows = {load.number: count} if count else {}
+            self._loading.seen.append(Seen(key, start_ns, rows, None, is_last, load.number))
+        self.cluster.tell(self.name, f"finds {sum(counts.values())} rows of load {load.number} {error}")
+        if any(counts.values()):
+            self.cluster.fact("an index found rows of a load")
         return True
 
     # -- loads --------------------------------------------------------------------------------------
@@ -239,8 +295,12 @@ def files_of(load: Loading, answer: LoadAnswer, attempt: int) -> list[tuple[Load
     return found
 
 
+def _value_of(number: int) -> bytes:
+    return f"{number}/load".encode()
+
+
 def _pairs(load: Loading, answer: LoadAnswer, column: int, key: bytes) -> list[tuple[bytes, bytes]]:
-    value, time_us = f"{load.number}/load".encode(), answer.timestamp_us
+    value, time_us = _value_of(load.number), answer.timestamp_us
     numbers = [_CONTESTED, *range(load.number * _ROWS, (load.number + 1) * _ROWS)]
     rows = tuple(
         Row(clustering_bytes(number), Liveness(time_us), None, (Cell(column, value, time_us),))

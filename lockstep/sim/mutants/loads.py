@@ -12,6 +12,7 @@ from lockstep.metadata.load_entries import BeginLoad
 from lockstep.node.work import bulk_loads
 from lockstep.node.work.bulk_loads import Placed
 from lockstep.sim.plant import Planted, replaced
+from lockstep.storage.index.indexes import Indexes
 from lockstep.streaming.load_target import LoadTarget
 
 _Context = contextlib.AbstractContextManager[None]
@@ -46,8 +47,14 @@ def _not_taken_in_at_once() -> _Context:
     return replaced((LoadTarget, "applied", lambda self, before, after, entry: None))
 
 
+def _not_indexed() -> _Context:
+    """Rows come without entries in indexes, and nothing says so."""
+    return replaced((Indexes, "lack", lambda self, table_id, tokens: []))
+
+
 LOADS = (
     Planted("load_not_counted", "a load is done that replicas do not hold", "loads", _not_counted),
     Planted("load_hides_newer", "what is newer than a load is not seen", "loads", _from_the_future),
     Planted("load_not_taken_in", "a committed load is nowhere", "loads", _not_taken_in_at_once),
+    Planted("load_not_indexed", "an index does not find what was loaded", "loads", _not_indexed),
 )

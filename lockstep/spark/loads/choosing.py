@@ -82,7 +82,12 @@ def _asked(options: Options) -> tuple[int, str]:
         return 0, f"a load is not committed at {options.consistency.name}"
     client = LoadClient(options, options.load_id)
     try:
-        return client.would_begin(options.write_time_us).timestamp_us, ""
+        answer = client.would_begin(options.write_time_us)
+        assert answer.table is not None, "one that could begin has its table"
+        if answer.table.indexes:
+            names = ", ".join(index.name for index in answer.table.indexes)
+            return 0, f"after a load, entries of its indexes ({names}) are made before these answer again"
+        return answer.timestamp_us, ""
     except (InvalidRequest, Unauthorized) as error:
         return 0, error.message
     finally:

@@ -213,6 +213,14 @@ class Indexes:
         self._ask(Job(table_id, None, tokens))
         self._wake()
 
+    def lack(self, table_id: int, tokens: Range) -> list[Put]:
+        """What is to be written in the step in which rows of a range become visible without entries, and
+        nothing was announced: from this step on they are made, or are once it is known what of."""
+        if table_id in self.tables:
+            self._ask(Job(table_id, None, tokens))
+            self._wake()
+        return [missing(table_id, tokens)]
+
     # -- reads ------------------------------------------------------------------------------------
 
     async def ready(self, command: ReadCommand) -> IndexDefinition:
