@@ -53,12 +53,14 @@ format: $(VENV)/.stamp-dev ## rewrite the sources in the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-sim: $(VENV)/.stamp-dev ## SEEDS=n deterministic simulations, from SEED=s on, the crash matrix, CUTS=n (0: all) power cuts, placements
+sim: $(VENV)/.stamp-dev ## SEEDS=n deterministic simulations, from SEED=s on, the crash matrix, CUTS=n (0: all) power cuts, placements, rings
 	$(BIN)/lockstep sim run --seed $(SEED) --seeds $(SEEDS) $(ARGS)
 	$(BIN)/lockstep sim matrix --seed $(SEED)
 	$(BIN)/lockstep sim cuts --seed $(SEED) --sample $(CUTS)
 	$(BIN)/lockstep sim placements --seed $(SEED) --nodes 50 --operations 90
 	$(BIN)/lockstep sim placements --seed $(SEED) --nodes 300 --operations 320 --dcs 3 --factor 3 --tokens 1 --concurrency 5
+	$(BIN)/lockstep sim ring --seed $(SEED) --seeds $(SEEDS)
+	$(BIN)/lockstep sim ring --seed $(SEED) --seeds $(SEEDS) --mode unanimous --careful
 
 reached: $(VENV)/.stamp-dev ## which branches of the pure rooms, requests and storage the nightly set does not reach
 	$(BIN)/python -m mutation.branches build/mutation/branches

@@ -31,7 +31,7 @@ from lockstep.ring.messages import (
     Why,
     proposal_of,
 )
-from lockstep.ring.ring import Delta, Mode, Ring, applied, contradictions, merge
+from lockstep.ring.ring import Delta, Mode, Ring, applied, contradictions, merge, outcome
 from lockstep.ring.spreading import Draws, Spreader
 from lockstep.ring.unanimous import Initiator, OwnProposal, PromisedState, Promises, Stage
 
@@ -186,6 +186,17 @@ class RingMember:
             self._begin(proposal_of(self._ring, self._new_op(), self._node, ()), now_ms)
         self._drain(now_ms)
         return "", self._effects()
+
+    def abort_risk(self, op: str) -> str:
+        """What may come of it when an operator aborts that here; "" when it is ended for all or not at
+        all."""
+        pending = self._promises.pending
+        if not self.unanimous or self._initiator.proposing is not None or pending is None or pending.op != op:
+            return ""
+        said = f"{pending.initiator} may have committed {op}: abort it there if it can be reached"
+        if pending.initiator in self._ring.voters:
+            return f"{said}; if it has, the change comes back with it"
+        return f"{said}; if it has, two changes are made of one ring as soon as another is committed"
 
     def received(self, sender: str, message: Message, now_ms: int) -> Effects:
         self._receive(sender, message, now_ms)
@@ -349,7 +360,11 @@ class RingMember:
         for delta in deltas:
             known = self._spreader.known(delta.base)
             if delta.base == self._ring.fingerprint:
-                self._move(applied(self._ring, delta), delta)
+                ring = outcome(self._ring, delta)
+                if ring.fingerprint != delta.target:
+                    self._alarms.append(f"{delta.op}, which {sender} sent, has another outcome here")
+                    return
+                self._move(ring, delta)
             elif known is not None and known.op != delta.op:
                 self._alarms.append(f"{known.op} and {delta.op} were both committed on one ring")
                 part = Ring(self._ring.mode, delta.sequence, delta.entries)

@@ -195,14 +195,18 @@ def delta_on(ring: Ring, op: str, entries: Iterable[Member]) -> Delta:
         key=lambda entry: entry.node,
     )
     delta = Delta(op, ring.fingerprint, b"", sequence, tuple(stamped))
-    target = merge(ring, Ring(ring.mode, sequence, delta.entries))
-    return msgspec.structs.replace(delta, target=target.fingerprint)
+    return msgspec.structs.replace(delta, target=outcome(ring, delta).fingerprint)
+
+
+def outcome(ring: Ring, delta: Delta) -> Ring:
+    """The ring with the entries of a change in it."""
+    return merge(ring, Ring(ring.mode, delta.sequence, delta.entries))
 
 
 def applied(ring: Ring, delta: Delta) -> Ring:
     """The ring after a change that was agreed on it."""
     assert delta.base == ring.fingerprint, "a change belongs to one ring"
-    after = merge(ring, Ring(ring.mode, delta.sequence, delta.entries))
+    after = outcome(ring, delta)
     assert after.fingerprint == delta.target, "a change has one outcome"
     return after
 

@@ -296,3 +296,26 @@ def test_machines_say_when_they_are_not_sound() -> None:
     busy._answers = {"n1": None, "n2": None, "n3": None}
     with pytest.raises(AssertionError, match="majority goes on"):
         busy.validate()
+
+
+def test_a_change_whose_outcome_is_another_one_is_not_taken() -> None:
+    made = fresh(MOST)
+    delta = proposal_of(made.ring, "op", "n9", [join(9)]).delta
+    wrong = msgspec.structs.replace(delta, target=b"x" * 32)
+    [alarm] = made.received("n2", Deltas((wrong,)), 0).alarms
+    assert "another outcome" in alarm and made.ring == founders(3)
+
+
+def test_an_abort_says_beforehand_what_may_come_of_it() -> None:
+    made, ring = fresh(ALL), founders(3, ALL)
+    made.received("n9", move(ring), 0)
+    assert "two changes are made of one ring" in made.abort_risk("n9/1/1")
+    assert made.abort_risk("other") == ""
+    of_member = fresh(ALL)
+    proposal = msgspec.structs.replace(move(ring, "n2/1/1").proposal, initiator="n2")
+    of_member.received("n2", Propose(proposal), 0)
+    assert "comes back with it" in of_member.abort_risk("n2/1/1")
+    own = fresh(ALL)
+    op, _ = own.request([join(4)], 0)
+    assert own.abort_risk(op) == "", "the initiator knows"
+    assert fresh(MOST).abort_risk("n9/1/1") == ""

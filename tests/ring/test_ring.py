@@ -20,7 +20,12 @@ from lockstep.ring.changes import (
     problem,
     remaining,
 )
-from lockstep.ring.limits import RING_CHANGES_MAX, RING_NAME_CHARACTERS_MAX
+from lockstep.ring.limits import (
+    RING_CHANGES_MAX,
+    RING_ENTRIES_MAX,
+    RING_NAME_CHARACTERS_MAX,
+    RING_TOKENS_MAX,
+)
 from lockstep.ring.ring import (
     Member,
     Mode,
@@ -34,6 +39,7 @@ from lockstep.ring.ring import (
     read_ring,
     ring_bytes,
 )
+from lockstep.values.limits import INTERNODE_FRAME_BYTES_MAX
 
 from .rings import after, change, founders, join, walk
 
@@ -270,3 +276,34 @@ def test_a_ring_that_is_not_sound_is_told() -> None:
             one_ring.validate()
     with pytest.raises(AssertionError, match="founders"):
         found(Mode.QUORUM, [msgspec.structs.replace(one, status=Status.JOINING, tokens=(), pending=(4,))])
+
+
+def test_the_largest_ring_goes_in_one_message() -> None:
+    name = "x" * (RING_NAME_CHARACTERS_MAX // 2)
+    tokens = RING_TOKENS_MAX // RING_ENTRIES_MAX
+    first = (1 << 62) + 1
+    members = tuple(
+        Member(
+            f"{name}{number:05}",
+            1,
+            Status.NORMAL,
+            name,
+            name,
+            tuple(range(first + number * tokens, first + (number + 1) * tokens)),
+            op=f"{name}/1/1",
+        )
+        for number in range(RING_ENTRIES_MAX)
+    )
+    assert len(ring_bytes(found(Mode.QUORUM, members))) < 8 * 1024 * 1024 < INTERNODE_FRAME_BYTES_MAX // 2
+
+
+def test_a_ring_has_a_bound() -> None:
+    ring = founders(3)
+    left = tuple(
+        Member(f"x{number:05}", 1, Status.LEFT, "dc1", "r1") for number in range(RING_ENTRIES_MAX - 3)
+    )
+    full = Ring(Mode.QUORUM, 1, (*ring.members, *left))
+    full.validate()
+    assert "at most 10000 entries" in problem(full, [join(4)], {})
+    many = Change(Kind.MOVE, BEGIN, "n1", tuple(range(1_000, 1_000 + RING_TOKENS_MAX)))
+    assert "at most 500000 tokens" in problem(ring, [many], {})

@@ -61,6 +61,13 @@ def test_where_all_accept_an_operators_abort_is_found_to_race_a_hidden_commit() 
     assert (again.violation, again.story) == (broken.violation, broken.story)
 
 
+def test_a_newcomers_hidden_commit_leads_to_two_commits_on_one_ring() -> None:
+    """The worse form of the race; most seeds show that an aborted change comes back."""
+    result = RingRun(Setting(Mode.UNANIMOUS, 85)).result()
+    assert result.invariant == "COMMIT-1", result.violation
+    assert not RingRun(Setting(Mode.UNANIMOUS, 85, aborting=False)).result().violation
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "aborting"), [(Mode.QUORUM, True), (Mode.UNANIMOUS, False)])
 def test_a_hundred_seeds_meet_all_there_is(mode: Mode, aborting: bool) -> None:
