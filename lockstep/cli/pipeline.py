@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from lockstep.cli.loads import loads
+from lockstep.cli.read_sessions import sessions
 from lockstep.cli.repair import headline
 from lockstep.cli.shared import completion, jobs, render, runs
 from lockstep.values.errors import ConfigurationError
@@ -25,6 +26,7 @@ def pipeline() -> None:
 
 
 pipeline.add_command(loads)
+pipeline.add_command(sessions)
 
 _table: render.Decorator = click.argument("table", metavar="KEYSPACE.TABLE", shell_complete=completion.tables)
 

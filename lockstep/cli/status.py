@@ -12,7 +12,7 @@ from lockstep.cli.shared import render
 from lockstep.cli.shared.plans import title
 from lockstep.documents import read
 from lockstep.documents.requests import Counts, Request, Waiting
-from lockstep.documents.runs import LoadRun
+from lockstep.documents.runs import LoadRun, ReadSessionRun
 from lockstep.documents.status import Condition, ListedNode, Status
 
 SCHEMA = "status/1"
@@ -54,6 +54,17 @@ def show(told: Status) -> None:
         click.echo()
         for load in told.loads:
             click.echo(load_line(load))
+    if told.read_sessions:
+        click.echo()
+        for session in told.read_sessions:
+            click.echo(session_line(session))
+
+
+def session_line(session: ReadSessionRun) -> str:
+    """A read session of the asked node, in one line."""
+    table = f"{session.keyspace_name}.{session.table_name}"
+    left_s = session.lease_left_ms / 1000
+    return f"read session {session.id} of {table} at epoch {session.epoch}, lease ends in {left_s:.0f} s"
 
 
 def load_line(load: LoadRun) -> str:

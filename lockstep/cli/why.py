@@ -16,6 +16,7 @@ from typing import Any, Final
 import click
 import msgspec
 
+from lockstep.cli import read_sessions
 from lockstep.cli.shared import render
 from lockstep.cli.shared.client import ClusterClient
 from lockstep.documents import read
@@ -277,13 +278,14 @@ KINDS: Final = ("node", "request", "operation", "epoch", "token")
 _PREFIXED: Final = re.compile(rf"({'|'.join(KINDS)})[:/](.+)")
 _TABLET: Final = "tablet:"
 _LOAD: Final = "load:"
+_SESSION: Final = "session:"
 #: A job renews the lease of its load long before.
 _LEASE_SOON_S: Final = 60.0
 _RANGE: Final = re.compile(r"([A-Za-z]\w*)(?:\.(\w+))?:(-?\d+)")
 _USAGE: Final = (
     "a node (id, host id or address), node:ID, request:ID, operation:ID, epoch:E, token:T, "
-    "KEYSPACE[.TABLE]:TOKEN, `range KEYSPACE TOKEN`, tablet:KEYSPACE.TABLE:N, load:JOB, cms, cmg, or a "
-    "code of lockstep explain"
+    "KEYSPACE[.TABLE]:TOKEN, `range KEYSPACE TOKEN`, tablet:KEYSPACE.TABLE:N, load:JOB, session:ID, cms, "
+    "cmg, or a code of lockstep explain"
 )
 
 
@@ -297,8 +299,8 @@ def why(context: click.Context, thing: tuple[str, ...], events: int, call: rende
 
     THING is a node (id, host id or address; also one that has left), `request:ID`, `operation:ID`, `epoch:E`,
     a token (`KEYSPACE.TABLE:TOKEN`, `range KEYSPACE TOKEN`, or `token:T` for all keyspaces), a tablet
-    (`tablet:KEYSPACE.TABLE:N`), a bulk load (`load:JOB`), `cms` or `cmg` (the groups behind the metadata), or
-    an error code. A plain number is a node; a prefix says otherwise.
+    (`tablet:KEYSPACE.TABLE:N`), a bulk load (`load:JOB`), a read session (`session:ID`), `cms` or `cmg` (the
+    groups behind the metadata), or an error code. A plain number is a node; a prefix says otherwise.
     """
     code = thing[0].upper().removeprefix("ERROR[").rstrip("]:")
     if len(thing) == 1 and class_by_code(code) is not None:
@@ -328,6 +330,8 @@ def _told(cluster: ClusterClient, thing: tuple[str, ...]) -> dict[str, Any]:
     if kind == "tablet":
         plan = read(TabletPlan, cluster.admin.get("/v1/tablets/plan", explain=name))
         return {"thing": f"tablet {name}", "reasons": [_reason(line) for line in plan.explained], "story": []}
+    if kind == "session":
+        return read_sessions.why(read_sessions.found(cluster), name)
     if kind == "load":
         return _load(read(Loads, cluster.loads()), name)
     if kind == "node":
@@ -354,8 +358,9 @@ def _parsed(thing: tuple[str, ...]) -> tuple[str, str, str, str]:
         return "group", text, "", ""
     if text.startswith(_TABLET):
         return "tablet", text.removeprefix(_TABLET), "", ""
-    if text.startswith(_LOAD):
-        return "load", text.removeprefix(_LOAD), "", ""
+    for start, kind in ((_LOAD, "load"), (_SESSION, "session")):
+        if text.startswith(start):
+            return kind, text.removeprefix(start), "", ""
     prefixed = _PREFIXED.fullmatch(text)
     if prefixed is not None:
         return prefixed[1], prefixed[2], "", ""

@@ -1,5 +1,6 @@
 """`backup-run/1`, `backups/1`, `repair/1`, `repairs/1`, `repair-plan/1` and the plans of backups and
-restores, `loads/1`, `load-end/1`: what runs or ended lately, and what one would do.
+restores, `loads/1`, `load-end/1`, `read-sessions/1`, `read-session-list/1`, `read-session-end/1`: what runs
+or ended lately, and what one would do.
 """
 
 from __future__ import annotations
@@ -216,3 +217,58 @@ class LoadEnd(msgspec.Struct, frozen=True):
     schema: str = "load-end/1"
     dry_run: bool = False
     load: LoadRun = LoadRun("")
+
+
+class ReadSessionRun(msgspec.Struct, frozen=True):
+    """A content of one node that a job reads a whole table from; `opened` is in milliseconds."""
+
+    id: str
+    keyspace_name: str = ""
+    table_name: str = ""
+    epoch: int = 0
+    opened: int = 0
+    lease_ms: int = 0
+    lease_left_ms: int = 0
+
+
+class ReadSessions(msgspec.Struct, frozen=True):
+    """Those of the node that is asked."""
+
+    schema: str = "read-sessions/1"
+    node: int = 0
+    read_sessions: tuple[ReadSessionRun, ...] = ()
+
+
+class ListedReadSession(msgspec.Struct, frozen=True):
+    """A read session at all nodes that have it; its lease ends where the last of them says."""
+
+    id: str
+    keyspace: str
+    table: str
+    epoch: int
+    opened_ms: int
+    lease_left_ms: int
+    nodes: tuple[int, ...]
+
+
+class SilentNode(msgspec.Struct, frozen=True):
+    node: int
+    why: str
+
+
+class ReadSessionList(msgspec.Struct, frozen=True):
+    """`unanswered`: the nodes that may have more."""
+
+    schema: str = "read-session-list/1"
+    sessions: tuple[ListedReadSession, ...] = ()
+    unanswered: tuple[SilentNode, ...] = ()
+
+
+class ReadSessionEnd(msgspec.Struct, frozen=True):
+    """A read session that was ended at `nodes`, or with `dry_run` would be."""
+
+    schema: str = "read-session-end/1"
+    id: str = ""
+    dry_run: bool = False
+    nodes: tuple[int, ...] = ()
+    unanswered: tuple[SilentNode, ...] = ()

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from lockstep.documents.requests import Request
-from lockstep.documents.runs import LoadRun
+from lockstep.documents.runs import LoadRun, ReadSessionRun
 
 
 class ClusterName(msgspec.Struct, frozen=True):
@@ -112,6 +112,7 @@ class Status(msgspec.Struct, frozen=True):
     nodes: tuple[ListedNode, ...] = ()
     operations: tuple[Request, ...] = ()
     loads: tuple[LoadRun, ...] = ()
+    read_sessions: tuple[ReadSessionRun, ...] = ()
 
 
 class GossipNode(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ import click
 import msgspec
 
 from lockstep.documents import read
+from lockstep.documents.runs import ReadSessions
 from lockstep.documents.service import Digest, DumpPiece, LoggedEntries, Proof
 from lockstep.documents.status import ListedNode, Nodes
 from lockstep.local.admin_client import AdminClient, Credential, of_role, of_token_file
@@ -124,6 +125,14 @@ class ClusterClient(msgspec.Struct, frozen=True):
     def cancel_load(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """End a bulk load, or ask what that would do."""
         return self.admin.post("/v1/loads/cancel", dict(wanted))
+
+    def read_sessions(self) -> ReadSessions:
+        """Those of the asked node."""
+        return read(ReadSessions, self.admin.get("/v1/read-sessions"))
+
+    def end_read_session(self, session_id: str) -> None:
+        """At the asked node."""
+        self.admin.delete(f"/v1/read-sessions/{session_id}")
 
     def story(self, kind: str, name: str, **more: str | None) -> dict[str, Any]:
         """What the log did to a thing. `more`: keyspace and table of a token."""

@@ -40,6 +40,7 @@ from lockstep.server.reports.stories import entry_summary, kind_name
 from lockstep.server.views import live_views
 from lockstep.server.views.live_views import seen_epoch
 from lockstep.server.views.load_views import load_run
+from lockstep.server.views.read_session_views import read_session_rows
 from lockstep.topology.health import level_of, verdict
 from lockstep.values.errors import ConfigurationError, LogTruncated
 from lockstep.values.limits import LOG_FETCH_ENTRIES_MAX
@@ -74,6 +75,7 @@ def status(node: NodeServices, operations: Sequence[Document]) -> Document:
         "nodes": node_list(node),
         "operations": list(operations),
         "loads": [msgspec.to_builtins(load_run(node, load)) for load in cluster.loads.running],
+        "read_sessions": list(read_session_rows(node)),
     }
 
 
