@@ -33,6 +33,8 @@ class _Engine:
     def __init__(self) -> None:
         self.rewrites = 0
         self.peeks = 0
+        #: Whether those who looked asked for what was found to be merged.
+        self.asks: list[bool] = []
         self.rows: dict[tuple[int, bytes], Mutation] = {}
         self.facts: dict[bytes, bytes] = {}
         self._sequence = 0
@@ -44,6 +46,7 @@ class _Engine:
 
     def peek(self, command: ReadCommand, *, asks: bool = True) -> ReadResult:
         self.peeks += 1
+        self.asks.append(asks)
         assert command.key is not None
         found = self.rows.get((command.table_id, command.key))
         if found is None:
@@ -89,7 +92,11 @@ def test_what_came_or_went_in_another_way_is_read() -> None:
     states.keep(_place(), Acceptor(), Acceptor(Ballot(5, 1)))
     engine.rows.clear()
     engine.rewrites += 1
-    assert states.of(_place()) == Acceptor()
+    assert states.of(_place()) == Acceptor() and engine.peeks == 1
+    assert states.of(_place()) == Acceptor() and engine.peeks == 1, "once for a rewrite"
+    assert engine.asks == [True]
+    states.validate()
+    assert engine.asks == [True, False], "who only checks has nothing merged"
 
 
 def test_what_is_known_is_held_against_the_store_until_that_was_rewritten() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,9 @@ from lockstep.internode.own_side import OwnSide
 from lockstep.internode.serving import Services
 from lockstep.metadata.schema_part import SCHEMA
 from lockstep.quorum.plans import PlanBook
-from lockstep.replica.messages import StreamNextFile
+from lockstep.replica.backup_messages import BackupAction
+from lockstep.replica.load_messages import LoadPhase
+from lockstep.replica.messages import About, StreamNextFile
 from lockstep.schema.model import Column, ColumnKind, KeyspaceHead, Table, keyspace_of, schema_of
 from lockstep.streaming.stream_source import StreamService
 from lockstep.values.errors import (
@@ -278,3 +281,17 @@ def test_a_file_that_never_comes_is_refused(is_open: bool, error: type[LockstepE
     with pytest.raises(error, match="goes on with file 3, not 9" if is_open else "session s has ended"):
         ask(9)
     assert asked == [3, 9]
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (BackupAction, ["TAKE", "SEAL", "DISCARD", "OFFER", "LOAD"]),
+        (LoadPhase, ["STAGE", "PREPARE", "TAKEN"]),
+        (About, ["UNDELIVERED", "EXTENT", "EQUAL", "CHANGES"]),
+    ],
+)
+def test_what_nodes_of_other_builds_read_keeps_its_number(kind: type[IntEnum], names: list[str]) -> None:
+    assert {name: int(one) for name, one in kind.__members__.items()} == {
+        name: number for number, name in enumerate(names, 1)
+    }

@@ -234,6 +234,24 @@ def test_what_is_not_delivered_is_told_by_the_clock_that_dates_deletions() -> No
     run(test)
 
 
+@pytest.mark.parametrize(("count", "turns"), [(7, 0), (8, 1), (24, 3)])
+def test_an_extent_of_many_ranges_gives_way(count: int, turns: int) -> None:
+    async def test() -> None:
+        clinic = Clinic()
+        ranges = tuple(Range(at, at + 1) for at in range(count))
+        seen = 0
+        asked = asyncio.get_running_loop().create_task(
+            clinic.participant.note(Note("s", 4, About.EXTENT, 7, ranges))
+        )
+        await asyncio.sleep(0)
+        while not asked.done():
+            seen += 1
+            await asyncio.sleep(0)
+        assert asked.result() == Noted(bytes=count) and seen == turns
+
+    run(test)
+
+
 def test_ranges_are_watched_measured_and_remembered_as_equal() -> None:
     async def test() -> None:
         clinic = Clinic()
