@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
+from lockstep.metadata import table_streams
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.table_streams import TableStreams
+from lockstep.metadata.table_streams import StreamSet, TableStreams
 from lockstep.metadata.tablets import TabletGroup
 from lockstep.node.work import worker as work_module
 from lockstep.replica.ballots import BallotService
@@ -18,7 +19,7 @@ from lockstep.schema.log_tables import is_log
 from lockstep.schema.model import Schema
 from lockstep.sim.plant import Planted, replaced
 from lockstep.storage.engine import StorageEngine
-from lockstep.topology.tablets import resizes
+from lockstep.topology.tablets import resizes, resizing
 from lockstep.values.rows import Mutation, without_log
 
 _Context = contextlib.AbstractContextManager[None]
@@ -79,6 +80,15 @@ def _at_once() -> _Context:
     return replaced((resizes, "published", at_once))
 
 
+def _never_late() -> _Context:
+    """Streams count from when they were to, whenever everybody came to know them."""
+
+    def never(one: StreamSet, at_ms: int) -> bool:
+        return False
+
+    return replaced((table_streams, "is_late", never), (resizing, "is_late", never))
+
+
 def _kept() -> _Context:
     """A tablet keeps the stream of the one that ended where it does."""
 
@@ -106,6 +116,7 @@ CAPTURED = (
     Planted("log_undecided", "conditional writes are missing in the log", "capture", _decided_without),
     Planted("log_later", "a power cut takes changes from the log alone", "capture", _later),
     Planted("streams_at_once", "changes stand in closed streams", "capture_tablets", _at_once),
+    Planted("streams_never_late", "changes stand in closed streams", "capture_tablets", _never_late),
     Planted("streams_kept", "a stream is opened twice", "capture_tablets", _kept),
     Planted("log_not_moved", "changes are missing in the log as tablets move", "capture_tablets", _not_moved),
 )

@@ -18,6 +18,7 @@ from lockstep.sim.mutants.data import _pending_not_counted
 from lockstep.sim.plant import Planted, replaced
 from lockstep.topology import lone_steps
 from lockstep.topology import step as step_module
+from lockstep.topology.barriers import BarrierNeed
 from lockstep.topology.stages import DELETING, STREAMING
 from lockstep.topology.tablets import recount, resizes, resizing
 from lockstep.topology.tablets.resizing import Heard, Resizer, Said
@@ -29,6 +30,7 @@ _look = Resizer.look
 _behind = resizing._behind
 _entered = lone_steps.entered
 _stream_plan = work_module.stream_plan
+_barrier_need = step_module.barrier_need
 
 
 def _without(kinds: Any) -> _Context:
@@ -187,6 +189,21 @@ def _filled_by_half() -> _Context:
     return replaced((work_module, "stream_plan", half))
 
 
+def _need_otherwise(change: Callable[[BarrierNeed, Lone], BarrierNeed]) -> _Context:
+    """What barriers of tablets that move by themselves ask for is something else."""
+
+    def need(mover: Any, *rest: Any) -> BarrierNeed:
+        found = _barrier_need(mover, *rest)
+        return change(found, mover) if isinstance(mover, Lone) else found
+
+    return replaced((step_module, "barrier_need", need))
+
+
+def _fence_early() -> _Context:
+    """Older plans count as refused everywhere as soon as a stage is entered."""
+    return _need_otherwise(lambda need, mover: msgspec.structs.replace(need, groups=()))
+
+
 TABLETS = (
     Planted("tablet_not_filled", "a tablet is read where it was not copied to", "tablets", _not_filled),
     Planted("tablet_not_emptied", "nodes keep tablets that they gave up", "tablets", _not_emptied),
@@ -205,5 +222,6 @@ TABLETS = (
     Planted("tablet_emptied_too_far", "nodes lack tablets that are theirs", "tablets", _emptied_too_far),
     Planted("tablet_wiped_too_far", "nodes lack tablets that are theirs", "tablets", _wiped_too_far),
     Planted("tablet_filled_by_half", "half of a tablet is read where it is not", "tablets", _filled_by_half),
+    Planted("tablet_fence_early", "stale plans reach quorums of old replicas", "tablets", _fence_early),
     Planted("tablet_pending_uncounted", "writes miss who gets a tablet", "tablets", _pending_not_counted),
 )
