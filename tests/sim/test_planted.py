@@ -38,6 +38,7 @@ from tests.node import (
 from tests.node import test_views as test_node_views
 from tests.replication import test_expired_requests, test_fences, test_streaming, test_view_updates
 from tests.server import test_ballots_move
+from tests.topology.tablets import test_old_guards
 
 #: The test that brings each of the directed bugs about, and must fail with it.
 BROUGHT_ABOUT: dict[str, Callable[[], object]] = {
@@ -70,6 +71,9 @@ BROUGHT_ABOUT: dict[str, Callable[[], object]] = {
     ),
     "new_leader_counts_anew": test_told_progress.outlive_leaders,
     "ended_stage_not_counted": test_told_progress.outlive_leaders,
+    "tablet_old_guard": (
+        test_old_guards.test_work_of_a_tablets_former_session_has_no_effect_under_the_next_one_and_holds_its_barrier
+    ),
     "hint_dropped_unmarked": (test_hints.test_a_hint_older_than_gc_grace_is_dropped_and_its_range_is_marked),
 }
 #: How a test ends that does not find what it looks for, or waits for it in vain.

@@ -20,6 +20,7 @@ from lockstep.sim.mutants.service import DIRECTED as _SERVICE_DIRECTED
 from lockstep.sim.mutants.sessions import DIRECTED as _DIRECTED
 from lockstep.sim.mutants.sessions import SESSIONS, TOPOLOGY
 from lockstep.sim.mutants.sessions import TOPOLOGY_DIRECTED as _TOPOLOGY_DIRECTED
+from lockstep.sim.mutants.tablets import DIRECTED as _TABLETS_DIRECTED
 from lockstep.sim.mutants.tablets import TABLETS
 from lockstep.sim.plant import Planted
 
@@ -64,6 +65,7 @@ DIRECTED: dict[str, Planted] = {
         *_STAMPS_DIRECTED,
         *_TOPOLOGY_DIRECTED,
         *_VIEWS_DIRECTED,
+        *_TABLETS_DIRECTED,
     )
 }
 
