@@ -28,6 +28,21 @@ TABLET_SCENARIOS = (
         ),
     ),
     Scenario(
+        name="tablet_losses",
+        chaos_s=15.0,
+        founders=(4, 5),
+        spares=2,
+        tablets=4,
+        busy_s=3.0,
+        kinds_s=2.0,
+        clients=2,
+        faults=(
+            *("kill", "power", "pause", "partition", "latency", "flapping", "slow_disk"),
+            *("isolate_leader", "crash_at_probe"),
+        ),
+        sometimes=("tablets.begin", "join completed", "disk destroyed"),
+    ),
+    Scenario(
         name="tablet_sides",
         chaos_s=12.0,
         founders=(3, 4),
