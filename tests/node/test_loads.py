@@ -1,0 +1,104 @@
+"""Bulk loads on nodes of a simulated world: what is only asked, and what a power cut leaves of an index."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+
+from lockstep.metadata.schema_change import ChangeSchema
+from lockstep.node.node import Node
+from lockstep.replica.load_requests import BeginRequest, CommitRequest, PutRequest
+from lockstep.schema.changes import CreateTable, NewColumn
+from lockstep.schema.model import ColumnKind
+from lockstep.schema.type_changes import CreateIndex, IndexedPart
+from lockstep.sim.checkers.loads import Loading
+from lockstep.sim.load.load_workload import files_of
+from lockstep.sim.plant import replaced
+from lockstep.storage.engine import StorageEngine
+from lockstep.storage.index.index_entries import entry_bounds
+from lockstep.storage.index.indexes import Indexes
+from lockstep.streaming.load_files import LoadFiles
+from lockstep.values.errors import Rejected
+from lockstep.values.ids import Consistency
+
+from .support import Town, keyspace
+
+KEYS, ROWS = tuple(b"l%d" % number for number in range(4)), 3
+COLUMNS = (
+    NewColumn("pk", "blob", ColumnKind.PARTITION_KEY, 0),
+    NewColumn("ck", "int", ColumnKind.CLUSTERING, 0),
+    NewColumn("v", "blob"),
+)
+
+
+def founded(town: Town) -> None:
+    town.found()
+    for change in (
+        keyspace("k"),
+        ChangeSchema(CreateTable("k", "t", "00000000-0000-4000-8000-000000000002", COLUMNS)),
+        ChangeSchema(CreateIndex("k", "t", "by_v", (IndexedPart("v"),))),
+    ):
+        assert town.finish(town.submit(1, change)).error is None
+    town.agreed(1, 2, 3)
+
+
+def test_whether_a_load_could_begin_is_asked_without_beginning_one() -> None:
+    with Town() as town:
+        founded(town)
+        asked = BeginRequest("a", "k", "t", 60_000, dry_run=True)
+        epoch = town.newest.epoch
+        told = town.finish(town.begin(2, lambda node: node.services.work.bulk_loads.begin(asked)))
+        assert told.value.state == "" and told.value.timestamp_us > 0
+        assert [index.name for index in told.value.table.indexes] == ["by_v"]
+        nowhere = BeginRequest("a", "k", "absent", 60_000, dry_run=True)
+        told = town.finish(town.begin(2, lambda node: node.services.work.bulk_loads.begin(nowhere)))
+        assert isinstance(told.error, Rejected)
+        assert town.newest.epoch == epoch and not town.newest.loads.by_job
+
+
+async def load(node: Node) -> Any:
+    loads = node.services.work.bulk_loads
+    answer = await loads.begin(BeginRequest("a", "k", "t", 60_000))
+    files, holders = [], set()
+    for file, content in files_of(Loading(7, "a", KEYS, ROWS), answer, 0):
+        holders.update((await loads.put(PutRequest("a", file, 0, content))).holders)
+        files.append(file)
+    wanted = CommitRequest("a", tuple(files), tuple(holders), int(Consistency.QUORUM), len(KEYS) * ROWS)
+    return await loads.commit(wanted)
+
+
+def entries_on(town: Town, number: int) -> int:
+    store = town.node(number).services.data.store
+    table = town.newest.schema.table("k", "t")
+    assert table is not None
+    return len(list(store.scan(*entry_bounds(table.id))))
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+def test_entries_are_made_though_the_note_that_they_lack_was_lost(is_planted: bool) -> None:
+    """A store may have the rows durably when power fails, and not what was written in the same step.
+    Planted: a start notes nothing of rows that are there already."""
+    wanted = len(KEYS) * (ROWS + 1)
+    with Town() as town:
+        founded(town)
+        lost = (Indexes, "lack", lambda self, table_id, tokens: [])
+        with replaced(lost, (LoadFiles, "remove", lambda self, key: 0)):
+            done = town.finish(town.begin(1, load))
+            town.wait(1.0)
+        assert done.error is None and done.value.done
+        town.process(2).crash("kill")
+        # A store of another kind moves what it takes in.
+        disk = town.process(2).disk
+        for name in [name for name in disk.names("loads") if name.endswith(".run")]:
+            disk.remove(f"loads/{name}")
+        plant = replaced((StorageEngine, "came_in", lambda self, table_id, tokens, *, is_indexed: 0))
+        with plant if is_planted else contextlib.nullcontext():
+            town.start(2)
+            town.until(lambda: town.ready(1, 2, 3))
+            town.agreed(1, 2, 3)
+            town.wait(5.0)
+        assert entries_on(town, 2) == (0 if is_planted else wanted)
+        # Nobody took the others' away, and they never had any.
+        assert [entries_on(town, number) for number in (1, 3)] == [0, 0]
