@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 from lockstep.cli.shared.client import ClusterClient
 from lockstep.local.admin_client import AdminClient, of_token_file
 from lockstep.local.clusters import LocalCluster
+from lockstep.spark.loads import writer
 from lockstep.spark.loads.client import LoadClient
 from lockstep.spark.loads.writer import BulkWriter, Staged, bulk_load, commit, planned, stage
 from lockstep.spark.options import parse_options
@@ -326,6 +328,30 @@ def test_an_operator_sees_a_load_and_ends_it(cluster: LocalCluster, table: str) 
     assert [(one["request"], one["outcome"]) for one in told] == [("begin", "done"), ("commit", "done")]
     assert (told[0]["table"], told[1]["rows"]) == (f"shop.{table}", 10)
     assert gone(cluster)
+
+
+def test_a_load_lives_on_while_rows_come_slowly(
+    cluster: LocalCluster, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, _ = began(cluster, table, rows_of(0, 1), leaseMs="60000")
+    now_s, renewed = 0.0, []
+    begin = LoadClient.begin
+
+    def counted(client: LoadClient, *given: Any, **named: Any) -> Any:
+        renewed.append(now_s)
+        return begin(client, *given, **named)
+
+    def slowly() -> Iterator[pa.RecordBatch]:
+        nonlocal now_s
+        for batch in rows_of(1, 50).to_batches(max_chunksize=10):
+            now_s += 10.0
+            yield batch
+
+    monkeypatch.setattr(LoadClient, "begin", counted)
+    monkeypatch.setattr(writer, "time", SimpleNamespace(monotonic=lambda: now_s))
+    assert stage(plan, slowly(), 1, 0).rows == 50
+    assert renewed == [20.0, 40.0]
+    BulkWriter(plan).abort([])
 
 
 def test_a_message_is_small(cluster: LocalCluster, table: str) -> None:

@@ -195,6 +195,7 @@ class _Task:
             for at in range(0, batch.num_rows, _ENCODED_ROWS):
                 self._add(batch.slice(at, _ENCODED_ROWS))
             rows += batch.num_rows
+            self._renew()
         self._flush()
         return Staged(tuple(self._staged), tuple(self._holders), rows)
 
@@ -210,6 +211,9 @@ class _Task:
         for file, path in self._files.write(gathered) if gathered else ():
             self._holders.update(dict.fromkeys(self.client.put(file, path)))
             self._staged.append(file)
+
+    def _renew(self) -> None:
+        """The load lives on while rows come, however slowly they do."""
         passed_s = time.monotonic() - self._renewed_s
         if passed_s * 1000 * _RENEWED_AFTER > self._plan.options.lease_ms:
             self.client.begin(self._plan.overwrite, lease_ms=self._plan.options.lease_ms)
