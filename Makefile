@@ -68,6 +68,7 @@ reached: $(VENV)/.stamp-dev ## which branches of the pure rooms, requests and st
 
 sim-planted: $(VENV)/.stamp-dev ## SEEDS=n look for each planted bug in up to n seeds
 	$(BIN)/lockstep sim planted --seeds $(SEEDS) $(ARGS)
+	$(BIN)/lockstep sim ring --plant all --seeds $(SEEDS)
 
 conformance: $(VENV)/.stamp-dev ## SUITE=path runs a fetched foreign test suite against a local cluster
 	@test -n "$(SUITE)" || { echo "usage: make conformance SUITE=path/to/suite" >&2; exit 2; }

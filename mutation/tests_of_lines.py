@@ -44,6 +44,7 @@ ALSO: Mapping[str, tuple[str, ...]] = {
         ("replication", "storage", *_OF_REQUESTS),
     ),
     "storage": ("replication",),
+    "ring": (),
 }
 #: Rooms whose lines are remembered by test: one measure of a module serves all of them.
 ROOMS: Final = (*ALSO, "gossip")

@@ -7,7 +7,13 @@ import pytest
 
 from lockstep.ring.ballots import BallotInitiator, VotedState, Votes, majority
 from lockstep.ring.changes import Change, Kind, Step
-from lockstep.ring.limits import RING_BACKOFF_MS_MAX, RING_DEAD_MAX, RING_PROPOSAL_MS
+from lockstep.ring.limits import (
+    RING_ASK_MS,
+    RING_BACKOFF_MS_MAX,
+    RING_DEAD_MAX,
+    RING_PROPOSAL_MS,
+    RING_RETRY_MS,
+)
 from lockstep.ring.member import Effects, Kept, Outcome, RingMember, first_kept
 from lockstep.ring.messages import (
     NO_BALLOT,
@@ -319,3 +325,78 @@ def test_an_abort_says_beforehand_what_may_come_of_it() -> None:
     op, _ = own.request([join(4)], 0)
     assert own.abort_risk(op) == "", "the initiator knows"
     assert fresh(MOST).abort_risk("n9/1/1") == ""
+
+
+@pytest.mark.parametrize("mode", [ALL, MOST])
+def test_what_is_decided_is_told_to_seeds_at_once_and_after_a_restart(mode: Mode) -> None:
+    ring = founders(3, mode)
+    made = RingMember("n9", first_kept(ring), ("n2", "n3"), {}, 0)
+    made.start()
+    op, effects = made.request([join(9)], 0)
+    ballot = next((m.ballot for _, m in effects.messages if isinstance(m, Prepare)), NO_BALLOT)
+    if mode is MOST:
+        for peer in ("n1", "n2"):
+            made.received(peer, Promise(ring.fingerprint, ballot, None), 0)
+    said: tuple[tuple[str, Message], ...] = ()
+    kept = None
+    for peer in ("n1", "n2", "n3"):
+        effects = made.received(peer, Accept(op, ring.fingerprint, ballot), 0)
+        said, kept = said + effects.messages, effects.kept or kept
+    told = [(peer, message) for peer, message in said if isinstance(message, Deltas)]
+    assert [peer for peer, _ in told] == ["n2", "n3"]
+    assert kept is not None and kept.ring == made.ring and made.ring.sequence == 2
+    again = RingMember("n9", kept, ("n2", "n3"), {}, 0).start().messages
+    assert again == ((("n2", Whole(made.ring)), ("n3", Whole(made.ring))) if mode is ALL else ())
+
+
+def test_what_was_not_answered_is_sent_again_as_it_was() -> None:
+    made, ring = fresh(MOST), founders(3)
+    _, effects = made.request([join(4)], 0)
+    [prepare] = {message for _, message in effects.messages if isinstance(message, Prepare)}
+    early = made.tick(RING_RETRY_MS - 1, (0.0, 0.0)).messages
+    assert not [message for _, message in early if isinstance(message, Prepare)]
+    again = [one for one in made.tick(RING_RETRY_MS, (0.0, 0.0)).messages if one[1] == prepare]
+    assert again == [("n2", prepare), ("n3", prepare)]
+    found = Accepted(Ballot(1, "n0", 1), move(ring).proposal)
+    sent = made.received("n2", Promise(ring.fingerprint, prepare.ballot, found), RING_RETRY_MS).messages
+    [propose] = {message for _, message in sent if isinstance(message, Propose)}
+    assert propose == Propose(found.proposal, prepare.ballot, found=True)
+    late = made.tick(2 * RING_RETRY_MS, (0.0, 0.0)).messages
+    assert [one for one in late if isinstance(one[1], Propose)] == [("n2", propose), ("n3", propose)]
+
+
+def test_whoever_waits_for_a_ballot_tries_a_higher_one() -> None:
+    made, ring = fresh(MOST), founders(3)
+    _, effects = made.request([join(4)], 0)
+    [prepare] = {message for _, message in effects.messages if isinstance(message, Prepare)}
+    higher = Ballot(9, "n2", 1)
+    refusal = Reject("", ring.fingerprint, prepare.ballot, Why.BALLOT, "", 1, higher)
+    assert made.received("n2", refusal, 0).messages == () and made.standing.missing == ()
+    later = made.tick(RING_BACKOFF_MS_MAX, (0.0, 0.0)).messages
+    [prepare] = {message for _, message in later if isinstance(message, Prepare)}
+    assert prepare.ballot == Ballot(10, "n1", 1) > higher
+
+
+def test_a_proposal_ends_when_others_brought_the_ring_further() -> None:
+    for mode in (ALL, MOST):
+        made = fresh(mode)
+        op, _ = made.request([join(4)], 0)
+        ahead = after(after(made.ring, join(8)), join(9))
+        [ended] = made.received("n2", Whole(ahead), 0).ended
+        assert (ended.op, ended.outcome, ended.text) == (op, Outcome.ABORTED, "others moved on")
+        assert made.standing.proposing is None and made.standing.pending is None
+        state = made._initiator
+        assert state.reason == ("the ring is another one" if mode is ALL else "")
+
+
+def test_an_acceptor_asks_the_initiator_now_and_then() -> None:
+    made = fresh(ALL)
+    made.received("n9", move(made.ring), 0)
+    asks = [
+        ms
+        for ms in range(0, 3 * RING_ASK_MS, 100)
+        if any(isinstance(message, Ask) for _, message in made.tick(ms, (0.0, 0.0)).messages)
+    ]
+    assert asks == [RING_ASK_MS, 2 * RING_ASK_MS]
+    made.received("n9", Abort("n9/1/1"), 0)
+    assert made.standing.pending is None and made._promises.to_ask(99 * RING_ASK_MS) is None

@@ -115,6 +115,9 @@ def test_the_command_tells_what_holds_and_what_is_found() -> None:
     assert status == 0 and text.strip().endswith("holds") and "2 seeds from 1 on" in text
     status, text = run("--seeds", "1", "--plant", "promises-twice", "--seed", str(SEEDS["promises-twice"]))
     assert status == 0 and "found with seed" in text
+    status, text = run("--seeds", "1", "--plant", "all")
+    assert status == 1 and len(text.splitlines()) == len(PLANTS)
+    assert "NOT FOUND" in text and "half-is-enough: found with seed 1" in text
     status, text = run("--seeds", "1", "--mode", "unanimous")
     assert status == 1 and "DOES NOT HOLD" in text, "one seed does not show the race"
     status, text = run("--trace", "--seed", "3")

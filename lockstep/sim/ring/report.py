@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Final
 
@@ -85,18 +85,23 @@ class Verdict(msgspec.Struct, frozen=True):
         return "\n".join(lines)
 
 
-def planted(name: str) -> Planted:
-    """A bug by its name; its scenario is the mode in which it is looked for. ConfigurationError when there is
-    none, or where the package is installed without them."""
+def planted_bugs() -> Mapping[str, Planted]:
+    """All of them by name; ConfigurationError where the package is installed without them."""
     try:
         from lockstep.sim.mutants.rings import PLANTS
     except ImportError as error:
         raise ConfigurationError(
             "planted bugs are not installed with the package", hint="run it in a checkout of the sources"
         ) from error
-    if name not in PLANTS:
-        raise ConfigurationError(f"there is no planted bug {name!r}", hint=f"one of: {', '.join(PLANTS)}")
-    return PLANTS[name]
+    return PLANTS
+
+
+def planted(name: str) -> Planted:
+    """A bug by its name; its scenario is the mode in which it is looked for."""
+    known = planted_bugs()
+    if name not in known:
+        raise ConfigurationError(f"there is no planted bug {name!r}", hint=f"one of: {', '.join(known)}")
+    return known[name]
 
 
 def check(
