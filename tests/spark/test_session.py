@@ -171,7 +171,8 @@ def test_an_unknown_option_lists_the_known_ones(load: Load) -> None:
 def test_a_write_that_cannot_work_fails_before_any_task(spark: SparkSession, cluster: LocalCluster) -> None:
     frame = spark.range(3).selectExpr("CAST(id AS INT) AS day", "'x' AS what")
     writing = frame.write.format("lockstep").options(**options(cluster, "events"))
-    with pytest.raises(AnalysisException, match=r"lacks key column at of shop\.events"):
-        writing.mode("append").save()
+    for mode in ("append", "overwrite"):
+        with pytest.raises(AnalysisException, match=r"lacks key column at of shop\.events"):
+            writing.mode(mode).save()
     with pytest.raises(AnalysisException, match="mode overwrite replaces what is in"):
-        frame.write.format("lockstep").mode("overwrite").options(**options(cluster, "events")).save()
+        writing.option("writeMode", "statements").mode("overwrite").save()

@@ -77,12 +77,14 @@ def test_rows_written_by_a_job_are_read_by_another(cluster: LocalCluster) -> Non
         ]
     )
     writer = source.writer(schema, False)
-    assert writer.write(iter([pa.RecordBatch.from_pylist(rows, schema=arrow)])).rows == len(rows)
+    told = writer.write(iter([pa.RecordBatch.from_pylist(rows, schema=arrow)]))
+    assert told.rows == len(rows)
+    writer.commit([told])
     reader = source.reader(schema)
     found = [row for part in reader.partitions() for batch in _batches(reader.read(part)) for row in batch]
     assert sorted(found, key=lambda row: row["id"]) == rows
-    [told] = connection.query("SELECT q.x FROM shop.places WHERE id = 2", consistency=Consistency.QUORUM)
-    assert told == {"q.x": 2}
+    [found_x] = connection.query("SELECT q.x FROM shop.places WHERE id = 2", consistency=Consistency.QUORUM)
+    assert found_x == {"q.x": 2}
     connection.close()
 
 
