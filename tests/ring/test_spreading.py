@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from lockstep.ring.changes import Kind, Step, decide
 from lockstep.ring.limits import (
     RING_DELTAS_KEPT,
@@ -71,6 +73,8 @@ def test_draws_reach_every_other_member_and_never_oneself() -> None:
     outside = [Spreader("n0", (), 0).round(ring, 9999, False, (at / 5, 0.0))[0] for at in range(5)]
     assert outside == list(ring.present)
     assert Spreader("n1", (), 0).round(founders(1), 9999, False, (0.5, 0.5)) == ()
+    with pytest.raises(AssertionError, match="below one"):
+        Spreader("n1", (), 0).round(ring, 9999, False, (1.0, 0.0))
 
 
 def test_a_seed_is_asked_besides_as_often_as_there_are_seeds_and_always_while_pending() -> None:
