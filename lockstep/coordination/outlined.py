@@ -25,13 +25,15 @@ _FIRST: Final = PAGE_ROWS_DEFAULT
 _FEWEST: Final = 256
 _WIDER: Final = 4
 
-#: (what all replicas tell of a piece, or None where they do not, the piece that they were asked).
+#: (what all replicas tell of a piece, or its rows where these are few, or None where they differ; the
+#: piece that they were asked).
 Ask = Callable[[ReadCommand], Awaitable[tuple[ReadResult | None, ReadCommand]]]
 Rows = Callable[[ReadCommand], Awaitable[ReadResult]]
 
 
 async def told_of(command: ReadCommand, ask: Ask, rows_of: Rows) -> ReadResult:
-    """Up to `row_limit` rows, and where to go on. `rows_of` reads rows as any read does."""
+    """Up to `row_limit` rows, and where to go on: told of, or given where all are few. `rows_of` reads rows
+    as reads without outline do."""
     outline = command.outline
     assert outline is not None and command.row_limit, "the rows that are told of in one answer have a limit"
     parts: list[Told] = []
@@ -45,14 +47,15 @@ async def told_of(command: ReadCommand, ask: Ask, rows_of: Rows) -> ReadResult:
         if found is None:
             width = max(_FEWEST, width // _WIDER)
             room = min(room, PAGE_ROWS_DEFAULT)
-            read = await rows_of(replace(asked, outline=None, row_limit=room))
-            told, end = _of_rows(outline, asked, read), read.end
-            if end is None and command.key is None and told.rows >= room:
-                end = Position(read.partitions[-1].token, read.partitions[-1].key)
-        else:
+            found = await rows_of(replace(asked, outline=None, row_limit=room))
+        elif found.told is not None:
             width *= _WIDER
-            assert found.told is not None, "agreed answers tell"
-            told, end = found.told, found.end
+        end = found.end
+        if found.told is None and not parts and (end is not None or asked.right >= command.right):
+            return found
+        told = found.told or _of_rows(outline, asked, found)
+        if found.told is None and end is None and command.key is None and told.rows >= room:
+            end = Position(found.partitions[-1].token, found.partitions[-1].key)
         parts.append(told)
         count += told.rows
         if end is None and asked.right >= command.right:

@@ -128,6 +128,7 @@ async def _together(works: list[Awaitable[ReadResult]], tasks: Tasks) -> list[Re
     return found
 
 
+Asked = tuple[list[Answer], ReadCommand, Plan]
 Found = tuple[tuple[Partition, ...], Position | None]
 
 
@@ -232,7 +233,10 @@ class Reads:
             self.runtime.tasks,
         )
 
-    async def _read(self, command: ReadCommand, consistency: Consistency, deadline_s: float) -> ReadResult:
+    async def _read(
+        self, command: ReadCommand, consistency: Consistency, deadline_s: float, begun: Asked | None = None
+    ) -> ReadResult:
+        """`begun`: what the first piece was answered already."""
         page = Page(command)
         scanned: Scanned | None = None
         left, after = command.left, command.after
@@ -242,7 +246,8 @@ class Reads:
             if after is not None and command.key is None:
                 left = max(left, after.token - 1)
             piece = _piece(command, left, after, page.room() << min(short, SHORT_READ_ROUNDS_MAX))
-            answers, asked, plan = await self._ask(piece, consistency, deadline_s)
+            answers, asked, plan = begun or await self._ask(piece, consistency, deadline_s)
+            begun = None
             if any(reply.dead for _, reply in answers):
                 scanned = scanned or Scanned(self._thresholds)
                 scanned.add(plan, answers)
@@ -273,9 +278,12 @@ class Reads:
     async def _told(
         self, piece: ReadCommand, consistency: Consistency, deadline_s: float
     ) -> tuple[ReadResult | None, ReadCommand]:
-        """What all that were asked tell of a piece; None when they do not agree."""
+        """What all that were asked tell of a piece, or its rows; None when they do not agree."""
         answers, asked, plan = await self._ask(piece, consistency, deadline_s)
         first = answers[0][1].result
+        if all(reply.result.told is None for _, reply in answers):
+            rows = replace(asked, outline=None)
+            return await self._read(rows, consistency, deadline_s, (answers, rows, plan)), asked
         if first.told is None or any(reply.result != first for _, reply in answers):
             self.reach("read.told_apart")
             return None, asked

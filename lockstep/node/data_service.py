@@ -66,6 +66,7 @@ class NodeData(msgspec.Struct, frozen=True, eq=False):
     context: NodeContext
     store: Store
     engine: StorageEngine
+    outlined: OutlinedEngine
     lacking: Lacking
     guards: SessionGuards
     replica: ReplicaService
@@ -190,8 +191,7 @@ def wire_data(log: NodeLog, store: Store, engine: StorageEngine) -> NodeData:
     stream_client = StreamClient(runtime, internode, engine, guards)
     taking = BackupTaking(context, engine, guards, limits.throttle, lacking)
     restoring = BackupRestoring(context, taking, stream_client, guards)
-    source_of = restoring.source_of
-    streams = StreamService(runtime, internode, engine, replica, cluster, reach, limits, source_of)
+    streams = StreamService(runtime, internode, engine, replica, cluster, reach, limits, restoring.source_of)
     # What is left of closed sessions goes now, and whenever one closes.
     streams.clean()
     streams.forget_closed()
@@ -203,6 +203,7 @@ def wire_data(log: NodeLog, store: Store, engine: StorageEngine) -> NodeData:
         context=context,
         store=store,
         engine=engine,
+        outlined=outlined,
         lacking=lacking,
         guards=guards,
         replica=replica,

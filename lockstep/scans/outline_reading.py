@@ -29,9 +29,7 @@ from lockstep.values.rows import ALL_ROWS, Partition, Position, ReadCommand, Rea
 from lockstep.values.tokens import Range
 
 #: Fragments that are taken at first, and the fewest that are worth looking at together.
-_FIRST: Final = 64
-#: As FRAGMENTS_PER_TURN_MAX, of rows that take about a microsecond each together.
-_MOST: Final = 2 * limits.FRAGMENTS_PER_TURN_MAX
+_FIRST: Final = 512
 _TOGETHER_MIN: Final = 16
 _UNLIMITED: Final = 1 << 62
 

@@ -34,6 +34,7 @@ CASES = cases()
 _OTHERS = (
     "read.local_failure",
     "read.narrowed",
+    "read.told_apart",
     "replica.drain",
     "replica.expired",
     "replica.refused",
