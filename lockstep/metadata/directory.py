@@ -277,7 +277,7 @@ class Identity(msgspec.Struct, frozen=True, array_like=True):
 IDENTITY: Final[Part[Identity]] = struct_part("identity", 1, Identity())
 
 
-class Repaired(msgspec.Struct, frozen=True, array_like=True, dict=True):
+class Reset(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """A repair of lost groups that began `cluster_id`. `epoch` and `hash` are the last of the history that it
     continues, `at_us` the wall clock of who carried it out. `lost` says what may be missing, for people."""
 
@@ -299,6 +299,4 @@ def _validate_lineage(now: Parts, before: Parts | None) -> None:
 
 
 #: What began each id of the cluster but the first, oldest first.
-LINEAGE: Final[Part[tuple[Repaired, ...]]] = tuple_part(
-    "lineage", 20, Repaired, _validate_lineage, (IDENTITY,)
-)
+LINEAGE: Final[Part[tuple[Reset, ...]]] = tuple_part("lineage", 20, Reset, _validate_lineage, (IDENTITY,))

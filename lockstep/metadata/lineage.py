@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.directory import IDENTITY, LINEAGE, Identity, NodeState, Repaired
+from lockstep.metadata.directory import IDENTITY, LINEAGE, Identity, NodeState, Reset
 from lockstep.metadata.groups.management import GENESIS, Former, Link, Repair, link_hash
 from lockstep.metadata.groups.service import SERVICE
 from lockstep.metadata.log.registry import EntryKind
@@ -25,19 +25,19 @@ from lockstep.values.limits import METADATA_VOTERS_MAX
 from lockstep.values.node_limits import LINEAGE_MAX
 
 
-def repair_of(repaired: Repaired) -> Repair:
+def repair_of(repaired: Reset) -> Repair:
     """How the management group keeps it."""
     return Repair(repaired.kind, repaired.actor, codec.encode(repaired))
 
 
-def former_of(identity: Identity, repairs: Sequence[Repaired]) -> tuple[Former, ...]:
+def former_of(identity: Identity, repairs: Sequence[Reset]) -> tuple[Former, ...]:
     """The ids that came before the present one, each with what began it."""
     begun = (Repair(), *(repair_of(one) for one in repairs))
     assert len(begun) >= len(identity.lineage), "each id but the first was begun by a repair"
     return tuple(Former(id_, repair) for id_, repair in zip(identity.lineage[:-1], begun, strict=False))
 
 
-def links_of(identity: Identity, repairs: Sequence[Repaired]) -> tuple[Link, ...]:
+def links_of(identity: Identity, repairs: Sequence[Reset]) -> tuple[Link, ...]:
     """The whole lineage, oldest first."""
     begun = (Repair(), *(repair_of(one) for one in repairs))
     links: tuple[Link, ...] = ()
@@ -54,7 +54,7 @@ class ResetCluster(msgspec.Struct, frozen=True, array_like=True):
     `voters` ascending: whom the metadata group consists of from then on.
     """
 
-    repaired: Repaired
+    repaired: Reset
     voters: tuple[NodeId, ...]
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:

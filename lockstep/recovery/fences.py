@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from lockstep.metadata.directory import Identity, Repaired
+from lockstep.metadata.directory import Identity, Reset
 from lockstep.metadata.groups.management import Link
 from lockstep.metadata.lineage import links_of
 from lockstep.values.errors import Rejected
@@ -27,7 +27,7 @@ class Target(msgspec.Struct, frozen=True, array_like=True):
 
     cluster_name: str
     lineage: tuple[str, ...]
-    repairs: tuple[Repaired, ...]
+    repairs: tuple[Reset, ...]
     hashes: tuple[tuple[int, bytes], ...] = ()
     addresses: tuple[tuple[str, int], ...] = ()
 
@@ -51,7 +51,7 @@ class Fenced(msgspec.Struct, frozen=True):
 
 def judge(
     identity: Identity,
-    repairs: tuple[Repaired, ...],
+    repairs: tuple[Reset, ...],
     epoch: int,
     hash_: bytes,
     target: Target,

@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.directory import NodeInfo, NodeState, Repaired
+from lockstep.metadata.directory import NodeInfo, NodeState, Reset
 from lockstep.metadata.groups.voter_choice import size_for
 from lockstep.metadata.lineage import ResetCluster
 from lockstep.metadata.log.entries import LogEntry, seal, verify_chain
@@ -210,7 +210,7 @@ def make_plan(
     )
     voters = _chosen(cluster, answers, wish.size)
     lost = _lost(cluster, last_epoch, absent)
-    repaired = Repaired(drawn.cluster_id, RESET, wish.actor, last_epoch, last_hash, drawn.at_us, lost)
+    repaired = Reset(drawn.cluster_id, RESET, wish.actor, last_epoch, last_hash, drawn.at_us, lost)
     term = max(max(one.raft_term, one.log_term) for one in answers) + 1
     entry = seal(
         epoch=last_epoch + 1,

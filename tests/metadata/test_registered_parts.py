@@ -141,6 +141,7 @@ def test_numbers_of_parts_are_stable() -> None:
         (15, "recent_ids"),
         (16, "transitions"),
         (17, "tablets"),
+        (20, "lineage"),
         (25, "loads"),
         (45, "streams"),
         (200, "notes"),

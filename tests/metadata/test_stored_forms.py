@@ -114,6 +114,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "management.Repair": {"kind": "founding", "actor": "", "detail": b""},
     "Host": {"node_id": 0},
+    "Reset": {"lost": ""},
     "Former": {"repair": Repair()},
     "Found": {"repair": Repair(), "former": ()},
     "Expel": {"reason": ""},
@@ -168,6 +169,7 @@ NUMBERS: dict[type[enum.IntEnum], dict[str, int]] = {
         "BEGIN_LOAD": 49, "COMMIT_LOAD": 50, "END_LOAD": 51,
         "REPAIR_STREAMS": 46,
         "ADVANCE_CAPTURED": 45, "CHANGE_CAPTURED": 47, "PUBLISH_STREAMS": 44,
+        "RESET_CLUSTER": 70,
     },
     RecordKind: {"HEADER": 1, "PIECE": 2, "ENTRIES": 3, "TRAILER": 4},
 }  # fmt: skip

@@ -14,7 +14,15 @@ from lockstep.metadata.access.roles import ACCESS, Role, access_of
 from lockstep.metadata.cdc import GENERATIONS, Generation, packed
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.degraded import DEGRADED, Degraded
-from lockstep.metadata.directory import EXCLUDED, FEATURE_STATE, Exclusion, FeatureState
+from lockstep.metadata.directory import (
+    EXCLUDED,
+    FEATURE_STATE,
+    IDENTITY,
+    LINEAGE,
+    Exclusion,
+    FeatureState,
+    Reset,
+)
 from lockstep.metadata.groups.service import SERVICE
 from lockstep.metadata.loads import LOADS, Load, Loads, LoadState
 from lockstep.metadata.log.apply import part_digests, state_digest
@@ -65,7 +73,10 @@ def rich() -> ClusterMetadata:
     ended = value.requests.with_ended(3, RequestState.CANCELLED, "why", 9)
     part = RepairPart("one", 1, (7,), (Range(0, 10),))
     running = Repair(4, NodeId(1), (part,), (NodeId(1),), True, 100, 1, 9)
+    identity, repair = value.identity, Reset("other", "reset", "ann", 5, b"hash", 1_000, "nothing")
     return value.changed(
+        IDENTITY.set(replace(identity, lineage=(*identity.lineage, "other"))),
+        LINEAGE.set((repair,)),
         REQUESTS.set(ended),
         SERVICE.set(replace(value.service, leaving=(NodeId(3),))),
         EXCLUDED.set((Exclusion(NodeId(5), 8, "its disk is suspect"),)),

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.metadata.directory import LINEAGE, Repaired
+from lockstep.metadata.directory import LINEAGE, Reset
 from lockstep.node.recovery import applying, reset_service
 from lockstep.node.recovery.recovery_file import RecoveryFile
 from lockstep.recovery.plan import Wish
@@ -51,7 +51,7 @@ class Watch:
         self.hashes: dict[tuple[str, int], bytes] = {}
         self.led: dict[tuple[str, int, int], str] = {}
         #: What began each cluster id but the first.
-        self.forks: dict[str, Repaired] = {}
+        self.forks: dict[str, Reset] = {}
 
     def __call__(self, _now_ns: int, label: str, kind: str, facts: dict[str, Any]) -> None:
         name = label.rpartition(".")[0]

@@ -7,18 +7,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from lockstep.metadata.directory import Identity, Repaired
+from lockstep.metadata.directory import Identity, Reset
 from lockstep.recovery.fences import Target, judge
 from lockstep.values.errors import Rejected
 
 OLD = Identity("a", "test", ("a",))
 
 
-def repair(id_: str, epoch: int) -> Repaired:
-    return Repaired(id_, "reset", "operator", epoch, b"%d" % epoch, 1)
+def repair(id_: str, epoch: int) -> Reset:
+    return Reset(id_, "reset", "operator", epoch, b"%d" % epoch, 1)
 
 
-#: Repaired twice, after epochs 10 and 20.
+#: Reset twice, after epochs 10 and 20.
 TARGET = Target(
     "test", ("a", "b", "c"), (repair("b", 10), repair("c", 20)), tuple((n, b"%d" % n) for n in (7, 8, 9, 15))
 )
@@ -43,9 +43,7 @@ TARGET = Target(
         (Identity("a", "other", ("a",)), (), 10, "that is cluster 'test'"),
     ],
 )
-def test_18_who_may_go(
-    identity: Identity, repairs: tuple[Repaired, ...], epoch: int, text: str | None
-) -> None:
+def test_18_who_may_go(identity: Identity, repairs: tuple[Reset, ...], epoch: int, text: str | None) -> None:
     fenced = judge(identity, repairs, epoch, b"%d" % epoch, TARGET)
     if text is None:
         assert fenced is None

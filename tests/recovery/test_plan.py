@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.directory import LINEAGE, Repaired
+from lockstep.metadata.directory import LINEAGE, Reset
 from lockstep.metadata.lineage import KINDS as RESET_KINDS
 from lockstep.metadata.lineage import ResetCluster, former_of, links_of
 from lockstep.metadata.log.apply import apply_entry
@@ -224,7 +224,7 @@ def test_equal_answers_give_equal_plans(data: st.DataObject) -> None:
 
 def test_a_group_with_a_majority_takes_no_reset_entry() -> None:
     made = history()
-    repaired = Repaired("cluster-2", "reset", "x", made.now.epoch, made.now.hash, 1)
+    repaired = Reset("cluster-2", "reset", "x", made.now.epoch, made.now.hash, 1)
     refusal = made.tried(ResetCluster(repaired, (1,)))  # type: ignore[arg-type]
     assert refusal is not None and "is not repaired" in refusal.message
 
@@ -245,7 +245,7 @@ def test_the_entry_refuses_what_would_break_the_lineage(
     changed: dict[str, Any], voters: tuple[int, ...], text: str
 ) -> None:
     cluster = history().now
-    repaired = Repaired("cluster-2", "reset", "x", cluster.epoch, cluster.hash, 1)
+    repaired = Reset("cluster-2", "reset", "x", cluster.epoch, cluster.hash, 1)
     entry = ResetCluster(msgspec.structs.replace(repaired, **changed), voters)  # type: ignore[arg-type]
     with pytest.raises(Rejected, match=text):
         entry.apply(cluster, cluster.epoch + 1)

@@ -98,11 +98,14 @@ class Engine:
     ) -> Any:
         return table_id, tokens, path, count, first_key, last_key
 
-    def take_in(self, run: Any) -> int:
+    def take_in(self, run: Any, *, is_indexed: bool) -> int:
         if self.refuse is not None:
             raise self.refuse
         self.taken.append(run)
         return 10 + len(self.taken)
+
+    def came_in(self, table_id: int, tokens: Any, *, is_indexed: bool) -> int:
+        return 0
 
     async def synced(self, sequence: int) -> None:
         await self.gate.wait()

@@ -31,7 +31,6 @@ TEXTS = [
     ("99p", Policy((Part(99, True),))),
     ("99.5percentile", Policy((Part(99.5, True),))),
     ("99PERCENTILE", Policy((Part(99, True),))),
-    ("100percentile", Policy((Part(100, True),))),
     ("50ms", Policy((Part(50, False),))),
     ("MIN(99p,50ms)", Policy((Part(99, True), Part(50, False)))),
     ("max( 99.9p , 20ms )", Policy((Part(99.9, True), Part(20, False)), longest=True)),

@@ -170,7 +170,9 @@ def test_what_is_taken_in_is_not_unchanged_since_a_repair(tmp_path: Path) -> Non
         assert engine.unchanged.parts(TABLE, [FULL_RING]) == ()
         for path in ("file", "again"):
             await engine.synced(
-                engine.take_in(engine.run_at(TABLE, Range(-1, 19), path, len(pairs), first, last))
+                engine.take_in(
+                    engine.run_at(TABLE, Range(-1, 19), path, len(pairs), first, last), is_indexed=False
+                )
             )
             (part,) = engine.unchanged.parts(TABLE, [FULL_RING])
             assert part.contains(0) and part.contains(19) and part != FULL_RING

@@ -18,7 +18,7 @@ from lockstep.consensus.configuration import Configuration
 from lockstep.consensus.effects import HardState
 from lockstep.consensus.messages import Snapshot
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.directory import LINEAGE, NodeState, Repaired
+from lockstep.metadata.directory import LINEAGE, NodeState, Reset
 from lockstep.metadata.groups import management
 from lockstep.metadata.groups.management import (
     EMPTY_STATE,
@@ -126,7 +126,7 @@ async def _begin_management(runtime: Runtime, plan: ResetPlan, value: ClusterMet
 
 def first_state(plan: ResetPlan, value: ClusterMetadata) -> ManagementState:
     """What the new management group begins with: all of it follows from plan and metadata."""
-    repairs: tuple[Repaired, ...] = value.parts[LINEAGE]
+    repairs: tuple[Reset, ...] = value.parts[LINEAGE]
     repaired = repairs[-1]
     assert repaired.cluster_id == plan.cluster_id, "the metadata's last repair is this one"
     here = [node for node in value.directory.nodes if node.state is not NodeState.LEFT]

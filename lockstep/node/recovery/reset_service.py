@@ -19,7 +19,7 @@ import msgspec
 
 from lockstep.internode import verbs
 from lockstep.internode.handshake import Hello
-from lockstep.metadata.directory import LINEAGE, Repaired
+from lockstep.metadata.directory import LINEAGE, Reset
 from lockstep.metadata.log.apply import apply_entry
 from lockstep.metadata.log.entries import LogEntry, verify_chain
 from lockstep.node.context import NodeContext
@@ -374,7 +374,7 @@ class ResetService:
     def as_target(self, epochs_back: int) -> Target:
         """This node's cluster as one that others may be brought to."""
         cluster, state = self._log.cluster, self._log.state
-        repairs: tuple[Repaired, ...] = cluster.parts[LINEAGE]
+        repairs: tuple[Reset, ...] = cluster.parts[LINEAGE]
         forks = [one.epoch for one in repairs]
         found = {
             epoch: known

@@ -23,7 +23,7 @@ from lockstep.documents.recovery import (
     Place,
     Restarted,
 )
-from lockstep.metadata.directory import LINEAGE, Repaired
+from lockstep.metadata.directory import LINEAGE, Reset
 from lockstep.metadata.lineage import links_of
 from lockstep.node.recovery.reset_service import Surveyed
 from lockstep.node.services import NodeServices
@@ -147,7 +147,7 @@ class RecoveryRequests:
     def state(self) -> ClusterState:
         node, standing = self._node, self._desk.file.standing
         cluster, management = node.log.cluster, node.membership.management
-        repairs: tuple[Repaired, ...] = cluster.parts[LINEAGE]
+        repairs: tuple[Reset, ...] = cluster.parts[LINEAGE]
         links = links_of(cluster.identity, repairs)
         target = self._desk.as_target(RECOVERY_HASHES_TOLD)
         told = (None, *repairs)
@@ -242,7 +242,7 @@ def _target(state: ClusterState) -> Target:
             state.cluster_name,
             tuple(one.cluster_id for one in state.lineage),
             tuple(
-                Repaired(
+                Reset(
                     one.cluster_id,
                     one.kind,
                     one.actor,
