@@ -14,8 +14,8 @@ from lockstep.runtime.ports import Tasks
 from lockstep.scans.outline_reading import OutlineReading
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.reading import Reading
-from lockstep.storage.store import Batch, Store, StoreSnapshot
-from lockstep.values.rows import Mutation, ReadCommand, ReadResult
+from lockstep.storage.store import Store, StoreSnapshot
+from lockstep.values.rows import ReadCommand, ReadResult
 
 #: So many rows are read in less time than it takes to look at rows together at all.
 FEW_ROWS: Final = 128
@@ -28,18 +28,11 @@ class OutlinedEngine:
         self._engine = engine
         self._store = store
         self._tasks = tasks
+        #: The engine's own: a write passes through nothing here.
+        self.apply = engine.apply
+        self.synced = engine.synced
         #: Up to so many rows are given; other nodes may have other bounds.
         self.few_rows = FEW_ROWS
-
-    def apply(
-        self, mutation: Mutation, also: Batch = (), *, by_repair: bool = False, first_epoch: int | None = 0
-    ) -> int:
-        """As that of the engine."""
-        return self._engine.apply(mutation, also, by_repair=by_repair, first_epoch=first_epoch)
-
-    async def synced(self, sequence: int) -> None:
-        """As that of the engine."""
-        await self._engine.synced(sequence)
 
     async def read(self, command: ReadCommand) -> ReadResult:
         """As that of the engine; few rows are given, not told of."""

@@ -24,7 +24,8 @@ def full(*members: Member) -> Iterator[None]:
     def refuse(*_: object, **__: object) -> int:
         raise DiskRefused(WHY)
 
-    engines = [member.node.data.engine for member in members]
+    parts = [member.node.data for member in members]
+    engines = [engine for data in parts for engine in (data.engine, data.outlined)]
     kept = [engine.apply for engine in engines]
     for engine in engines:
         engine.apply = refuse  # type: ignore[method-assign]
@@ -41,14 +42,16 @@ def connected(three: Nodes, version: int) -> Iterator[Session]:
     profile = ExecutionProfile(load_balancing_policy=WhiteListRoundRobinPolicy([first]))
     profiles = {EXEC_PROFILE_DEFAULT: profile}
     cluster = Cluster([first], port=CQL_PORT, protocol_version=version, execution_profiles=profiles)
-    session = cluster.connect()
-    session.execute(
-        "CREATE KEYSPACE IF NOT EXISTS causes WITH replication = "
-        "{'class': 'SimpleStrategy', 'replication_factor': 3}"
-    )
-    session.execute("CREATE TABLE IF NOT EXISTS causes.t (k int PRIMARY KEY, v int)")
-    yield session
-    cluster.shutdown()
+    try:
+        session = cluster.connect()
+        session.execute(
+            "CREATE KEYSPACE IF NOT EXISTS causes WITH replication = "
+            "{'class': 'SimpleStrategy', 'replication_factor': 3}"
+        )
+        session.execute("CREATE TABLE IF NOT EXISTS causes.t (k int PRIMARY KEY, v int)")
+        yield session
+    finally:
+        cluster.shutdown()
 
 
 @pytest.mark.parametrize("version", [4, 5])
