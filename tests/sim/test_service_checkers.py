@@ -10,6 +10,7 @@ import pytest
 from lockstep.consensus.configuration import Configuration, encode_configuration
 from lockstep.consensus.messages import Entry, EntryKind
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
+from lockstep.metadata.conflicts import TABLE, Held, Scope, wanted_of
 from lockstep.metadata.groups.service import SERVICE, MembershipChange, Service
 from lockstep.metadata.log.entries import LogEntry, seal
 from lockstep.metadata.log.registry import EntryKind as LogEntryKind
@@ -119,3 +120,15 @@ def test_a_freeze_lets_nothing_but_the_service_itself_pass() -> None:
     check_entry(frozen, entry(LogEntryKind.SET_SERVICE))
     with pytest.raises(Violation, match="CMS-2"):
         check_entry(frozen, entry(LogEntryKind.SET_EXTENSION))
+
+
+@pytest.mark.parametrize("kind", list(LogEntryKind))
+def test_a_freeze_is_judged_by_the_table_of_conflicts(kind: LogEntryKind) -> None:
+    """But for what never comes through the group."""
+    frozen: ClusterMetadata = empty_cluster().changed(SERVICE.set(Service(frozen="why")))
+    is_free = TABLE[wanted_of(kind), Held.FREEZE].scope is Scope.NEVER
+    if is_free and kind is not LogEntryKind.RESET_CLUSTER:
+        check_entry(frozen, entry(kind))
+    else:
+        with pytest.raises(Violation, match="CMS-2"):
+            check_entry(frozen, entry(kind))

@@ -296,6 +296,10 @@ _WHILE_FROZEN = (
     # Shutting a node out is a matter of safety, and of no data.
     EntryKind.EXCLUDE_NODES,
     EntryKind.INCLUDE_NODES,
+    # What has begun may end: until then nothing is purged.
+    EntryKind.END_REPAIR,
+    EntryKind.RECORD_UNDELIVERED,
+    EntryKind.END_LOAD,
 )
 
 
