@@ -215,7 +215,8 @@ def _of_operations(cluster: ClusterMetadata) -> list[Wish]:
     nodes = cluster.directory.nodes
     some, last = nodes[0], nodes[-1]
     begun = [
-        PrepareOperation(Move(some.id, some.tokens)),
+        # Not to its own tokens: another move may have changed them by then.
+        PrepareOperation(Move(some.id, (TOKEN_MIN, 1))),
         PrepareOperation(Move(some.id, (TOKEN_MIN,))),
         PrepareOperation(Move(some.id, (TOKEN_MAX + 1,))),
         PrepareOperation(Move(some.id, (5, 5))),
@@ -251,7 +252,7 @@ def _of_requests(cluster: ClusterMetadata) -> list[Wish]:
     here = cluster.schema.by_name[KEYSPACE].replication
     wanted = [
         EnqueueRequest(Move(_NOBODY, (1,))),
-        EnqueueRequest(Move(node.id, node.tokens), policy=Policy.REFUSE),
+        EnqueueRequest(Move(node.id, (TOKEN_MIN, 1)), policy=Policy.REFUSE),
         EnqueueRequest(Move(node.id, (1,)), actor=_LONG),
         EnqueueRequest(Move(node.id, tuple(range(TOKENS_PER_NODE_MAX + 1)))),
         EnqueueRequest(Bootstrap(node.id, (1,))),
