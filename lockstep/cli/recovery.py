@@ -20,6 +20,7 @@ from lockstep.cli.shared.client import ClusterClient
 from lockstep.documents import read
 from lockstep.documents.recovery import ClusterMigration, ClusterReset, ClusterState, GroupRestart
 from lockstep.documents.service import GlobalState, LocalStates
+from lockstep.documents.status import Nodes
 from lockstep.values.errors import ConfigurationError, LockstepError, OutcomeUnknown
 
 #: Between two looks at a cluster that begins anew.
@@ -38,9 +39,10 @@ def recovery(context: click.Context, call: render.Call) -> None:
     if context.invoked_subcommand is not None:
         return
     asked = call.cluster()
-    state = read(ClusterState, asked.cluster_state())
+    told_state = asked.cluster_state()
+    state = read(ClusterState, told_state)
     words = {group: read(GlobalState, asked.group_global(group)) for group in ("cmg", "metastorage")}
-    answer = {"state": asked.cluster_state(), "groups": {name: one.state for name, one in words.items()}}
+    answer = {"state": told_state, "groups": {name: one.state for name, one in words.items()}}
     if call.as_json(answer, "recovery/1"):
         return
     _show_state(state)
@@ -62,7 +64,9 @@ def _next_step(state: ClusterState, words: dict[str, GlobalState]) -> str:
     if any(one.state == "Degraded" for one in words.values()):
         return "start the voters that are down: one more loss may leave no majority"
     if words["cmg"].state == "Unavailable":
-        return "restart its broken members: `lockstep recovery cluster states cmg --local` names them"
+        return (
+            "`lockstep recovery cluster restart cmg` starts its members again; `states cmg --local` says why"
+        )
     return "nothing is to be done"
 
 
@@ -163,11 +167,10 @@ def reset(
 
 
 def _conductor(asked: ClusterClient, wanted: str) -> ClusterClient:
-    nodes = asked.nodes()["nodes"]
-    for one in nodes:
-        if wanted in (str(one["id"]), one["host_id"], one["address"]):
-            return asked.at(one["address"], one["admin_port"])
-    raise ConfigurationError(f"no node is called {wanted}", hint="lockstep status lists the nodes")
+    listed = read(Nodes, asked.nodes()).nodes
+    node = client.node_id(listed, wanted)
+    (one,) = (one for one in listed if one.id == node)
+    return asked.at(one.address, one.admin_port)
 
 
 def _digest_in(plan_file: str) -> str:

@@ -43,7 +43,6 @@ class Survey(msgspec.Struct, frozen=True, array_like=True):
     for good."""
 
     node: int
-    host_id: str
     cluster_id: str
     epoch: int
     hash: bytes
@@ -52,7 +51,6 @@ class Survey(msgspec.Struct, frozen=True, array_like=True):
     raft_index: int = 0
     raft_term: int = 0
     leader: int = 0
-    voters: tuple[int, ...] = ()
     expelled: tuple[str, ...] = ()
 
     @property

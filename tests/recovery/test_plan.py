@@ -56,7 +56,6 @@ def history(nodes: int = 5, voters: tuple[int, ...] = (1, 2, 3), places: str = "
 def survey(cluster: ClusterMetadata, node: int, **changed: Any) -> Survey:
     made = Survey(
         node=node,
-        host_id=f"host-{node}",
         cluster_id=cluster.identity.cluster_id,
         epoch=cluster.epoch,
         hash=cluster.hash,
@@ -64,7 +63,6 @@ def survey(cluster: ClusterMetadata, node: int, **changed: Any) -> Survey:
         log_term=1,
         raft_index=10,
         raft_term=1,
-        voters=tuple(cluster.voters),
     )
     return msgspec.structs.replace(made, **changed)
 

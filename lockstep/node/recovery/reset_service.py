@@ -86,7 +86,6 @@ class ResetService:
     ) -> None:
         self._runtime = context.runtime
         self._internode = context.internode
-        self._identity = context.identity
         self._own_id = context.own_id
         self._say = context.log
         self._log = log
@@ -123,7 +122,6 @@ class ResetService:
         managing = group.driver if group is not None else None
         return Survey(
             node=self._own_id(),
-            host_id=self._identity.value.host_id,
             cluster_id=cluster.identity.cluster_id,
             epoch=cluster.epoch,
             hash=cluster.hash,
@@ -132,7 +130,6 @@ class ResetService:
             raft_index=driver.raft.last_index if driver is not None else 0,
             raft_term=max((one.raft.term for one in (driver, managing) if one is not None), default=0),
             leader=(driver.raft.leader or 0) if driver is not None else 0,
-            voters=tuple(cluster.voters),
             expelled=group.state.expelled if group is not None else (),
         )
 
