@@ -97,7 +97,8 @@ class Operation(msgspec.Struct, frozen=True, array_like=True, dict=True):
     `tokens` are those the node will own, gives up or keeps. `stage_epoch` is the epoch of the entry that
     entered `stage`; `history` lists (stage, epoch) of every stage so far, the present one last. `session_id`
     is the open session of this stage's work, or empty. `step` counts how often it began with its first stage,
-    for a kind that does so more than once.
+    for a kind that does so more than once. `counted_bytes` and `counted_fragments` are what its request has
+    counted of the streams that go on.
     """
 
     id: int
@@ -109,6 +110,8 @@ class Operation(msgspec.Struct, frozen=True, array_like=True, dict=True):
     history: tuple[tuple[Stage, int], ...] = ()
     cancel_reason: str = ""
     step: int = 0
+    counted_bytes: int = 0
+    counted_fragments: int = 0
 
     @cached_property
     def about(self) -> About:

@@ -140,11 +140,6 @@ class NodeLog(msgspec.Struct, frozen=True, eq=False):
             return self.member.driver.raft.leader
         return self.context.own_id() if self.is_leader else self.liveness.leading
 
-    def leading_term(self) -> int | None:
-        """The term of the metadata group in which this node leads it."""
-        driver = self.member.driver
-        return driver.raft.term if driver is not None and self.is_leader else None
-
     async def submit(
         self, transformation: Any, *, entry_id: bytes = b"", base_epoch: int | None = None
     ) -> int:

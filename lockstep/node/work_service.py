@@ -68,7 +68,6 @@ def wire_work(log: NodeLog, membership: NodeMembership, data: NodeData) -> NodeW
         state,
         submitter,
         is_leader=lambda: log.is_leader,
-        term=log.leading_term,
         heard_since=log.liveness.heard_since,
         follows=management.unsettled,
         stragglers=guards.stragglers,

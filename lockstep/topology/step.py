@@ -23,7 +23,6 @@ from lockstep.topology import requests
 from lockstep.topology.barriers import BarrierState, GuardReport, Missing, barrier_need, evaluate
 from lockstep.topology.kind import Mover, course_of, kind_of, moving, row_can_go_back, stage_row
 from lockstep.topology.lone_steps import AdvanceTransitions, TransitionStep
-from lockstep.topology.planning import streaming_session
 from lockstep.topology.requests import FailRequest
 from lockstep.topology.stages import DELETING, STREAMING, Side, StreamTask, Work
 from lockstep.topology.streams import stream_plan
@@ -418,16 +417,6 @@ def _work_orders(
         )
         for node in sorted([*ranges, *tasks])
     )
-
-
-def receivers(operation: Operation, cluster: ClusterMetadata) -> frozenset[NodeId]:
-    """Who takes in, or took in, what the metadata does not count yet (`streaming_session`)."""
-    stage = operation.stage
-    if stage is Stage.ROLLBACK_TO_NORMAL:
-        assert len(operation.history) > 1, "who comes back went somewhere"
-        stage = operation.history[-2][0]
-    streaming = msgspec.structs.replace(operation, stage=stage, session_id=streaming_session(operation))
-    return frozenset(order.node for order in work_orders(streaming, cluster, ()))
 
 
 def work_key(order: WorkOrder) -> WorkKey:

@@ -29,6 +29,7 @@ from lockstep.topology.planning import (
     circle_with,
     regrouped_in,
     session_id_of,
+    streaming_session,
 )
 from lockstep.topology.stages import Work
 from lockstep.topology.tablets.drains import refuse_holding
@@ -164,7 +165,7 @@ class AdvanceOperation(msgspec.Struct, frozen=True, array_like=True):
 
     `step` is that of an operation which goes through its stages more than once, and 0 for others. `at_ms` is
     the coordinator's wall clock, for the timestamp of a generation of change data capture. `moved_bytes` and
-    `moved_fragments`: what the stage's streams brought, or those of the stage that was taken back.
+    `moved_fragments`: all that the stage's streams brought, or those of the stage that was taken back.
     """
 
     operation_id: int
@@ -183,9 +184,8 @@ class AdvanceOperation(msgspec.Struct, frozen=True, array_like=True):
         if operation.step != self.step:
             raise Rejected(f"{operation.title()} is in step {operation.step}, not {self.step}")
         row = stage_row(operation)
-        if self.moved_bytes or self.moved_fragments:
-            counted = with_moved(cluster.requests, operation.id, self.moved_bytes, self.moved_fragments)
-            cluster = cluster.changed(REQUESTS.set(counted))
+        cluster = _counted(cluster, operation, self.moved_bytes, self.moved_fragments)
+        operation = cluster.operations_by_id[operation.id]
         if row.next is None or moves_nothing(operation):
             return kind_of(operation).ended(cluster, operation, epoch, _gives_way)
         if row.next is Stage.COMMIT_CDC_GENERATION:
@@ -193,6 +193,26 @@ class AdvanceOperation(msgspec.Struct, frozen=True, array_like=True):
         elif row.stage is Stage.COMMIT_CDC_GENERATION:
             cluster = published(cluster, operation, self.at_ms, epoch)
         return _entered(cluster, operation, row.next, epoch)
+
+
+class CountMoved(msgspec.Struct, frozen=True, array_like=True):
+    """Count what the streams of `session_id` have brought so far, so that it is told of from now on.
+
+    Only what is counted is told: a number that one coordinator heard is gone with it and with the receivers.
+    """
+
+    operation_id: int
+    session_id: str
+    moved_bytes: int
+    moved_fragments: int
+
+    def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
+        operation = _running(cluster, self.operation_id)
+        if not self.session_id or streaming_session(operation) != self.session_id:
+            raise Rejected(f"{operation.title()} does not stream as {self.session_id!r}")
+        if self.moved_bytes <= operation.counted_bytes or self.moved_fragments < operation.counted_fragments:
+            raise Rejected(f"{operation.title()} has counted {operation.counted_bytes} bytes already")
+        return _counted(cluster, operation, self.moved_bytes, self.moved_fragments)
 
 
 class CancelOperation(msgspec.Struct, frozen=True, array_like=True):
@@ -259,6 +279,27 @@ def _running(cluster: ClusterMetadata, operation_id: int) -> Operation:
     return operation
 
 
+def _counted(
+    cluster: ClusterMetadata, operation: Operation, moved_bytes: int, moved_fragments: int
+) -> ClusterMetadata:
+    """The value once this much is counted of the streams that go on; less changes nothing."""
+    counted = msgspec.structs.replace(
+        operation,
+        counted_bytes=max(moved_bytes, operation.counted_bytes),
+        counted_fragments=max(moved_fragments, operation.counted_fragments),
+    )
+    more = (
+        counted.counted_bytes - operation.counted_bytes,
+        counted.counted_fragments - operation.counted_fragments,
+    )
+    if more == (0, 0):
+        return cluster
+    return cluster.changed(
+        REQUESTS.set(with_moved(cluster.requests, operation.id, *more)),
+        OPERATIONS.set(cluster.running.with_changed(counted)),
+    )
+
+
 def _entered(cluster: ClusterMetadata, operation: Operation, stage: Stage, epoch: int) -> ClusterMetadata:
     """The value with the operation in `stage` and its ranges' groups as that stage's row says."""
     assert epoch > operation.stage_epoch, "stages follow each other"
@@ -270,6 +311,8 @@ def _entered(cluster: ClusterMetadata, operation: Operation, stage: Stage, epoch
         history=(*operation.history, (stage, epoch)),
     )
     moved = msgspec.structs.replace(moved, session_id=session_id_of(moved))
+    if streaming_session(moved) != streaming_session(operation):
+        moved = msgspec.structs.replace(moved, counted_bytes=0, counted_fragments=0)
     assert not moved.session_id or moved.session_id != operation.session_id, "a session is of one stage"
     value: ClusterMetadata = cluster.changed(
         PLACEMENTS.set(_stepped(cluster, operation, moved, epoch)),
@@ -302,4 +345,5 @@ KINDS: dict[int, type] = {
     EntryKind.PREPARE_OPERATION: PrepareOperation,
     EntryKind.ADVANCE_OPERATION: AdvanceOperation,
     EntryKind.CANCEL_OPERATION: CancelOperation,
+    EntryKind.COUNT_MOVED: CountMoved,
 }

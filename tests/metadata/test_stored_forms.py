@@ -71,7 +71,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "MembershipChange": {"index": 0, "reason": "", "cancelled": False},
     "Operation": {
-        "session_id": "", "history": (), "cancel_reason": "", "step": 0,
+        "session_id": "", "history": (), "cancel_reason": "", "step": 0, "counted_bytes": 0,
+        "counted_fragments": 0,
     },
     "TabletGroupHead": {"is_balanced": True, "resizing": NOT_RESIZING},
     "Resizing": {"resize": NO_RESIZE, "phase": ResizePhase.NONE, "epoch": 0, "kept": 0},
@@ -169,7 +170,7 @@ NUMBERS: dict[type[enum.IntEnum], dict[str, int]] = {
         "BEGIN_LOAD": 49, "COMMIT_LOAD": 50, "END_LOAD": 51,
         "REPAIR_STREAMS": 46,
         "ADVANCE_CAPTURED": 45, "CHANGE_CAPTURED": 47, "PUBLISH_STREAMS": 44,
-        "RESET_CLUSTER": 70,
+        "RESET_CLUSTER": 70, "COUNT_MOVED": 48,
     },
     RecordKind: {"HEADER": 1, "PIECE": 2, "ENTRIES": 3, "TRAILER": 4},
 }  # fmt: skip

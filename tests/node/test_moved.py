@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Final
 
 import pytest
 from hypothesis import given, settings
@@ -12,11 +12,16 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.operations import Operation, Stage
 from lockstep.metadata.requests import Request
 from lockstep.node.log.messages import WorkStatus
-from lockstep.node.work.moved import OPERATIONS_KEPT_MAX, Amount, Moved
+from lockstep.node.work.moved import COUNTED_BYTES_MIN, COUNTED_SHARE, OPERATIONS_KEPT_MAX, Amount, Moved
 from lockstep.topology.kinds.decommission import Decommission
 from lockstep.topology.planning import streaming_session
-from lockstep.topology.step import receivers
-from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
+from lockstep.topology.step import work_orders
+from lockstep.topology.transformations import (
+    AdvanceOperation,
+    CancelOperation,
+    CountMoved,
+    PrepareOperation,
+)
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 from tests.metadata.histories import History, simple, started
@@ -39,7 +44,7 @@ REPORTS = st.lists(
 def test_counts_never_fall_and_are_the_sum_of_the_most_that_each_node_said(
     reports: list[tuple[int, str, int, int, str]],
 ) -> None:
-    moved = Moved(lambda: 1)
+    moved = Moved()
     most: dict[tuple[int, str, int], int] = {}
     before = {1: 0, 2: 0}
     for operation, session, node, count, state in reports:
@@ -57,14 +62,14 @@ def test_counts_never_fall_and_are_the_sum_of_the_most_that_each_node_said(
 
 
 def test_only_the_latest_operations_are_kept() -> None:
-    moved = Moved(lambda: 1)
+    moved = Moved()
     for operation in range(1, OPERATIONS_KEPT_MAX + 2):
         moved.note((operation, "s", NodeId(1)), WorkStatus("done", moved_bytes=1))
     assert moved.parts(1) is None and moved.parts(2) is not None
 
 
 def test_the_time_left_is_that_of_the_slowest_part_that_runs() -> None:
-    moved = Moved(lambda: 1)
+    moved = Moved()
     moved.note((1, "s", NodeId(1)), WorkStatus("running", rate_bytes_s=10, left_s=5))
     moved.note((1, "s", NodeId(2)), WorkStatus("done", rate_bytes_s=0, left_s=-1))
     total = moved.parts(1)
@@ -75,23 +80,19 @@ def test_the_time_left_is_that_of_the_slowest_part_that_runs() -> None:
 
 
 class Leaving:
-    """Node 4 of four leaves a keyspace of two replicas; `term` is that of the node that counts."""
+    """Node 4 of four leaves a keyspace of two replicas."""
 
     def __init__(self) -> None:
-        self.term: int | None = 1
-        self.moved = Moved(lambda: self.term)
+        self.moved = Moved()
         self.history: History = started([(100,), (200,), (300,), (400,)], ("ks", simple(2)))
-        self.submit(PrepareOperation(Decommission(NodeId(4))))
-
-    def submit(self, body: Any) -> None:
-        before = self.now
-        self.history.submit(body)
-        self.moved.applied(before, self.now, 1)
+        self.history.submit(PrepareOperation(Decommission(NodeId(4))))
 
     def advance(self) -> None:
         operation = self.operation
-        brought = self.moved.uncounted(operation, self.now)
-        self.submit(AdvanceOperation(operation.id, operation.stage, 0, 0, brought.bytes, brought.fragments))
+        brought = self.moved.brought(operation)
+        self.history.submit(
+            AdvanceOperation(operation.id, operation.stage, 0, 0, brought.bytes, brought.fragments)
+        )
 
     @property
     def now(self) -> ClusterMetadata:
@@ -106,75 +107,91 @@ class Leaving:
         return (*self.now.requests.live, *self.now.requests.ended)[0]
 
     @property
-    def told(self) -> int | None:
-        found = self.moved.told(self.request, self.now)
-        return None if found is None else found.bytes
+    def told(self) -> int:
+        return self.moved.told(self.request).bytes
 
     def hear(self, node: int, taken_bytes: int, session: str | None = None) -> None:
         key = (self.operation.id, self.operation.session_id if session is None else session, NodeId(node))
         said = WorkStatus("running", taken_bytes=taken_bytes, taken_fragments=taken_bytes // 10)
-        self.moved.heard(self.operation, self.now, key, said)
+        self.moved.heard(self.operation, key, said)
 
-    def stream(self) -> tuple[int, ...]:
-        """On to the stage that streams: who takes something in."""
+    def count(self) -> CountMoved | None:
+        """What a coordinator does between two steps."""
+        due = self.moved.due(self.now)
+        if due is not None:
+            self.history.submit(due)
+        return due
+
+    def stream(self) -> tuple[NodeId, NodeId]:
+        """On to the stage that streams: the two that take something in."""
         while self.operation.stage is not Stage.WRITE_BOTH_READ_OLD:
             self.advance()
-        return tuple(sorted(receivers(self.operation, self.now)))
+        first, second = sorted(order.node for order in work_orders(self.operation, self.now, ()))
+        return first, second
 
 
-def test_one_leader_tells_from_the_beginning_and_never_less() -> None:
+MUCH: Final = 10 * COUNTED_BYTES_MIN
+
+
+def test_what_is_told_is_what_the_metadata_counts() -> None:
     leaving = Leaving()
-    assert leaving.told == 0
     first, second = leaving.stream()
-    assert leaving.told == 0, "it began the stage, so nobody was told of more"
-    leaving.hear(first, 100)
+    leaving.hear(first, MUCH)
     leaving.hear(second, 50)
     leaving.hear(first, 30)
-    assert leaving.told == 150, "a node that says less has begun anew"
-    leaving.hear(first, 999, session="operation-1-prepared")
-    assert leaving.told == 150, "a report of another stage comes late"
+    assert leaving.told == 0
+    assert leaving.count() is not None
+    assert leaving.told == MUCH + 50, "a node that says less has begun anew"
+    assert leaving.count() is None, "nothing came since"
+    leaving.hear(first, 3 * MUCH, session="operation-1-prepared")
+    assert leaving.count() is None, "a report of another stage comes late"
+    leaving.hear(second, -1)
+    assert leaving.count() is None, "an older version does not say"
+    leaving.hear(second, 60)
+    assert leaving.count() is None, "too little for an entry"
     leaving.advance()
-    assert (leaving.told, leaving.request.moved_fragments) == (150, 15)
-    leaving.term = None
-    assert leaving.told == 150, "every node can tell what the metadata counts"
+    assert (leaving.told, leaving.request.moved_fragments) == (MUCH + 60, MUCH // 10 + 6)
+    assert leaving.operation.counted_bytes == 0, "the next streams begin at nothing"
 
 
-def test_a_new_leader_tells_nothing_until_it_has_heard_of_all() -> None:
+def test_an_entry_counts_a_share_of_what_there_is_to_move() -> None:
     leaving = Leaving()
     first, second = leaving.stream()
-    leaving.hear(first, 100)
-    leaving.term = None
-    assert leaving.told is None, "another one may have heard of more"
-    leaving.term = 3
-    assert leaving.told is None
-    leaving.hear(first, 120)
-    assert leaving.told is None
-    leaving.hear(second, -1)
-    assert leaving.told is None, "an older version does not say"
-    leaving.hear(second, 7)
-    assert leaving.told == 127
+    key = (leaving.operation.id, leaving.operation.session_id, first)
+    leaving.moved.note(key, WorkStatus("running", total_bytes=int(2 * MUCH / COUNTED_SHARE)))
+    leaving.hear(first, MUCH)
+    assert leaving.count() is None
+    leaving.hear(second, MUCH)
+    assert leaving.count() is not None
 
 
-def test_an_entry_of_an_earlier_leader_does_not_make_the_next_one_begin() -> None:
+def test_a_new_coordinator_that_heard_of_less_takes_nothing_back() -> None:
     leaving = Leaving()
-    while leaving.operation.stage is not Stage.PREPARED:
-        leaving.advance()
-    leaving.term = 2
-    leaving.stream()
-    assert leaving.told is None, "the entries are those of term 1, whose leader may have told of more"
+    first, second = leaving.stream()
+    leaving.hear(first, MUCH)
+    leaving.hear(second, MUCH)
+    leaving.count()
+    leaving.moved = Moved()
+    assert leaving.told == 2 * MUCH
+    leaving.hear(first, MUCH + 5)
+    assert leaving.count() is None
+    leaving.advance()
+    assert leaving.told == 2 * MUCH, "the receiver that was lost had taken in what was counted"
 
 
 def test_what_came_before_a_cancel_is_counted_with_its_end() -> None:
     leaving = Leaving()
     first, second = leaving.stream()
-    leaving.hear(first, 40)
+    leaving.hear(first, MUCH)
+    leaving.count()
     session = streaming_session(leaving.operation)
-    leaving.submit(CancelOperation(leaving.operation.id, "changed our minds"))
+    leaving.history.submit(CancelOperation(leaving.operation.id, "changed our minds"))
     assert streaming_session(leaving.operation) == session != leaving.operation.session_id
-    assert leaving.told == 40
+    assert (leaving.told, leaving.operation.counted_bytes) == (MUCH, MUCH)
     leaving.hear(second, 2)
+    leaving.hear(first, MUCH + 7)
     leaving.advance()
-    assert (leaving.told, leaving.request.moved_bytes, leaving.now.operations) == (42, 42, ())
+    assert (leaving.told, leaving.request.moved_bytes, leaving.now.operations) == (MUCH + 9, MUCH + 9, ())
 
 
 @pytest.mark.parametrize("counts", [(-1, 0), (0, -1)])
@@ -184,19 +201,39 @@ def test_no_stage_moves_less_than_nothing(counts: tuple[int, int]) -> None:
         AdvanceOperation(leaving.operation.id, leaving.operation.stage, 0, 0, *counts).apply(leaving.now, 99)
 
 
-def test_a_request_tells_bytes_of_all_leaders_and_the_rest_of_what_this_one_heard() -> None:
+@pytest.mark.parametrize(
+    ("session", "moved_bytes", "fragments", "reason"),
+    [
+        ("operation-9-streaming", MUCH + 1, MUCH, "does not stream as"),
+        ("", MUCH + 1, MUCH, "does not stream as"),
+        (None, MUCH, MUCH, "has counted"),
+        (None, MUCH + 1, MUCH // 10 - 1, "has counted"),
+    ],
+)
+def test_a_count_that_is_late_or_less_is_refused(
+    session: str | None, moved_bytes: int, fragments: int, reason: str
+) -> None:
+    leaving = Leaving()
+    first, _ = leaving.stream()
+    leaving.hear(first, MUCH)
+    leaving.count()
+    named = streaming_session(leaving.operation) if session is None else session
+    with pytest.raises(Rejected, match=reason):
+        CountMoved(leaving.operation.id, named, moved_bytes, fragments).apply(leaving.now, 99)
+
+
+def test_a_request_tells_what_is_counted_and_the_rest_of_what_this_node_heard() -> None:
     leaving = Leaving()
     first, second = leaving.stream()
-    for node, taken in ((first, 60), (second, 20)):
+    for node, taken in ((first, MUCH), (second, 20)):
         said = WorkStatus("running", moved_bytes=90, total_bytes=200, ranges_done=1, ranges_total=2)
         leaving.moved.note((leaving.operation.id, leaving.operation.session_id, NodeId(node)), said)
         leaving.hear(node, taken)
-    found = leaving.moved.of(leaving.request, leaving.now)
+    found = leaving.moved.of(leaving.request)
     assert found is not None
-    assert (found.moved_bytes, found.total_bytes, found.ranges_done, found.ranges_total) == (80, 400, 2, 4)
-    leaving.term = 2
-    found = leaving.moved.of(leaving.request, leaving.now)
-    assert found is not None and (found.moved_bytes, found.total_bytes, found.ranges_done) == (0, 0, 2)
-    leaving.term = 1
-    assert Moved(lambda: None).of(leaving.request, leaving.now) is None
+    assert (found.moved_bytes, found.total_bytes, found.ranges_done, found.ranges_total) == (0, 400, 2, 4)
+    leaving.count()
+    found = leaving.moved.of(leaving.request)
+    assert found is not None and (found.moved_bytes, found.total_bytes) == (MUCH + 20, MUCH + 20)
+    assert Moved().of(Leaving().request) is None
     assert Amount(1, 2).most(Amount(2, 1)) == Amount(2, 2)

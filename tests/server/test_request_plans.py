@@ -61,7 +61,7 @@ class Place:
                 opinions=SimpleNamespace(suspected_in_s=lambda _: 3.0),
             ),
             management=SimpleNamespace(group=None),
-            topology=SimpleNamespace(blocking=(), moved=Moved(lambda: 1), follows=lambda: ""),
+            topology=SimpleNamespace(blocking=(), moved=Moved(), follows=lambda: ""),
             runtime=SimpleNamespace(clock=SimpleNamespace(wall_us=lambda: 0)),
             is_leader=True,
             own_id=lambda: 1,

@@ -47,7 +47,7 @@ class Asked(Requests):
                         transitions=NO_TRANSITIONS,
                         epoch=7,
                     ),
-                    topology=SimpleNamespace(blocking=(), progress={}, said={}, moved=Moved(lambda: 1)),
+                    topology=SimpleNamespace(blocking=(), progress={}, said={}, moved=Moved()),
                     own_id=lambda: 1,
                     runtime=SimpleNamespace(clock=SimpleNamespace(wall_us=lambda: 0)),
                     is_leader=False,

@@ -69,8 +69,7 @@ BROUGHT_ABOUT: dict[str, Callable[[], object]] = {
     "expired_after_waiting": functools.partial(
         test_expired_requests.test_what_nobody_waits_for_once_the_metadata_is_there_is_dropped, -0.001, False
     ),
-    "new_leader_counts_anew": test_told_progress.outlive_leaders,
-    "ended_stage_not_counted": test_told_progress.outlive_leaders,
+    "hearsay_is_told": test_told_progress.outlive_leaders,
     "tablet_old_guard": (
         test_old_guards.test_work_of_a_tablets_former_session_has_no_effect_under_the_next_one_and_holds_its_barrier
     ),

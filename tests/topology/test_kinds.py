@@ -21,8 +21,9 @@ from lockstep.topology.kinds.move import Move
 from lockstep.topology.kinds.rebuild import Rebuild
 from lockstep.topology.kinds.remove import Remove
 from lockstep.topology.kinds.replace import Replace
+from lockstep.topology.planning import streaming_session
 from lockstep.topology.stages import Work
-from lockstep.topology.step import Propose, Reports, RunWorkOrders, WorkReport, receivers, step, work_orders
+from lockstep.topology.step import Propose, Reports, RunWorkOrders, WorkReport, step, work_orders
 from lockstep.topology.story import explain, headline
 from lockstep.topology.streams import stream_plan
 from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
@@ -176,7 +177,7 @@ def test_a_rebuild_that_fails_returns_the_node_to_normal() -> None:
     assert decision == Propose(CancelOperation(1, "rebuild failed on node 4: disk full", failed=True), 1)
     history.submit(decision.transformation)
     failed = history.now.operations[0]
-    assert not failed.session_id and receivers(failed, history.now) == {D}, "what it took in is counted"
+    assert not failed.session_id and streaming_session(failed), "what it took in is counted"
     run_out(history, 1)
     assert history.now.directory.by_id[D].state is NodeState.NORMAL
     assert history.now.directory.by_id[D].tokens == (400,)

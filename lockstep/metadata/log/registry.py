@@ -70,6 +70,7 @@ class EntryKind(enum.IntEnum):
     ROLE_MEMBERSHIP = 32
     PERMISSIONS = 33
     RESET_CLUSTER = 70
+    COUNT_MOVED = 48
 
 
 class Transformation(Protocol):

@@ -1,16 +1,16 @@
 """How much each operation has moved, as its nodes reported it to the coordinator.
 
-What a stage brought is counted in the metadata when the stage ends. Until then each receiving node reports
-what it has made durable, so that any coordinator comes to the same sum.
+Each receiving node reports what it has made durable; the coordinator has the metadata count it, now and then
+while a stage streams and with the entry that ends the stage.
 
 Invariant: the bytes told of an operation never become less, whatever stage it is in, whichever node reports
-next, however often one begins anew and whoever coordinates: a new coordinator tells none until every
-receiving node has reported to it. They stay after the operation has ended.
+next, however often one begins anew, whoever coordinates and whoever is lost: told is only what the metadata
+counts. They stay after the operation has ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -19,14 +19,17 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.operations import Operation
 from lockstep.metadata.requests import Request
 from lockstep.node.log.messages import WorkStatus
-from lockstep.topology.kind import stage_row
 from lockstep.topology.planning import streaming_session
-from lockstep.topology.stages import STREAMING
-from lockstep.topology.step import WorkKey, receivers
+from lockstep.topology.step import WorkKey
+from lockstep.topology.transformations import CountMoved
 from lockstep.values.ids import NodeId
 
 #: Operations of which it is kept: more than the requests that the metadata keeps after their end.
 OPERATIONS_KEPT_MAX: Final = 256
+#: An entry counts at least so much: less is moved before anybody looks twice.
+COUNTED_BYTES_MIN: Final = 64 * 1024
+#: Of what an operation moves: at most about so many entries are made of it, and a bar moves in such steps.
+COUNTED_SHARE: Final = 0.02
 _COUNTS: Final = ("moved_bytes", "moved_fragments", "files_done", "ranges_done", "tables_done")
 _TOTALS: Final = ("total_bytes", "files_total", "ranges_total", "tables_total")
 
@@ -41,84 +44,47 @@ class Amount(msgspec.Struct, frozen=True):
         return Amount(max(self.bytes, other.bytes), max(self.fragments, other.fragments))
 
 
-class _Session:
-    """What one stage's streams have brought, as this coordinator heard."""
-
-    def __init__(self, expected: frozenset[NodeId]) -> None:
-        """`expected`: who takes something in."""
-        self.expected = expected
-        self.by_node: dict[NodeId, Amount] = {}
-        #: Who reported in the term of `term`.
-        self.heard: set[NodeId] = set()
-        self.term: int | None = None
-
-    def in_term(self, term: int | None) -> _Session:
-        if term != self.term:
-            self.term = term
-            self.heard.clear()
-        return self
-
-    @property
-    def total(self) -> Amount:
-        amounts = self.by_node.values()
-        return Amount(sum(one.bytes for one in amounts), sum(one.fragments for one in amounts))
-
-
 class Moved:
-    """`term()` is that in which this node coordinates; None while it does not."""
+    """What each operation's parts reported, and what of it the metadata does not count yet."""
 
-    def __init__(self, term: Callable[[], int | None]) -> None:
-        self._term = term
+    def __init__(self) -> None:
         self._parts: dict[int, dict[WorkKey, WorkStatus]] = {}
-        self._sessions: dict[str, _Session] = {}
+        #: Streaming session -> what each node said at most.
+        self._sessions: dict[str, dict[NodeId, Amount]] = {}
 
     # -- what stages bring --------------------------------------------------------------------------
 
-    def applied(self, before: ClusterMetadata, after: ClusterMetadata, term: int) -> None:
-        """Of a stage that begins by an entry of this coordinator's own term nobody else told anything."""
-        if before.operations is after.operations or term != self._term():
-            return
-        for operation in after.operations:
-            begins = operation.stage_epoch == after.epoch
-            if begins and stage_row(operation).work in STREAMING:
-                session = self._session(operation, after)
-                session.heard |= session.expected
-
-    def heard(self, operation: Operation, cluster: ClusterMetadata, key: WorkKey, said: WorkStatus) -> None:
+    def heard(self, operation: Operation, key: WorkKey, said: WorkStatus) -> None:
         """A report of one node's part of the present stage."""
-        if key[1] != operation.session_id or not streaming_session(operation) or said.taken_bytes < 0:
+        session = streaming_session(operation)
+        if key[1] != operation.session_id or not session or said.taken_bytes < 0:
             return
-        session = self._session(operation, cluster)
+        by_node = self._sessions.setdefault(session, {})
         now = Amount(said.taken_bytes, said.taken_fragments)
-        session.by_node[key[2]] = session.by_node.get(key[2], now).most(now)
-        session.heard.add(key[2])
+        by_node[key[2]] = by_node.get(key[2], now).most(now)
+        while len(self._sessions) > OPERATIONS_KEPT_MAX:
+            del self._sessions[next(iter(self._sessions))]
 
-    def uncounted(self, operation: Operation, cluster: ClusterMetadata) -> Amount:
-        """What the present stage's streams brought as far as it is known here: for the entry that ends it."""
-        return self._session(operation, cluster).total if streaming_session(operation) else Amount()
+    def brought(self, operation: Operation) -> Amount:
+        """What the streams that go on brought, as far as it is known here: for the entry that ends them."""
+        amounts = self._sessions.get(streaming_session(operation), {}).values()
+        return Amount(sum(one.bytes for one in amounts), sum(one.fragments for one in amounts))
 
-    def told(self, request: Request, cluster: ClusterMetadata) -> Amount | None:
-        """What the operations of a request have moved; None while this node cannot tell."""
-        counted = Amount(request.moved_bytes, request.moved_fragments)
-        operation = cluster.operations_by_id.get(request.operation_id)
-        if operation is None or not streaming_session(operation):
-            return counted
-        if self._term() is None:
-            return None
-        session = self._session(operation, cluster)
-        if not session.expected <= session.heard:
-            return None
-        now = session.total
-        return Amount(counted.bytes + now.bytes, counted.fragments + now.fragments)
+    def due(self, cluster: ClusterMetadata) -> CountMoved | None:
+        """The entry that counts what an operation brought since the last one; None while none is worth it."""
+        for operation in cluster.operations:
+            brought, counted = self.brought(operation), operation.counted_bytes
+            parts = self.parts(operation.id)
+            total_bytes = max(counted, parts.total_bytes if parts is not None else 0)
+            if brought.bytes - counted >= max(COUNTED_BYTES_MIN, int(total_bytes * COUNTED_SHARE)):
+                fragments = max(brought.fragments, operation.counted_fragments)
+                return CountMoved(operation.id, streaming_session(operation), brought.bytes, fragments)
+        return None
 
-    def _session(self, operation: Operation, cluster: ClusterMetadata) -> _Session:
-        name = streaming_session(operation)
-        found = self._sessions.get(name)
-        if found is None:
-            found = self._sessions[name] = _Session(receivers(operation, cluster))
-            while len(self._sessions) > OPERATIONS_KEPT_MAX:
-                del self._sessions[next(iter(self._sessions))]
-        return found.in_term(self._term())
+    @staticmethod
+    def told(request: Request) -> Amount:
+        """What the operations of a request have moved."""
+        return Amount(request.moved_bytes, request.moved_fragments)
 
     # -- how far parts are --------------------------------------------------------------------------
 
@@ -141,15 +107,13 @@ class Moved:
         parts = self._parts.get(operation_id)
         return _sum(parts.values()) if parts else None
 
-    def of(self, request: Request, cluster: ClusterMetadata) -> WorkStatus | None:
-        """How far a request is; None when nothing is known. The bytes are those of `told`, 0 without it."""
-        amount, found = self.told(request, cluster), self.parts(request.operation_id)
-        if found is None and amount in (None, Amount()):
+    def of(self, request: Request) -> WorkStatus | None:
+        """How far a request is; None when nothing is known. The bytes are those of `told`."""
+        amount, found = self.told(request), self.parts(request.operation_id)
+        if found is None and amount == Amount():
             return None
         found = found if found is not None else WorkStatus("done")
-        if amount is None:
-            return msgspec.structs.replace(found, moved_bytes=0, moved_fragments=0, total_bytes=0)
-        left_bytes = max(0, found.total_bytes - found.moved_bytes)
+        left_bytes = max(0, found.total_bytes - max(found.moved_bytes, amount.bytes))
         return msgspec.structs.replace(
             found,
             moved_bytes=amount.bytes,

@@ -75,13 +75,11 @@ class TopologyDriver:
         submitter: Submitter,
         *,
         is_leader: Callable[[], bool],
-        term: Callable[[], int | None],
         heard_since: Callable[[int, int], bool],
         follows: Callable[[], str],
         stragglers: Callable[[], tuple[tuple[str, int], ...]],
     ) -> None:
-        """`term()` is that in which this node leads; None while it does not.
-        `heard_since(node, wall clock in us)`: whether it lives and gave a sign of life after that.
+        """`heard_since(node, wall clock in us)`: whether it lives and gave a sign of life after that.
         `stragglers`: guards of closed sessions that this node holds."""
         self._runtime = context.runtime
         self._state = state
@@ -116,7 +114,7 @@ class TopologyDriver:
         self.relaxed_count = 0
         self.blocking: tuple[Blocking, ...] = ()
         self._board = Board()
-        self.moved = Moved(term)
+        self.moved = Moved()
         #: What each node said last of its part of a stage's work.
         self.said: dict[WorkKey, WorkStatus] = {}
         state.listen(self._applied)
@@ -145,7 +143,6 @@ class TopologyDriver:
         self._listeners.append(listener)
 
     def _applied(self, before: ClusterMetadata, after: ClusterMetadata, entry: LogEntry) -> None:
-        self.moved.applied(before, after, entry.term)
         if before.operations is not after.operations or before.transitions is not after.transitions:
             live = {0, *(operation.id for operation in after.operations)}
             for known in (self._work, self._texts, self.said):
@@ -187,6 +184,9 @@ class TopologyDriver:
 
     async def _round(self) -> bool:
         cluster = self._state.current
+        if (due := self.moved.due(cluster)) is not None:
+            await self._submitter.submit(due, STEP_TIMEOUT_MS)
+            return True
         reports = self._reports(cluster)
         decision = step(cluster, reports, self._board.look(cluster, reports))
         if isinstance(decision, Idle):
@@ -251,7 +251,7 @@ class TopologyDriver:
         """What to submit: with what a stage that ends has moved; a removal whose node came back while it was
         queued is taken back, not begun."""
         if isinstance(wanted, AdvanceOperation):
-            moved = self.moved.uncounted(cluster.operations_by_id[wanted.operation_id], cluster)
+            moved = self.moved.brought(cluster.operations_by_id[wanted.operation_id])
             return msgspec.structs.replace(wanted, moved_bytes=moved.bytes, moved_fragments=moved.fragments)
         removal = wanted.body if isinstance(wanted, PrepareOperation) else None
         if not isinstance(wanted, PrepareOperation) or not isinstance(removal, Remove):
@@ -353,11 +353,10 @@ class TopologyDriver:
         operation = cluster.operations_by_id.get(key[0])
         if operation is None:
             return
-        self.moved.heard(operation, cluster, key, status)
+        self.moved.heard(operation, key, status)
         request = cluster.requests.by_operation[operation.id]
-        told = self.moved.told(request, cluster)
-        if told is not None:
-            self._runtime.probes.observe("topology.moved", request=request.id, moved_bytes=told.bytes)
+        told = self.moved.told(request)
+        self._runtime.probes.observe("topology.moved", request=request.id, moved_bytes=told.bytes)
 
     def _say(self, event: str, key: WorkKey, text: str) -> None:
         """Log why work waits, once for each reason: it is asked for many times a second."""

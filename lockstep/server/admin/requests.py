@@ -166,7 +166,7 @@ class Requests:
                 *(self._queued(request) for request in requests.queue),
             ],
             "moved": {
-                str(request.id): numbers(node.work.topology.moved.of(request, node.log.cluster))
+                str(request.id): numbers(node.work.topology.moved.of(request))
                 for request in requests.ended
                 if request.operation_id
             },
@@ -211,7 +211,7 @@ class Requests:
 
     def _running(self, request: Request, waiting: list[Document]) -> Document:
         operation = self._node.log.cluster.operations_by_id[request.operation_id]
-        done = self._node.work.topology.moved.of(request, self._node.log.cluster)
+        done = self._node.work.topology.moved.of(request)
         return {
             **_document(request),
             **progress(self._node, operation),

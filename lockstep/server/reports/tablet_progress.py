@@ -62,7 +62,7 @@ def _reported(node: NodeServices, request: Request) -> Reported:
     dead = tuple(one for one in cluster.directory.present_ids if not node.membership.liveness.alive(one))
     said = [topology.said[key] for _, _, key in workers(operation, cluster, dead) if key in topology.said]
     return Reported(
-        topology.moved.uncounted(operation, cluster).bytes,
+        topology.moved.brought(operation).bytes,
         sum(one.ranges_done for one in said),
         sum(one.rate_bytes_s for one in said if one.state == "running"),
     )

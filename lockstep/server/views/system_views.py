@@ -249,11 +249,10 @@ def _left_of(node: NodeServices, request: Request) -> VirtualRow:
 
 def _operation_of(node: NodeServices, request: Request) -> VirtualRow:
     """What the operation of a request moved, and where it stands while it runs."""
-    told = node.work.topology.moved.told(request, node.log.cluster)
-    is_known = told is not None and bool(request.operation_id or told.bytes)
+    is_known = bool(request.operation_id or request.moved_bytes)
     moved: VirtualRow = {
-        "fragments": told.fragments if told is not None and is_known else None,
-        "bytes": told.bytes if told is not None and is_known else None,
+        "fragments": request.moved_fragments if is_known else None,
+        "bytes": request.moved_bytes if is_known else None,
     }
     operation = node.log.cluster.operations_by_id.get(request.operation_id)
     if operation is None:

@@ -53,7 +53,12 @@ from lockstep.topology.kinds.replace import Replace
 from lockstep.topology.kinds.replication import ReplicationChange
 from lockstep.topology.repairs import BeginRepair, EndRepair
 from lockstep.topology.requests import CancelRequest, EnqueueRequest, FailRequest
-from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
+from lockstep.topology.transformations import (
+    AdvanceOperation,
+    CancelOperation,
+    CountMoved,
+    PrepareOperation,
+)
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import (
     EXTENSION_NAME_CHARACTERS_MAX,
@@ -240,6 +245,7 @@ def _of_operations(cluster: ClusterMetadata) -> list[Wish]:
             for operation in cluster.operations
         ),
         (EntryKind.CANCEL_OPERATION, CancelOperation(_NEVER)),
+        (EntryKind.COUNT_MOVED, CountMoved(_NEVER, "operation-0-nothing", 1, 1)),
         (EntryKind.FORCE_REMOVE, ForceRemove(_NOBODY)),
         (EntryKind.FORCE_REMOVE, ForceRemove(some.id, _LONG)),
         *((EntryKind.FORCE_REMOVE, ForceRemove(one.id)) for one in nodes if one.state.value == "left"),

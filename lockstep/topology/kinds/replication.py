@@ -305,6 +305,8 @@ def _step_begun(cluster: ClusterMetadata, operation: Operation, epoch: int) -> C
         stage_epoch=epoch,
         step=operation.step + 1,
         history=(*operation.history, (_FIRST, epoch)),
+        counted_bytes=0,
+        counted_fragments=0,
     )
     begun_step = msgspec.structs.replace(begun_step, session_id=session_id_of(begun_step))
     placements, transitions = laid_out(cluster, operation.id, _next_transitions(cluster, operation))
