@@ -298,3 +298,21 @@ def test_a_voter_whose_raft_log_contradicts_its_metadata_log_does_not_serve() ->
         town.start(2)
         town.until(lambda: "n2" in town.ended)
         assert not town.nodes["n2"].ready
+
+
+def test_waits_for_an_epoch_are_counted_also_those_in_vain() -> None:
+    with Town() as town:
+        node = with_a_node_behind(town)
+        catch_up, source = node.log.catch_up, town.node(1).context.address
+        epoch = town.node(1).log.state.epoch
+
+        async def wait(epoch: int) -> None:
+            await catch_up.reach(epoch, source, 2000)
+
+        had, had_ms = sum(catch_up.waits.counts), catch_up.waits.total_ms
+        assert town.finish(town.begin(4, lambda _node: wait(epoch))).error is None
+        assert sum(catch_up.waits.counts) == had + 1 and had_ms < catch_up.waits.total_ms < had_ms + 2000
+        assert town.finish(town.begin(4, lambda _node: wait(epoch))).error is None
+        assert sum(catch_up.waits.counts) == had + 1, "who has the epoch does not wait"
+        assert town.finish(town.begin(4, lambda _node: wait(epoch + 1))).error is not None
+        assert sum(catch_up.waits.counts) == had + 2 and catch_up.waits.total_ms >= had_ms + 2000

@@ -24,7 +24,7 @@ from tests.server.parts import CQL_PORT, Nodes
 
 ROOT = Path(__file__).parents[2]
 LATENCY = "lockstep_server_request_duration_seconds"
-SERIES = re.compile(r"\b(?:lockstep_\w+|(?:cmg|metastorage)_available\w*)")
+SERIES = re.compile(r"\b(?:lockstep_\w+|(?:cmg|metastorage)_available\w*|schemaSync_waits\w*)")
 
 
 @pytest.fixture(scope="module")

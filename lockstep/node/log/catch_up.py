@@ -17,7 +17,9 @@ say the same: most of those that answer, two at least where it knows two.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from lockstep.gossip.pulling import Offer, Puller, Request
 from lockstep.internode import verbs
@@ -157,6 +159,23 @@ REACH_TIMEOUT_MS = 2000
 FETCH_TIMEOUT_MS = 10_000
 
 
+#: Upper bounds of waits: from a hop between neighbours to the end of a client's patience.
+WAIT_BOUNDS_MS: Final = (1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000)
+
+
+class Waits:
+    """How long requests waited for metadata that was newer than this node's, also in vain. `counts` has one
+    more element than WAIT_BOUNDS_MS: what is above all of them."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(WAIT_BOUNDS_MS) + 1)
+        self.total_ms = 0.0
+
+    def note(self, took_ms: float) -> None:
+        self.counts[bisect_left(WAIT_BOUNDS_MS, took_ms)] += 1
+        self.total_ms += took_ms
+
+
 class CatchUp:
     """`log` receives (event, facts) for what went wrong. The counters only grow."""
 
@@ -191,6 +210,7 @@ class CatchUp:
         self.snapshots_fetched = 0
         self.snapshots_served = 0
         self.gaps_refused = 0
+        self.waits = Waits()
         internode.register(verbs.FETCH_LOG, FetchLog, LogEntries, self._serve)
         internode.register(verbs.FETCH_SNAPSHOT, FetchSnapshot, SnapshotChunk, self._serve_snapshot)
         internode.register_fast(verbs.ANNOUNCE, Announce, Announce, self._announced)
@@ -272,12 +292,16 @@ class CatchUp:
         """Return when `epoch` is applied here; PeerTimeout when that takes longer than allowed."""
         if self._state.epoch >= epoch:
             return
+        clock = self._runtime.clock
+        began_s = clock.monotonic_s()
         self._want(source, epoch)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await self._state.wait_for(epoch)
         except TimeoutError:
             raise PeerTimeout(f"epoch {epoch} did not arrive here within {timeout_ms} ms") from None
+        finally:
+            self.waits.note((clock.monotonic_s() - began_s) * 1000)
 
     def _applied(self, *_change: object) -> None:
         if self._queue_full and self._queued() <= LOG_FETCH_ENTRIES_MAX:

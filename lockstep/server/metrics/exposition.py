@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from lockstep.coordination.ballot_rounds import BOUNDS_BEATEN, BOUNDS_S, ConditionalCounts
 from lockstep.metadata.directory import NodeState
+from lockstep.node.log.catch_up import WAIT_BOUNDS_MS
 from lockstep.node.log.raft_driver import RaftDriver
 from lockstep.node.log.submission import BOUNDS_S as COMMIT_BOUNDS_S
 from lockstep.node.services import NodeServices
@@ -94,6 +95,9 @@ def _catch_up(node: NodeServices) -> Iterator[Sample]:
         yield Sample("lockstep_metadata_catch_up_snapshots_total", snapshots, label)
     yield Sample("lockstep_metadata_gaps_refused_total", catch_up.gaps_refused)
     yield Sample("lockstep_metadata_forks_total", node.log.histories.forks_seen)
+    yield from histogram(
+        "schemaSync_waits", (WAIT_BOUNDS_MS, catch_up.waits.counts, catch_up.waits.total_ms), ()
+    )
 
 
 def _announcements(node: NodeServices) -> Iterator[Sample]:
