@@ -18,7 +18,13 @@ import click
 from lockstep.cli.shared import client, render
 from lockstep.cli.shared.client import ClusterClient
 from lockstep.documents import read
-from lockstep.documents.recovery import ClusterMigration, ClusterReset, ClusterState, GroupRestart
+from lockstep.documents.recovery import (
+    ClusterMigration,
+    ClusterReset,
+    ClusterState,
+    GroupReconfiguration,
+    GroupRestart,
+)
 from lockstep.documents.service import GlobalState, LocalStates
 from lockstep.documents.status import Nodes
 from lockstep.values.errors import ConfigurationError, LockstepError, OutcomeUnknown
@@ -345,3 +351,28 @@ def _show_global(told: GlobalState) -> None:
         ["node", "available", "state", "reason"],
         [[one.node, one.available, one.state, one.reason] for one in told.members],
     )
+
+
+@cluster.command()
+@click.argument("group", type=click.Choice(["cmg", "metastorage"]))
+@click.option("--nodes", metavar="NODE,...", help="The new members, by id, host id or address.")
+@click.option(
+    "--follow", is_flag=True, help="Of cmg: live on the voters of metastorage again, whoever they are."
+)
+@click.option("--dry-run", is_flag=True, help="Say what would change; change nothing.")
+@render.of_call
+def reconfigure(group: str, nodes: str | None, follow: bool, call: render.Call) -> None:
+    """Give a group other members while its majority lives, as before a node goes that is known to fail.
+
+    They come and go one by one; `states` shows how far that is.
+    """
+    named = [name.strip() for name in (nodes or "").split(",") if name.strip()]
+    if bool(named) == follow or (follow and group != "cmg"):
+        raise click.UsageError("say one of --nodes and, of cmg, --follow")
+    answer = call.cluster().group_reconfigure(group, named, dry_run=call.dry_run)
+    if call.as_json(answer, "group-reconfiguration/1"):
+        return
+    told = read(GroupReconfiguration, answer)
+    would = "would go" if told.dry_run else "goes"
+    where = "the voters of metastorage, now " if told.follows else ""
+    click.echo(f"{told.group} {would} from nodes {_listed(told.before)} to {where}{_listed(told.after)}")

@@ -1,6 +1,7 @@
 """`cluster-reset/1`, the plan of a repair of both groups and what became of it; `cluster-state/1`, which
 incarnation of the cluster a node is of, and where it is in a repair; `cluster-migration/1`, which nodes go
-to a repaired cluster; `group-restart/1`, whose members were started again.
+to a repaired cluster; `group-restart/1`, whose members were started again; `group-reconfiguration/1`, what
+members a group is to have.
 """
 
 from __future__ import annotations
@@ -121,3 +122,15 @@ class GroupRestart(msgspec.Struct, frozen=True):
     group: str
     nodes: tuple[Restarted, ...] = ()
     schema: str = "group-restart/1"
+
+
+class GroupReconfiguration(msgspec.Struct, frozen=True):
+    """`follows`: the management group lives on the voters of the metadata group, whoever they are."""
+
+    group: str
+    epoch: int = 0
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    follows: bool = False
+    dry_run: bool = False
+    schema: str = "group-reconfiguration/1"

@@ -27,7 +27,7 @@ from lockstep.metadata.directory import (
     NodeInfo,
 )
 from lockstep.metadata.extensions import EXTENSIONS, Extensions
-from lockstep.metadata.groups.service import SERVICE, Service
+from lockstep.metadata.groups.service import MANAGEMENT_PLACE, SERVICE, Service
 from lockstep.metadata.loads import LOADS, Loads
 from lockstep.metadata.log.entries import HASH_BYTES
 from lockstep.metadata.log.recent_ids import RECENT_IDS, RecentIds
@@ -65,6 +65,7 @@ PARTS: Final[tuple[Part[Any], ...]] = (
     LOADS,
     STREAMS,
     LINEAGE,
+    MANAGEMENT_PLACE,
 )
 #: What there is when no room above adds a part.
 REGISTERED: Final = Registered(PARTS)

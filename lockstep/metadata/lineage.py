@@ -15,7 +15,7 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import IDENTITY, LINEAGE, Identity, NodeState, Reset
 from lockstep.metadata.groups.management import GENESIS, Former, Link, Repair, link_hash
-from lockstep.metadata.groups.service import SERVICE
+from lockstep.metadata.groups.service import MANAGEMENT_PLACE, SERVICE, ManagementPlace
 from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.values import codec
@@ -51,11 +51,13 @@ class ResetCluster(msgspec.Struct, frozen=True, array_like=True):
     """The last entry of what is left of a history, and the first under another cluster id.
 
     It never passes through the group that was lost: a repair puts it at the end of every participant's log.
-    `voters` ascending: whom the metadata group consists of from then on.
+    `voters` ascending: whom the metadata group consists of from then on. `management` ascending: the same of
+    the management group; empty: of the voters.
     """
 
     repaired: Reset
     voters: tuple[NodeId, ...]
+    management: tuple[NodeId, ...] = ()
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
         refuse_before_initialize(cluster)
@@ -66,11 +68,14 @@ class ResetCluster(msgspec.Struct, frozen=True, array_like=True):
             raise Rejected(f"this repair continues epoch {repaired.epoch}, and the log is at {cluster.epoch}")
         if len(identity.lineage) >= LINEAGE_MAX:
             raise Rejected(f"a cluster is repaired at most {LINEAGE_MAX - 1} times")
-        if not self.voters or self.voters != tuple(sorted(set(self.voters))):
+        if not self.voters:
             raise Rejected("voters are distinct and ascending, and there is one at least")
-        if len(self.voters) > METADATA_VOTERS_MAX:
-            raise Rejected(f"the group has at most {METADATA_VOTERS_MAX} voters")
-        for voter in self.voters:
+        for members in (self.voters, self.management):
+            if members != tuple(sorted(set(members))):
+                raise Rejected("voters are distinct and ascending, and there is one at least")
+            if len(members) > METADATA_VOTERS_MAX:
+                raise Rejected(f"the group has at most {METADATA_VOTERS_MAX} voters")
+        for voter in (*self.voters, *self.management):
             node = cluster.node(voter)
             if node is None or node.state is NodeState.LEFT:
                 raise Rejected(f"there is no node {voter}")
@@ -79,6 +84,7 @@ class ResetCluster(msgspec.Struct, frozen=True, array_like=True):
         return cluster.changed(
             IDENTITY.set(Identity(repaired.cluster_id, identity.cluster_name, lineage)),
             LINEAGE.set((*cluster.parts[LINEAGE], repaired)),
+            MANAGEMENT_PLACE.set(ManagementPlace(self.management)),
             SERVICE.set(
                 msgspec.structs.replace(
                     service,

@@ -210,11 +210,13 @@ def make_plan(
     lost = _lost(cluster, last_epoch, absent)
     repaired = Reset(drawn.cluster_id, RESET, wish.actor, last_epoch, last_hash, drawn.at_us, lost)
     term = max(max(one.raft_term, one.log_term) for one in answers) + 1
+    management = tuple(sorted(wish.management)) or voters
+    named = management if management != voters else ()
     entry = seal(
         epoch=last_epoch + 1,
         entry_id=drawn.entry_id,
         kind=EntryKind.RESET_CLUSTER,
-        body=codec.encode(ResetCluster(repaired, voters)),
+        body=codec.encode(ResetCluster(repaired, voters, named)),
         actor=wish.actor,
         commit_time_us=drawn.at_us,
         term=term,
@@ -230,7 +232,7 @@ def make_plan(
         entries=(*tail, entry),
         participants=participants,
         voters=voters,
-        management=tuple(sorted(wish.management)) or voters,
+        management=management,
         ahead=NodeId(ahead.node),
         source=NodeId(source.node),
         log_epoch=source.log_epoch,

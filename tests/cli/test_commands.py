@@ -122,6 +122,43 @@ def test_operations_are_asked_for_with_what_they_need(arguments: list[str], body
     assert fake.calls[-1] == ("POST /v1/requests", {"node": 3, "dry_run": False, **body})
 
 
+@pytest.mark.parametrize(
+    ("arguments", "body", "said"),
+    [
+        (
+            ["cmg", "--nodes", "3,4, 5"],
+            {"nodes": ["3", "4", "5"], "dryRun": False},
+            "cmg goes from nodes 1, 2, 3 to 3, 4, 5",
+        ),
+        (
+            ["cmg", "--follow", "--dry-run"],
+            {"nodes": [], "dryRun": True},
+            "cmg would go from nodes 1, 2, 3 to the voters of metastorage, now 3, 4, 5",
+        ),
+    ],
+)
+def test_a_group_is_given_other_members(arguments: list[str], body: dict[str, object], said: str) -> None:
+    path = "POST /management/v1/recovery/cmg/reconfigure"
+    answer = {
+        "group": "cmg",
+        "before": [1, 2, 3],
+        "after": [3, 4, 5],
+        "follows": not body["nodes"],
+        "dry_run": body["dryRun"],
+    }
+    result, fake = ask({path: answer}, "recovery", "cluster", "reconfigure", *arguments)
+    assert (result.exit_code, result.output) == (0, said + "\n")
+    assert fake.calls[-1] == (path, body)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["cmg"], ["metastorage", "--follow"], ["cmg", "--follow", "--nodes", "1"]]
+)
+def test_a_group_is_given_members_or_follows(arguments: list[str]) -> None:
+    result, fake = ask({}, "recovery", "cluster", "reconfigure", *arguments)
+    assert result.exit_code == 2 and not fake.calls
+
+
 def test_a_queued_request_is_listed_with_what_it_waits_for() -> None:
     reason = "at most 4 operations run at once"
     waiting = [{"node": None, "operation": 1, "rule": "parallel", "reason": reason}]

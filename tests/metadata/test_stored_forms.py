@@ -69,6 +69,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "voters": (), "size": 0, "change": None, "frozen": "", "snapshot_epoch": 0, "truncated_epoch": 0,
         "recovery_generation": 0, "leaving": (), "paused": "", "snapshot_voters": (),
     },
+    "ManagementPlace": {"members": ()},
+    "ResetCluster": {"management": ()},
     "MembershipChange": {"index": 0, "reason": "", "cancelled": False},
     "Operation": {
         "session_id": "", "history": (), "cancel_reason": "", "step": 0, "counted_bytes": 0,
@@ -170,7 +172,7 @@ NUMBERS: dict[type[enum.IntEnum], dict[str, int]] = {
         "BEGIN_LOAD": 49, "COMMIT_LOAD": 50, "END_LOAD": 51,
         "REPAIR_STREAMS": 46,
         "ADVANCE_CAPTURED": 45, "CHANGE_CAPTURED": 47, "PUBLISH_STREAMS": 44,
-        "RESET_CLUSTER": 70, "COUNT_MOVED": 48,
+        "RESET_CLUSTER": 70, "COUNT_MOVED": 48, "PLACE_MANAGEMENT": 71,
     },
     RecordKind: {"HEADER": 1, "PIECE": 2, "ENTRIES": 3, "TRAILER": 4},
 }  # fmt: skip

@@ -23,7 +23,7 @@ from lockstep.metadata.directory import (
     FeatureState,
     Reset,
 )
-from lockstep.metadata.groups.service import SERVICE
+from lockstep.metadata.groups.service import MANAGEMENT_PLACE, SERVICE, ManagementPlace
 from lockstep.metadata.loads import LOADS, Load, Loads, LoadState
 from lockstep.metadata.log.apply import part_digests, state_digest
 from lockstep.metadata.log.recent_ids import RecentIds, no_recent_ids
@@ -77,6 +77,7 @@ def rich() -> ClusterMetadata:
     return value.changed(
         IDENTITY.set(replace(identity, lineage=(*identity.lineage, "other"))),
         LINEAGE.set((repair,)),
+        MANAGEMENT_PLACE.set(ManagementPlace((NodeId(1), NodeId(2), NodeId(4)))),
         REQUESTS.set(ended),
         SERVICE.set(replace(value.service, leaving=(NodeId(3),))),
         EXCLUDED.set((Exclusion(NodeId(5), 8, "its disk is suspect"),)),

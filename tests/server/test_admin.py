@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from lockstep.cli.main import root
 from lockstep.documents import read
+from lockstep.documents.recovery import GroupReconfiguration
 from lockstep.documents.requests import MetadataDiff, Request, RequestPlan, Requests, Story, Streams
 from lockstep.documents.runs import BackupPlan, BackupRun, Backups, Loads, Repair, RepairPlan, Repairs
 from lockstep.documents.service import (
@@ -428,6 +429,38 @@ def wait_for_members(cluster: Nodes) -> None:
             return
         time.sleep(0.1)
     raise AssertionError(f"no three voters: {found}")
+
+
+def test_the_management_group_goes_where_it_is_told_and_back(cluster: Nodes) -> None:
+    wait_for_members(cluster)
+    path, states = "/management/v1/recovery/cmg/reconfigure", "/management/v1/recovery/cmg/state/global"
+    voters = list(cluster.members[0].node.log.cluster.voters)
+
+    def arrived(wanted: list[int]) -> None:
+        deadline_s = time.monotonic() + 20
+        while admin(cluster, 3).get(states)["voters"] != wanted:
+            assert time.monotonic() < deadline_s, admin(cluster, 3).get(states)
+            time.sleep(0.1)
+
+    planned = admin(cluster).post(path, {"nodes": ["4"], "dryRun": True})
+    assert (planned["before"], planned["after"], planned["dry_run"]) == (voters, [4], True)
+    told = admin(cluster).post(path, {"nodes": ["4"]})
+    is_served_as(GroupReconfiguration, json.dumps(told).encode())
+    arrived([4])
+    with pytest.raises(Rejected, match="odd number"):
+        admin(cluster).post(path, {"nodes": ["1", "4"]})
+    with pytest.raises(ConfigurationError, match="no group"):
+        admin(cluster).post(path.replace("cmg", "other"), {})
+    with pytest.raises(Rejected, match="voters already"):
+        metastorage = path.replace("cmg", "metastorage")
+        admin(cluster).post(metastorage, {"nodes": [str(voter) for voter in voters]})
+    assert admin(cluster).post(path, {})["follows"] is True
+    wait_for_members(cluster)
+    arrived(voters)
+    deadline_s = time.monotonic() + 20
+    while cluster.members[3].node.membership.management.group is not None:
+        assert time.monotonic() < deadline_s, "who is out of the group ends its part"
+        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("group", ["cmg", "metastorage"])

@@ -156,6 +156,10 @@ class ClusterClient(msgspec.Struct, frozen=True):
     def group_restart(self, group: str, nodes: Sequence[str]) -> dict[str, Any]:
         return self.admin.post(f"/management/v1/recovery/{group}/restart", {"nodes": list(nodes)})
 
+    def group_reconfigure(self, group: str, nodes: Sequence[str], *, dry_run: bool) -> dict[str, Any]:
+        path = f"/management/v1/recovery/{group}/reconfigure"
+        return self.admin.post(path, {"nodes": list(nodes), "dryRun": dry_run})
+
     def cluster_migrate(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         return self.admin.post("/management/v1/recovery/cluster/migrate", wanted)
 

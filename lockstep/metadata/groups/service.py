@@ -102,6 +102,21 @@ NO_SERVICE = Service()
 SERVICE: Final[Part[Service]] = struct_part("service", 6, NO_SERVICE, lambda one: one.validate())
 
 
+class ManagementPlace(msgspec.Struct, frozen=True, array_like=True):
+    """`members`: nodes that an operator named for the management group, ascending; empty: it lives on the
+    voters of the metadata group."""
+
+    members: tuple[NodeId, ...] = ()
+
+    def validate(self) -> None:
+        assert self.members == tuple(sorted(set(self.members))), "named members are sorted and unique"
+
+
+MANAGEMENT_PLACE: Final[Part[ManagementPlace]] = struct_part(
+    "management_place", 21, ManagementPlace(), lambda one: one.validate()
+)
+
+
 class LocalState(enum.StrEnum):
     HEALTHY = "Healthy"
     INITIALIZING = "Initializing"

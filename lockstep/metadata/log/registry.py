@@ -71,6 +71,7 @@ class EntryKind(enum.IntEnum):
     PERMISSIONS = 33
     RESET_CLUSTER = 70
     COUNT_MOVED = 48
+    PLACE_MANAGEMENT = 71
 
 
 class Transformation(Protocol):

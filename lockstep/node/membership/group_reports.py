@@ -165,7 +165,8 @@ class GroupReports:
             driver = self._management.group.driver
         if driver is not None and driver.raft.configuration.voters:
             return driver.raft.configuration.voters, driver.raft.configuration.outgoing
-        return tuple(self._voters.ids()), ()
+        named = self._voters.named_managers() if group == MANAGEMENT_GROUP else ()
+        return tuple(named or self._voters.ids()), ()
 
     def peers(self, group: int) -> Peers:
         """From signs of life alone, for gauges: asks nobody."""

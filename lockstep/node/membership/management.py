@@ -1,6 +1,7 @@
 """The management group as every node uses it: founding, admission, and what keeps its state true.
 
-Owns: who runs a member of the group (the nodes of the metadata group, added and removed the same safe way);
+Owns: who runs a member of the group (the nodes of the metadata group or those that an operator named, added
+and removed the same safe way);
 the record of the metadata voters, which the metadata leader has written; node ids, addresses and departures,
 which the group's leader takes over from the metadata. Invariants: whatever was left undone when a node died
 is seen from the two states and done by whoever leads next; without a majority of the group commands fail in
@@ -44,6 +45,8 @@ from lockstep.metadata.groups.membership_step import (
     WaitFor,
     group_next_step,
 )
+from lockstep.metadata.groups.placing import named_managers
+from lockstep.metadata.groups.service import MANAGEMENT_PLACE
 from lockstep.node.context import NodeContext
 from lockstep.node.log.journal import MANAGEMENT_GROUP
 from lockstep.node.log.messages import AskGroup, GroupReport, Manage, Managed
@@ -124,7 +127,7 @@ class ManagementSubmitter:
     def _addresses(self) -> list[Address]:
         """Members of the group as far as known, the likeliest leader first."""
         group = self._group()
-        known = {member.address: None for member in self._voters.members().values()}
+        known = {member.address: None for member in self._voters.managers().values()}
         if group is not None:
             known[self._own_address] = None
             for voter in group.driver.raft.configuration.members():
@@ -200,6 +203,8 @@ class Management:
         #: This node's member was removed from the group.
         self._removed = False
         self._looks = 0
+        #: What the group's leader said at this metadata leader's last look, where it lives elsewhere.
+        self._told: GroupReport | None = None
         #: This node leads the group, and its members are not yet those that are recorded.
         self._changing = False
         self._snapshot_entries = snapshot_entries
@@ -225,6 +230,8 @@ class Management:
         metadata's voters that lives is one of the group's members, whether or not the dead one is in by now.
         """
         voters = tuple(self._metadata.current.voters)
+        if self._metadata.current.parts[MANAGEMENT_PLACE].members:
+            return self._unsettled_elsewhere()
         group = self.group
         if group is None:
             return "this leader is no member of the management group yet"
@@ -242,6 +249,20 @@ class Management:
         if self.state.index < self._recorded_at or not recorded == self.state.voters.voters == voters:
             # This leader's own word counts: its member may still show the same voters of long ago.
             return "the management group has not recorded the voters yet"
+        return ""
+
+    def _unsettled_elsewhere(self) -> str:
+        """The same while the group lives on nodes that an operator named: whose vote it is does not matter to
+        it, and it has followed when all of them that live are its members, and nobody else is."""
+        cluster, said = self._metadata.current, self._told
+        if self._recorded is None or self._recorded[0] != tuple(cluster.voters):
+            return "the management group has not recorded the voters yet"
+        wanted = named_managers(cluster) or tuple(cluster.voters)
+        expected = {member for member in wanted if self._alive(member)}
+        if said is None or not said.settled or said.outgoing:
+            return "the management group has not said who its members are"
+        if {*said.voters} & {*expected} != expected or {*said.voters, *said.learners} - {*wanted}:
+            return f"the management group has members {list(said.voters)}"
         return ""
 
     def start(self) -> None:
@@ -292,7 +313,7 @@ class Management:
         own = cluster.directory.by_host_id.get(host_id)
         if own is None or own.state is NodeState.LEFT:
             return None
-        joins = own.id in cluster.service.members
+        joins = own.id in (named_managers(cluster) or cluster.service.members)
         was = not self._removed and ManagementGroup.exists(self._runtime)
         return own.id if joins or was else None
 
@@ -303,7 +324,7 @@ class Management:
         if group is None or group.is_leader or not cluster.voters or self._looks % LOOKS_PER_QUESTION:
             return
         own = group.driver.raft.identity
-        if own in cluster.service.members:
+        if own in (named_managers(cluster) or cluster.service.members):
             return
         said = await self._leaders_report()
         if said is not None and said.settled and own not in (*said.voters, *said.outgoing, *said.learners):
@@ -315,7 +336,7 @@ class Management:
 
     async def _leaders_report(self) -> GroupReport | None:
         """What the group's leader says; None when nobody that answers leads."""
-        for member in self._voters.members().values():
+        for member in self._voters.managers().values():
             try:
                 said: GroupReport = await self._internode.request(
                     member.address, verbs.GROUP_REPORT, AskGroup(MANAGEMENT_GROUP), QUESTION_TIMEOUT_MS
@@ -381,6 +402,8 @@ class Management:
         """One look; what fails is tried again at the next one."""
         self.take_part()
         await self._give_up_part()
+        placed = self._metadata.current.parts[MANAGEMENT_PLACE].members
+        self._told = await self._leaders_report() if placed and self._member.leads else None
         try:
             await self._record_voters()
             await self._take_over_nodes()
@@ -434,10 +457,11 @@ class Management:
         self._taken_over = (directory, group.state.nodes)
 
     def _steer_members(self) -> None:
-        """At the group's leader: one step towards the recorded metadata voters as members."""
+        """At the group's leader: one step towards the recorded metadata voters as members, or the nodes that
+        an operator named."""
         group = self.group
         self._changing = False
-        wanted = self.state.voters.voters
+        wanted: Sequence[int] = named_managers(self._metadata.current) or self.state.voters.voters
         if group is None or not group.is_leader or not wanted:
             return
         status = group.driver.status()

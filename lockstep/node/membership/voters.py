@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import msgspec
 
 from lockstep.internode.handshake import Address
+from lockstep.metadata.groups.placing import named_managers
 from lockstep.node.log.journal import Journal
 from lockstep.node.log.metadata_state import MetadataState
 from lockstep.runtime.ports import Disk
@@ -94,6 +95,16 @@ class Voters:
     def members(self) -> dict[int, Member]:
         found = ((voter, self.member(voter)) for voter in self.ids())
         return {voter: member for voter, member in found if member is not None}
+
+    def named_managers(self) -> Sequence[int]:
+        """Nodes that an operator named for the management group."""
+        return named_managers(self._state.current)
+
+    def managers(self) -> dict[int, Member]:
+        """Where the management group is to be found: the nodes that were named for it, then the voters."""
+        numbers = dict.fromkeys((*named_managers(self._state.current), *self.ids()))
+        found = ((number, self.member(number)) for number in numbers)
+        return {number: member for number, member in found if member is not None}
 
     def id_of(self, host_id: str) -> int | None:
         """Which member this host is: a voter, or a node that becomes one."""

@@ -44,6 +44,7 @@ from lockstep.server.admin.operations import (
     required,
 )
 from lockstep.server.admin.read_sessions import read_session_operations
+from lockstep.server.admin.reconfiguration import Reconfiguration
 from lockstep.server.admin.recovery import RecoveryRequests
 from lockstep.server.admin.repairs import RepairRequests
 from lockstep.server.admin.replica_content import ReplicaContent
@@ -359,6 +360,7 @@ class Admin:
             *BackupRequests(node, self._cql.executor).operations(),
             *self._recovery_operations(),
             *RecoveryRequests(node).operations(),
+            *Reconfiguration(node).operations(),
             *operations(self._cql),
             *scrub_operations(self._node),
             *read_session_operations(self._node),

@@ -300,6 +300,8 @@ _WHILE_FROZEN = (
     EntryKind.END_REPAIR,
     EntryKind.RECORD_UNDELIVERED,
     EntryKind.END_LOAD,
+    # Where the other group lives is about the service itself.
+    EntryKind.PLACE_MANAGEMENT,
 )
 
 
