@@ -67,12 +67,13 @@ def _next_step(state: ClusterState, words: dict[str, GlobalState]) -> str:
             "start the voters that are down; if a majority is gone for good, "
             "`lockstep recovery cluster reset --dry-run` shows how to go on without them"
         )
-    if any(one.state == "Degraded" for one in words.values()):
-        return "start the voters that are down: one more loss may leave no majority"
     if words["cmg"].state == "Unavailable":
         return (
-            "`lockstep recovery cluster restart cmg` starts its members again; `states cmg --local` says why"
+            "start the members of cmg that are down, or `lockstep recovery cluster restart cmg`; if most are "
+            "gone for good, `lockstep recovery cluster reset --cluster-management-group NODE,... --dry-run`"
         )
+    if any(one.state == "Degraded" for one in words.values()):
+        return "start the voters that are down: one more loss may leave no majority"
     return "nothing is to be done"
 
 
@@ -103,7 +104,13 @@ def cluster() -> None:
     help="First members of the new management group, by id, host id or address; the new voters when absent.",
 )
 @click.option(
-    "--node", metavar="NODE", help="Have this node conduct it, by id or address; else the one asked."
+    "--node",
+    metavar="NODE",
+    help="Have this node conduct it, by id or address, with the members that the management group has: its "
+    "leader must be alive.",
+)
+@click.option(
+    "--exclude", metavar="NODE,...", help="Leave these out although they answer; they come back by `migrate`."
 )
 @click.option(
     "--metastorage-replication-factor",
@@ -124,21 +131,25 @@ def cluster() -> None:
 def reset(
     management: str | None,
     node: str | None,
+    exclude: str | None,
     size: int | None,
     plan_file: str | None,
     yes: bool,
     call: render.Call,
 ) -> None:
-    """Make both groups anew from the nodes that are left, when their majority is gone for good.
+    """Make both groups anew from the nodes that are left, when the majority of one is gone for good.
 
     The cluster gets another id: nodes that take no part can come back only by `migrate`.
     """
     asked = call.cluster()
-    if node is not None:
-        asked = _conductor(asked, node)
+    if node is not None and management:
+        raise click.UsageError("say --node or --cluster-management-group")
     wanted: dict[str, Any] = {"metastorageReplicationFactor": size or 0}
-    if management:
-        wanted["cmgNodeNames"] = [name.strip() for name in management.split(",") if name.strip()]
+    if node is not None:
+        asked, wanted["keepCmg"] = _conductor(asked, node), True
+    for key, names in (("cmgNodeNames", management), ("exclude", exclude)):
+        if names:
+            wanted[key] = [name.strip() for name in names.split(",") if name.strip()]
     answer = asked.cluster_reset(wanted | {"dryRun": True})
     planned = read(ClusterReset, answer)
     if call.dry_run:
@@ -219,6 +230,8 @@ def _verified(asked: ClusterClient, cluster_id: str, timeout_s: float) -> Cluste
 
 def _show_reset(told: ClusterReset) -> None:
     click.echo(f"cluster {told.cluster_name}, id {told.former_id}: both groups are made anew")
+    if told.by_log:
+        click.echo("metastorage works: its log goes on, with one more entry")
     render.table(
         ["node", "epoch", "log to epoch", "term", "its log goes on", "votes", "manages"],
         [

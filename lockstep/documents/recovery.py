@@ -29,7 +29,8 @@ class Absent(msgspec.Struct, frozen=True):
 
 
 class ClusterReset(msgspec.Struct, frozen=True):
-    """`told`: participants that confirmed that they go on; the others do once they hear of it."""
+    """`told`: participants that confirmed that they go on; the others do once they hear of it. `by_log`: the
+    metadata group works, and decides the repair of the other group itself."""
 
     cluster_name: str
     former_id: str
@@ -46,6 +47,7 @@ class ClusterReset(msgspec.Struct, frozen=True):
     absent: tuple[Absent, ...] = ()
     lost: str = ""
     told: tuple[int, ...] = ()
+    by_log: bool = False
     schema: str = "cluster-reset/1"
 
 

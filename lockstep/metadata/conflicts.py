@@ -144,6 +144,7 @@ WANTED_OF_KIND: Mapping[int, Wanted] = {
     EntryKind.REPAIR_STREAMS: Wanted.MEMBERSHIP,
     EntryKind.RESET_CLUSTER: Wanted.FACTS,
     EntryKind.PLACE_MANAGEMENT: Wanted.FACTS,
+    EntryKind.RESET_MANAGEMENT: Wanted.FACTS,
     EntryKind.CHANGE_CAPTURED: Wanted.SCHEMA,
 }
 

@@ -98,4 +98,35 @@ class ResetCluster(msgspec.Struct, frozen=True, array_like=True):
         )
 
 
-KINDS: Final[Mapping[int, type[Any]]] = {EntryKind.RESET_CLUSTER: ResetCluster}
+#: The `kind` of a repair of the management group alone in the lineage.
+MANAGEMENT_RESET: Final = "management"
+
+
+class ResetManagement(msgspec.Struct, frozen=True, array_like=True):
+    """The last entry under a cluster id, by a metadata group that works: whoever applies it begins both
+    groups anew under another id.
+
+    `voters`, `management`: as in ResetCluster. The leader says in `repaired` which epoch it continues.
+    """
+
+    repaired: Reset
+    voters: tuple[NodeId, ...]
+    management: tuple[NodeId, ...] = ()
+
+    def prepared(self, cluster: ClusterMetadata) -> ResetManagement:
+        known = msgspec.structs.replace(self.repaired, epoch=cluster.epoch, hash=cluster.hash)
+        return msgspec.structs.replace(self, repaired=known)
+
+    def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
+        if self.repaired.kind != MANAGEMENT_RESET:
+            raise Rejected(f"a group that works does not begin a cluster id by a {self.repaired.kind}")
+        after = ResetCluster(self.repaired, self.voters, self.management).apply(cluster, epoch)
+        assert after.identity.lineage[:-1] == cluster.identity.lineage, "one more id"
+        kept = msgspec.structs.replace(after.service, frozen=cluster.service.frozen)
+        return after.changed(SERVICE.set(kept))
+
+
+KINDS: Final[Mapping[int, type[Any]]] = {
+    EntryKind.RESET_CLUSTER: ResetCluster,
+    EntryKind.RESET_MANAGEMENT: ResetManagement,
+}

@@ -37,7 +37,7 @@ from lockstep.node.membership.identity import claim_archive, refuse_lost_store, 
 from lockstep.node.membership.voters import FOUNDERS_PATH
 from lockstep.node.membership_service import NodeMembership, wire_membership
 from lockstep.node.processors.kinds import Factory, chosen
-from lockstep.node.recovery.applying import apply_recovery
+from lockstep.node.recovery.applying import apply_recovery, follow_the_log
 from lockstep.node.recovery.recovery_file import RECOVERY_PATH
 from lockstep.node.recovery.store import refuse_half_recovered
 from lockstep.node.services import NodeServices
@@ -369,6 +369,7 @@ class Node:
         log.founders_file.load()
         self.membership.members.load()
         log.state.load()
+        await follow_the_log(self.runtime, log.state, self.context.identity, self._say)
         self._sealable = True
         refuse_other_cluster(log.cluster.identity.cluster_name, configuration.cluster.name)
         refuse_lacking(log.cluster.features_enabled, configuration.features)

@@ -23,13 +23,14 @@ from lockstep.values.errors import Rejected
 class Target(msgspec.Struct, frozen=True, array_like=True):
     """The repaired cluster: its ids, oldest first, and what began each but the first. `hashes`: (epoch, hash)
     of its log, for nodes that stopped before the last epoch that both have. `addresses`: where its nodes
-    are."""
+    are. `voters`: who votes there on the metadata."""
 
     cluster_name: str
     lineage: tuple[str, ...]
     repairs: tuple[Reset, ...]
     hashes: tuple[tuple[int, bytes], ...] = ()
     addresses: tuple[tuple[str, int], ...] = ()
+    voters: tuple[int, ...] = ()
 
     @property
     def cluster_id(self) -> str:

@@ -22,9 +22,11 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeInfo, NodeState, Reset
 from lockstep.metadata.groups.voter_choice import size_for
-from lockstep.metadata.lineage import ResetCluster
+from lockstep.metadata.lineage import MANAGEMENT_RESET, ResetCluster, ResetManagement
 from lockstep.metadata.log.entries import LogEntry, seal, verify_chain
 from lockstep.metadata.log.registry import EntryKind
+from lockstep.recovery.living import Anew, management_lost
+from lockstep.recovery.survey import Survey
 from lockstep.values import codec
 from lockstep.values.errors import PreconditionError, Rejected
 from lockstep.values.ids import NodeId
@@ -35,36 +37,17 @@ RESET: Final = "reset"
 STATES_HINT: Final = "`lockstep recovery cluster states metastorage --local` shows what each node has"
 
 
-class Survey(msgspec.Struct, frozen=True, array_like=True):
-    """What a node says of itself. `epoch` and `hash`: of the last entry it applied. `log_epoch`, `log_term`:
-    of the last one that is durable there. `raft_index`: of its member of the metadata group, 0 where it has
-    none. `raft_term`: the newest that its member of either group knows. `leader`: whom it knows to lead the
-    metadata group, 0 for nobody. `expelled`: hosts that its member of the management group knows to be out
-    for good."""
-
-    node: int
-    cluster_id: str
-    epoch: int
-    hash: bytes
-    log_epoch: int
-    log_term: int
-    raft_index: int = 0
-    raft_term: int = 0
-    leader: int = 0
-    expelled: tuple[str, ...] = ()
-
-    @property
-    def freshness(self) -> tuple[int, int]:
-        return (self.log_term, self.log_epoch)
-
-
 class Wish(msgspec.Struct, frozen=True):
     """What an operator asks for. `management`: the first members of the new management group; empty: the new
-    voters. `size`: of the metadata group; 0: what suits the participants."""
+    voters. `size`: of the metadata group; 0: what suits the participants. `excluded`: nodes that take no part
+    although they may answer, as one that hangs. `keeps_managers`: the members that the management group has,
+    of those that take part; its leader says who they are."""
 
     management: tuple[NodeId, ...] = ()
     size: int = 0
     actor: str = ""
+    excluded: tuple[NodeId, ...] = ()
+    keeps_managers: bool = False
 
 
 class ResetPlan(msgspec.Struct, frozen=True, array_like=True):
@@ -94,18 +77,34 @@ class ResetPlan(msgspec.Struct, frozen=True, array_like=True):
     expelled: tuple[str, ...]
     absent: tuple[NodeId, ...]
     lost: str
+    #: The metadata group works, and decides this itself: `entries` shows what it is asked to append.
+    by_log: bool = False
 
     @property
     def last(self) -> LogEntry:
         return self.entries[-1]
 
     @property
+    def anew(self) -> Anew:
+        return Anew(
+            self.attempt,
+            self.cluster_id,
+            self.cluster_name,
+            self.voters,
+            self.management,
+            self.raft_index,
+            self.raft_term,
+            self.expelled,
+            self.last,
+        )
+
+    @property
     def digest(self) -> str:
         """Over what the plan follows from and what it does, not over the ids that were drawn for it."""
         told = (
             self.former_id,
-            self.base_epoch,
-            self.base_hash,
+            # The log of a group that works goes on meanwhile, and nothing of it is lost.
+            *((0, b"") if self.by_log else (self.base_epoch, self.base_hash)),
             [one.hash for one in self.entries[:-1]],
             self.participants,
             self.voters,
@@ -130,8 +129,9 @@ def require_sound(plan: ResetPlan) -> None:
     assert {*plan.voters} <= {*plan.participants}, "who votes takes part"
     assert {*plan.management} <= {*plan.participants}, "who manages takes part"
     assert not {*plan.absent} & {*plan.participants}, "who is absent takes no part"
-    assert plan.source in plan.participants, "the freshest log is one of theirs"
-    assert plan.last.kind == EntryKind.RESET_CLUSTER, "the last entry gives the new id"
+    assert plan.by_log or plan.source in plan.participants, "the freshest log is one of theirs"
+    wanted = EntryKind.RESET_MANAGEMENT if plan.by_log else EntryKind.RESET_CLUSTER
+    assert plan.last.kind == wanted, "the last entry gives the new id"
     steps = [one.epoch - plan.base_epoch for one in plan.entries]
     assert steps == [*range(1, len(steps) + 1)], "entries follow the base without a gap"
 
@@ -148,18 +148,41 @@ def ahead_of(answers: Sequence[Survey]) -> Survey:
 
 def refuse(cluster: ClusterMetadata, answers: Sequence[Survey], wish: Wish) -> None:
     """PreconditionError unless there is something to repair and the wish fits who is there."""
-    here = {one.node for one in answers}
-    foreign = [one.node for one in answers if one.cluster_id != cluster.identity.cluster_id]
+    taking_part = part_of(answers, wish)
+    foreign = [one.node for one in taking_part if one.cluster_id != cluster.identity.cluster_id]
     if foreign:
         raise PreconditionError(f"nodes {_listed(foreign)} belong to another incarnation of this cluster")
-    voters = cluster.voters
-    living = [voter for voter in voters if voter in here]
-    leaders = sorted({one.leader for one in answers if one.leader})
-    if leaders or 2 * len(living) > len(voters):
-        why = f"node {leaders[0]} leads it" if leaders else f"{len(living)} of {len(voters)} voters answer"
+    lives = working(cluster, answers, wish)
+    if lives and not management_lost(cluster, taking_part):
         raise PreconditionError(
-            f"the metadata group has a majority: {why}", hint="there is nothing to repair; " + STATES_HINT
+            f"the metadata group has a majority: {lives}", hint="there is nothing to repair; " + STATES_HINT
         )
+    if lives and not any(one.leader for one in taking_part):
+        raise PreconditionError(
+            "the metadata group has a majority, and no leader yet", hint="wait until one is elected"
+        )
+    _refuse_wish(cluster, taking_part, wish)
+
+
+def part_of(answers: Sequence[Survey], wish: Wish) -> list[Survey]:
+    """Answers of those that take part."""
+    return [one for one in answers if one.node not in wish.excluded]
+
+
+def working(cluster: ClusterMetadata, answers: Sequence[Survey], wish: Wish) -> str:
+    """Why the metadata group has a majority, as far as the answers tell; empty when it has none. Who is left
+    out counts as gone, unless somebody leads."""
+    leaders = sorted({one.leader for one in answers if one.leader})
+    here = {one.node for one in part_of(answers, wish)}
+    living = [voter for voter in cluster.voters if voter in here]
+    if leaders:
+        return f"node {leaders[0]} leads it"
+    has_most = 2 * len(living) > len(cluster.voters)
+    return f"{len(living)} of {len(cluster.voters)} voters answer" if has_most else ""
+
+
+def _refuse_wish(cluster: ClusterMetadata, answers: Sequence[Survey], wish: Wish) -> None:
+    here = {one.node for one in answers}
     if wish.size < 0 or wish.size > METADATA_VOTERS_MAX or (wish.size and wish.size % 2 == 0):
         raise PreconditionError(
             f"the metadata group has an odd number of voters up to {METADATA_VOTERS_MAX}, not {wish.size}"
@@ -173,7 +196,8 @@ def refuse(cluster: ClusterMetadata, answers: Sequence[Survey], wish: Wish) -> N
         raise PreconditionError("the management group names each node once")
     missing = [node for node in wish.management if node not in here]
     if missing:
-        raise PreconditionError(f"nodes {_listed(missing)} of the management group do not answer")
+        why = "take no part" if {*missing} <= {*wish.excluded} else "do not answer"
+        raise PreconditionError(f"nodes {_listed(missing)} of the management group {why}")
 
 
 def make_plan(
@@ -189,6 +213,9 @@ def make_plan(
     PreconditionError when there is nothing to repair, or no way to do as wished.
     """
     refuse(cluster, answers, wish)
+    if working(cluster, answers, wish):
+        return _plan_by_log(cluster, part_of(answers, wish), wish, drawn)
+    answers = part_of(answers, wish)
     source = source_of(answers)
     ahead = ahead_of(answers)
     assert (ahead.epoch, ahead.hash) == (cluster.epoch, cluster.hash), "the value is the newest"
@@ -201,11 +228,7 @@ def make_plan(
             hint=STATES_HINT,
         )
     participants = tuple(sorted(NodeId(one.node) for one in answers))
-    absent = tuple(
-        node.id
-        for node in cluster.directory.nodes
-        if node.id not in participants and node.state is not NodeState.LEFT
-    )
+    absent = _absent(cluster, participants)
     voters = _chosen(cluster, answers, wish.size)
     lost = _lost(cluster, last_epoch, absent)
     repaired = Reset(drawn.cluster_id, RESET, wish.actor, last_epoch, last_hash, drawn.at_us, lost)
@@ -242,6 +265,61 @@ def make_plan(
         expelled=tuple(sorted({host for one in answers for host in one.expelled})),
         absent=absent,
         lost=lost,
+    )
+    require_sound(made)
+    return made
+
+
+def _absent(cluster: ClusterMetadata, participants: Sequence[NodeId]) -> tuple[NodeId, ...]:
+    return tuple(
+        node.id
+        for node in cluster.directory.nodes
+        if node.id not in participants and node.state is not NodeState.LEFT
+    )
+
+
+def _plan_by_log(cluster: ClusterMetadata, answers: Sequence[Survey], wish: Wish, drawn: Drawn) -> ResetPlan:
+    """The metadata group works: it is asked to end this cluster id itself. Who votes goes on to vote, of
+    those that take part."""
+    participants = tuple(sorted(NodeId(one.node) for one in answers))
+    absent = _absent(cluster, participants)
+    voting = [one for one in answers if one.node in cluster.voters]
+    voters = _chosen(cluster, voting if not wish.size else answers, wish.size)
+    management = tuple(sorted(wish.management)) or voters
+    repaired = Reset(drawn.cluster_id, MANAGEMENT_RESET, wish.actor, cluster.epoch, cluster.hash, drawn.at_us)
+    named = management if management != voters else ()
+    term = max(one.log_term for one in answers)
+    entry = seal(
+        epoch=cluster.epoch + 1,
+        entry_id=drawn.entry_id,
+        kind=EntryKind.RESET_MANAGEMENT,
+        body=codec.encode(ResetManagement(repaired, voters, named)),
+        actor=wish.actor,
+        commit_time_us=drawn.at_us,
+        term=term,
+        previous_hash=cluster.hash,
+    )
+    made = ResetPlan(
+        attempt=drawn.attempt,
+        former_id=cluster.identity.cluster_id,
+        cluster_id=drawn.cluster_id,
+        cluster_name=cluster.identity.cluster_name,
+        base_epoch=cluster.epoch,
+        base_hash=cluster.hash,
+        entries=(entry,),
+        participants=participants,
+        voters=voters,
+        management=management,
+        ahead=participants[0],
+        source=NodeId(next(one.leader for one in answers if one.leader)),
+        log_epoch=cluster.epoch,
+        log_term=term,
+        raft_index=entry.epoch + 1,
+        raft_term=term + 1,
+        expelled=(),
+        absent=absent,
+        lost="",
+        by_log=True,
     )
     require_sound(made)
     return made

@@ -71,6 +71,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "ManagementPlace": {"members": ()},
     "ResetCluster": {"management": ()},
+    "ResetManagement": {"management": ()},
     "MembershipChange": {"index": 0, "reason": "", "cancelled": False},
     "Operation": {
         "session_id": "", "history": (), "cancel_reason": "", "step": 0, "counted_bytes": 0,
@@ -172,7 +173,7 @@ NUMBERS: dict[type[enum.IntEnum], dict[str, int]] = {
         "BEGIN_LOAD": 49, "COMMIT_LOAD": 50, "END_LOAD": 51,
         "REPAIR_STREAMS": 46,
         "ADVANCE_CAPTURED": 45, "CHANGE_CAPTURED": 47, "PUBLISH_STREAMS": 44,
-        "RESET_CLUSTER": 70, "COUNT_MOVED": 48, "PLACE_MANAGEMENT": 71,
+        "RESET_CLUSTER": 70, "COUNT_MOVED": 48, "PLACE_MANAGEMENT": 71, "RESET_MANAGEMENT": 72,
     },
     RecordKind: {"HEADER": 1, "PIECE": 2, "ENTRIES": 3, "TRAILER": 4},
 }  # fmt: skip

@@ -72,6 +72,7 @@ class EntryKind(enum.IntEnum):
     RESET_CLUSTER = 70
     COUNT_MOVED = 48
     PLACE_MANAGEMENT = 71
+    RESET_MANAGEMENT = 72
 
 
 class Transformation(Protocol):

@@ -124,6 +124,10 @@ class Tip:
         refuse_while_frozen(tip, kind)
         if kind == EntryKind.RESET_CLUSTER:
             raise Rejected("a group that has a majority is not repaired")
+        bound = self._applied.identity.cluster_id
+        if self._pending and bound and tip.identity.cluster_id != bound:
+            # What came behind would belong to no cluster id.
+            raise Rejected("the cluster is about to go on under another id", hint="try again in a second")
         try:
             transformation = self._registry.decode(kind, body)
         except CannotApply as problem:

@@ -171,6 +171,7 @@ class MetadataMember:
         self._host_id = context.host_id
         self._follows_repair: Callable[[], bool] = lambda: context.follows_repair
         self._fetch = context.catch_up.heard
+        self._behind = context.catch_up.behind
         self._fail = fail
         #: Told when the role of this node's member changed, and when a part has ended and another may begin.
         self.roles = Listeners[[]]()
@@ -226,7 +227,7 @@ class MetadataMember:
         if self.driver is not None or self._ending or self._follows_repair():
             return
         own = self._voters.id_of(self._host_id()) or self._member_by_log()
-        if own is None:
+        if own is None or (own in self._state.current.voters and self._came_late()):
             return
         raft = self._configuration.raft
         settings = RaftSettings(
@@ -248,6 +249,12 @@ class MetadataMember:
         )
         self._judge_with(self._raft_processor)
         self.driver.start()
+
+    def _came_late(self) -> bool:
+        """Whether what this node knows of the votes is old, and it never had one: it was brought to the
+        cluster after it had been made anew."""
+        is_behind = self._behind() or self._state.tail[0] > self._state.epoch
+        return is_behind and not has_journal(self._runtime.disk, METADATA_GROUP)
 
     def _founded_with(self, own: int) -> Sequence[int]:
         """Whom the group began with, for who was there; none for a newcomer, who learns it from the log.

@@ -334,6 +334,14 @@ class Management:
             self.wake()
             self._log("management.left", index=group.state.index)
 
+    async def members(self) -> tuple[int, ...]:
+        """Of the group, as its leader says; empty when nobody that answers leads it."""
+        group = self.group
+        if group is not None and group.is_up_to_date:
+            return group.driver.raft.configuration.voters
+        said = await self._leaders_report()
+        return said.voters if said is not None else ()
+
     async def _leaders_report(self) -> GroupReport | None:
         """What the group's leader says; None when nobody that answers leads."""
         for member in self._voters.managers().values():

@@ -36,6 +36,7 @@ from lockstep.node.log.metadata_member import SnapshotFacts
 from lockstep.node.log.metadata_state import MetadataState
 from lockstep.node.membership.identity import IdentityFile
 from lockstep.node.recovery.recovery_file import RecoveryFile
+from lockstep.recovery.living import Anew, anew_from, is_decided
 from lockstep.recovery.plan import ResetPlan
 from lockstep.recovery.steps import Applied, Phase
 from lockstep.runtime.ports import Runtime
@@ -63,15 +64,39 @@ async def apply_recovery(runtime: Runtime, registry: Registry, log: Callable[...
     value = await _extend_metadata(runtime, registry, plan)
     probes.reach("recovery.extended")
     own = value.directory.by_host_id[IdentityFile(runtime).load().host_id].id
-    await _begin_management(runtime, plan, value, own)
-    probes.reach("recovery.managed")
-    await _begin_metadata_group(runtime, plan, own)
-    probes.reach("recovery.grouped")
+    await _begin_groups(runtime, plan.anew, value, own)
     await IdentityFile(runtime).move(plan.cluster_id)
     probes.reach("recovery.moved")
     await file.record(Applied(plan.cluster_id))
     probes.reach("recovery.applied")
     log("recovery.applied", attempt=plan.attempt, cluster=plan.cluster_id, epoch=value.epoch)
+
+
+async def follow_the_log(
+    runtime: Runtime, state: MetadataState, identity: IdentityFile, log: Callable[..., None]
+) -> None:
+    """Begin the groups anew where the last entry that this node applied gave its cluster another id; at its
+    start, once its metadata is read. CannotApply when entries follow that one under the former id."""
+    value, bound = state.current, identity.value.cluster_id
+    if not is_decided(bound, value.identity):
+        return
+    (last,) = state.retained(value.epoch, value.epoch)
+    anew = anew_from(value, last)
+    # The last of it may be in the journal alone, which is about to be replaced.
+    await state.store.flush()
+    runtime.probes.reach("recovery.extended")
+    own = value.directory.by_host_id[identity.value.host_id].id
+    await _begin_groups(runtime, anew, value, own)
+    await identity.move(anew.cluster_id)
+    runtime.probes.reach("recovery.moved")
+    log("recovery.followed", cluster=anew.cluster_id, epoch=value.epoch)
+
+
+async def _begin_groups(runtime: Runtime, anew: Anew, value: ClusterMetadata, own: int) -> None:
+    await _begin_management(runtime, anew, value, own)
+    runtime.probes.reach("recovery.managed")
+    await _begin_metadata_group(runtime, anew, own)
+    runtime.probes.reach("recovery.grouped")
 
 
 async def _migrate(runtime: Runtime, registry: Registry, cluster_id: str) -> None:
@@ -111,7 +136,7 @@ async def _extend_metadata(runtime: Runtime, registry: Registry, plan: ResetPlan
     return value
 
 
-async def _begin_management(runtime: Runtime, plan: ResetPlan, value: ClusterMetadata, own: int) -> None:
+async def _begin_management(runtime: Runtime, plan: Anew, value: ClusterMetadata, own: int) -> None:
     """Every first member begins with one state, so none of them waits for another's first command."""
     if own not in plan.management:
         await _forget_journal(runtime, MANAGEMENT_GROUP)
@@ -124,7 +149,7 @@ async def _begin_management(runtime: Runtime, plan: ResetPlan, value: ClusterMet
     await journal.replace(HardState(term=plan.raft_term), snapshot, (), _MANAGEMENT_INDEX)
 
 
-def first_state(plan: ResetPlan, value: ClusterMetadata) -> ManagementState:
+def first_state(plan: Anew, value: ClusterMetadata) -> ManagementState:
     """What the new management group begins with: all of it follows from plan and metadata."""
     repairs: tuple[Reset, ...] = value.parts[LINEAGE]
     repaired = repairs[-1]
@@ -153,7 +178,7 @@ def first_state(plan: ResetPlan, value: ClusterMetadata) -> ManagementState:
     return state
 
 
-async def _begin_metadata_group(runtime: Runtime, plan: ResetPlan, own: int) -> None:
+async def _begin_metadata_group(runtime: Runtime, plan: Anew, own: int) -> None:
     """A voter of the new group begins behind the whole history, which it has; others have no part in it."""
     if own not in plan.voters:
         await _forget_journal(runtime, METADATA_GROUP)

@@ -20,6 +20,7 @@ import msgspec
 from lockstep.internode import verbs
 from lockstep.internode.handshake import Hello
 from lockstep.metadata.directory import LINEAGE, Reset
+from lockstep.metadata.lineage import ResetManagement
 from lockstep.metadata.log.apply import apply_entry
 from lockstep.metadata.log.entries import LogEntry, verify_chain
 from lockstep.node.context import NodeContext
@@ -37,12 +38,24 @@ from lockstep.node.recovery.messages import (
     Restart,
     Tail,
 )
+from lockstep.node.recovery.moving import Moving
 from lockstep.node.recovery.recovery_file import RecoveryFile
 from lockstep.recovery import plan as planning
 from lockstep.recovery.fences import Target, judge
-from lockstep.recovery.plan import Drawn, ResetPlan, Survey, Wish
+from lockstep.recovery.plan import Drawn, ResetPlan, Wish
 from lockstep.recovery.steps import Activated, Migrating, Phase, Prepared, Withdrawn
-from lockstep.values.errors import CannotApply, LockstepError, NodeRestarting, PreconditionError, Rejected
+from lockstep.recovery.survey import Survey
+from lockstep.values.codec import decoder
+from lockstep.values.errors import (
+    CannotApply,
+    LeadershipLost,
+    LockstepError,
+    NodeRestarting,
+    OutcomeUnknown,
+    PeerError,
+    PreconditionError,
+    Rejected,
+)
 from lockstep.values.ids import NodeId
 from lockstep.values.node_limits import RECOVERY_ASKED_AT_ONCE_MAX, RECOVERY_TAIL_BYTES_MAX
 
@@ -56,6 +69,7 @@ DECIDE_TIMEOUT_MS: Final = 2000
 BACK_TIMEOUT_MS: Final = 60_000
 #: Between an answer and the restart that it announces.
 FAREWELL_S: Final = 0.2
+_RESET_MANAGEMENT = decoder(ResetManagement)
 
 
 class Surveyed(msgspec.Struct, frozen=True):
@@ -103,6 +117,7 @@ class ResetService:
         register(verbs.RECOVERY_MIGRATE, Migrate, Migrated, self._serve_migration)
         register(verbs.RECOVERY_RESTART, Restart, Done, self._serve_restart)
         context.internode.own.listen_refused(self._refused)
+        Moving(context, log, self._tail, self._fall_silent, self._begin_anew)
 
     # -- this node ----------------------------------------------------------------------------------
 
@@ -131,6 +146,7 @@ class ResetService:
             raft_term=max((one.raft.term for one in (driver, managing) if one is not None), default=0),
             leader=(driver.raft.leader or 0) if driver is not None else 0,
             expelled=group.state.expelled if group is not None else (),
+            management_leader=(managing.raft.leader or 0) if managing is not None else 0,
         )
 
     async def _serve_tail(self, _peer: object, question: AskTail) -> Tail:
@@ -227,6 +243,9 @@ class ResetService:
             fenced = judge(cluster.identity, cluster.parts[LINEAGE], cluster.epoch, cluster.hash, target)
             if fenced is not None:
                 return Migrated(self._own_id(), cluster.epoch, fenced.reason, fenced.diverged_at)
+            if self._own_id() in target.voters:
+                why = "it votes there and had no part in it yet; `lockstep cms reconfigure` has another vote"
+                return Migrated(self._own_id(), cluster.epoch, why)
             if dry_run:
                 return Migrated(self._own_id(), cluster.epoch)
             self._fall_silent()
@@ -287,8 +306,15 @@ class ResetService:
     async def plan(self, wish: Wish) -> ResetPlan:
         """What `reset` would do now. PreconditionError when there is nothing to repair, or no way to."""
         surveyed = await self.survey()
-        answers = surveyed.answers
-        planning.refuse(self._log.cluster, answers, wish)
+        wish = await self._named(wish, surveyed)
+        planning.refuse(self._log.cluster, surveyed.answers, wish)
+        if planning.working(self._log.cluster, surveyed.answers, wish):
+            return planning.make_plan(self._log.state.current, surveyed.answers, (), wish, self._drawn())
+        if self._own_id() in wish.excluded:
+            raise PreconditionError(
+                f"node {self._own_id()} is to take no part, and cannot conduct it", hint="ask another node"
+            )
+        answers = planning.part_of(surveyed.answers, wish)
         ahead, source = planning.ahead_of(answers), planning.source_of(answers)
         if ahead.node != self._own_id():
             await self._log.catch_up.reach(ahead.epoch, self._address(ahead.node), PREPARE_TIMEOUT_MS)
@@ -299,15 +325,56 @@ class ResetService:
                 self._address(source.node), verbs.RECOVERY_TAIL, AskTail(ahead.epoch), SURVEY_TIMEOUT_MS
             )
             tail = told.entries
-        cluster, random = self._log.state.current, self._runtime.random
+        cluster = self._log.state.current
         if (cluster.epoch, cluster.hash) != (ahead.epoch, ahead.hash):
             raise PreconditionError("the metadata moved while the repair was planned", hint="plan it again")
-        drawn = Drawn(random.uuid(), random.uuid(), random.bytes(16), self._runtime.clock.wall_us())
-        return planning.make_plan(cluster, answers, tail, wish, drawn)
+        return planning.make_plan(cluster, surveyed.answers, tail, wish, self._drawn())
+
+    def _drawn(self) -> Drawn:
+        random = self._runtime.random
+        return Drawn(random.uuid(), random.uuid(), random.bytes(16), self._runtime.clock.wall_us())
+
+    async def _named(self, wish: Wish, surveyed: Surveyed) -> Wish:
+        """The wish with the members that the management group has, where it asks for those. PreconditionError
+        when nobody leads the group."""
+        if not wish.keeps_managers:
+            return wish
+        members = await self._management.members()
+        if not members:
+            raise PreconditionError(
+                "nobody leads the management group, so nobody says who its members are",
+                hint="name them: --cluster-management-group NODE,...",
+            )
+        here = {one.node for one in planning.part_of(surveyed.answers, wish)}
+        kept = tuple(NodeId(member) for member in members if member in here)
+        return msgspec.structs.replace(wish, management=kept)
+
+    async def _reset_by_log(self, plan: ResetPlan) -> Decided:
+        """Have the metadata group end this cluster id; a leader that ends with it may not answer."""
+        wanted = ResetManagement(
+            msgspec.structs.replace(self._repaired_in(plan), epoch=0, hash=b""),
+            plan.voters,
+            plan.management if plan.management != plan.voters else (),
+        )
+        try:
+            await self._log.submit(wanted)
+        except (OutcomeUnknown, LeadershipLost, PeerError) as error:
+            deadline_s = self._runtime.clock.monotonic_s() + PREPARE_TIMEOUT_MS / 1000
+            while self._log.cluster.identity.cluster_id != plan.cluster_id:
+                if self._runtime.clock.monotonic_s() > deadline_s:
+                    raise error
+                await asyncio.sleep(FAREWELL_S)
+        return Decided(plan, plan.participants, {})
+
+    @staticmethod
+    def _repaired_in(plan: ResetPlan) -> Reset:
+        return _RESET_MANAGEMENT.decode(plan.last.body).repaired
 
     async def reset(self, plan: ResetPlan) -> Decided:
         """Carry a plan out. PreconditionError, and nothing has happened anywhere, when a participant does not
         take part as planned."""
+        if plan.by_log:
+            return await self._reset_by_log(plan)
         assert self._own_id() in plan.participants, "who plans takes part"
         others = [node for node in plan.participants if node != self._own_id()]
         prepared = await self._ask_each(others, verbs.RECOVERY_PREPARE, Prepare(plan), PREPARE_TIMEOUT_MS)
@@ -385,6 +452,7 @@ class ResetService:
             repairs,
             tuple(sorted(found.items())),
             tuple((node.address, node.internode_port) for node in cluster.directory.nodes),
+            tuple(cluster.voters),
         )
 
     async def _ask_each(

@@ -43,6 +43,8 @@ _BODY: Final[dict[str, Any]] = {
     "properties": {
         "cmgNodeNames": {"type": "array", "items": {"type": "string"}},
         "metastorageReplicationFactor": {"type": "integer"},
+        "exclude": {"type": "array", "items": {"type": "string"}},
+        "keepCmg": {"type": "boolean", "description": "The members that the leader of cmg names"},
         "dryRun": {"type": "boolean"},
         "digest": {"type": "string", "description": "Of the dry run that is to be carried out"},
     },
@@ -77,6 +79,8 @@ class _Migration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class _Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     cmg_node_names: tuple[str, ...] = ()
     metastorage_replication_factor: int = 0
+    exclude: tuple[str, ...] = ()
+    keep_cmg: bool = False
     dry_run: bool = False
     digest: str = ""
 
@@ -92,7 +96,16 @@ class RecoveryRequests:
         wanted = read_body(body or {}, _Wanted, "the body is no such wish")
         management = named(self._node, ",".join(wanted.cmg_node_names)) if wanted.cmg_node_names else []
         actor = f"node {self._node.context.own_id()}"
-        wish = Wish(tuple(info.id for info in management), wanted.metastorage_replication_factor, actor)
+        excluded = named(self._node, ",".join(wanted.exclude)) if wanted.exclude else []
+        if management and wanted.keep_cmg:
+            raise ConfigurationError("the members of cmg are named, or those that it has; not both")
+        wish = Wish(
+            tuple(info.id for info in management),
+            wanted.metastorage_replication_factor,
+            actor,
+            tuple(info.id for info in excluded),
+            wanted.keep_cmg,
+        )
         plan = await self._desk.plan(wish)
         surveyed = await self._desk.survey()
         shown = self._shown(plan, surveyed, dry_run=wanted.dry_run)
@@ -137,11 +150,12 @@ class RecoveryRequests:
                     node,
                     directory.by_id[node].address,
                     node in voters,
-                    surveyed.silent.get(node, "it did not answer"),
+                    surveyed.silent.get(node, "it is left out by name"),
                 )
                 for node in plan.absent
             ),
             lost=plan.lost,
+            by_log=plan.by_log,
         )
 
     def state(self) -> ClusterState:
@@ -255,6 +269,7 @@ def _target(state: ClusterState) -> Target:
             ),
             tuple((one.epoch, bytes.fromhex(one.hash)) for one in state.hashes),
             tuple((one.address, one.port) for one in state.addresses),
+            state.voters,
         )
     except ValueError as error:
         raise ConfigurationError(f"the state of the repaired cluster cannot be read: {error}") from error

@@ -302,6 +302,7 @@ _WHILE_FROZEN = (
     EntryKind.END_LOAD,
     # Where the other group lives is about the service itself.
     EntryKind.PLACE_MANAGEMENT,
+    EntryKind.RESET_MANAGEMENT,
 )
 
 
