@@ -24,6 +24,7 @@ from lockstep.documents.recovery import (
     ClusterState,
     GroupReconfiguration,
     GroupRestart,
+    RecoveryAudit,
 )
 from lockstep.documents.service import GlobalState, LocalStates
 from lockstep.documents.status import Nodes
@@ -89,6 +90,33 @@ def _show_state(state: ClusterState) -> None:
                 for one in state.lineage
             ],
         )  # fmt: skip
+
+
+@recovery.command()
+@render.of_call
+def audit(call: render.Call) -> None:
+    """Show what a node recorded of repairs of the groups: who asked for what, and when it was done here.
+
+    Each record has a hash over itself and the one before it; a node whose records do not follow each other
+    does not start.
+    """
+    answer = call.cluster().recovery_audit()
+    if call.as_json(answer, "recovery-audit/1"):
+        return
+    told = read(RecoveryAudit, answer)
+    if not told.records:
+        click.echo(f"node {told.node} has recorded nothing")
+        return
+    render.table(
+        ["", "at", "step", "asked by", "cluster id", "", "hash"],
+        [
+            [one.number, render.time_text(one.at_us), one.step, one.actor, one.cluster_id, one.text,
+             one.hash[:12]]
+            for one in told.records
+        ],
+    )  # fmt: skip
+    if len(told.records) < told.total:
+        click.echo(f"the newest {len(told.records)} of {told.total}")
 
 
 @recovery.group()

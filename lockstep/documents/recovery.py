@@ -1,7 +1,7 @@
 """`cluster-reset/1`, the plan of a repair of both groups and what became of it; `cluster-state/1`, which
 incarnation of the cluster a node is of, and where it is in a repair; `cluster-migration/1`, which nodes go
 to a repaired cluster; `group-restart/1`, whose members were started again; `group-reconfiguration/1`, what
-members a group is to have.
+members a group is to have; `recovery-audit/1`, what a node recorded of repairs.
 """
 
 from __future__ import annotations
@@ -136,3 +136,25 @@ class GroupReconfiguration(msgspec.Struct, frozen=True):
     follows: bool = False
     dry_run: bool = False
     schema: str = "group-reconfiguration/1"
+
+
+class AuditRecord(msgspec.Struct, frozen=True):
+    """`hash`: over the record and that of the one before it."""
+
+    number: int
+    at_us: int
+    step: str
+    actor: str = ""
+    attempt: str = ""
+    cluster_id: str = ""
+    text: str = ""
+    hash: str = ""
+
+
+class RecoveryAudit(msgspec.Struct, frozen=True):
+    """The newest records, oldest first; `total` is how many there are."""
+
+    node: int
+    total: int = 0
+    records: tuple[AuditRecord, ...] = ()
+    schema: str = "recovery-audit/1"

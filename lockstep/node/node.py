@@ -38,6 +38,7 @@ from lockstep.node.membership.voters import FOUNDERS_PATH
 from lockstep.node.membership_service import NodeMembership, wire_membership
 from lockstep.node.processors.kinds import Factory, chosen
 from lockstep.node.recovery.applying import apply_recovery, follow_the_log
+from lockstep.node.recovery.audit_file import AUDIT_PATH
 from lockstep.node.recovery.recovery_file import RECOVERY_PATH
 from lockstep.node.recovery.store import refuse_half_recovered
 from lockstep.node.services import NodeServices
@@ -51,7 +52,7 @@ from lockstep.values.rows import Mutation
 SEAL_PATH: Final = "seal"
 _PARTIAL: Final = "seal.part"
 #: What is sealed: these, and all files of these directories. The store knows its own files.
-_FILES: Final = ("identity", "stamps", "recovery")
+_FILES: Final = ("identity", "stamps", "recovery", AUDIT_PATH)
 _DIRECTORIES: Final = ("raft", "metadata")
 #: A few hundred files of a hundred bytes each.
 _RECORD_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -269,6 +270,7 @@ JOURNALS = (
     journal_path(METADATA_GROUP),
     journal_path(MANAGEMENT_GROUP),
     RECOVERY_PATH,
+    AUDIT_PATH,
 )
 
 
@@ -362,7 +364,7 @@ class Node:
         await settle(disk, JOURNALS)
         await log.state.store.settle()
         await apply_recovery(self.runtime, log.registry, self._say)
-        self.membership.recovery.file.load()
+        self.membership.recovery.load()
         identity = await self.context.identity.boot()
         log.state.newest.host_id = identity.host_id
         await log.stamps.load()

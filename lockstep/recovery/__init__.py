@@ -6,4 +6,5 @@ answers of the nodes that are left, and what a node has promised or done. `node.
 - `plan`: from what the nodes that are left say of themselves to the plan of a repair, or why there is none.
 - `fences`: whether a node that was away may go to the repaired cluster.
 - `steps`: the records of a repair that a node keeps, and what may follow what.
+- `audit`: what was done for whom, in records that follow each other by their hashes.
 """

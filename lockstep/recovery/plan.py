@@ -99,6 +99,11 @@ class ResetPlan(msgspec.Struct, frozen=True, array_like=True):
         )
 
     @property
+    def actor(self) -> str:
+        """Who asked for it."""
+        return self.last.actor
+
+    @property
     def digest(self) -> str:
         """Over what the plan follows from and what it does, not over the ids that were drawn for it."""
         told = (

@@ -39,10 +39,11 @@ class Withdrawn(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 class Migrating(msgspec.Struct, frozen=True, array_like=True, tag=5):
     """This node was away during repairs, and goes to the repaired cluster as a follower of its log.
-    `addresses`: where that cluster's nodes are."""
+    `addresses`: where that cluster's nodes are. `actor`: who asked for it."""
 
     cluster_id: str
     addresses: tuple[tuple[str, int], ...]
+    actor: str = ""
 
 
 Record = Prepared | Activated | Applied | Withdrawn | Migrating

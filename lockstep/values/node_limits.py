@@ -314,3 +314,9 @@ RECOVERY_ASKED_AT_ONCE_MAX: Final = 64
 #: a node gets through within the time that a read has.
 TOLD_BYTES_MAX: Final = 32 * 1024 * 1024
 TOLD_ROWS_MAX: Final = 100_000
+#: The audit of repairs at one node: tens of thousands of steps, and repairs are rare.
+RECOVERY_AUDIT_BYTES_MAX: Final = 16 * 1024 * 1024
+#: Characters that one record tells beside who, when and what.
+RECOVERY_AUDIT_TEXT_MAX: Final = 2048
+#: Records that one answer has, the newest: at most 2 MiB.
+RECOVERY_AUDIT_TOLD_MAX: Final = 1000

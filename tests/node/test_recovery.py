@@ -10,7 +10,9 @@ from typing import Final
 
 import pytest
 
+from lockstep.node.recovery import audit_file
 from lockstep.node.recovery.reset_service import Decided
+from lockstep.recovery.audit import problem_in
 from lockstep.recovery.plan import Wish
 from lockstep.recovery.steps import Phase
 from lockstep.sim.runtime.probes import CrashRule
@@ -101,6 +103,39 @@ def test_the_rest_goes_on_under_another_id() -> None:
         one_history(town, LEFT)
 
 
+def steps(town: Town, number: int) -> list[str]:
+    """What the audit of a node has, with who asked for it."""
+    records = town.node(number).membership.recovery.audit.records
+    assert problem_in(records) is None
+    assert {one.actor for one in records} <= {"operator"}
+    return [one.step for one in records]
+
+
+def test_each_step_of_a_repair_is_in_the_audit_of_every_node() -> None:
+    with struck() as town:
+        town.finish(reset(town, 4, Wish(actor="operator")))
+        town.until(lambda: leads(town, LEFT))
+        assert steps(town, 4) == ["planned", "prepared", "activated", "decided", "applied"]
+        assert steps(town, 5) == ["prepared", "activated", "applied"]
+        (applied,) = [one for one in town.node(5).membership.recovery.audit.records if one.step == "applied"]
+        assert applied.cluster_id == town.node(5).log.cluster.identity.cluster_id and applied.attempt
+        town.start(1)
+        town.until(lambda: town.node(1).is_loaded)
+        migrate(town, 1, 4, actor="operator")
+        town.until(lambda: town.ready(1) and len(cluster_ids(town, (1, *LEFT))) == 1)
+        assert steps(town, 1) == ["migrating", "migrated"]
+
+
+def test_a_repair_without_room_for_its_audit_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with struck() as town:
+        before = former_id(town)
+        monkeypatch.setattr(audit_file, "RECOVERY_AUDIT_BYTES_MAX", 100)
+        outcome = town.finish(reset(town, 4, Wish(actor="operator")))
+        assert isinstance(outcome.error, PreconditionError) and "takes no more" in outcome.error.message
+        town.wait(5)
+        assert former_id(town) == before and steps(town, 5) == []
+
+
 def test_8_the_old_majority_serves_itself_alone() -> None:
     with struck() as town:
         before = former_id(town)
@@ -117,11 +152,11 @@ def test_8_the_old_majority_serves_itself_alone() -> None:
         one_history(town, LEFT)
 
 
-def migrate(town: Town, old: int, new: int, *, dry_run: bool = False) -> Outcome:
+def migrate(town: Town, old: int, new: int, *, dry_run: bool = False, actor: str = "") -> Outcome:
     target = town.node(new).membership.recovery.as_target(512)
 
     async def go(node: object) -> object:
-        return await town.node(old).membership.recovery.migrate(target, dry_run=dry_run)
+        return await town.node(old).membership.recovery.migrate(target, actor, dry_run=dry_run)
 
     return town.finish(town.begin(old, go))
 

@@ -153,6 +153,9 @@ class ClusterClient(msgspec.Struct, frozen=True):
     def cluster_reset(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         return self.admin.post("/management/v1/recovery/cluster/reset", wanted)
 
+    def recovery_audit(self) -> dict[str, Any]:
+        return self.admin.get("/management/v1/recovery/audit")
+
     def group_restart(self, group: str, nodes: Sequence[str]) -> dict[str, Any]:
         return self.admin.post(f"/management/v1/recovery/{group}/restart", {"nodes": list(nodes)})
 

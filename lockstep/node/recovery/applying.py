@@ -35,7 +35,9 @@ from lockstep.node.log.journal import MANAGEMENT_GROUP, METADATA_GROUP, RaftJour
 from lockstep.node.log.metadata_member import SnapshotFacts
 from lockstep.node.log.metadata_state import MetadataState
 from lockstep.node.membership.identity import IdentityFile
+from lockstep.node.recovery.audit_file import AuditFile
 from lockstep.node.recovery.recovery_file import RecoveryFile
+from lockstep.recovery.audit import Step, Told
 from lockstep.recovery.living import Anew, anew_from, is_decided
 from lockstep.recovery.plan import ResetPlan
 from lockstep.recovery.steps import Applied, Phase
@@ -51,9 +53,15 @@ async def apply_recovery(runtime: Runtime, registry: Registry, log: Callable[...
     """Carry out what was activated and not applied yet; at a node's start, before anything else is read."""
     file = RecoveryFile(runtime.disk)
     standing = file.load()
+    if standing.phase not in (Phase.MIGRATING, Phase.ACTIVATED):
+        return
+    audit = AuditFile(runtime)
+    audit.load()
     if standing.phase is Phase.MIGRATING:
         assert standing.move is not None, "who migrates knows where to"
         await _migrate(runtime, registry, standing.move.cluster_id)
+        told = "it follows the log of that cluster, with no part in its groups"
+        await audit.note(Told(Step.MIGRATED, standing.move.actor, told, cluster_id=standing.move.cluster_id))
         await file.record(Applied(standing.move.cluster_id))
         log("recovery.migrated", cluster=standing.move.cluster_id)
     if standing.phase is not Phase.ACTIVATED:
@@ -67,6 +75,8 @@ async def apply_recovery(runtime: Runtime, registry: Registry, log: Callable[...
     await _begin_groups(runtime, plan.anew, value, own)
     await IdentityFile(runtime).move(plan.cluster_id)
     probes.reach("recovery.moved")
+    told = f"the log goes on at epoch {value.epoch}; voters {plan.voters}"
+    await audit.note(Told(Step.APPLIED, plan.actor, told, plan.attempt, plan.cluster_id))
     await file.record(Applied(plan.cluster_id))
     probes.reach("recovery.applied")
     log("recovery.applied", attempt=plan.attempt, cluster=plan.cluster_id, epoch=value.epoch)

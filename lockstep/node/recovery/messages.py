@@ -37,10 +37,11 @@ class Decide(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Migrate(msgspec.Struct, frozen=True, array_like=True):
-    """Go to the repaired cluster, or (`dry_run`) say whether you could."""
+    """Go to the repaired cluster, or (`dry_run`) say whether you could. `actor`: who asked for it."""
 
     target: Target
     dry_run: bool = False
+    actor: str = ""
 
 
 class Migrated(msgspec.Struct, frozen=True, array_like=True):
@@ -53,7 +54,10 @@ class Migrated(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Restart(msgspec.Struct, frozen=True, array_like=True):
-    """Begin another life in your process, so that your members of the groups start anew from their files."""
+    """Begin another life in your process, so that your members of the groups start anew from their files.
+    `actor`: who asked for it."""
+
+    actor: str = ""
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True):

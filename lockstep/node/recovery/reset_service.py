@@ -27,6 +27,7 @@ from lockstep.node.context import NodeContext
 from lockstep.node.log_service import NodeLog
 from lockstep.node.membership.management import Management
 from lockstep.node.processors.raft import logged_entries
+from lockstep.node.recovery.audit_file import AuditFile
 from lockstep.node.recovery.messages import (
     AskSurvey,
     AskTail,
@@ -41,6 +42,7 @@ from lockstep.node.recovery.messages import (
 from lockstep.node.recovery.moving import Moving
 from lockstep.node.recovery.recovery_file import RecoveryFile
 from lockstep.recovery import plan as planning
+from lockstep.recovery.audit import Step, Told
 from lockstep.recovery.fences import Target, judge
 from lockstep.recovery.plan import Drawn, ResetPlan, Wish
 from lockstep.recovery.steps import Activated, Migrating, Phase, Prepared, Withdrawn
@@ -107,6 +109,7 @@ class ResetService:
         self._restart = restart
         self._is_ready = is_ready
         self.file = RecoveryFile(context.runtime.disk)
+        self.audit = AuditFile(context.runtime)
         #: One step of a repair at a time.
         self._busy = asyncio.Lock()
         register = context.internode.register
@@ -118,6 +121,14 @@ class ResetService:
         register(verbs.RECOVERY_RESTART, Restart, Done, self._serve_restart)
         context.internode.own.listen_refused(self._refused)
         Moving(context, log, self._tail, self._fall_silent, self._begin_anew)
+
+    def load(self) -> None:
+        """CorruptFile, CannotApply when what this node recorded makes no sense."""
+        self.file.load()
+        self.audit.load()
+
+    async def _note(self, step: Step, text: str, plan: ResetPlan) -> None:
+        await self.audit.note(Told(step, plan.actor, text, plan.attempt, plan.cluster_id))
 
     # -- this node ----------------------------------------------------------------------------------
 
@@ -193,6 +204,8 @@ class ResetService:
                 raise Rejected(f"the plan does not go on where node {self._own_id()} is: {problem}")
             for entry in plan.entries:
                 value = apply_entry(value, entry, self._log.registry)
+            told = f"{len(plan.entries)} entries behind epoch {plan.base_epoch}; voters {plan.voters}"
+            await self._note(Step.PREPARED, told, plan)
             await self.file.record(Prepared(plan))
             self._runtime.probes.reach("recovery.prepared")
         self._say("recovery.prepared", attempt=plan.attempt, cluster=plan.cluster_id)
@@ -207,7 +220,9 @@ class ResetService:
 
     async def _withdraw(self, attempt: str) -> Done:
         async with self._busy:
-            if self.file.standing.phase is Phase.PREPARED and self.file.standing.attempt == attempt:
+            plan = self.file.standing.plan
+            if self.file.standing.phase is Phase.PREPARED and plan is not None and plan.attempt == attempt:
+                await self._note(Step.WITHDRAWN, "it was given up: nothing was changed", plan)
                 await self.file.record(Withdrawn(attempt))
                 self._say("recovery.withdrawn", attempt=attempt)
         return Done(self._own_id())
@@ -222,6 +237,7 @@ class ResetService:
                 raise Rejected(f"node {self._own_id()} has not prepared attempt {attempt}")
             planning.check_against(standing.plan, self.own_survey())
             self._fall_silent()
+            await self._note(Step.ACTIVATED, f"cluster {standing.plan.former_id} ends here", standing.plan)
             await self.file.record(Activated(attempt))
             self._runtime.probes.reach("recovery.activated")
         self._say("recovery.activated", attempt=attempt, cluster=standing.plan.cluster_id)
@@ -234,14 +250,17 @@ class ResetService:
             self._management.group.driver.halt()
 
     async def _serve_migration(self, _peer: object, order: Migrate) -> Migrated:
-        return await self._migrate(order.target, dry_run=order.dry_run)
+        return await self._migrate(order.target, order.actor, dry_run=order.dry_run)
 
-    async def _migrate(self, target: Target, *, dry_run: bool) -> Migrated:
+    async def _migrate(self, target: Target, actor: str, *, dry_run: bool) -> Migrated:
         """Go to the repaired cluster unless what this node applied is not part of its history."""
         async with self._busy:
             cluster = self._log.state.current
             fenced = judge(cluster.identity, cluster.parts[LINEAGE], cluster.epoch, cluster.hash, target)
             if fenced is not None:
+                if not dry_run:
+                    told = Told(Step.REFUSED, actor, fenced.reason, cluster_id=target.cluster_id)
+                    await self.audit.note(told)
                 return Migrated(self._own_id(), cluster.epoch, fenced.reason, fenced.diverged_at)
             if self._own_id() in target.voters:
                 why = "it votes there and had no part in it yet; `lockstep cms reconfigure` has another vote"
@@ -249,7 +268,9 @@ class ResetService:
             if dry_run:
                 return Migrated(self._own_id(), cluster.epoch)
             self._fall_silent()
-            await self.file.record(Migrating(target.cluster_id, target.addresses))
+            left = f"it leaves cluster {cluster.identity.cluster_id} at epoch {cluster.epoch}"
+            await self.audit.note(Told(Step.MIGRATING, actor, left, cluster_id=target.cluster_id))
+            await self.file.record(Migrating(target.cluster_id, target.addresses, actor))
             self._runtime.probes.reach("recovery.migrating")
         self._say("recovery.migrating", cluster=target.cluster_id, epoch=cluster.epoch)
         self._leave()
@@ -262,10 +283,11 @@ class ResetService:
         assert goal is not None, "who leaves was activated, or migrates"
         self._begin_anew(f"this node goes on in cluster {goal.cluster_id}")
 
-    async def _serve_restart(self, _peer: object, _order: Restart) -> Done:
+    async def _serve_restart(self, _peer: object, order: Restart) -> Done:
         """PreconditionError while it is not serving: what starts already is not started again."""
         if not self._is_ready():
             raise PreconditionError(f"node {self._own_id()} is starting", hint="wait until it serves")
+        await self.audit.note(Told(Step.RESTARTING, order.actor, "its members of the groups start anew"))
         self._say("recovery.restarting")
         self._begin_anew("its members of the groups are started again")
         return Done(self._own_id())
@@ -376,6 +398,7 @@ class ResetService:
         if plan.by_log:
             return await self._reset_by_log(plan)
         assert self._own_id() in plan.participants, "who plans takes part"
+        await self._note(Step.PLANNED, f"participants {plan.participants}, absent {plan.absent}", plan)
         others = [node for node in plan.participants if node != self._own_id()]
         prepared = await self._ask_each(others, verbs.RECOVERY_PREPARE, Prepare(plan), PREPARE_TIMEOUT_MS)
         refused = {node: answer for node, answer in prepared.items() if isinstance(answer, str)}
@@ -388,6 +411,7 @@ class ResetService:
             await self._ask_each(others, verbs.RECOVERY_DECIDE, Decide(plan.attempt, False))
             await self._withdraw(plan.attempt)
             node, why = min(refused.items())
+            await self._note(Step.REFUSED, f"node {node} takes no part: {why}", plan)
             raise PreconditionError(
                 f"nothing was changed: node {node} takes no part in the repair: {why}",
                 hint="plan it again; a node that stays silent is left out of the next plan",
@@ -396,19 +420,20 @@ class ResetService:
         answers = await self._ask_each(others, verbs.RECOVERY_DECIDE, Decide(plan.attempt, True))
         untold = {node: answer for node, answer in answers.items() if isinstance(answer, str)}
         told = (self._own_id(), *(node for node in answers if node not in untold))
+        await self._note(Step.DECIDED, f"confirmed by nodes {tuple(sorted(told))}", plan)
         self._leave()
         return Decided(plan, tuple(sorted(told)), untold)
 
-    async def restart(self, nodes: Sequence[int]) -> dict[int, str]:
+    async def restart(self, nodes: Sequence[int], actor: str = "") -> dict[int, str]:
         """Have the nodes begin another life, one after the other, this one last; why it failed, or "" by
         node. The next one is only told once the one before serves again."""
         found: dict[int, str] = {}
         for node in sorted(nodes, key=lambda one: (one == self._own_id(), one)):
             if node == self._own_id():
-                await self._serve_restart(None, Restart())
+                await self._serve_restart(None, Restart(actor))
                 found[node] = ""
                 continue
-            answer = await self._ask(node, verbs.RECOVERY_RESTART, Restart(), SURVEY_TIMEOUT_MS)
+            answer = await self._ask(node, verbs.RECOVERY_RESTART, Restart(actor), SURVEY_TIMEOUT_MS)
             found[node] = answer if isinstance(answer, str) else await self._back(node)
             if found[node]:
                 break
@@ -425,14 +450,16 @@ class ResetService:
             await asyncio.sleep(FAREWELL_S)
         return f"it did not come back within {BACK_TIMEOUT_MS} ms: {answer}"
 
-    async def migrate(self, target: Target, *, dry_run: bool) -> tuple[tuple[Migrated, ...], dict[int, str]]:
+    async def migrate(
+        self, target: Target, actor: str = "", *, dry_run: bool
+    ) -> tuple[tuple[Migrated, ...], dict[int, str]]:
         """Every node of this cluster that answers goes to the repaired one, or says why not; and who did not
         answer. Each is judged by what it applied itself."""
         others = [node for node in self._log.cluster.directory.present_ids if node != self._own_id()]
-        answers = await self._ask_each(others, verbs.RECOVERY_MIGRATE, Migrate(target, dry_run))
+        answers = await self._ask_each(others, verbs.RECOVERY_MIGRATE, Migrate(target, dry_run, actor))
         silent = {node: answer for node, answer in answers.items() if isinstance(answer, str)}
         said = [answer for answer in answers.values() if isinstance(answer, Migrated)]
-        said.append(await self._migrate(target, dry_run=dry_run))
+        said.append(await self._migrate(target, actor, dry_run=dry_run))
         return tuple(sorted(said, key=lambda one: one.node)), silent
 
     def as_target(self, epochs_back: int) -> Target:

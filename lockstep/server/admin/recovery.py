@@ -12,6 +12,7 @@ import msgspec
 
 from lockstep.documents.recovery import (
     Absent,
+    AuditRecord,
     ClusterMigration,
     ClusterReset,
     ClusterState,
@@ -21,6 +22,7 @@ from lockstep.documents.recovery import (
     MigratedNode,
     Participant,
     Place,
+    RecoveryAudit,
     Restarted,
 )
 from lockstep.metadata.directory import LINEAGE, Reset
@@ -29,14 +31,17 @@ from lockstep.node.recovery.reset_service import Surveyed
 from lockstep.node.services import NodeServices
 from lockstep.recovery.fences import Target
 from lockstep.recovery.plan import ResetPlan, Wish
+from lockstep.server.admin.http import HttpRequest
 from lockstep.server.admin.operations import Operation, get, later, now, read_body
+from lockstep.server.log import ANONYMOUS
 from lockstep.server.reports.leader_views import GROUPS, named
 from lockstep.values.errors import ConfigurationError, PreconditionError
-from lockstep.values.node_limits import RECOVERY_HASHES_TOLD
+from lockstep.values.node_limits import RECOVERY_AUDIT_TOLD_MAX, RECOVERY_HASHES_TOLD
 
 RESET_PATH: Final = "/management/v1/recovery/cluster/reset"
 MIGRATE_PATH: Final = "/management/v1/recovery/cluster/migrate"
 RESTART_PATH: Final = "/management/v1/recovery/{group}/restart"
+AUDIT_PATH: Final = "/management/v1/recovery/audit"
 STATE_PATH: Final = "/management/v1/cluster/state"
 _BODY: Final[dict[str, Any]] = {
     "type": "object",
@@ -90,12 +95,11 @@ class RecoveryRequests:
         self._node = node
         self._desk = node.membership.recovery
 
-    async def reset(self, body: Any) -> ClusterReset:
+    async def reset(self, body: Any, actor: str = "") -> ClusterReset:
         """Plan a repair, and carry it out unless that is not wanted. PreconditionError where there is nothing
         to repair, and when another plan is made now than the one that was looked at."""
         wanted = read_body(body or {}, _Wanted, "the body is no such wish")
         management = named(self._node, ",".join(wanted.cmg_node_names)) if wanted.cmg_node_names else []
-        actor = f"node {self._node.context.own_id()}"
         excluded = named(self._node, ",".join(wanted.exclude)) if wanted.exclude else []
         if management and wanted.keep_cmg:
             raise ConfigurationError("the members of cmg are named, or those that it has; not both")
@@ -193,17 +197,17 @@ class RecoveryRequests:
             addresses=tuple(Place(*address) for address in target.addresses),
         )
 
-    async def migrate(self, body: Any) -> ClusterMigration:
+    async def migrate(self, body: Any, actor: str = "") -> ClusterMigration:
         """Bring every node of this cluster that answers to the repaired one, each unless it has diverged."""
         wanted = read_body(body or {}, _Migration, "the body is no state of a cluster")
-        told, silent = await self._desk.migrate(_target(wanted.state), dry_run=wanted.dry_run)
+        told, silent = await self._desk.migrate(_target(wanted.state), actor, dry_run=wanted.dry_run)
         nodes = [MigratedNode(one.node, one.epoch, one.refused, one.diverged_at) for one in told]
         nodes += [MigratedNode(node, refused=why, answered=False) for node, why in silent.items()]
         return ClusterMigration(
             wanted.state.cluster_id, wanted.dry_run, tuple(sorted(nodes, key=lambda one: one.node))
         )
 
-    async def restart(self, group: str, body: Any) -> GroupRestart:
+    async def restart(self, group: str, body: Any, actor: str = "") -> GroupRestart:
         """Have the nodes of a group begin another life, one after the other; all that have a part in it when
         none is named. ConfigurationError for another group, or a node that is none."""
         if group not in GROUPS:
@@ -215,8 +219,28 @@ class RecoveryRequests:
         else:
             voters, outgoing = node.membership.groups.configuration(GROUPS[group])
             ids = sorted({*voters, *outgoing})
-        done = await self._desk.restart(ids)
+        done = await self._desk.restart(ids, actor)
         return GroupRestart(group, tuple(Restarted(one, failed) for one, failed in done.items()))
+
+    def audit(self) -> RecoveryAudit:
+        records = self._desk.audit.records
+        return RecoveryAudit(
+            self._node.context.own_id(),
+            len(records),
+            tuple(
+                AuditRecord(
+                    one.number,
+                    one.at_us,
+                    one.step,
+                    one.actor,
+                    one.attempt,
+                    one.cluster_id,
+                    one.text,
+                    one.hash.hex(),
+                )
+                for one in records[-RECOVERY_AUDIT_TOLD_MAX:]
+            ),
+        )
 
     def operations(self) -> list[Operation]:
         """For the admin API."""
@@ -226,7 +250,7 @@ class RecoveryRequests:
                 "POST",
                 RESET_PATH,
                 "Make both groups anew from the nodes that are left, after their majority was lost",
-                later(lambda request, _: self.reset(request.body)),
+                later(lambda request, _: self.reset(request.body, _actor(request))),
                 "The plan, and who confirmed it",
                 body=_BODY,
             ),
@@ -234,7 +258,7 @@ class RecoveryRequests:
                 "POST",
                 MIGRATE_PATH,
                 "Bring the nodes of this cluster to the one that was made anew from it",
-                later(lambda request, _: self.migrate(request.body)),
+                later(lambda request, _: self.migrate(request.body, _actor(request))),
                 "Which nodes go, and why others do not",
                 body=_MIGRATE_BODY,
             ),
@@ -242,11 +266,21 @@ class RecoveryRequests:
                 "POST",
                 RESTART_PATH,
                 "Start members of a group again, each with its node, within their processes",
-                later(lambda request, values: self.restart(values["group"], request.body)),
+                later(lambda request, values: self.restart(values["group"], request.body, _actor(request))),
                 "Which nodes are back, and why one is not",
                 body=_RESTART_BODY,
             ),
+            get(
+                AUDIT_PATH,
+                "What this node recorded of repairs of the groups",
+                now(lambda *_: self.audit()),
+            ),
         ]
+
+
+def _actor(request: HttpRequest) -> str:
+    """Whom records of a repair name."""
+    return f"{request.principal or ANONYMOUS} from {request.peer}"
 
 
 def _target(state: ClusterState) -> Target:
