@@ -292,6 +292,7 @@ _ADMIN_NEEDS = {
     Access.READ: "SELECT",
     Access.CHANGE: "EXECUTE",
     Access.SECRET: "superuser",
+    Access.BREAK_GLASS: "the node's token",
 }
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import click
 
+from lockstep.cli import replacing
 from lockstep.cli.shared import client, render
 from lockstep.cli.shared.client import ClusterClient
 from lockstep.documents import read
@@ -24,6 +25,7 @@ from lockstep.documents.recovery import (
     ClusterState,
     GroupReconfiguration,
     GroupRestart,
+    MetadataReplacement,
     RecoveryAudit,
 )
 from lockstep.documents.service import GlobalState, LocalStates
@@ -319,6 +321,56 @@ def restart(group: str, nodes: str | None, call: render.Call) -> None:
         ["node", "", "reason"],
         [[one.node, "failed" if one.failed else "started again", one.failed] for one in told.nodes],
     )
+
+
+@cluster.command()
+@click.argument("group", type=click.Choice(["cmg", "metastorage"]))
+@click.option(
+    "--index",
+    type=click.IntRange(min=2),
+    required=True,
+    metavar="I",
+    help="The epoch of the first that goes.",
+)
+@click.option(
+    "--below-commit-index",
+    "committed",
+    is_flag=True,
+    help="Also entries that are committed: whoever asked for them may have been told that they are there.",
+)
+@click.option("--dry-run", is_flag=True, help="Show which entries go; change nothing.")
+@_yes
+@render.of_call
+def truncate(group: str, index: int, committed: bool, yes: bool, call: render.Call) -> None:
+    """Take entries out of the log that no node can apply: the one of index I, and all behind it.
+
+    Every node that answers takes part, and restarts in its process. The cluster gets another id: nodes that
+    take no part can come back only by `migrate`. The token of each node is needed.
+    """
+    asked = call.cluster()
+    sites = replacing.look(asked, asked.node_list(), index)
+    begun = sites.begun()
+    if begun is not None and not call.dry_run:
+        late = replacing.finish(sites, *begun)
+        click.echo("; ".join(late) or f"nodes {_listed(begun[1])} carry out what was decided")
+        return
+    planner = sites.planner
+    answer = sites.clients[planner].group_truncate(
+        group, sites.wish(index=index, belowCommitIndex=committed or call.dry_run)
+    )
+    planned = read(MetadataReplacement, answer)
+    if call.dry_run:
+        if not call.as_json(answer, "metadata-replacement/1"):
+            replacing.show(planned)
+            click.echo("index is the epoch of an entry; what is committed takes --below-commit-index")
+        return
+    if call.output != "json":
+        replacing.show(planned)
+    _confirm(yes, "These entries are lost, and absent nodes can come back only by `migrate`. Go on?")
+    late = replacing.carry_out(sites, planned, planner)
+    if call.as_json(answer, "metadata-replacement/1"):
+        return
+    replacing.end(sites, planned, planner, late)
 
 
 def _show_migration(told: ClusterMigration) -> None:

@@ -1,7 +1,9 @@
 """`cluster-reset/1`, the plan of a repair of both groups and what became of it; `cluster-state/1`, which
 incarnation of the cluster a node is of, and where it is in a repair; `cluster-migration/1`, which nodes go
 to a repaired cluster; `group-restart/1`, whose members were started again; `group-reconfiguration/1`, what
-members a group is to have; `recovery-audit/1`, what a node recorded of repairs.
+members a group is to have; `recovery-audit/1`, what a node recorded of repairs; `metadata-held/1`, what a
+node has that a repair may replace, `metadata-replacement/1`, the plan of one, and `metadata-replacement-step/1`,
+what a node did of it.
 """
 
 from __future__ import annotations
@@ -158,3 +160,57 @@ class RecoveryAudit(msgspec.Struct, frozen=True):
     total: int = 0
     records: tuple[AuditRecord, ...] = ()
     schema: str = "recovery-audit/1"
+
+
+class HeldMetadata(msgspec.Struct, frozen=True):
+    """`data` is what a plan is made from, in base64. `applies`: why it applies no more; empty while it does.
+    `can_plan`: whether it can make the value that goes on. `planned`: the cluster id that a repair will give
+    which it has prepared, by its `attempt`."""
+
+    node: int
+    cluster_id: str
+    data: str
+    epoch: int = 0
+    broken: str = ""
+    can_plan: bool = False
+    phase: str = "idle"
+    attempt: str = ""
+    planned: str = ""
+    schema: str = "metadata-held/1"
+
+
+class DroppedEntry(msgspec.Struct, frozen=True):
+    """`nodes`: who holds it."""
+
+    epoch: int
+    kind: str
+    actor: str = ""
+    at_us: int = 0
+    committed: bool = False
+    nodes: tuple[int, ...] = ()
+    summary: str = ""
+
+
+class MetadataReplacement(msgspec.Struct, frozen=True):
+    """`plan` is what nodes are told, in base64. `epoch`: of the metadata that the plan brings. `more`:
+    entries that go and are not shown."""
+
+    kind: str
+    cluster_name: str
+    former_id: str
+    cluster_id: str
+    attempt: str
+    plan: str
+    epoch: int = 0
+    dropped: tuple[DroppedEntry, ...] = ()
+    more: int = 0
+    voters: tuple[int, ...] = ()
+    participants: tuple[int, ...] = ()
+    absent: tuple[Absent, ...] = ()
+    lost: str = ""
+    schema: str = "metadata-replacement/1"
+
+
+class ReplacementStep(msgspec.Struct, frozen=True):
+    node: int
+    schema: str = "metadata-replacement-step/1"

@@ -46,7 +46,13 @@ from lockstep.node.work_service import NodeWork, wire_work
 from lockstep.runtime.ports import Disk, Runtime
 from lockstep.storage.engine import Derived, StorageEngine
 from lockstep.values.codec import UNREADABLE, decoder, encode, frame_record, scan_records
-from lockstep.values.errors import CorruptFile, DiskRefused, LockstepError, PreconditionError
+from lockstep.values.errors import (
+    CorruptFile,
+    DiskRefused,
+    LockstepError,
+    NodeRestarting,
+    PreconditionError,
+)
 from lockstep.values.rows import Mutation
 
 SEAL_PATH: Final = "seal"
@@ -275,8 +281,9 @@ JOURNALS = (
 
 
 class Node:
-    """`start` returns when the node is a normal member; `broken` is set when it must not go on. `data`,
-    `work` and `services` are there once it has read its disk."""
+    """`start` returns when the node is a normal member; `broken` is set when it must not go on, and
+    `again` when it then is to begin another life. `data`, `work` and `services` are there once it
+    has read its disk."""
 
     context: NodeContext
     log: NodeLog
@@ -306,6 +313,8 @@ class Node:
         """Make what a life begins with."""
         self.ready = False
         self.broken: asyncio.Future[LockstepError] | None = None
+        #: Set when a node that is broken is to begin another life.
+        self.again = asyncio.Event()
         self._breaking = self._ended = False
         self._guarded: asyncio.Task[object] | None = None
         self._standing: Standing | None = None
@@ -470,6 +479,8 @@ class Node:
     def _end(self, error: LockstepError) -> bool:
         """Tell whoever runs this node that it must not go on; False when that was told before."""
         self.ready = False
+        if isinstance(error, NodeRestarting):
+            self.again.set()
         if self.broken is None or self.broken.done():
             return False
         self.broken.set_result(error)

@@ -64,6 +64,7 @@ def follow(last: Recorded | None, told: Told, at_us: int) -> Recorded:
     made = Recorded(
         number, at_us, told.step.value, told.actor, told.text, told.attempt, told.cluster_id, previous, b""
     )
+    assert not made.hash, "a hash does not cover itself"
     return msgspec.structs.replace(made, hash=hash_of(made))
 
 

@@ -56,6 +56,8 @@ class ResetPlan(msgspec.Struct, frozen=True, array_like=True):
     The new groups begin in `raft_term`, that of the metadata behind `raft_index`: above all that the old ones
     are known to have had.
     `absent`: nodes that did not answer. `lost` says what may be missing, for people; empty for nothing.
+    `value`: the metadata that is put in the place of what participants have; `base_epoch` is its epoch then,
+    and a snapshot's entry follows the one with the new id. `hashes`: (epoch, hash) of the history before it.
     """
 
     attempt: str
@@ -79,6 +81,9 @@ class ResetPlan(msgspec.Struct, frozen=True, array_like=True):
     lost: str
     #: The metadata group works, and decides this itself: `entries` shows what it is asked to append.
     by_log: bool = False
+    kind: str = RESET
+    value: bytes = b""
+    hashes: tuple[tuple[int, bytes], ...] = ()
 
     @property
     def last(self) -> LogEntry:
@@ -116,6 +121,8 @@ class ResetPlan(msgspec.Struct, frozen=True, array_like=True):
             self.management,
             self.source,
             self.absent,
+            self.kind,
+            hashlib.blake2b(self.value).digest(),
         )
         return hashlib.blake2b(codec.encode(told), digest_size=16).hexdigest()
 
@@ -136,7 +143,8 @@ def require_sound(plan: ResetPlan) -> None:
     assert not {*plan.absent} & {*plan.participants}, "who is absent takes no part"
     assert plan.by_log or plan.source in plan.participants, "the freshest log is one of theirs"
     wanted = EntryKind.RESET_MANAGEMENT if plan.by_log else EntryKind.RESET_CLUSTER
-    assert plan.last.kind == wanted, "the last entry gives the new id"
+    naming = plan.entries[0] if plan.value else plan.last
+    assert naming.kind == wanted, "an entry gives the new id"
     steps = [one.epoch - plan.base_epoch for one in plan.entries]
     assert steps == [*range(1, len(steps) + 1)], "entries follow the base without a gap"
 
@@ -234,7 +242,7 @@ def make_plan(
         )
     participants = tuple(sorted(NodeId(one.node) for one in answers))
     absent = _absent(cluster, participants)
-    voters = _chosen(cluster, answers, wish.size)
+    voters = chosen(cluster, answers, wish.size)
     lost = _lost(cluster, last_epoch, absent)
     repaired = Reset(drawn.cluster_id, RESET, wish.actor, last_epoch, last_hash, drawn.at_us, lost)
     term = max(max(one.raft_term, one.log_term) for one in answers) + 1
@@ -289,7 +297,7 @@ def _plan_by_log(cluster: ClusterMetadata, answers: Sequence[Survey], wish: Wish
     participants = tuple(sorted(NodeId(one.node) for one in answers))
     absent = _absent(cluster, participants)
     voting = [one for one in answers if one.node in cluster.voters]
-    voters = _chosen(cluster, voting if not wish.size else answers, wish.size)
+    voters = chosen(cluster, voting if not wish.size else answers, wish.size)
     management = tuple(sorted(wish.management)) or voters
     repaired = Reset(drawn.cluster_id, MANAGEMENT_RESET, wish.actor, cluster.epoch, cluster.hash, drawn.at_us)
     named = management if management != voters else ()
@@ -339,7 +347,7 @@ def _able(cluster: ClusterMetadata, answers: Sequence[Survey]) -> list[NodeInfo]
     ]
 
 
-def _chosen(cluster: ClusterMetadata, answers: Sequence[Survey], size: int) -> tuple[NodeId, ...]:
+def chosen(cluster: ClusterMetadata, answers: Sequence[Survey], size: int) -> tuple[NodeId, ...]:
     """The freshest first, each next one from the data centre and rack with the fewest so far."""
     able = _able(cluster, answers)
     wanted = size or min(size_for(len(able)), len(able) - 1 + len(able) % 2)

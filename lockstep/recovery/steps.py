@@ -39,11 +39,13 @@ class Withdrawn(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 class Migrating(msgspec.Struct, frozen=True, array_like=True, tag=5):
     """This node was away during repairs, and goes to the repaired cluster as a follower of its log.
-    `addresses`: where that cluster's nodes are. `actor`: who asked for it."""
+    `addresses`: where that cluster's nodes are. `actor`: who asked for it. `epoch`: what it has
+    applied; what its journals know beyond that is dropped."""
 
     cluster_id: str
     addresses: tuple[tuple[str, int], ...]
     actor: str = ""
+    epoch: int = -1
 
 
 Record = Prepared | Activated | Applied | Withdrawn | Migrating

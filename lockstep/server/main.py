@@ -400,7 +400,7 @@ async def _until_the_end(node: Node, server: CqlServer, said: Said, stop: asynci
     begin another life.
 
     A node that cannot apply an entry serves no client and votes no more, but answers operators until it is
-    told to stop: only an upgrade helps, and status says so.
+    told to stop, or a repair of its metadata has it begin another life; status says so.
     """
     broken = node.broken
     assert broken is not None, "the node has started"
@@ -414,7 +414,12 @@ async def _until_the_end(node: Node, server: CqlServer, said: Said, stop: asynci
     said.ended(error)
     if isinstance(error, CannotApply):
         await server.draining.drain(DRAIN_BY_SIGNAL_MS)
-        await stop
+        again = asyncio.create_task(node.again.wait())
+        await asyncio.wait((stop, again), return_when=asyncio.FIRST_COMPLETED)
+        again.cancel()
+        if not stop.done():
+            said.log("node.restarting", reason="a repair of its metadata was decided")
+            return None
     return 0 if node.context.has_left else error.exit_code
 
 

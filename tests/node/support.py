@@ -23,7 +23,7 @@ from lockstep.storage.model import open_model_store
 from lockstep.topology.kinds.decommission import Decommission
 from lockstep.topology.requests import EnqueueRequest
 from lockstep.topology.transformations import PrepareOperation
-from lockstep.values.errors import LockstepError, NodeRestarting
+from lockstep.values.errors import CannotApply, LockstepError, NodeRestarting
 from lockstep.values.ids import NodeId
 
 
@@ -63,6 +63,8 @@ class Town:
         #: Called with each new node that has read its disk.
         self.loaded: Callable[[str, Node], None] = lambda name, node: None
         self.bounds = USUAL
+        #: A node that can apply no more waits to be repaired, as its process does.
+        self.keeps_broken = False
         #: Overrides of a node's configuration text: sections' keys, as `[section]` -> lines.
         self.cluster_lines: dict[str, str] = {}
         #: Kinds of processors beside the built-in ones.
@@ -124,7 +126,12 @@ class Town:
             self.loaded(name, node)
             await node.start()
             assert node.broken is not None
-            return await node.broken
+            ended = await node.broken
+            if isinstance(ended, CannotApply) and self.keeps_broken:
+                self.ended[name] = ended
+                await node.again.wait()
+                return NodeRestarting("a repair of its metadata was decided")
+            return ended
         except LockstepError as error:
             return error
 

@@ -153,6 +153,19 @@ class ClusterClient(msgspec.Struct, frozen=True):
     def cluster_reset(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         return self.admin.post("/management/v1/recovery/cluster/reset", wanted)
 
+    def metadata_held(self, epoch: int) -> dict[str, Any]:
+        return self.admin.post("/management/v1/recovery/metadata/held", {"epoch": epoch})
+
+    def group_truncate(self, group: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """The plan; nothing is changed."""
+        return self.admin.post(f"/management/v1/recovery/{group}/truncate", dict(wanted))
+
+    def replacement_prepare(self, plan: str) -> dict[str, Any]:
+        return self.admin.post("/management/v1/recovery/metadata/prepare", {"plan": plan})
+
+    def replacement_decide(self, attempt: str, *, go: bool) -> dict[str, Any]:
+        return self.admin.post("/management/v1/recovery/metadata/decide", {"attempt": attempt, "go": go})
+
     def recovery_audit(self) -> dict[str, Any]:
         return self.admin.get("/management/v1/recovery/audit")
 

@@ -243,9 +243,10 @@ class MetadataState:
 
     # -- life ---------------------------------------------------------------------------------------
 
-    def load(self, *, quiet: bool = False) -> None:
+    def load(self, *, quiet: bool = False, up_to: int = -1) -> None:
         """Start from the newest whole snapshot and apply what follows; CorruptFile or CannotApply when the
-        directory holds no whole chain. `quiet`: it is only looked at, by a node that does not live yet."""
+        directory holds no whole chain. `quiet`: it is only looked at, by a node that does not live
+        yet. `up_to`: take nothing from the journal of the group above this epoch."""
         loaded = self.store.load()
         value = empty_cluster(self._registry.parts)
         if loaded.base is not None and loaded.base.header.entry is not None:
@@ -257,14 +258,16 @@ class MetadataState:
             value = apply_entry(value, entry, self._registry)
         self.entries = loaded.entries
         self.newest.show(value)
-        self._take_from_journal()
+        self._take_from_journal(up_to)
         if not quiet:
             self._observe(installed=False)
 
-    def _take_from_journal(self) -> None:
+    def _take_from_journal(self, up_to: int) -> None:
         """Apply what the journal of the group knows to be committed and the metadata's own files lack."""
         value = self.current
         missing = committed_after(self._runtime.disk, value.epoch)
+        if up_to >= 0:
+            missing = [entry for entry in missing if entry.epoch <= up_to]
         if missing and missing[0].epoch > value.epoch + 1:
             lost = f"entries {value.epoch + 1} to {missing[0].epoch - 1} were applied here and are missing"
             raise CorruptFile(metadata_store.DIRECTORY, 0, lost)

@@ -37,10 +37,11 @@ from lockstep.node.log.metadata_state import MetadataState
 from lockstep.node.membership.identity import IdentityFile
 from lockstep.node.recovery.audit_file import AuditFile
 from lockstep.node.recovery.recovery_file import RecoveryFile
+from lockstep.node.recovery.replacing import replace_metadata
 from lockstep.recovery.audit import Step, Told
 from lockstep.recovery.living import Anew, anew_from, is_decided
 from lockstep.recovery.plan import ResetPlan
-from lockstep.recovery.steps import Applied, Phase
+from lockstep.recovery.steps import Applied, Migrating, Phase
 from lockstep.runtime.ports import Runtime
 from lockstep.values.codec import encode
 from lockstep.values.errors import CorruptFile, LockstepError
@@ -59,7 +60,7 @@ async def apply_recovery(runtime: Runtime, registry: Registry, log: Callable[...
     audit.load()
     if standing.phase is Phase.MIGRATING:
         assert standing.move is not None, "who migrates knows where to"
-        await _migrate(runtime, registry, standing.move.cluster_id)
+        await _migrate(runtime, registry, standing.move)
         told = "it follows the log of that cluster, with no part in its groups"
         await audit.note(Told(Step.MIGRATED, standing.move.actor, told, cluster_id=standing.move.cluster_id))
         await file.record(Applied(standing.move.cluster_id))
@@ -69,7 +70,10 @@ async def apply_recovery(runtime: Runtime, registry: Registry, log: Callable[...
     assert standing.plan is not None, "what was activated has a plan"
     plan = standing.plan
     probes = runtime.probes
-    value = await _extend_metadata(runtime, registry, plan)
+    if plan.value:
+        value = await replace_metadata(runtime, registry, plan)
+    else:
+        value = await _extend_metadata(runtime, registry, plan)
     probes.reach("recovery.extended")
     own = value.directory.by_host_id[IdentityFile(runtime).load().host_id].id
     await _begin_groups(runtime, plan.anew, value, own)
@@ -109,18 +113,18 @@ async def _begin_groups(runtime: Runtime, anew: Anew, value: ClusterMetadata, ow
     runtime.probes.reach("recovery.grouped")
 
 
-async def _migrate(runtime: Runtime, registry: Registry, cluster_id: str) -> None:
+async def _migrate(runtime: Runtime, registry: Registry, move: Migrating) -> None:
     """Follow the log of the repaired cluster from now on, with no part in its groups before that log says
     so. What the journals have beyond what was applied is dropped: no majority is known to have had it."""
     broken: list[LockstepError] = []
     state = MetadataState(runtime, registry, broken.append)
-    state.load(quiet=True)
+    state.load(quiet=True, up_to=move.epoch)
     # The last of what was applied may be in the journal alone.
     await state.store.flush()
     await _forget_journal(runtime, MANAGEMENT_GROUP)
     await _forget_journal(runtime, METADATA_GROUP)
     runtime.probes.reach("recovery.journals_forgotten")
-    await IdentityFile(runtime).move(cluster_id)
+    await IdentityFile(runtime).move(move.cluster_id)
 
 
 async def _extend_metadata(runtime: Runtime, registry: Registry, plan: ResetPlan) -> ClusterMetadata:

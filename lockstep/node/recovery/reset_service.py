@@ -19,7 +19,8 @@ import msgspec
 
 from lockstep.internode import verbs
 from lockstep.internode.handshake import Hello
-from lockstep.metadata.directory import LINEAGE, Reset
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.directory import LINEAGE, NodeState, Reset
 from lockstep.metadata.lineage import ResetManagement
 from lockstep.metadata.log.apply import apply_entry
 from lockstep.metadata.log.entries import LogEntry, verify_chain
@@ -45,6 +46,7 @@ from lockstep.recovery import plan as planning
 from lockstep.recovery.audit import Step, Told
 from lockstep.recovery.fences import Target, judge
 from lockstep.recovery.plan import Drawn, ResetPlan, Wish
+from lockstep.recovery.replacing import problem_with
 from lockstep.recovery.steps import Activated, Migrating, Phase, Prepared, Withdrawn
 from lockstep.recovery.survey import Survey
 from lockstep.values.codec import decoder
@@ -120,7 +122,7 @@ class ResetService:
         register(verbs.RECOVERY_MIGRATE, Migrate, Migrated, self._serve_migration)
         register(verbs.RECOVERY_RESTART, Restart, Done, self._serve_restart)
         context.internode.own.listen_refused(self._refused)
-        Moving(context, log, self._tail, self._fall_silent, self._begin_anew)
+        Moving(context, log, self.tail, self._fall_silent, self._begin_anew)
 
     def load(self) -> None:
         """CorruptFile, CannotApply when what this node recorded makes no sense."""
@@ -140,9 +142,14 @@ class ResetService:
         state = self._log.state
         if state.broken is not None:
             raise CannotApply(f"the metadata of node {self._own_id()} is broken: {state.broken}")
+        return self.survey_of()
+
+    def survey_of(self) -> Survey:
+        """The same of a node that may be broken."""
+        state = self._log.state
         cluster, driver = state.current, self._log.driver
         kept = state.retained(cluster.epoch, cluster.epoch)
-        tail = self._tail(cluster.epoch)
+        tail = self.tail(cluster.epoch)
         last = tail[-1] if tail else None
         group = self._management.group
         managing = group.driver if group is not None else None
@@ -161,9 +168,9 @@ class ResetService:
         )
 
     async def _serve_tail(self, _peer: object, question: AskTail) -> Tail:
-        return Tail(tuple(self._tail(question.epoch)))
+        return Tail(tuple(self.tail(question.epoch)))
 
-    def _tail(self, epoch: int) -> list[LogEntry]:
+    def tail(self, epoch: int) -> list[LogEntry]:
         """Entries above the epoch that are durable in this node's journal of the group, in order."""
         driver = self._log.driver
         if driver is None:
@@ -211,7 +218,32 @@ class ResetService:
         self._say("recovery.prepared", attempt=plan.attempt, cluster=plan.cluster_id)
         return Done(self._own_id())
 
+    async def prepare_replacement(self, plan: ResetPlan, after: ClusterMetadata) -> int:
+        """The same of a plan that replaces the metadata by others, which are `after` its entries."""
+        own = after.directory.by_host_id.get(self._log.context.host_id())
+        if own is None or own.state is NodeState.LEFT:
+            raise Rejected(f"node {self._own_id()} is not in the metadata that the plan brings")
+        async with self._busy:
+            self._refuse_other_state(plan)
+            await self._note(Step.PREPARED, f"{plan.kind}: {plan.lost}; voters {plan.voters}", plan)
+            await self.file.record(Prepared(plan))
+            self._runtime.probes.reach("recovery.prepared")
+        self._say("recovery.prepared", attempt=plan.attempt, cluster=plan.cluster_id)
+        return own.id
+
+    def _refuse_other_state(self, plan: ResetPlan) -> None:
+        """Rejected when this node is not as the plan has it."""
+        if not plan.value:
+            planning.check_against(plan, self.own_survey())
+            return
+        problem = problem_with(plan, self.survey_of(), broken=self._log.state.broken is not None)
+        if problem is not None:
+            raise Rejected(problem)
+
     async def _serve_decision(self, _peer: object, order: Decide) -> Done:
+        return await self.decide(order)
+
+    async def decide(self, order: Decide) -> Done:
         if not order.go:
             return await self._withdraw(order.attempt)
         done = await self._activate(order.attempt)
@@ -235,7 +267,7 @@ class ResetService:
                 return Done(self._own_id())
             if standing.plan is None or standing.attempt != attempt:
                 raise Rejected(f"node {self._own_id()} has not prepared attempt {attempt}")
-            planning.check_against(standing.plan, self.own_survey())
+            self._refuse_other_state(standing.plan)
             self._fall_silent()
             await self._note(Step.ACTIVATED, f"cluster {standing.plan.former_id} ends here", standing.plan)
             await self.file.record(Activated(attempt))
@@ -270,7 +302,7 @@ class ResetService:
             self._fall_silent()
             left = f"it leaves cluster {cluster.identity.cluster_id} at epoch {cluster.epoch}"
             await self.audit.note(Told(Step.MIGRATING, actor, left, cluster_id=target.cluster_id))
-            await self.file.record(Migrating(target.cluster_id, target.addresses, actor))
+            await self.file.record(Migrating(target.cluster_id, target.addresses, actor, cluster.epoch))
             self._runtime.probes.reach("recovery.migrating")
         self._say("recovery.migrating", cluster=target.cluster_id, epoch=cluster.epoch)
         self._leave()
@@ -341,7 +373,7 @@ class ResetService:
         if ahead.node != self._own_id():
             await self._log.catch_up.reach(ahead.epoch, self._address(ahead.node), PREPARE_TIMEOUT_MS)
         if source.node == self._own_id():
-            tail = tuple(self._tail(ahead.epoch))
+            tail = tuple(self.tail(ahead.epoch))
         else:
             told: Tail = await self._internode.request(
                 self._address(source.node), verbs.RECOVERY_TAIL, AskTail(ahead.epoch), SURVEY_TIMEOUT_MS

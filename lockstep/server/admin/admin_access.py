@@ -47,15 +47,22 @@ class Access(enum.Enum):
     CHANGE = "change"
     #: Reading what holds hashes of passwords.
     SECRET = "secret"
+    #: Changing the metadata past the groups: only who has the node's own token, for roles are metadata.
+    BREAK_GLASS = "break glass"
 
 
 #: What a role needs, where permissions count: Cassandra's for what it offers by JMX.
+#: Nothing of a role lets it do what needs the token.
 NEEDS: Final[dict[Access, Needs]] = {
     Access.PROBE: (("SELECT", roles.MBEANS),),
     Access.READ: (("SELECT", roles.MBEANS),),
     Access.CHANGE: (("EXECUTE", roles.MBEANS),),
     Access.SECRET: ((SUPERUSER, "what holds hashes of passwords"),),
 }
+
+
+#: What changes something: it is audited, and no form of a web page can ask for it.
+CHANGING: Final = (Access.CHANGE, Access.BREAK_GLASS)
 
 
 class Misdirected(Unauthorized):
@@ -118,7 +125,7 @@ class AdminAccess:
     async def admit(self, request: HttpRequest, access: Access) -> str:
         """Whom the request is from: a role's name, TOKEN_PRINCIPAL, or empty where nobody needs to say.
         BadCredentials, Unauthorized, Overloaded, or NotJson."""
-        if access is Access.CHANGE and not request.says_json and request.method != "DELETE":
+        if access in CHANGING and not request.says_json and request.method != "DELETE":
             raise NotJson(
                 f"{request.method} {request.path} takes application/json",
                 hint="send the header Content-Type: application/json",
@@ -132,6 +139,12 @@ class AdminAccess:
             if not hmac.compare_digest(value.strip().encode(), self._token):
                 raise BadCredentials("the token is not this node's", hint=_HINT)
             return TOKEN_PRINCIPAL
+        if access is Access.BREAK_GLASS:
+            raise BadCredentials(
+                f"{request.method} {request.path} takes the node's own token and no role: what roles may do "
+                "lies in the metadata, which this changes",
+                hint=_HINT,
+            )
         if scheme.lower() != "basic":
             raise BadCredentials(f"credentials are Basic or Bearer here, not {scheme}", hint=_HINT)
         return await self._logged_in(request, value, access)

@@ -22,7 +22,7 @@ from lockstep.metadata.directory import OWNING_STATES
 from lockstep.node.configuration import split_address
 from lockstep.node.services import NodeServices
 from lockstep.node.work.table_damage import ScrubState
-from lockstep.server.admin.admin_access import CHALLENGE, Access, AdminAccess, status_of
+from lockstep.server.admin.admin_access import CHALLENGE, CHANGING, AdminAccess, status_of
 from lockstep.server.admin.backups import BackupRequests
 from lockstep.server.admin.cms_operations import ServiceOperations
 from lockstep.server.admin.http import (
@@ -47,6 +47,7 @@ from lockstep.server.admin.read_sessions import read_session_operations
 from lockstep.server.admin.reconfiguration import Reconfiguration
 from lockstep.server.admin.recovery import RecoveryRequests
 from lockstep.server.admin.repairs import RepairRequests
+from lockstep.server.admin.replacing import Replacements
 from lockstep.server.admin.replica_content import ReplicaContent
 from lockstep.server.admin.requests import BODY as EXCLUDE_BODY
 from lockstep.server.admin.requests import LIVE_PATH, ExcludeList, Requests
@@ -287,7 +288,7 @@ class Admin:
             self._cql.audit.not_admitted(asked, request.peer, error.code, error.message)
             raise
         given = structs.replace(request, principal=principal)
-        if operation.access is not Access.CHANGE:
+        if operation.access not in CHANGING:
             return await operation.perform(given, values)
         outcome, code = "failed", "FAULT"
         try:
@@ -361,6 +362,7 @@ class Admin:
             *self._recovery_operations(),
             *RecoveryRequests(node).operations(),
             *Reconfiguration(node).operations(),
+            *Replacements(node).operations(),
             *operations(self._cql),
             *scrub_operations(self._node),
             *read_session_operations(self._node),

@@ -34,7 +34,8 @@ Perform = Callable[[HttpRequest, dict[str, str]], Awaitable[HttpResponse]]
 
 class Operation(msgspec.Struct, frozen=True):
     """`path` may hold placeholders in braces. `body` is the JSON Schema of the request's body, or None.
-    `holds_secrets`: the answer has what only superusers may read."""
+    `holds_secrets`: the answer has what only superusers may read. `breaks_glass`: only the node's own token
+    lets somebody do it."""
 
     method: str
     path: str
@@ -45,12 +46,15 @@ class Operation(msgspec.Struct, frozen=True):
     body: dict[str, Any] | None = None
     content_type: str = "application/json"
     holds_secrets: bool = False
+    breaks_glass: bool = False
 
     @property
     def access(self) -> Access:
         """What it asks of who wants it."""
         if self.holds_secrets:
             return Access.SECRET
+        if self.breaks_glass:
+            return Access.BREAK_GLASS
         if self.method != "GET":
             return Access.CHANGE
         return Access.PROBE if self.path == "/metrics" or self.path.startswith("/health/") else Access.READ
@@ -121,6 +125,7 @@ _NEEDED = {
     Access.READ: "No credential where admin.open_reads says so; a role needs SELECT ON ALL MBEANS",
     Access.CHANGE: "A role needs EXECUTE ON ALL MBEANS",
     Access.SECRET: "A role has to be a superuser",
+    Access.BREAK_GLASS: "Only the node's own token",
 }
 
 

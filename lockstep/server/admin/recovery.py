@@ -250,7 +250,7 @@ class RecoveryRequests:
                 "POST",
                 RESET_PATH,
                 "Make both groups anew from the nodes that are left, after their majority was lost",
-                later(lambda request, _: self.reset(request.body, _actor(request))),
+                later(lambda request, _: self.reset(request.body, actor_of(request))),
                 "The plan, and who confirmed it",
                 body=_BODY,
             ),
@@ -258,7 +258,7 @@ class RecoveryRequests:
                 "POST",
                 MIGRATE_PATH,
                 "Bring the nodes of this cluster to the one that was made anew from it",
-                later(lambda request, _: self.migrate(request.body, _actor(request))),
+                later(lambda request, _: self.migrate(request.body, actor_of(request))),
                 "Which nodes go, and why others do not",
                 body=_MIGRATE_BODY,
             ),
@@ -266,7 +266,7 @@ class RecoveryRequests:
                 "POST",
                 RESTART_PATH,
                 "Start members of a group again, each with its node, within their processes",
-                later(lambda request, values: self.restart(values["group"], request.body, _actor(request))),
+                later(lambda request, values: self.restart(values["group"], request.body, actor_of(request))),
                 "Which nodes are back, and why one is not",
                 body=_RESTART_BODY,
             ),
@@ -278,7 +278,7 @@ class RecoveryRequests:
         ]
 
 
-def _actor(request: HttpRequest) -> str:
+def actor_of(request: HttpRequest) -> str:
     """Whom records of a repair name."""
     return f"{request.principal or ANONYMOUS} from {request.peer}"
 

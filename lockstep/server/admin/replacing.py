@@ -1,0 +1,219 @@
+"""Repairs that replace the metadata, over HTTP: a tool asks every node what it holds, has one of them plan,
+and tells each of the plan, then of the decision.
+
+Invariant: only the node's own token lets somebody ask, for what roles may do is part of what is replaced.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any, Final
+
+import msgspec
+
+from lockstep.documents.recovery import (
+    Absent,
+    DroppedEntry,
+    HeldMetadata,
+    MetadataReplacement,
+    ReplacementStep,
+)
+from lockstep.node.recovery.messages import Decide
+from lockstep.node.recovery.replacing import Replacing
+from lockstep.node.services import NodeServices
+from lockstep.recovery.plan import ResetPlan
+from lockstep.recovery.replacing import Cut, Held
+from lockstep.server.admin.operations import Operation, later, read_body
+from lockstep.server.admin.recovery import actor_of
+from lockstep.server.reports.leader_views import GROUPS
+from lockstep.server.reports.stories import entry_summary, kind_name
+from lockstep.values.codec import UNREADABLE, decoder, encode
+from lockstep.values.errors import ConfigurationError, PreconditionError
+from lockstep.values.node_limits import RECOVERY_LISTED_ENTRIES_MAX
+
+_BASE: Final = "/management/v1/recovery"
+HELD_PATH: Final = f"{_BASE}/metadata/held"
+TRUNCATE_PATH: Final = f"{_BASE}/{{group}}/truncate"
+PREPARE_PATH: Final = f"{_BASE}/metadata/prepare"
+DECIDE_PATH: Final = f"{_BASE}/metadata/decide"
+_SILENT: Final[dict[str, Any]] = {
+    "type": "array",
+    "items": {"type": "object"},
+    "description": "Nodes that did not say, and why",
+}
+_TEXTS: Final[dict[str, Any]] = {"type": "array", "items": {"type": "string"}}
+_HELD: Final = decoder(Held)
+_PLAN: Final = decoder(ResetPlan)
+
+
+class _Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    epoch: int
+
+
+class _Silent(msgspec.Struct, frozen=True):
+    node: int
+    reason: str = ""
+
+
+class _Truncation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    index: int
+    below_commit_index: bool = False
+    held: tuple[str, ...] = ()
+    silent: tuple[_Silent, ...] = ()
+
+
+class _Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    plan: str
+
+
+class _Decision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    attempt: str
+    go: bool
+
+
+class Replacements:
+    def __init__(self, node: NodeServices) -> None:
+        self._node = node
+        self._desk = node.membership.recovery
+        self._part = Replacing(node.context.runtime, node.log, self._desk)
+
+    async def held(self, body: Any) -> HeldMetadata:
+        asked = read_body(body, _Asked, "the body names no epoch")
+        told = await self._part.hold(asked.epoch)
+        return HeldMetadata(
+            node=told.survey.node,
+            cluster_id=told.survey.cluster_id,
+            data=base64.b64encode(encode(told)).decode(),
+            epoch=told.survey.epoch,
+            broken=told.broken,
+            can_plan=told.value_before,
+            phase=told.phase,
+            attempt=told.attempt,
+            planned=told.planned,
+        )
+
+    async def truncate(self, group: str, body: Any, actor: str) -> MetadataReplacement:
+        """The plan; nothing is changed. Without what others hold, that of this node alone."""
+        wanted = read_body(body, _Truncation, "the body is no such wish")
+        _refuse_other_group(group)
+        cut = Cut(wanted.index, actor, wanted.below_commit_index)
+        own = await self._part.hold(wanted.index, RECOVERY_LISTED_ENTRIES_MAX)
+        told = [_decoded(_HELD, one) for one in wanted.held]
+        held = [own, *(one for one in told if one.survey.node != own.survey.node)]
+        plan = await self._part.cut(held, [one.node for one in wanted.silent], cut)
+        return self._shown(plan, held, wanted)
+
+    def _shown(self, plan: ResetPlan, held: list[Held], wanted: _Truncation) -> MetadataReplacement:
+        registry = self._node.log.registry
+        entries = {entry.hash: entry for one in held for entry in one.entries}
+        committed = max(one.committed for one in held)
+        ordered = sorted(entries.values(), key=lambda one: (one.epoch, one.hash))
+        reasons = {one.node: one.reason for one in wanted.silent}
+        directory = self._node.log.cluster.directory
+        return MetadataReplacement(
+            kind=plan.kind,
+            cluster_name=plan.cluster_name,
+            former_id=plan.former_id,
+            cluster_id=plan.cluster_id,
+            attempt=plan.attempt,
+            plan=base64.b64encode(encode(plan)).decode(),
+            epoch=plan.last.epoch,
+            dropped=tuple(
+                DroppedEntry(
+                    one.epoch,
+                    kind_name(one.kind),
+                    one.actor,
+                    one.commit_time_us,
+                    one.epoch <= committed,
+                    tuple(sorted(has.survey.node for has in held if one in has.entries)),
+                    entry_summary(registry, one),
+                )
+                for one in ordered
+            ),
+            more=max(max(one.last_epoch for one in held) - max((one.epoch for one in ordered), default=0), 0),
+            voters=plan.voters,
+            participants=plan.participants,
+            absent=tuple(
+                Absent(
+                    node,
+                    directory.by_id[node].address if node in directory.by_id else "",
+                    node in self._node.log.cluster.voters,
+                    reasons.get(node, "it was not asked"),
+                )
+                for node in plan.absent
+            ),
+            lost=plan.lost,
+        )
+
+    async def prepare(self, body: Any) -> ReplacementStep:
+        wanted = read_body(body, _Plan, "the body has no plan")
+        return ReplacementStep(await self._part.prepare(_decoded(_PLAN, wanted.plan)))
+
+    async def decide(self, body: Any) -> ReplacementStep:
+        wanted = read_body(body, _Decision, "the body is no decision")
+        done = await self._desk.decide(Decide(wanted.attempt, wanted.go))
+        return ReplacementStep(done.node)
+
+    def operations(self) -> list[Operation]:
+        """For the admin API."""
+
+        def breaking(path: str, summary: str, perform: Any, answer: str, **body: Any) -> Operation:
+            required = [name for name in ("epoch", "index", "plan", "attempt", "go") if name in body]
+            schema = {"type": "object", "required": required, "properties": body}
+            return Operation("POST", path, summary, later(perform), answer, body=schema, breaks_glass=True)
+
+        index, flag, text = {"type": "integer"}, {"type": "boolean"}, {"type": "string"}
+        return [
+            breaking(
+                HELD_PATH,
+                "What this node holds of the log from an epoch on, for a plan",
+                lambda request, _: self.held(request.body),
+                "What a plan is made from",
+                epoch=index,
+            ),
+            breaking(
+                TRUNCATE_PATH,
+                "Plan to take entries out of the log; nothing is changed",
+                lambda request, values: self.truncate(values["group"], request.body, actor_of(request)),
+                "The plan, and which entries go",
+                index=index,
+                belowCommitIndex=flag,
+                held=_TEXTS,
+                silent=_SILENT,
+            ),
+            breaking(
+                PREPARE_PATH,
+                "Write a plan down that replaces this node's metadata; nothing is changed",
+                lambda request, _: self.prepare(request.body),
+                "That it is durable",
+                plan=text,
+            ),
+            breaking(
+                DECIDE_PATH,
+                "Carry a plan out that was written down, or give it up",
+                lambda request, _: self.decide(request.body),
+                "That it is durable",
+                attempt=text,
+                go=flag,
+            ),
+        ]
+
+
+def _refuse_other_group(group: str) -> None:
+    if group not in GROUPS:
+        raise ConfigurationError(f"there is no group {group}", hint=f"there are {', '.join(GROUPS)}")
+    if group == "cmg":
+        raise PreconditionError(
+            "nothing is taken out of the log of the management group: all that it holds follows from the "
+            "metadata",
+            hint="`lockstep recovery cluster restart cmg` starts its members again; "
+            "`lockstep recovery cluster reset` makes it anew from the metadata",
+        )
+
+
+def _decoded(kind: msgspec.msgpack.Decoder[Any], text: str) -> Any:
+    try:
+        return kind.decode(base64.b64decode(text, validate=True))
+    except (binascii.Error, *UNREADABLE) as error:
+        raise ConfigurationError(f"what other nodes said, or a plan, cannot be read: {error}") from error

@@ -1,0 +1,242 @@
+"""An entry that no node can apply is taken out of the log, on every replica, struck at every record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import pytest
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.log.entries import LogEntry
+from lockstep.node.log import metadata_state
+from lockstep.node.log.metadata_member import MetadataMember
+from lockstep.node.recovery.messages import Decide
+from lockstep.node.recovery.replacing import Replacing
+from lockstep.recovery.plan import ResetPlan
+from lockstep.recovery.replacing import Cut, Held
+from lockstep.recovery.steps import Phase
+from lockstep.sim.runtime.probes import CrashRule
+from lockstep.values.errors import CannotApply, PreconditionError, Rejected
+from tests.node.support import Outcome, Town, keyspace
+
+ALL: Final = (1, 2, 3)
+POISON: Final = b"poison"
+PLACES: Final = (
+    "recovery.prepared",
+    "recovery.activated",
+    "recovery.moved_away",
+    "recovery.replaced",
+    "recovery.extended",
+    "recovery.managed",
+    "recovery.grouped",
+    "recovery.moved",
+    "recovery.applied",
+)
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> Callable[[Iterable[int]], None]:
+    """Have nodes find out, when they apply an entry, that they cannot."""
+    apply, known = metadata_state.apply_entry, MetadataMember.known_value
+
+    def of(_nodes: Iterable[int] = ()) -> None:
+        def failing(before: ClusterMetadata, entry: LogEntry, registry: Any) -> ClusterMetadata:
+            if POISON in entry.body:
+                raise CannotApply(f"entry {entry.epoch} is poison")
+            return apply(before, entry, registry)
+
+        def unknown(
+            member: MetadataMember, entry: LogEntry, before: ClusterMetadata
+        ) -> ClusterMetadata | None:
+            return None if POISON in entry.body else known(member, entry, before)
+
+        monkeypatch.setattr(metadata_state, "apply_entry", failing)
+        monkeypatch.setattr(MetadataMember, "known_value", unknown)
+
+    return of
+
+
+def broken(town: Town) -> int:
+    """Have every node break at an entry; its epoch."""
+    town.keeps_broken = True
+    town.found()
+    town.finish(town.submit(town.leader(), keyspace("before")))
+    town.agreed(*ALL)
+    epoch = town.newest.epoch + 1
+    town.submit(town.leader(), keyspace("poison"))
+    town.until(lambda: all(isinstance(town.ended.get(f"n{n}"), CannotApply) for n in ALL))
+    # What follows is another history.
+    town.world.monitors.remove(town.log)
+    return epoch
+
+
+def part(town: Town, number: int) -> Replacing:
+    node = town.node(number)
+    return Replacing(node.runtime, node.log, node.membership.recovery)
+
+
+def ask(town: Town, number: int, work: Callable[[Replacing], Any]) -> Outcome:
+    return town.finish(town.begin(number, lambda _node: work(part(town, number))))
+
+
+def held(town: Town, epoch: int, numbers: Iterable[int] = ALL) -> list[Held]:
+    found = [ask(town, number, lambda one: one.hold(epoch)) for number in numbers]
+    assert all(one.error is None for one in found), [one.error for one in found]
+    return [one.value for one in found]
+
+
+def planned(town: Town, cut: Cut, numbers: Iterable[int] = ALL, planner: int = 1) -> Outcome:
+    told = held(town, cut.epoch, numbers)
+    absent = [number for number in ALL if number not in numbers]
+    return ask(town, planner, lambda one: one.cut(told, absent, cut))
+
+
+def decided(town: Town, number: int, plan: ResetPlan, *, go: bool = True) -> Outcome:
+    desk = town.node(number).membership.recovery
+    return town.finish(town.begin(number, lambda _node: desk.decide(Decide(plan.attempt, go))))
+
+
+def goes_on(town: Town, plan: ResetPlan, numbers: Iterable[int] = ALL) -> bool:
+    nodes = [town.node(number) for number in numbers]
+    return (
+        town.ready(*numbers)
+        and {node.log.cluster.identity.cluster_id for node in nodes} == {plan.cluster_id}
+        and any(node.log.is_leader for node in nodes)
+    )
+
+
+def one_history(town: Town, numbers: Iterable[int] = ALL) -> None:
+    nodes = [town.node(number) for number in numbers]
+    shared = min(node.log.state.epoch for node in nodes)
+    for epoch in range(1, shared + 1):
+        assert len({node.log.state.hash_at(epoch) for node in nodes} - {None}) <= 1, epoch
+
+
+def carried_out(town: Town, plan: ResetPlan, numbers: Iterable[int] = ALL) -> None:
+    for number in numbers:
+        assert ask(town, number, lambda one: one.prepare(plan)).error is None
+    for number in numbers:
+        assert decided(town, number, plan).error is None
+
+
+def test_21_an_entry_that_no_node_can_apply_is_taken_out(poisoned: Any) -> None:
+    poisoned()
+    with Town(1) as town:
+        epoch = broken(town)
+        told = held(town, epoch)
+        assert all(one.broken and one.committed == epoch for one in told)
+        assert [one.entries[0].epoch for one in told] == [epoch] * 3
+        refused = planned(town, Cut(epoch, "operator"))
+        assert isinstance(refused.error, PreconditionError) and "are committed" in refused.error.message
+        plan: ResetPlan = planned(town, Cut(epoch, "operator", committed=True)).value
+        assert plan.base_epoch == epoch - 1 and plan.lost == f"entries {epoch} to {epoch}"
+        carried_out(town, plan)
+        town.until(lambda: goes_on(town, plan))
+        cluster = town.node(2).log.cluster
+        assert cluster.schema.by_name.get("before") and not cluster.schema.by_name.get("poison")
+        assert cluster.identity.lineage[-1] == plan.cluster_id and cluster.epoch >= epoch + 1
+        leader = town.leader()
+        assert town.finish(town.submit(leader, keyspace("after"))).error is None
+        town.until(lambda: all(town.node(n).log.cluster.schema.by_name.get("after") for n in ALL))
+        one_history(town)
+        steps = [one.step for one in town.node(3).membership.recovery.audit.records]
+        assert steps == ["prepared", "activated", "applied"]
+        kept = town.world.processes["n2"].disk.names("metadata-replaced")
+        assert kept and all(name.startswith(plan.attempt) for name in kept)
+        # All of it also holds after the next start.
+        for number in ALL:
+            town.process(number).crash("power")
+        town.start(*ALL)
+        town.until(lambda: goes_on(town, plan))
+        one_history(town)
+
+
+def test_21_below_what_nodes_have_applied_epochs_do_not_go_back(poisoned: Any) -> None:
+    """The command is in the value already, and two more have followed it."""
+    poisoned()
+    with Town(1) as town:
+        town.keeps_broken = True
+        town.found()
+        for name in ("first", "second", "third"):
+            town.finish(town.submit(town.leader(), keyspace(name)))
+        town.agreed(*ALL)
+        second = next(entry.epoch for entry in town.node(1).log.state.entries if b"second" in entry.body)
+        town.submit(town.leader(), keyspace("poison"))
+        town.until(lambda: all(isinstance(town.ended.get(f"n{n}"), CannotApply) for n in ALL))
+        town.world.monitors.remove(town.log)
+        shown = town.node(1).log.state.epoch
+        plan: ResetPlan = planned(town, Cut(second, "operator", committed=True)).value
+        assert plan.base_epoch == shown, "counted on from what nodes have shown"
+        carried_out(town, plan)
+        town.until(lambda: goes_on(town, plan))
+        schema = town.node(3).log.cluster.schema.by_name
+        assert "first" in schema and not {"second", "third", "poison"} & set(schema)
+        assert town.finish(town.submit(town.leader(), keyspace("second"))).error is None
+
+
+def test_a_group_that_does_its_work_loses_nothing() -> None:
+    with Town(1) as town:
+        town.found()
+        epoch = town.newest.epoch
+        refused = planned(town, Cut(epoch, "operator", committed=True))
+        assert isinstance(refused.error, PreconditionError) and "does its work" in refused.error.message
+        assert isinstance(planned(town, Cut(epoch + 5, "operator")).error, PreconditionError)
+        assert all(town.node(n).membership.recovery.file.standing.phase is Phase.IDLE for n in ALL)
+
+
+def test_what_was_given_up_changes_nothing(poisoned: Any) -> None:
+    poisoned()
+    with Town(1) as town:
+        epoch = broken(town)
+        plan: ResetPlan = planned(town, Cut(epoch, "operator", committed=True)).value
+        for number in (1, 2):
+            assert ask(town, number, lambda one: one.prepare(plan)).error is None
+        for number in (1, 2):
+            assert decided(town, number, plan, go=False).error is None
+        assert all(town.node(n).membership.recovery.file.standing.phase is Phase.IDLE for n in ALL)
+        assert isinstance(decided(town, 1, plan).error, Rejected)
+
+
+def test_an_absent_node_is_brought_without_what_was_taken_out(poisoned: Any) -> None:
+    """It was up, broken too, and nobody asked it."""
+    poisoned()
+    with Town(1) as town:
+        epoch = broken(town)
+        plan: ResetPlan = planned(town, Cut(epoch, "operator", committed=True), (1, 2)).value
+        assert plan.absent == (3,) and "only nodes 3" in plan.lost
+        carried_out(town, plan, (1, 2))
+        town.until(lambda: goes_on(town, plan, (1, 2)))
+        target = town.node(1).membership.recovery.as_target(512)
+        desk = town.node(3).membership.recovery
+        said, _ = town.finish(town.begin(3, lambda _node: desk.migrate(target, dry_run=False))).value
+        assert [one.refused for one in said if one.node == 3] == [""]
+        town.until(lambda: goes_on(town, plan, ALL))
+        one_history(town)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", PLACES)
+def test_21_a_crash_at_every_record_leads_to_the_same(place: str, poisoned: Any) -> None:
+    poisoned()
+    with Town(1) as town:
+        epoch = broken(town)
+        plan: ResetPlan = planned(town, Cut(epoch, "operator", committed=True)).value
+        for number in ALL:
+            if (number, place) != (2, "recovery.prepared"):
+                assert ask(town, number, lambda one: one.prepare(plan)).error is None
+        town.world.probes.add(CrashRule(label=place, process="n2", kind="power", hit=1))
+        if place == "recovery.prepared":
+            town.begin(2, lambda _node: part(town, 2).prepare(plan))
+        else:
+            desk = town.node(2).membership.recovery
+            town.begin(2, lambda _node: desk.decide(Decide(plan.attempt, True)))
+        town.until(lambda: not town.process(2).alive)
+        for number in (1, 3):
+            assert decided(town, number, plan).error is None
+        town.until(lambda: goes_on(town, plan, (1, 3)))
+        town.start(2)
+        if place == "recovery.prepared":
+            return  # It holds the entry that it cannot apply, and does not start: see the page for operators.
+        town.until(lambda: goes_on(town, plan, ALL), 120.0)
+        one_history(town)

@@ -1,0 +1,21 @@
+"""A cluster of three nodes to repair, made of entries."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.lineage import KINDS as RESET_KINDS
+from lockstep.metadata.transformations import Initialize, SetExtension
+from tests.metadata.histories import History, founder, registry
+
+REGISTRY: Final = registry(RESET_KINDS)
+
+
+def founded(nodes: int = 3) -> ClusterMetadata:
+    """Of which the first node votes."""
+    made = History(REGISTRY)
+    found = tuple(founder(number, (number * 10,)) for number in range(1, nodes + 1))
+    made.submit(Initialize("cluster-1", "test", found, voters=(1,)))  # type: ignore[arg-type]
+    made.submit(SetExtension("a", b"1"))
+    return made.now
