@@ -2,7 +2,7 @@
 incarnation of the cluster a node is of, and where it is in a repair; `cluster-migration/1`, which nodes go
 to a repaired cluster; `group-restart/1`, whose members were started again; `group-reconfiguration/1`, what
 members a group is to have; `recovery-audit/1`, what a node recorded of repairs; `metadata-held/1`, what a
-node has that a repair may replace, `metadata-replacement/1`, the plan of one, and `metadata-replacement-step/1`,
+node has that a repair may replace; `metadata-replacement/1`, the plan of one; `metadata-replacement-step/1`,
 what a node did of it.
 """
 
