@@ -101,6 +101,8 @@ MEANINGS = {
     "metadata.retain_entries": "newest log entries that this node keeps at least",
     "metadata.retain_snapshots": "newest snapshots that this node keeps, to step back from a damaged one",
     "metadata.archive_directory": "where log and snapshots go before they are removed; one for each node",
+    "metadata.vanish_percent": "read-only when so many per cent of the nodes vanish at once; 0: never",
+    "metadata.vanish_window_ms": "what counts as at once",
     "cms.processor": "raft; remote: never a voter; local: alone, without a group; or another package's kind",
     "cms.replace_after_ms": "a voter that is unreachable for longer loses its vote to another node; 0: never",
     "streaming.throughput_bytes_s": "what this node sends at most over all streams; 0 for no bound",

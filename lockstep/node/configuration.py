@@ -132,6 +132,11 @@ class MetadataSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     retain_snapshots: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 2
     #: Where segments and snapshots go before they are removed; of this node alone. Empty: nowhere.
     archive_directory: str = ""
+    #: The metadata turns read-only when so many per cent of the nodes vanish at once, until they are back or
+    #: `lockstep cms thaw` accepts that they are gone; 0 turns that off. The same on all nodes.
+    vanish_percent: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
+    #: What counts as at once.
+    vanish_window_ms: Annotated[int, msgspec.Meta(ge=1, le=3_600_000)] = 10_000
 
 
 class StreamingSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -17,6 +17,7 @@ from lockstep.node.membership.liveness import Liveness
 from lockstep.node.membership.management import Management
 from lockstep.node.membership.members import Members
 from lockstep.node.membership.membership import Membership, Voting
+from lockstep.node.membership.validator import TopologyValidator
 from lockstep.node.recovery.reset_service import ResetService
 from lockstep.node.work.condition_watches import watch_metadata
 from lockstep.values.errors import LockstepError, NodeRestarting
@@ -32,6 +33,7 @@ class NodeMembership(msgspec.Struct, frozen=True, eq=False):
     voting: Voting
     membership: Membership
     recovery: ResetService
+    validator: TopologyValidator
 
     @property
     def configured(self) -> tuple[Address, ...]:
@@ -42,6 +44,7 @@ class NodeMembership(msgspec.Struct, frozen=True, eq=False):
         self.liveness.start()
         self.gossip.start()
         self.members.start()
+        self.validator.start()
 
 
 def configured(context: NodeContext) -> tuple[Address, ...]:
@@ -84,4 +87,5 @@ def wire_membership(
         voting=voting,
         membership=membership,
         recovery=recovery,
+        validator=TopologyValidator(context, log),
     )

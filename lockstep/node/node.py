@@ -34,6 +34,7 @@ from lockstep.node.log_service import NodeLog, wire_log
 from lockstep.node.membership.decommission_handoff import DecommissionHandoff
 from lockstep.node.membership.gossiping import OwnLoad
 from lockstep.node.membership.identity import claim_archive, refuse_lost_store, refuse_other_cluster
+from lockstep.node.membership.validator import VALIDATOR_PATH
 from lockstep.node.membership.voters import FOUNDERS_PATH
 from lockstep.node.membership_service import NodeMembership, wire_membership
 from lockstep.node.processors.kinds import Factory, chosen
@@ -277,6 +278,7 @@ JOURNALS = (
     journal_path(MANAGEMENT_GROUP),
     RECOVERY_PATH,
     AUDIT_PATH,
+    VALIDATOR_PATH,
 )
 
 
@@ -382,6 +384,7 @@ class Node:
         log.state.load()
         await follow_the_log(self.runtime, log.state, self.context.identity, self._say)
         self._sealable = True
+        self.membership.validator.load()
         refuse_other_cluster(log.cluster.identity.cluster_name, configuration.cluster.name)
         refuse_lacking(log.cluster.features_enabled, configuration.features)
         refuse_half_recovered(disk)

@@ -242,6 +242,14 @@ _ROWS: Final = (
         "metadata-frozen",
     ),
     ConditionKind(
+        "METADATA_READ_ONLY",
+        Level.DEGRADED,
+        "{node} changes no metadata: {detail}",
+        "nothing; schema and topology cannot be changed",
+        "start the nodes that are down; lockstep cms thaw accepts that they are gone",
+        "metadata-read-only",
+    ),
+    ConditionKind(
         "METADATA_NO_LEADER",
         Level.DEGRADED,
         "{node} knows no leader of the metadata group",

@@ -40,7 +40,7 @@ from lockstep.node.processors.base import Processor
 from lockstep.node.processors.kinds import Factory, Gate, GatedProcessor, Surroundings
 from lockstep.node.processors.raft import RaftProcessor, logged_entries
 from lockstep.values.codec import UNREADABLE, decoder, encode
-from lockstep.values.errors import CannotApply, CorruptFile, LockstepError
+from lockstep.values.errors import CannotApply, CorruptFile, LockstepError, Rejected
 from lockstep.values.limits import RAFT_SNAPSHOTS_NOTED_MAX
 
 
@@ -184,6 +184,8 @@ class MetadataMember:
         self._ending = False
         #: What tests do to this node's processor and to what it shows.
         self.gate = Gate(state)
+        #: Why no entry of a kind is appended here at present.
+        self.refuses: Callable[[int], Rejected | None] = lambda _kind: None
         self.driver: RaftDriver | None = None
         self.processor: Processor | None = None
 
@@ -247,6 +249,7 @@ class MetadataMember:
         self._raft_processor = RaftProcessor(
             self._runtime, self._state, self.driver, self._state.registry, self._snapshots.committed
         )
+        self._raft_processor.refuses = self.refuses
         self._judge_with(self._raft_processor)
         self.driver.start()
 

@@ -28,13 +28,24 @@ from lockstep.node.log.raft_driver import RaftDriver
 from lockstep.node.processors.base import Processor, Settle, expired
 from lockstep.runtime.ports import Runtime
 from lockstep.values.codec import encode
-from lockstep.values.errors import InvalidRequest, LeadershipLost, LockstepError, NotLeader, Overloaded
+from lockstep.values.errors import (
+    InvalidRequest,
+    LeadershipLost,
+    LockstepError,
+    NotLeader,
+    Overloaded,
+    Rejected,
+)
 from lockstep.values.limits import ENTRY_BODY_BYTES_MAX, REFUSED_IDS_MAX
 
 
 def logged_entries(entries: tuple[Entry, ...]) -> list[LogEntry]:
     """Metadata entries among Raft entries."""
     return [ENTRY_DECODER.decode(entry.data) for entry in entries if entry.kind is EntryKind.NORMAL]
+
+
+def _nothing_refused(_kind: int) -> Rejected | None:
+    return None
 
 
 def _forked(logged: list[LogEntry], applied: ClusterMetadata) -> bool:
@@ -72,6 +83,8 @@ class RaftProcessor(Processor):
         self._waiting: dict[bytes, list[Settle]] = {}
         #: What was refused in the tip's term: a doubled submission gets the same answer, whatever changed.
         self._refused: dict[bytes, Refused] = {}
+        #: Why no entry of a kind is appended here at present.
+        self.refuses: Callable[[int], Rejected | None] = _nothing_refused
         #: Refusals that wait until the epoch they were judged at is applied.
         self._judged: list[tuple[int, asyncio.Future[None]]] = []
         state.listen(self._applied)
@@ -107,6 +120,10 @@ class RaftProcessor(Processor):
             raise InvalidRequest(f"a metadata entry holds at most {ENTRY_BODY_BYTES_MAX} bytes")
         tip = self._current_tip()
         known = self._refused.get(submit.entry_id) if self._refused else None
+        refusal = self.refuses(submit.kind)
+        if known is None and refusal is not None and tip.value.recent_ids.epoch_of(submit.entry_id) is None:
+            refusal.epoch = tip.epoch
+            return Refused(refusal, tip.epoch)
         return known or tip.judge(
             submit.entry_id,
             submit.kind,

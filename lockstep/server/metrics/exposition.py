@@ -48,6 +48,7 @@ def metadata_samples(node: NodeServices) -> Iterator[Sample]:
     yield Sample("lockstep_metadata_stopped_bool", broken)
     frozen = bool(cluster.service.frozen)
     yield Sample("lockstep_metadata_frozen_bool", frozen)
+    yield Sample("lockstep_metadata_read_only_bool", bool(node.membership.validator.missing))
     yield from _lags(node)
     yield from _log_and_snapshots(node)
     yield from _commits(node)

@@ -421,6 +421,12 @@ _TABLE: Final = (
     ),
     Metric("metastorage_available", GAUGE, (), "1 while a majority of the metadata group is available"),
     Metric("metastorage_availablePeers", GAUGE, (), "Available voters of the metadata group"),
+    Metric(
+        "lockstep_metadata_read_only_bool",
+        GAUGE,
+        (),
+        "Whether many nodes vanished at once",
+    ),
     Metric("schemaSync_waits", HISTOGRAM, (), "Milliseconds that requests waited for newer metadata"),
 )
 METRICS: Final[dict[str, Metric]] = {metric.name: metric for metric in _TABLE}
