@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from lockstep.scans.messages import (
     FACTS,
@@ -39,6 +40,8 @@ from lockstep.values.tokens import Range
 #: Pairs that are taken at first and at most, and the bytes of them that are aimed at.
 _TAKEN_FIRST, _TAKEN_MAX = 1024, 8192
 _TAKEN_BYTES: Final = 4 * 1024 * 1024
+#: Nor fewer of them for who wants few rows: some of what is stored may not show.
+_TAKEN_LEAST: Final = 16
 #: One in so many is weighed.
 _WEIGHED: Final = 16
 #: Rows of a batch, about: for a reader each has a price of its own.
@@ -157,10 +160,10 @@ class Contents:
             raise InvalidRequest(f"this is not the secret of read session {wanted.session}")
         require_owned(content.facts, wanted.bounds)
         content.renew()
-        tally = Tally()
+        tally, read = Tally(), _Read()
         ended = True
-        sent = 0
-        batches = _stored(content, wanted) if wanted.fragments else _rows(content, wanted)
+        sent = given = 0
+        batches = _stored(content, wanted, read) if wanted.fragments else _rows(content, wanted, read)
         for rows, batch, next_key, begun_in in batches:
             if batch is None:
                 body: Any = b""
@@ -171,10 +174,12 @@ class Contents:
             yield head, body
             content.renew()
             sent += len(body)
-            if sent >= wanted.bytes_max:
+            given += rows
+            if sent >= wanted.bytes_max or 0 < wanted.rows_max <= given:
                 ended = False
                 break
-        yield tally.trailer(ended=ended), b""
+        trailer = tally.trailer(ended=ended)
+        yield replace(trailer, fragments_read=read.fragments, bytes_read=read.bytes), b""
 
     def _content(self, session: str) -> _Content:
         if not session.isalnum():
@@ -211,9 +216,16 @@ def _told(wanted: RowsWanted, error: LockstepError) -> str:
     return f"{error.message} (reading from {first.hex()} to {last.hex()})"
 
 
-def _takers(content: _Content, wanted: RowsWanted) -> Iterator[list[Pair]]:
+class _Read:
+    """How much was read for one answer."""
+
+    def __init__(self) -> None:
+        self.fragments = self.bytes = 0
+
+
+def _takers(content: _Content, wanted: RowsWanted, read: _Read) -> Iterator[list[Pair]]:
     """All pairs of all bounds, in portions of some megabytes."""
-    count = _TAKEN_FIRST
+    count = _few(_TAKEN_FIRST, wanted, read)
     gathered: list[Pair] = []
     for lower, upper in wanted.bounds:
         cursor = content.cursor(lower, upper)
@@ -227,18 +239,31 @@ def _takers(content: _Content, wanted: RowsWanted) -> Iterator[list[Pair]]:
                 weighed = gathered[::_WEIGHED]
                 size = sum([len(key) + len(value) for key, value in weighed])
                 count = max(1, min(4 * count, _TAKEN_MAX, _TAKEN_BYTES * len(weighed) // size))
+                read.fragments += len(gathered)
+                read.bytes += size * len(gathered) // len(weighed)
+                count = _few(count, wanted, read)
                 yield gathered
                 gathered = []
         finally:
             cursor.close()
     if gathered:
+        read.fragments += len(gathered)
+        read.bytes += sum([len(key) + len(value) for key, value in gathered])
         yield gathered
+
+
+def _few(count: int, wanted: RowsWanted, read: _Read) -> int:
+    """How many are taken where few rows are wanted: one more than those, for the last row shows once it is
+    known to have ended."""
+    if not wanted.rows_max:
+        return count
+    return min(count, max(wanted.rows_max + 1 - read.fragments, _TAKEN_LEAST))
 
 
 _Batches = Iterator[tuple[int, pa.RecordBatch | None, bytes, bytes]]
 
 
-def _rows(content: _Content, wanted: RowsWanted) -> _Batches:
+def _rows(content: _Content, wanted: RowsWanted, read: _Read) -> _Batches:
     reader = TableReader(
         content.facts.table,
         wanted.columns,
@@ -248,12 +273,14 @@ def _rows(content: _Content, wanted: RowsWanted) -> _Batches:
         begun_in=wanted.begun_in,
     )
     batches: list[pa.RecordBatch] = []
-    for portion, pairs in enumerate(_takers(content, wanted)):
+    given, enough = 0, wanted.rows_max or 1 << 62
+    for portion, pairs in enumerate(_takers(content, wanted, read)):
         batches += reader.feed(pairs)
         rows = sum(batch.num_rows for batch in batches)
         # Where few rows show, a reader is to know how far reading has come.
-        if rows >= _BATCH_ROWS or not portion % _PORTIONS_MAX:
+        if rows >= _BATCH_ROWS or not portion % _PORTIONS_MAX or given + rows >= enough:
             yield _joined(reader, batches)
+            given += rows
             batches = []
     yield _joined(reader, [*batches, *reader.finish()])
 
@@ -268,8 +295,8 @@ def _joined(
     return batch.num_rows, batch, reader.next_key, reader.begun
 
 
-def _stored(content: _Content, wanted: RowsWanted) -> _Batches:
-    for pairs in _takers(content, wanted):
+def _stored(content: _Content, wanted: RowsWanted, read: _Read) -> _Batches:
+    for pairs in _takers(content, wanted, read):
         found = [pa.array([pair[at] for pair in pairs], pa.binary()) for at in (0, 1)]
         batch = pa.RecordBatch.from_arrays(found, schema=STORED_SCHEMA)
         yield len(pairs), batch, pairs[-1][0] + b"\x00", b""

@@ -78,7 +78,8 @@ class SessionFacts(msgspec.Struct, frozen=True, array_like=True):
 class RowsWanted(msgspec.Struct, frozen=True, array_like=True):
     """Rows of a session's table between keys of its store, in key order, in about `bytes_max` bytes.
 
-    `fragments`: what is stored, to be merged with what other replicas store, in place of rows.
+    `fragments`: what is stored, to be merged with what other replicas store, in place of rows. `rows_max`: an
+    answer may end when it has so many, of either; 0: no matter how many.
     """
 
     session: str
@@ -91,6 +92,7 @@ class RowsWanted(msgspec.Struct, frozen=True, array_like=True):
     lone_statics: bool = True
     begun_in: bytes = b""
     fragments: bool = False
+    rows_max: int = 0
 
 
 class BatchHead(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
@@ -104,12 +106,15 @@ class BatchHead(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
 
 
 class Trailer(msgspec.Struct, frozen=True, array_like=True, tag="trailer"):
-    """The end of an answer. `ended`: there is nothing behind it."""
+    """The end of an answer. `ended`: there is nothing behind it. `fragments_read`, about `bytes_read`: what
+    the replica read for it."""
 
     batches: int
     rows: int
     digest: bytes
     ended: bool
+    fragments_read: int = 0
+    bytes_read: int = 0
 
 
 class Refusal(msgspec.Struct, frozen=True, array_like=True, tag="refusal"):

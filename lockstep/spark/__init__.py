@@ -25,14 +25,21 @@ def session(app: str = "lockstep", cores: int = 2, **conf: Any) -> SparkSession:
 
 
 def scan_arrow(
-    keyspace: str, table: str, columns: Sequence[str] = (), **options: str
+    keyspace: str,
+    table: str,
+    columns: Sequence[str] = (),
+    *,
+    filters: Sequence[tuple[str, str, Any]] = (),
+    **options: str,
 ) -> pa.RecordBatchReader:
-    """All rows of a table at one instant, as a reader of Arrow batches; needs pyarrow, and no Spark.
+    """The rows of a table at one instant, as a reader of Arrow batches; needs pyarrow, and no Spark.
 
-    `columns`: names, in their order; all when there are none. `options` are those of the format lockstep,
-    such as `hosts="10.0.0.1"`, `consistencyLevel="ONE"` or `limit="100"`. What it holds on the nodes is given
-    back when the reader has come to its end, is closed, or is gone.
+    `columns`: names, in their order; all when there are none. `filters`: (column, operator, value) that all
+    hold, with =, !=, <, <=, >, >=, `in` or `not in`; replicas read only the partitions and slices that these
+    name. `options` are those of the format lockstep, such as `hosts="10.0.0.1"`, `consistencyLevel="ONE"` or
+    `limit="100"`. What it holds on the nodes is given back when the reader has come to its end, is closed, or
+    is gone.
     """
     from lockstep.spark.arrow_scan import scan
 
-    return scan(keyspace, table, columns, options)
+    return scan(keyspace, table, columns, filters, options)

@@ -6,6 +6,8 @@ nothing is ignored. Spark hands options over with lower-cased names; users write
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
@@ -22,6 +24,7 @@ from lockstep.values.limits import (
     TTL_S_MAX,
 )
 from lockstep.values.node_limits import LOAD_LEASE_MS, LOAD_LEASE_MS_MAX
+from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 
 Value = TypeVar("Value")
 
@@ -35,6 +38,7 @@ _BATCH_ROWS_MAX: Final = 1_000_000
 _TIMEOUT_MS_MAX: Final = 600_000
 _WRITE_TIME_MAX: Final = (1 << 63) - 1
 _LIMIT_MAX: Final = 1 << 40
+_RANGE: Final = re.compile(r"(-?[0-9]+):(-?[0-9]+)")
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -42,7 +46,8 @@ class Options(msgspec.Struct, frozen=True):
 
     `splits_per_range` 0 lets the reader group the ring's ranges; `columns` empty means all columns;
     `write_time_us` 0 means the time at which the job was planned, and `limit` 0 all rows; `lease_ms` is of a
-    load, or of a fixed content.
+    load, or of a fixed content. `filter_pushdown` None: where Spark hands filters on. `token_ranges` (left,
+    right], in order, are those that are read; without any, all.
     """
 
     hosts: tuple[str, ...]
@@ -54,7 +59,7 @@ class Options(msgspec.Struct, frozen=True):
     consistency: Consistency = Consistency.LOCAL_QUORUM
     page_rows: int = PAGE_ROWS_DEFAULT
     batch_rows: int = 16_384
-    filter_pushdown: bool = False
+    filter_pushdown: bool | None = None
     decimal_scale: int = DECIMAL_SCALE_DEFAULT
     timeout_ms: int = 12_000
     concurrent_writes: int = 64
@@ -71,6 +76,7 @@ class Options(msgspec.Struct, frozen=True):
     ca: str = ""
     snapshot: bool = False
     limit: int = 0
+    token_ranges: tuple[tuple[int, int], ...] = ()
 
     def __repr__(self) -> str:
         return f"Options({self.keyspace}.{self.table} at {', '.join(self.hosts)})"
@@ -128,6 +134,24 @@ def _count(low: int, high: int) -> Callable[[str, str], int]:
     return read
 
 
+def _ranges(name: str, text: str) -> tuple[tuple[int, int], ...]:
+    found: list[tuple[int, int]] = []
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        left, right = (int(match[1]), int(match[2])) if match else (0, 0)
+        if not TOKEN_MIN <= left < right <= TOKEN_MAX:
+            raise ConfigurationError(
+                f"the option {name} has {part.strip()!r}, but takes LEFT:RIGHT between commas: tokens above "
+                f"LEFT up to RIGHT, from {TOKEN_MIN} to {TOKEN_MAX}"
+            )
+        found.append((left, right))
+    found.sort()
+    for (_, right), (left, _) in itertools.pairwise(found):
+        if left < right:
+            raise ConfigurationError(f"the option {name} names tokens above {left} twice")
+    return tuple(found)
+
+
 #: Option as users write it -> (field, how its text is read).
 _KNOWN: Final[dict[str, tuple[str, Callable[[str, str], object]]]] = {
     "hosts": ("hosts", _names),
@@ -156,6 +180,7 @@ _KNOWN: Final[dict[str, tuple[str, Callable[[str, str], object]]]] = {
     "leaseMs": ("lease_ms", _count(1, LOAD_LEASE_MS_MAX)),
     "snapshot": ("snapshot", _flag),
     "limit": ("limit", _count(1, _LIMIT_MAX)),
+    "tokenRanges": ("token_ranges", _ranges),
 }
 _BY_LOWER: Final = {name.lower(): name for name in _KNOWN}
 _DEFAULTS: Final[dict[str, object]] = {"hosts": ("127.0.0.1",), "port": 9042}

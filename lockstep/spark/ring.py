@@ -15,18 +15,16 @@ from typing import Final, TypeVar
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql.datasource import EqualTo, Filter, In, InputPartition
+from pyspark.sql.datasource import InputPartition
 
 from lockstep.placement.strategies import NETWORK_TOPOLOGY, SIMPLE, Owner, compute
 from lockstep.schema.model import Keyspace, Replication, UserType
 from lockstep.schema.types import CqlType
 from lockstep.schema.user_types import type_in, types_used
-from lockstep.spark.columns import encoder
 from lockstep.spark.cql_client import ConnectionPool, CqlConnection, Endpoint
 from lockstep.spark.snapshots import Snapshot
-from lockstep.values.errors import ConfigurationError, InvalidRequest, PeerError, PeerUnreachable
+from lockstep.values.errors import ConfigurationError, PeerError, PeerUnreachable
 from lockstep.values.ids import NodeId
-from lockstep.values.limits import SPARK_POINT_READS_MAX
 from lockstep.values.tokens import Range
 
 Answer = TypeVar("Answer")
@@ -75,6 +73,10 @@ class TableShape(msgspec.Struct, frozen=True):
     @property
     def partition_key(self) -> tuple[TableColumn, ...]:
         return tuple(column for column in self.columns if column.kind == "partition_key")
+
+    @property
+    def clustering(self) -> tuple[TableColumn, ...]:
+        return tuple(column for column in self.columns if column.kind == "clustering")
 
     @property
     def key(self) -> tuple[TableColumn, ...]:
@@ -212,11 +214,6 @@ def _replication(connection: CqlConnection, keyspace: str) -> Replication:
 #: Tasks a host gets when the user names no number: enough to balance, few enough that the fixed cost of a
 #: task (some 40 ms) does not show.
 TASKS_PER_HOST: Final = 4
-#: Types whose equality in Spark and in CQL is the same; others are read by key, then compared by Spark.
-_SAME_EQUALITY: Final = frozenset(
-    ("tinyint", "smallint", "int", "bigint", "text", "ascii", "blob", "boolean", "date", "time")
-)
-_COMPARED_AGAIN: Final = frozenset(("uuid", "timeuuid", "timestamp", "inet"))
 
 
 @dataclass(frozen=True)
@@ -293,6 +290,25 @@ def range_partitions(ring: Ring, splits_per_range: int) -> list[RangePartition]:
     ]
 
 
+def within(parts: Sequence[RangePartition], wanted: Sequence[tuple[int, int]]) -> list[RangePartition]:
+    """What of the partitions lies in the wanted ranges; all, when there are none."""
+    if not wanted:
+        return list(parts)
+    cut = [
+        RangePartition(
+            part.turn,
+            tuple(
+                (max(left, low), min(right, high))
+                for left, right in part.ranges
+                for low, high in wanted
+                if max(left, low) < min(right, high)
+            ),
+        )
+        for part in parts
+    ]
+    return [part for part in cut if part.ranges]
+
+
 def split_range(whole: Range, parts: int) -> list[Range]:
     """At most `parts` adjacent ranges of equal width that cover `whole`."""
     width = whole.right - whole.left
@@ -324,49 +340,3 @@ def _grouped(ring: Ring) -> list[list[Range]]:
 
 def _width(group: Iterable[Range]) -> int:
     return sum(piece.right - piece.left for piece in group)
-
-
-def keys_of_filters(
-    shape: TableShape, filters: Sequence[Filter]
-) -> tuple[list[tuple[bytes, ...]] | None, list[Filter]]:
-    """(partition keys that the filters name, filters Spark must still apply).
-
-    The keys are None when the filters do not fix every column of the partition key by = or IN.
-    """
-    chosen: dict[str, Filter] = {}
-    for one in filters:
-        if isinstance(one, EqualTo | In) and len(one.attribute) == 1:
-            chosen.setdefault(one.attribute[0], one)
-    values: list[list[bytes]] = []
-    applied: list[Filter] = []
-    count = 1
-    for column in shape.partition_key:
-        found = chosen.get(column.name)
-        name = column.cql_type.name
-        if found is None or name not in _SAME_EQUALITY | _COMPARED_AGAIN:
-            return None, list(filters)
-        wanted = _serialised(column, found)
-        count *= len(wanted)
-        if count > SPARK_POINT_READS_MAX:
-            return None, list(filters)
-        values.append(wanted)
-        if name in _SAME_EQUALITY:
-            applied.append(found)
-    left = [one for one in filters if not any(one is done for done in applied)]
-    # The server refuses to be asked for a row of the empty key rather than to answer that there is none.
-    return [key for key in itertools.product(*values) if key != (b"",)], left
-
-
-def _serialised(column: TableColumn, found: Filter) -> list[bytes]:
-    """The values, each once; those that the type cannot hold equal nothing and are left out."""
-    encode = encoder(column.cql_type)
-    wanted = found.value if isinstance(found, In) else (found.value,)  # type: ignore[attr-defined]
-    values: dict[bytes, None] = {}
-    for value in wanted:
-        if value is None:
-            continue
-        try:
-            values[encode(value)] = None
-        except InvalidRequest:
-            continue
-    return list(values)

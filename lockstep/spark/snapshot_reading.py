@@ -13,7 +13,7 @@ import bisect
 import socket
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -27,6 +27,7 @@ from lockstep.scans.messages import (
     Refusal,
     RowsWanted,
     Tally,
+    Trailer,
     framed,
 )
 from lockstep.scans.session_files import Expired
@@ -34,6 +35,7 @@ from lockstep.scans.table_reader import TableReader, partition_of
 from lockstep.spark.cql_client import encrypted
 from lockstep.spark.options import Options
 from lockstep.spark.retrying import Retry
+from lockstep.spark.selecting import Selection
 from lockstep.spark.snapshots import Locations, Snapshot, SnapshotRange, pieces_of
 from lockstep.storage.rows import keys
 from lockstep.storage.store import Pair
@@ -45,60 +47,99 @@ from lockstep.values.errors import (
     ProtocolViolation,
     StorageError,
 )
+from lockstep.values.rows import Slice
 from lockstep.values.tokens import Range
 
 #: Of one answer: some batches, so that a process beside the node is soon there for the next reader.
 _ANSWER_BYTES: Final = 64 * 1024 * 1024
+#: Of one request, about, and bounds in it: what a node takes is eight times that, and of each bound it finds
+#: the first key.
+_REQUEST_BYTES: Final = 1024 * 1024
+_BOUNDS_MAX: Final = 4096
+#: So many times as many fragments are asked for as before where those were not enough.
+_MORE: Final = 4
 #: Room for what is sent while the reader works on what it has.
 _BUFFER_BYTES: Final = 4 * 1024 * 1024
 
 
 class SnapshotScan:
-    """Of one task. `columns` are names in the order of the batches."""
+    """Of one task. `columns` are names in the order of the batches. `rows_max`: reading ends with the batch
+    that makes so many rows, and replicas read little more; 0: all."""
 
-    def __init__(self, options: Options, snapshot: Snapshot, columns: Sequence[str], turn: int = 0) -> None:
+    def __init__(
+        self, options: Options, snapshot: Snapshot, columns: Sequence[str], turn: int = 0, rows_max: int = 0
+    ) -> None:
         self._options = options
         self._snapshot = snapshot
         self._columns = tuple(columns)
         self._turn = turn
+        self._rows_max = rows_max
+        self._given = 0
+        self._lone_statics = True
+        #: What replicas told that they read for this: how many fragments, and about how many bytes of them.
+        self.fragments_read = self.bytes_read = 0
         self._locations = Locations(options, snapshot)
         self._gone: dict[int, None] = {}
         self.schema = self._reader().schema
 
     def _reader(self) -> TableReader:
         snapshot = self._snapshot
-        return TableReader(snapshot.table, self._columns, snapshot.now_s, self._options.decimal_scale)
+        return TableReader(
+            snapshot.table,
+            self._columns,
+            snapshot.now_s,
+            self._options.decimal_scale,
+            lone_statics=self._lone_statics,
+        )
 
     def ranges(self, ranges: Sequence[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
         """Rows of ranges of tokens (left, right]."""
         table_id = self._snapshot.table.table.id
         pieces = [piece for left, right in ranges for piece in pieces_of(self._snapshot, left, right)]
-        return self._by_replicas([(part, keys.token_bounds(table_id, Range(*at))) for *at, part in pieces])
+        return self._by_replicas(
+            [(part, _Place((keys.token_bounds(table_id, Range(*at)),))) for *at, part in pieces]
+        )
 
-    def keys(self, wanted: Sequence[tuple[int, bytes]]) -> Iterator[pa.RecordBatch]:
-        """Rows of partitions, by (token, key)."""
+    def keys(
+        self, wanted: Sequence[tuple[int, bytes]], slices: Sequence[Slice] = ()
+    ) -> Iterator[pa.RecordBatch]:
+        """Rows of partitions, by (token, key); with `slices` those rows of them only."""
         table_id = self._snapshot.table.table.id
-        prefixes = [(token, keys.partition_prefix(table_id, token, key)) for token, key in wanted]
-        return self.between([(token, (prefix, keys.partition_end(prefix))) for token, prefix in prefixes])
+        self._lone_statics = not slices
+        places: list[tuple[int, _Place]] = []
+        for token, key in wanted:
+            prefix = keys.partition_prefix(table_id, token, key)
+            if slices:
+                bounds = tuple(sorted(keys.slice_bounds(prefix, part) for part in slices))
+                places.append((token, _Place(bounds, ((prefix, prefix + keys.KIND_ROW),))))
+            else:
+                places.append((token, _Place(((prefix, keys.partition_end(prefix)),))))
+        return self._places(places)
 
     def between(self, wanted: Sequence[tuple[int, tuple[bytes, bytes]]]) -> Iterator[pa.RecordBatch]:
         """Rows between keys of the store, by (token of their partition, keys)."""
+        return self._places([(token, _Place((bounds,))) for token, bounds in wanted])
+
+    def _places(self, wanted: Sequence[tuple[int, _Place]]) -> Iterator[pa.RecordBatch]:
         return self._by_replicas(
             [
-                (next(part for part in self._snapshot.ranges if part.left < token <= part.right), bounds)
-                for token, bounds in wanted
+                (next(part for part in self._snapshot.ranges if part.left < token <= part.right), place)
+                for token, place in wanted
             ]
         )
 
-    def _by_replicas(
-        self, pieces: Sequence[tuple[SnapshotRange, tuple[bytes, bytes]]]
-    ) -> Iterator[pa.RecordBatch]:
-        """What has the same replicas is read in one go."""
-        groups: dict[tuple[tuple[int, ...], int], list[tuple[bytes, bytes]]] = {}
-        for part, bound in pieces:
-            groups.setdefault((tuple(sorted(part.nodes)), part.wanted), []).append(bound)
-        for (nodes, wanted), bounds in groups.items():
-            yield from self._read(SnapshotRange(0, 0, nodes, wanted), tuple(sorted(bounds)))
+    def _by_replicas(self, pieces: Sequence[tuple[SnapshotRange, _Place]]) -> Iterator[pa.RecordBatch]:
+        """What has the same replicas is read in one go, as far as a request has room for it."""
+        groups: dict[tuple[tuple[int, ...], int], list[_Place]] = {}
+        for part, place in pieces:
+            groups.setdefault((tuple(sorted(part.nodes)), part.wanted), []).append(place)
+        for (nodes, wanted), places in groups.items():
+            for bounds in requests(places):
+                if self._has_enough():
+                    return
+                for batch in self._read(SnapshotRange(0, 0, nodes, wanted), bounds):
+                    self._given += batch.num_rows
+                    yield batch
 
     def _read(self, part: SnapshotRange, bounds: Bounds) -> Iterator[pa.RecordBatch]:
         if part.wanted == 1:
@@ -109,13 +150,14 @@ class SnapshotScan:
 
     def _one(self, part: SnapshotRange, bounds: Bounds) -> Iterator[pa.RecordBatch]:
         begun_in, retry = b"", Retry()
-        while bounds:
+        while bounds and not self._has_enough():
             node = self._chosen(part)[0]
-            wanted = self._wanted(bounds, begun_in)
+            wanted = self._wanted(bounds, begun_in, rows_max=self._left())
             try:
                 for head, body in answer_of(self._options, self._locations.of(node), wanted):
-                    if head is None:
-                        bounds = () if body else bounds
+                    if isinstance(head, Trailer):
+                        self._count(head)
+                        bounds = () if head.ended else bounds
                         continue
                     bounds, begun_in = left_of(bounds, head.next_key), head.begun_in
                     retry.succeeded()
@@ -124,7 +166,19 @@ class SnapshotScan:
             except LockstepError as error:
                 self._failed(node, error, retry)
 
-    def _wanted(self, bounds: Bounds, begun_in: bytes = b"", *, fragments: bool = False) -> RowsWanted:
+    def _has_enough(self) -> bool:
+        return 0 < self._rows_max <= self._given
+
+    def _left(self) -> int:
+        return max(self._rows_max - self._given, 0)
+
+    def _count(self, trailer: Trailer) -> None:
+        self.fragments_read += trailer.fragments_read
+        self.bytes_read += trailer.bytes_read
+
+    def _wanted(
+        self, bounds: Bounds, begun_in: bytes = b"", *, fragments: bool = False, rows_max: int = 0
+    ) -> RowsWanted:
         snapshot = self._snapshot
         return RowsWanted(
             snapshot.session,
@@ -134,9 +188,10 @@ class SnapshotScan:
             self._columns,
             snapshot.now_s,
             self._options.decimal_scale,
-            True,
+            self._lone_statics,
             begun_in,
             fragments,
+            rows_max,
         )
 
     def _chosen(self, part: SnapshotRange) -> list[int]:
@@ -166,6 +221,8 @@ class SnapshotScan:
             try:
                 for pairs, last in union(sources):
                     yield from reader.feed(pairs)
+                    if self._has_enough():
+                        return
                     bounds = _from(bounds, last + b"\x00")
                     retry.succeeded()
                 bounds = ()
@@ -178,14 +235,26 @@ class SnapshotScan:
 
     def stored(self, node: int, bounds: Bounds) -> Iterator[pa.RecordBatch]:
         """What a node stores between keys."""
+        rows_max = self._left()
         while bounds:
-            wanted = self._wanted(bounds, fragments=True)
+            wanted = self._wanted(bounds, fragments=True, rows_max=rows_max)
+            # Those may not have been enough: there are deletions, and several writes of one row.
+            rows_max *= _MORE
             for head, body in answer_of(self._options, self._locations.of(node), wanted):
-                if head is None:
-                    bounds = () if body else bounds
+                if isinstance(head, Trailer):
+                    self._count(head)
+                    bounds = () if head.ended else bounds
                     continue
                 bounds = _from(bounds, head.next_key)
                 yield pa.ipc.read_record_batch(pa.py_buffer(body), STORED_SCHEMA)
+
+
+class _Place(NamedTuple):
+    """What is read of a place: rows between keys, with what heads their partition where it is not between
+    them."""
+
+    bounds: Bounds
+    head: Bounds = ()
 
 
 class _Elsewhere(StorageError):
@@ -290,10 +359,44 @@ def _from(bounds: Bounds, key: bytes) -> Bounds:
     return tuple((max(lower, key), upper) for lower, upper in bounds if upper > key)
 
 
+def slices_of(snapshot: Snapshot, selection: Selection | None) -> list[Slice]:
+    """Of the snapshot's table; none, when the selection takes all rows of its partitions."""
+    if selection is None or not selection.chooses_rows:
+        return []
+    columns, kinds = snapshot.table.table.clustering, snapshot.table.kinds
+    return selection.slices(
+        [kinds[column.name] for column in columns], [column.descending for column in columns]
+    )
+
+
+def requests(places: Sequence[_Place]) -> Iterator[Bounds]:
+    """What is asked for at once: bounds in order. What heads a partition comes with all that is asked for of
+    its rows."""
+    asked: list[tuple[bytes, bytes]] = []
+    size = 0
+    for place in sorted(places, key=lambda one: (one.head or one.bounds)[0]):
+        head_size = _size(place.head)
+        for at, bounds in enumerate(place.bounds):
+            if asked and (size + head_size + _size((bounds,)) > _REQUEST_BYTES or len(asked) >= _BOUNDS_MAX):
+                yield tuple(asked)
+                asked, size = [], 0
+            if place.head and (not at or not asked):
+                asked += place.head
+                size += head_size
+            asked.append(bounds)
+            size += _size((bounds,))
+    if asked:
+        yield tuple(asked)
+
+
+def _size(bounds: Bounds) -> int:
+    return sum(len(lower) + len(upper) for lower, upper in bounds)
+
+
 def answer_of(
     options: Options, location: tuple[str, int], wanted: RowsWanted
-) -> Iterator[tuple[BatchHead | None, Any]]:
-    """Batches as (head, body), then (None, whether that was all). PeerUnreachable when the connection breaks,
+) -> Iterator[tuple[BatchHead | Trailer, Any]]:
+    """Batches as (head, body), then (trailer, nothing). PeerUnreachable when the connection breaks,
     ProtocolViolation when it is not what was sent, and what the node refuses with."""
     try:
         with _connected(options, location) as connection:
@@ -308,11 +411,12 @@ def answer_of(
                     tally.add(head, body)
                     yield head, body
                     continue
-                if head != tally.trailer(ended=head.ended):
+                told = tally.trailer(ended=head.ended)
+                if (head.batches, head.rows, head.digest) != (told.batches, told.rows, told.digest):
                     raise ProtocolViolation(
                         f"what {location[0]} sent of read session {wanted.session} is not what came"
                     )
-                yield None, head.ended
+                yield head, b""
                 return
     except OSError as error:
         raise PeerUnreachable(f"reading from {location[0]}:{location[1]} failed: {error}") from error

@@ -22,6 +22,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructField, StructType
 
 from lockstep.cql.wire.messages import Value
+from lockstep.schema.clustering import derived_key
 from lockstep.schema.log_tables import SUFFIX
 from lockstep.spark.changes.reader import change_reader, schema_of
 from lockstep.spark.changes.stream_options import of_changes
@@ -31,6 +32,7 @@ from lockstep.spark.cql_client import pool_of
 from lockstep.spark.loads.choosing import ChoosingWriter, writer_of
 from lockstep.spark.loads.writer import BulkWriter
 from lockstep.spark.options import Options, parse_options
+from lockstep.spark.pushdown import selection_of, takes_filters
 from lockstep.spark.ring import (
     KeyPartition,
     RangePartition,
@@ -41,17 +43,18 @@ from lockstep.spark.ring import (
     ask_any,
     first_rows,
     key_partitions,
-    keys_of_filters,
     limited,
     quoted,
     range_partitions,
     read_ring,
     read_table,
     ring_of,
+    within,
 )
 from lockstep.spark.scan import Hosts, PageDecoder, StatementReader
-from lockstep.spark.snapshot_reading import SnapshotScan
-from lockstep.spark.snapshots import SNAPSHOT, Snapshot, open_snapshot
+from lockstep.spark.selecting import Selection
+from lockstep.spark.snapshot_reading import SnapshotScan, slices_of
+from lockstep.spark.snapshots import SNAPSHOT, open_snapshot
 from lockstep.spark.writer import LockstepWriter
 from lockstep.values.codec import encode
 from lockstep.values.errors import ConfigurationError, InvalidRequest
@@ -83,13 +86,13 @@ class LockstepSource(DataSource):
         return StructType([_field(shape, shape.column(name), options) for name in names])
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of the schema's columns; one that takes filters when `filterPushdown` is true."""
+        """A reader of the schema's columns; one that takes filters where Spark hands them on."""
         if of_changes(self.options):
             raise ConfigurationError("changes are a stream", hint="spark.readStream in place of spark.read")
         options = parse_options(self.options)
         shape = table_shape(options)
         projection = _projection(shape, schema, options)
-        kind = FilteringReader if options.filter_pushdown else LockstepReader
+        kind = FilteringReader if takes_filters(options) else LockstepReader
         return kind(options, shape, projection)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -120,48 +123,76 @@ class LockstepReader(DataSourceReader):
         self._options = options
         self._shape = shape
         self._projection = tuple(projection)
+        self._selection: Selection | None = None
 
     def partitions(self) -> Sequence[InputPartition]:
-        if self._options.snapshot:
-            snapshot = open_snapshot(self._options)
-            ranges = range_partitions(ring_of(snapshot), self._options.splits_per_range)
-            return self._of_snapshot(snapshot, limited(ranges, self._options.limit))
-        return limited(range_partitions(self._ring(), self._options.splits_per_range), self._options.limit)
+        snapshot = open_snapshot(self._options) if self._options.snapshot else None
+        ring = self._ring() if snapshot is None else ring_of(snapshot)
+        parts = limited(self._parts(ring), self._options.limit)
+        if snapshot is None:
+            return list(parts)
+        told = encode(snapshot)
+        return [SnapshotPartition(told, part) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Record batches of about `batchRows` rows, or of as many as nodes make of a snapshot."""
         return first_rows(self._read(partition), self._options.limit)
 
-    def _of_snapshot(
-        self, snapshot: Snapshot, parts: Sequence[RangePartition | KeyPartition]
-    ) -> list[InputPartition]:
-        told = encode(snapshot)
-        return [SnapshotPartition(told, part) for part in parts]
+    def _parts(self, ring: Ring) -> Sequence[RangePartition | KeyPartition]:
+        options, selection = self._options, self._selection
+        if selection is None:
+            return within(range_partitions(ring, options.splits_per_range), options.token_ranges)
+        found = [key for key in selection.keys if self._is_wanted(key)]
+        return key_partitions(found, len(options.hosts))
+
+    def _is_wanted(self, key: Sequence[bytes]) -> bool:
+        ranges = self._options.token_ranges
+        token = self._token(key)
+        return not ranges or any(left < token <= right for left, right in ranges)
+
+    def _token(self, key: Sequence[bytes]) -> int:
+        of_key = stream_token if self._options.table.endswith(SUFFIX) else token_of
+        return of_key(derived_key(key))
 
     def _read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, SnapshotPartition):
             yield from self._snapshot_rows(partition)
-            return
-        if isinstance(partition, KeyPartition):
-            where = " AND ".join(f"{quoted(column.name)} = ?" for column in self._shape.partition_key)
-            of_key = stream_token if self._options.table.endswith(SUFFIX) else token_of
-            wanted = [(key, of_key(_partition_key(key))) for key in partition.keys]
-        else:
-            assert isinstance(partition, RangePartition)
+        elif isinstance(partition, KeyPartition):
+            yield from self._key_rows(partition)
+        elif isinstance(partition, RangePartition):
             token = f"token({', '.join(quoted(column.name) for column in self._shape.partition_key)})"
-            where = f"{token} > ? AND {token} <= ?"
             wanted = [((_token_bytes(left), _token_bytes(right)), right) for left, right in partition.ranges]
-        yield from self._batches(where, wanted, partition.turn)
+            yield from self._batches(f"{token} > ? AND {token} <= ?", wanted, partition.turn)
+        # Spark makes a partition of its own where a reader has none.
+
+    def _key_rows(self, partition: KeyPartition) -> Iterator[pa.RecordBatch]:
+        selection = self._selection
+        assert selection is not None, "keys are those of a selection"
+        terms = [f"{quoted(column.name)} = ?" for column in self._shape.partition_key]
+        depth = len(selection.prefixes[0])
+        terms += [f"{quoted(column.name)} = ?" for column in self._shape.clustering[:depth]]
+        ends: list[bytes] = []
+        for bound, sign in ((selection.lower, ">"), (selection.upper, "<")):
+            if bound is not None:
+                name = quoted(self._shape.clustering[depth].name)
+                terms.append(f"{name} {sign}{'=' if bound.inclusive else ''} ?")
+                ends.append(bound.value)
+        wanted = [
+            ((*key, *prefix, *ends), self._token(key))
+            for key in partition.keys
+            for prefix in selection.prefixes
+        ]
+        yield from self._batches(" AND ".join(terms), wanted, partition.turn)
 
     def _snapshot_rows(self, partition: SnapshotPartition) -> Iterator[pa.RecordBatch]:
         snapshot = SNAPSHOT.decode(partition.snapshot)
         names = [column.name for column in self._projection]
-        part = partition.part
-        scan = SnapshotScan(self._options, snapshot, names, part.turn)
-        if isinstance(part, KeyPartition):
-            whole = [_partition_key(key) for key in part.keys]
-            return scan.keys([(token_of(key), key) for key in whole])
-        return scan.ranges(part.ranges)
+        part, selection = partition.part, self._selection
+        scan = SnapshotScan(self._options, snapshot, names, part.turn, self._options.limit)
+        if isinstance(part, RangePartition):
+            return scan.ranges(part.ranges)
+        wanted = [(self._token(key), derived_key(key)) for key in part.keys]
+        return scan.keys(wanted, slices_of(snapshot, selection))
 
     def _batches(
         self, where: str, wanted: Sequence[tuple[tuple[Value, ...], int]], turn: int
@@ -198,23 +229,16 @@ class LockstepReader(DataSourceReader):
 
 
 class FilteringReader(LockstepReader):
-    """Turns filters that fix the whole partition key into reads of those partitions.
+    """Turns filters that fix the whole partition key into reads of those partitions, and those on clustering
+    columns into reads of slices of them.
 
     A class of its own because Spark refuses every reader with `pushFilters` while its setting
     spark.sql.python.filterPushdown.enabled is off, which is the default.
     """
 
-    _keys: list[tuple[bytes, ...]] | None = None
-
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        self._keys, left = keys_of_filters(self._shape, filters)
+        self._selection, left = selection_of(self._shape, filters)
         return left
-
-    def partitions(self) -> Sequence[InputPartition]:
-        if self._keys is None:
-            return super().partitions()
-        parts = limited(key_partitions(self._keys, len(self._options.hosts)), self._options.limit)
-        return self._of_snapshot(open_snapshot(self._options), parts) if self._options.snapshot else parts
 
 
 def table_shape(options: Options) -> TableShape:
@@ -257,10 +281,3 @@ def _projection(shape: TableShape, schema: StructType, options: Options) -> list
 
 def _token_bytes(token: int) -> bytes:
     return token.to_bytes(_TOKEN_BYTES, "big", signed=True)
-
-
-def _partition_key(parts: Sequence[bytes]) -> bytes:
-    """The serialised key that tokens are made of: one column as it is, several behind their lengths."""
-    if len(parts) == 1:
-        return parts[0]
-    return b"".join(len(part).to_bytes(2, "big") + part + b"\x00" for part in parts)

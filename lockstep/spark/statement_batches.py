@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from lockstep.cql.wire.messages import UNSET, Value
-from lockstep.spark.columns import encoder
+from lockstep.spark.encoders import encoder
 from lockstep.spark.loads.encoding import composite_key, serialised
 from lockstep.spark.loads.tokens import tokens_of
 from lockstep.spark.ring import TableColumn

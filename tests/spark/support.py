@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from lockstep.cql.wire.messages import QueryParameters, Value
 from lockstep.local.clusters import LocalCluster
 from lockstep.schema.types import parse_type
-from lockstep.spark.columns import encoder
 from lockstep.spark.cql_client import CqlConnection, Endpoint
+from lockstep.spark.encoders import encoder
 from lockstep.values.ids import Consistency
 
 #: Away from the defaults and from the ports of other tests.

@@ -17,7 +17,8 @@ pytest.importorskip("pyspark")
 
 from lockstep.scans.arrow_columns import arrow_type, decode_cells
 from lockstep.schema.types import parse_type
-from lockstep.spark.columns import encoder, spark_type
+from lockstep.spark.columns import spark_type
+from lockstep.spark.encoders import encoder
 from lockstep.spark.scan import PageDecoder, RawPage
 from lockstep.values.errors import InvalidRequest, ProtocolViolation
 

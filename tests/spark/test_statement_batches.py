@@ -11,7 +11,7 @@ pytest.importorskip("pyspark")
 import pyarrow as pa
 
 from lockstep.cql.wire.messages import UNSET
-from lockstep.spark.columns import encoder
+from lockstep.spark.encoders import encoder
 from lockstep.spark.ring import TableColumn
 from lockstep.spark.statement_batches import RowBatch, RowShape, batched
 from lockstep.values.errors import InvalidRequest

@@ -16,7 +16,8 @@ from lockstep.local.clusters import LocalCluster
 from lockstep.scans.arrow_columns import arrow_type, decode_cells
 from lockstep.schema.model import Keyspace, Replication, UserType
 from lockstep.schema.user_types import type_in
-from lockstep.spark.columns import encoder, spark_type
+from lockstep.spark.columns import spark_type
+from lockstep.spark.encoders import encoder
 from lockstep.spark.source import LockstepSource
 from lockstep.values.ids import Consistency
 

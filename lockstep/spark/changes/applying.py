@@ -31,7 +31,7 @@ from lockstep.spark.changes.columns import (
     ROW_DELETE,
     UPDATE,
 )
-from lockstep.spark.columns import encoder
+from lockstep.spark.encoders import encoder
 from lockstep.spark.ring import TableColumn, TableShape, quoted
 from lockstep.values.errors import ConfigurationError, InvalidRequest
 

@@ -16,8 +16,9 @@ import msgspec
 
 from lockstep.schema.clustering import routing_key
 from lockstep.schema.model import UserType
-from lockstep.spark.columns import encoder, spark_type
+from lockstep.spark.columns import spark_type
 from lockstep.spark.cql_client import CqlConnection, pool_of
+from lockstep.spark.encoders import encoder
 from lockstep.spark.jobs.running import given
 from lockstep.spark.options import Options, parse_options
 from lockstep.spark.ring import Ring, TableColumn, TableShape, ask_any, quoted, read_ring, read_table

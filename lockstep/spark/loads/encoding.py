@@ -32,7 +32,7 @@ from lockstep.schema.types import CqlType
 from lockstep.schema.types.base import CqlType as BaseType
 from lockstep.schema.types.numbers import FixedInteger
 from lockstep.schema.user_types import type_in
-from lockstep.spark.columns import encoder
+from lockstep.spark.encoders import encoder
 from lockstep.spark.loads.tokens import octets_of, tokens_of
 from lockstep.storage.rows import keys
 from lockstep.storage.rows.fragments import fragments_of
