@@ -16,9 +16,9 @@ most PINGED_MAX others, is asked by as many, and over the rounds by every other.
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Final, Generic, TypeVar
 
 import msgspec
@@ -369,7 +369,7 @@ class Tree:
 
     def __init__(self, ids: Sequence[int], epoch: int) -> None:
         assert epoch >= 0, "epochs count from 1, and 0 is the empty value"
-        assert all(low < high for low, high in pairwise(ids)), "all nodes put the members in the same row"
+        assert all(map(operator.lt, ids, ids[1:])), "all nodes put the members in the same row"
         self._ids = ids
         inner = max(1, (len(ids) - 1) // FAN_OUT)
         self._turn = (epoch * inner) % len(ids) if ids else 0

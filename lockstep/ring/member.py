@@ -8,6 +8,7 @@ the same step.
 from __future__ import annotations
 
 import enum
+import operator
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -44,6 +45,9 @@ class Kept(msgspec.Struct, frozen=True, array_like=True):
     promised: PromisedState
     own: OwnProposal | None
     voted: VotedState
+
+
+_FIELDS = operator.attrgetter(*Kept.__struct_fields__)
 
 
 def first_kept(ring: Ring) -> Kept:
@@ -124,7 +128,7 @@ class RingMember:
         return Standing(
             self._ring,
             self._pending,
-            self._initiator.proposing if self.unanimous else self._ballots.proposing,
+            self._proposing,
             self._initiator.missing if self.unanimous else self._ballots.missing,
             self._spreader.laggards(self._ring),
         )
@@ -132,6 +136,10 @@ class RingMember:
     @property
     def _pending(self) -> Proposal | None:
         return self._promises.pending if self.unanimous else self._votes.pending
+
+    @property
+    def _proposing(self) -> Proposal | None:
+        return self._initiator.proposing if self.unanimous else self._ballots.proposing
 
     def validate(self) -> None:
         for machine in (self._promises, self._initiator, self._votes, self._ballots, self._spreader):
@@ -153,7 +161,7 @@ class RingMember:
 
     def refusal(self, changes: Sequence[Change]) -> str:
         """Why the changes would not be proposed; "" when they would."""
-        if self.standing.proposing is not None:
+        if self._proposing is not None:
             return f"{self._node} is proposing another change"
         return problem(self._ring, changes, self._factors)
 
@@ -209,7 +217,7 @@ class RingMember:
             self._tick_unanimous(now_ms)
         else:
             self._tick_ballots(now_ms)
-        pending = self._pending is not None or self.standing.proposing is not None
+        pending = self._pending is not None or self._proposing is not None
         for peer in self._spreader.round(self._ring, now_ms, pending, draws):
             self._send(peer, self._spreader.summary(self._ring))
         self._drain(now_ms)
@@ -438,9 +446,7 @@ class RingMember:
     def _effects(self) -> Effects:
         assert len(self._messages) <= RING_MESSAGES_MAX, "a step says so much at most"
         now = Kept(self._ring, self._launch, self._promises.state, self._initiator.state, self._votes.state)
-        changed = any(
-            getattr(now, field) is not getattr(self._kept, field) for field in Kept.__struct_fields__
-        )
+        changed = any(map(operator.is_not, _FIELDS(now), _FIELDS(self._kept)))
         self._kept = now
         effects = Effects(
             now if changed else None, tuple(self._messages), tuple(self._alarms), tuple(self._ended)

@@ -269,7 +269,9 @@ def test_every_type_has_a_default_mask() -> None:
 
     for name in (*NATIVE_NAMES, "list<int>", "map<int, text>", "tuple<int, uuid>", "vector<float, 3>"):
         kind = parse_type(name)
-        kind.validate(default_of(kind))
+        mask = default_of(kind)
+        kind.validate(mask)
+        assert kind.validate(mask) is None and kind.deserialize(mask) is not None, "a mask is no null"
 
 
 def test_functions_have_names_in_both_spellings() -> None:

@@ -208,7 +208,9 @@ def told(seed: int) -> Watch:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 13))
 def test_resets_among_crashes(seed: int) -> None:
-    told(seed)
+    watch = told(seed)
+    assert {cluster_id for cluster_id, _, _ in watch.led} >= set(watch.forks), "each fork had a leader"
+    assert watch.hashes and watch.led
 
 
 async def _nothing(*_: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -250,5 +251,7 @@ def test_what_a_table_is_backed_up_as() -> None:
 
 
 @pytest.mark.parametrize("name", ["b", "0", "A.b_c-9", "a" * 64])
-def test_names_of_backups_that_may_be(name: str) -> None:
+def test_names_of_backups_that_may_be_are_those_of_their_directories(name: str) -> None:
     manifests.check_name(name)
+    directory, part = Path(manifests.part_directory(name, "h")).parts[1:]
+    assert (directory, part) == (name, "h"), "a name is one directory, and leads nowhere else"
