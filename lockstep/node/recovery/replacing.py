@@ -58,7 +58,7 @@ class Replacing:
         if epoch < 2:
             raise PreconditionError(f"the log begins with epoch 1, and nothing is before {epoch}")
         state = self._log.state
-        survey, tail = self._desk.survey_of(), self._desk.tail(state.epoch)
+        survey, tail = self._desk.own.survey_of(), self._desk.own.tail(state.epoch)
         entries = [*state.retained(epoch, state.epoch), *(one for one in tail if one.epoch >= epoch)]
         told = _shown(entries, shown)
         standing = self._desk.file.standing

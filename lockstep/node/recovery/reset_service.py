@@ -23,11 +23,10 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import LINEAGE, NodeState, Reset
 from lockstep.metadata.lineage import ResetManagement
 from lockstep.metadata.log.apply import apply_entry
-from lockstep.metadata.log.entries import LogEntry, verify_chain
+from lockstep.metadata.log.entries import verify_chain
 from lockstep.node.context import NodeContext
 from lockstep.node.log_service import NodeLog
 from lockstep.node.membership.management import Management
-from lockstep.node.processors.raft import logged_entries
 from lockstep.node.recovery.audit_file import AuditFile
 from lockstep.node.recovery.messages import (
     AskSurvey,
@@ -41,6 +40,7 @@ from lockstep.node.recovery.messages import (
     Tail,
 )
 from lockstep.node.recovery.moving import Moving
+from lockstep.node.recovery.own_state import OwnState
 from lockstep.node.recovery.recovery_file import RecoveryFile
 from lockstep.recovery import plan as planning
 from lockstep.recovery.audit import Step, Told
@@ -61,7 +61,7 @@ from lockstep.values.errors import (
     Rejected,
 )
 from lockstep.values.ids import NodeId
-from lockstep.values.node_limits import RECOVERY_ASKED_AT_ONCE_MAX, RECOVERY_TAIL_BYTES_MAX
+from lockstep.values.node_limits import RECOVERY_ASKED_AT_ONCE_MAX
 
 #: One question to a node; who does not answer in it counts as absent.
 SURVEY_TIMEOUT_MS: Final = 2000
@@ -110,6 +110,7 @@ class ResetService:
         self._management = management
         self._restart = restart
         self._is_ready = is_ready
+        self.own = OwnState(context.own_id, log, management)
         self.file = RecoveryFile(context.runtime.disk)
         self.audit = AuditFile(context.runtime)
         #: One step of a repair at a time.
@@ -122,7 +123,7 @@ class ResetService:
         register(verbs.RECOVERY_MIGRATE, Migrate, Migrated, self._serve_migration)
         register(verbs.RECOVERY_RESTART, Restart, Done, self._serve_restart)
         context.internode.own.listen_refused(self._refused)
-        Moving(context, log, self.tail, self._fall_silent, self._begin_anew)
+        Moving(context, log, self.own.tail, self._fall_silent, self._begin_anew)
 
     def load(self) -> None:
         """CorruptFile, CannotApply when what this node recorded makes no sense."""
@@ -135,62 +136,10 @@ class ResetService:
     # -- this node ----------------------------------------------------------------------------------
 
     async def _serve_survey(self, _peer: object, _question: AskSurvey) -> Survey:
-        return self.own_survey()
-
-    def own_survey(self) -> Survey:
-        """CannotApply when this node can apply no more: what it holds is not to be gone on with."""
-        state = self._log.state
-        if state.broken is not None:
-            raise CannotApply(f"the metadata of node {self._own_id()} is broken: {state.broken}")
-        return self.survey_of()
-
-    def survey_of(self) -> Survey:
-        """The same of a node that may be broken."""
-        state = self._log.state
-        cluster, driver = state.current, self._log.driver
-        kept = state.retained(cluster.epoch, cluster.epoch)
-        tail = self.tail(cluster.epoch)
-        last = tail[-1] if tail else None
-        group = self._management.group
-        managing = group.driver if group is not None else None
-        return Survey(
-            node=self._own_id(),
-            cluster_id=cluster.identity.cluster_id,
-            epoch=cluster.epoch,
-            hash=cluster.hash,
-            log_epoch=last.epoch if last is not None else cluster.epoch,
-            log_term=last.term if last is not None else (kept[-1].term if kept else 0),
-            raft_index=driver.raft.last_index if driver is not None else 0,
-            raft_term=max((one.raft.term for one in (driver, managing) if one is not None), default=0),
-            leader=(driver.raft.leader or 0) if driver is not None else 0,
-            expelled=group.state.expelled if group is not None else (),
-            management_leader=(managing.raft.leader or 0) if managing is not None else 0,
-        )
+        return self.own.survey()
 
     async def _serve_tail(self, _peer: object, question: AskTail) -> Tail:
-        return Tail(tuple(self.tail(question.epoch)))
-
-    def tail(self, epoch: int) -> list[LogEntry]:
-        """Entries above the epoch that are durable in this node's journal of the group, in order."""
-        driver = self._log.driver
-        if driver is None:
-            return []
-        found: list[LogEntry] = []
-        size, raft = 0, driver.raft
-        for index in range(raft.durable_index, raft.first_index - 1, -1):
-            logged = logged_entries((raft.entry(index),))
-            if not logged:
-                continue
-            if logged[0].epoch <= epoch:
-                break
-            size += len(logged[0].body)
-            if size > RECOVERY_TAIL_BYTES_MAX:
-                raise PreconditionError(
-                    f"the log of node {self._own_id()} has more than {RECOVERY_TAIL_BYTES_MAX} bytes that no "
-                    "node has applied"
-                )
-            found.append(logged[0])
-        return found[::-1]
+        return Tail(tuple(self.own.tail(question.epoch)))
 
     async def _serve_prepare(self, _peer: object, order: Prepare) -> Done:
         return await self._prepare(order.plan)
@@ -204,7 +153,7 @@ class ResetService:
                 plan.base_epoch, (ahead.address, ahead.internode_port), PREPARE_TIMEOUT_MS
             )
         async with self._busy:
-            planning.check_against(plan, self.own_survey())
+            planning.check_against(plan, self.own.survey())
             value = state.current
             problem = verify_chain(plan.entries, epoch=value.epoch, previous_hash=value.hash)
             if problem is not None:
@@ -234,9 +183,9 @@ class ResetService:
     def _refuse_other_state(self, plan: ResetPlan) -> None:
         """Rejected when this node is not as the plan has it."""
         if not plan.value:
-            planning.check_against(plan, self.own_survey())
+            planning.check_against(plan, self.own.survey())
             return
-        problem = problem_with(plan, self.survey_of(), broken=self._log.state.broken is not None)
+        problem = problem_with(plan, self.own.survey_of(), broken=self._log.state.broken is not None)
         if problem is not None:
             raise Rejected(problem)
 
@@ -347,7 +296,7 @@ class ResetService:
     async def survey(self) -> Surveyed:
         """Ask every node of the cluster, a bounded number at once."""
         own, directory = self._own_id(), self._log.cluster.directory
-        answers = [self.own_survey()]
+        answers = [self.own.survey()]
         silent: dict[int, str] = {}
         others = [node for node in directory.present_ids if node != own]
         for node, answer in (await self._ask_each(others, verbs.RECOVERY_SURVEY, AskSurvey())).items():
@@ -373,7 +322,7 @@ class ResetService:
         if ahead.node != self._own_id():
             await self._log.catch_up.reach(ahead.epoch, self._address(ahead.node), PREPARE_TIMEOUT_MS)
         if source.node == self._own_id():
-            tail = tuple(self.tail(ahead.epoch))
+            tail = tuple(self.own.tail(ahead.epoch))
         else:
             told: Tail = await self._internode.request(
                 self._address(source.node), verbs.RECOVERY_TAIL, AskTail(ahead.epoch), SURVEY_TIMEOUT_MS
