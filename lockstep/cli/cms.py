@@ -9,21 +9,19 @@ it says that it goes on, and exits 5. Says nothing that the `cms/1` document doe
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import click
 import msgspec
 
-from lockstep.cli.shared import client, render
+from lockstep.cli.shared import client, dumps, render
 from lockstep.cli.shared.runs import Unfinished, wait_for_nodes
 from lockstep.documents import read
 from lockstep.documents.service import KeptLog, LoggedEntry, Service, ServicePlan, Snapshots, Voters
 from lockstep.documents.status import Status
-from lockstep.local.processes import owner_only
 from lockstep.values.errors import ConfigurationError, OutcomeUnknown, PeerError
-from lockstep.values.limits import SNAPSHOT_PIECE_BYTES_MAX
 
 #: How often a wait asks again; a person sees no delay, a node no load.
 POLL_S: Final = 0.2
@@ -347,26 +345,10 @@ def dump(file: str, epoch: int | None, value_only: bool, call: render.Call) -> N
         raise ConfigurationError(f"{file} exists", hint="name a new file")
     cluster = call.cluster()
     wanted = read(Status, cluster.status()).epoch if epoch is None else epoch
-    size = _written(target, cluster.cms_dump(wanted, entries=not value_only))
+    size = dumps.written(target, cluster.cms_dump(wanted, entries=not value_only))
     if call.as_json({"file": file, "epoch": wanted, "size_bytes": size}, "cms-dump-file/1"):
         return
     click.echo(f"{file}: the metadata at epoch {wanted}, {size} bytes")
-
-
-def _written(target: Path, pieces: Iterator[bytes]) -> int:
-    """Bytes written; the file gets its name when it is whole."""
-    partial = target.with_name(target.name + ".part")
-    size = 0
-    try:
-        with open(partial, "wb", opener=owner_only) as out:
-            for piece in pieces:
-                size += out.write(piece)
-        partial.rename(target)
-    except OSError as error:
-        raise ConfigurationError(f"{target} cannot be written: {error.strerror}") from error
-    finally:
-        partial.unlink(missing_ok=True)
-    return size
 
 
 @cms.command("load")
@@ -390,7 +372,7 @@ def load(file: str, check: bool, data_directory: str | None, dry_run: bool, outp
     from lockstep.metadata.log.snapshot_file import load_file
     from lockstep.node.kinds import every_kind
 
-    loaded = load_file(_parts(Path(file)), every_kind(), file)
+    loaded = load_file(dumps.parts(Path(file)), every_kind(), file)
     value = loaded.value
     facts: dict[str, Any] = {
         "file": file,
@@ -419,15 +401,6 @@ def load(file: str, check: bool, data_directory: str | None, dry_run: bool, outp
 
 def _holds_something(directory: Path) -> bool:
     return directory.exists() and any(directory.iterdir())
-
-
-def _parts(file: Path) -> Iterator[bytes]:
-    try:
-        with file.open("rb") as source:
-            while part := source.read(SNAPSHOT_PIECE_BYTES_MAX):
-                yield part
-    except OSError as error:
-        raise ConfigurationError(f"{file} cannot be read: {error.strerror}") from error
 
 
 _COLOURS: Final = {"Available": "green", "Degraded": "yellow"}

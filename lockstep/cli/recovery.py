@@ -8,7 +8,6 @@ here.
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +15,7 @@ from typing import Any, Final
 import click
 
 from lockstep.cli import replacing
+from lockstep.cli.recovery_metadata import metadata
 from lockstep.cli.shared import client, render
 from lockstep.cli.shared.client import ClusterClient
 from lockstep.documents import read
@@ -121,6 +121,9 @@ def audit(call: render.Call) -> None:
         click.echo(f"the newest {len(told.records)} of {told.total}")
 
 
+recovery.add_command(metadata)
+
+
 @recovery.group()
 def cluster() -> None:
     """The groups that make the nodes one cluster."""
@@ -191,7 +194,7 @@ def reset(
     digest = _digest_in(plan_file) if plan_file is not None else planned.digest
     if call.output != "json":
         _show_reset(planned)
-    _confirm(yes, "Nodes that are absent can come back only by `migrate`. Go on?")
+    replacing.confirm(yes, "Nodes that are absent can come back only by `migrate`. Go on?")
     began_s = time.monotonic()
     answer = asked.cluster_reset(wanted | {"digest": digest})
     done = read(ClusterReset, answer)
@@ -227,14 +230,6 @@ def _digest_in(plan_file: str) -> str:
         raise ConfigurationError(f"{plan_file} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(f"{plan_file} is no plan of a repair") from error
-
-
-def _confirm(yes: bool, question: str) -> None:
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise click.UsageError("--yes is needed where nobody can be asked")
-    click.confirm(question, abort=True)
 
 
 def _verified(asked: ClusterClient, cluster_id: str, timeout_s: float) -> ClusterState:
@@ -297,7 +292,7 @@ def migrate(old: str, new: str, yes: bool, call: render.Call) -> None:
     if not call.dry_run:
         if call.output != "json":
             _show_migration(read(ClusterMigration, answer))
-        _confirm(yes, "These nodes leave the cluster that they are in. Go on?")
+        replacing.confirm(yes, "These nodes leave the cluster that they are in. Go on?")
         answer = at_old.cluster_migrate({"state": state})
     if not call.as_json(answer, "cluster-migration/1"):
         _show_migration(read(ClusterMigration, answer))
@@ -349,10 +344,7 @@ def truncate(group: str, index: int, committed: bool, yes: bool, call: render.Ca
     """
     asked = call.cluster()
     sites = replacing.look(asked, asked.node_list(), index)
-    begun = sites.begun()
-    if begun is not None and not call.dry_run:
-        late = replacing.finish(sites, *begun)
-        click.echo("; ".join(late) or f"nodes {_listed(begun[1])} carry out what was decided")
+    if replacing.went_on(sites, dry_run=call.dry_run):
         return
     planner = sites.planner
     answer = sites.clients[planner].group_truncate(
@@ -366,7 +358,7 @@ def truncate(group: str, index: int, committed: bool, yes: bool, call: render.Ca
         return
     if call.output != "json":
         replacing.show(planned)
-    _confirm(yes, "These entries are lost, and absent nodes can come back only by `migrate`. Go on?")
+    replacing.confirm(yes, "These entries are lost, and absent nodes can come back only by `migrate`. Go on?")
     late = replacing.carry_out(sites, planned, planner)
     if call.as_json(answer, "metadata-replacement/1"):
         return

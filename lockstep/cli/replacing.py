@@ -7,6 +7,7 @@ again, and then carries out what was decided before.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -111,6 +112,30 @@ def _tried(step: Callable[[], None]) -> str:
     return ""
 
 
+def confirm(yes: bool, question: str) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError("--yes is needed where nobody can be asked")
+    click.confirm(question, abort=True)
+
+
+def went_on(sites: Sites, *, dry_run: bool) -> bool:
+    """Have nodes carry out what was decided before, if they have not; whether there was such a thing."""
+    begun = sites.begun()
+    if begun is None:
+        return False
+    attempt, nodes = begun
+    if dry_run:
+        click.echo(
+            f"nodes {_listed(nodes)} have not carried out yet what was decided; the command has them do so"
+        )
+        return True
+    late = finish(sites, attempt, nodes)
+    click.echo("; ".join(late) or f"nodes {_listed(nodes)} carry out what was decided")
+    return True
+
+
 def verified(client: ClusterClient, cluster_id: str) -> ClusterState:
     """The state of a node once it is of the new cluster and knows a leader. OutcomeUnknown when that takes
     too long: the repair goes on."""
@@ -137,6 +162,10 @@ def show(planned: MetadataReplacement) -> None:
         f"cluster {planned.cluster_name}, id {planned.former_id}: the metadata of nodes "
         f"{_listed(planned.participants)} are replaced, and go on at epoch {planned.epoch} under another id"
     )
+    if planned.kind == "force-cms":
+        click.echo(
+            "both groups have these voters: the metadata group (metastorage), and the management group (cmg)"
+        )
     render.table(
         ["goes", "kind", "asked by", "at", "committed", "at nodes", ""],
         [

@@ -230,7 +230,11 @@ def _histories(
     def members() -> tuple[Member, ...]:
         return tuple(voters.members().values())
 
-    return Histories(runtime, state, internode, members, lambda: identity.value.host_id, log)
+    def goes_to() -> str:
+        stored, known = identity.value.cluster_id, state.current.identity.cluster_id
+        return stored if known and stored != known else ""
+
+    return Histories(runtime, state, internode, members, lambda: identity.value.host_id, log, goes_to)
 
 
 def _connections(

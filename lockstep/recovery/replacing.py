@@ -1,5 +1,5 @@
 """The plan of a repair that puts another value in the place of the metadata that nodes have: one from before
-an entry that none of them can apply.
+an entry that none of them can apply, or one that an operator brings.
 
 The cluster goes on under another id, so a node that took no part cannot bring back what was taken out. Epochs
 never go back where a node has shown them: a value from before them is counted on from the newest that any
@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.directory import NodeState, Reset
+from lockstep.metadata.directory import IDENTITY, LINEAGE, NodeState, Reset
 from lockstep.metadata.lineage import ResetCluster
 from lockstep.metadata.log.apply import apply_entry
 from lockstep.metadata.log.entries import LogEntry, seal
@@ -31,12 +31,16 @@ from lockstep.recovery import plan as planning
 from lockstep.recovery.plan import STATES_HINT, Drawn, ResetPlan, require_sound
 from lockstep.recovery.survey import Survey
 from lockstep.values import codec
-from lockstep.values.errors import CorruptFile, PreconditionError
+from lockstep.values.errors import CannotApply, CorruptFile, PreconditionError
 from lockstep.values.ids import NodeId
 from lockstep.values.node_limits import RECOVERY_VALUE_BYTES_MAX
 
 #: The `kind` in the lineage of a repair that took entries out of the log.
 TRUNCATION: Final = "truncate"
+#: Of one that put metadata of an operator's in the place of all that there was.
+LOADED: Final = "load"
+#: Of one that made other voters of the groups, whatever the old ones say.
+FORCED: Final = "force-cms"
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True):
@@ -72,6 +76,16 @@ class Cut(msgspec.Struct, frozen=True):
     committed: bool = False
 
 
+class Put(msgspec.Struct, frozen=True):
+    """Put a value on `nodes` (all that answer when there are none), with these voters: the old ones when none
+    are named."""
+
+    kind: str
+    actor: str
+    voters: tuple[NodeId, ...] = ()
+    nodes: tuple[NodeId, ...] = ()
+
+
 def packed(value: ClusterMetadata) -> bytes:
     """A value as a plan has it. PreconditionError when it is too large for one."""
     told = zlib.compress(b"".join(dump_file(value)))
@@ -103,11 +117,7 @@ def counted_on(value: ClusterMetadata, epoch: int) -> ClusterMetadata:
 def refuse_cut(cluster: ClusterMetadata, held: Sequence[Held], cut: Cut) -> None:
     """PreconditionError unless the group can do its work no more and the entries are there to be taken out.
     `cluster` is the value before them."""
-    answers = [one.survey for one in held]
-    foreign = sorted({one.node for one in answers if one.cluster_id != cluster.identity.cluster_id})
-    if foreign:
-        listed = ", ".join(map(str, foreign))
-        raise PreconditionError(f"nodes {listed} belong to another incarnation of this cluster")
+    _refuse_foreign(cluster, held)
     last = max(one.last_epoch for one in held)
     if cut.epoch > last:
         raise PreconditionError(f"there is no entry {cut.epoch}: the log ends at epoch {last}")
@@ -129,6 +139,111 @@ def refuse_cut(cluster: ClusterMetadata, held: Sequence[Held], cut: Cut) -> None
             f"entries up to epoch {committed} are committed: whoever asked for them may have been told so",
             hint="--below-commit-index takes them out all the same",
         )
+
+
+def _refuse_foreign(cluster: ClusterMetadata, held: Sequence[Held]) -> None:
+    own = cluster.identity.cluster_id
+    foreign = sorted({one.survey.node for one in held if one.survey.cluster_id != own})
+    if foreign:
+        listed = ", ".join(map(str, foreign))
+        raise PreconditionError(f"nodes {listed} belong to another incarnation of this cluster")
+
+
+def plan_put(
+    value: ClusterMetadata,
+    current: ClusterMetadata,
+    held: Sequence[Held],
+    wish: Put,
+    drawn: Drawn,
+    registry: Registry,
+    hashes: Iterable[tuple[int, bytes]] = (),
+) -> ResetPlan:
+    """`current` is what the node that plans has. PreconditionError when the value is of another cluster, or
+    there is no way to do as wished."""
+    _refuse_foreign(current, held)
+    part = [one for one in held if not wish.nodes or one.survey.node in wish.nodes]
+    here = {one.survey.node for one in part}
+    missing = [node for node in (*wish.nodes, *wish.voters) if node not in here]
+    if missing or not part:
+        raise PreconditionError(
+            f"nodes {', '.join(map(str, missing))} do not answer, or are not among the named"
+        )
+    newest = max(current.epoch, *(one.last_epoch for one in part))
+    if value.hash == current.hash:
+        ahead = [one.survey.node for one in part if one.survey.epoch > value.epoch]
+        if ahead:
+            raise PreconditionError(f"node {ahead[0]} has applied more than epoch {value.epoch}")
+        lost = f"entries above epoch {value.epoch}, if there are any"
+    else:
+        lost = f"what entries up to epoch {newest} did and the metadata of epoch {value.epoch} do not have"
+        value = _of_this_cluster(value, current)
+        value = counted_on(value, newest) if newest >= value.epoch else value
+        hashes = ()
+    voters = tuple(sorted(wish.voters)) or max(part, key=lambda one: one.survey.epoch).voters
+    unable = [node for node in wish.voters if not _may_vote(value, node)]
+    if unable:
+        raise PreconditionError(f"node {unable[0]} may not vote by these metadata")
+    goal = Goal(wish.kind, lost, wish.actor, voters, tuple(hashes))
+    return replacement(value, [one.survey for one in part], goal, drawn, registry)
+
+
+def _may_vote(value: ClusterMetadata, node: NodeId) -> bool:
+    info = value.directory.by_id.get(node)
+    return info is not None and info.may_vote and info.state is NodeState.NORMAL
+
+
+def _of_this_cluster(value: ClusterMetadata, current: ClusterMetadata) -> ClusterMetadata:
+    """The value with the lineage that the cluster has by now. PreconditionError when it is of another one."""
+    theirs, own = value.identity.lineage, current.identity.lineage
+    if not theirs or theirs != own[: len(theirs)]:
+        raise PreconditionError(
+            f"these metadata are of cluster {value.identity.cluster_id}, which this one never was"
+        )
+    return value.changed(IDENTITY.set(current.identity), LINEAGE.set(current.parts[LINEAGE]))
+
+
+#: They say what files there are, not what the cluster is.
+_OF_FILES: Final = (EntryKind.SNAPSHOT, EntryKind.TRUNCATE_LOG)
+
+
+def edited(
+    base: ClusterMetadata,
+    entries: Sequence[LogEntry],
+    registry: Registry,
+    *,
+    up_to: int,
+    without: frozenset[int],
+) -> ClusterMetadata:
+    """What the entries up to an epoch make of a value when some of them are left out. PreconditionError when
+    one of the others needs what was left out."""
+    absent = sorted(without - {one.epoch for one in entries if one.epoch <= up_to})
+    if absent:
+        raise PreconditionError(f"there is no entry {absent[0]} that could be left out")
+    value = base
+    for entry in entries:
+        if entry.epoch > up_to:
+            break
+        if entry.epoch in without or entry.kind in _OF_FILES:
+            continue
+        again = seal(
+            epoch=value.epoch + 1,
+            entry_id=entry.entry_id,
+            kind=entry.kind,
+            body=entry.body,
+            actor=entry.actor,
+            commit_time_us=entry.commit_time_us,
+            term=entry.term,
+            previous_hash=value.hash,
+        )
+        try:
+            value = apply_entry(value, again, registry)
+        except CannotApply as error:
+            raise PreconditionError(
+                f"entry {entry.epoch} cannot follow without what was left out: {error.message}",
+                hint=f"leave it out too: --without {entry.epoch}",
+            ) from error
+    value.validate()
+    return value
 
 
 def plan_cut(
@@ -259,6 +374,6 @@ def problem_with(plan: ResetPlan, survey: Survey, *, broken: bool) -> str | None
         return f"node {survey.node} applied epoch {survey.epoch}, and the plan goes on at {plan.base_epoch}"
     if survey.freshness > (plan.log_term, plan.log_epoch):
         return f"node {survey.node} has a fresher log than the plan knows of"
-    if survey.leader and not broken:
+    if survey.leader and not broken and plan.kind == TRUNCATION:
         return f"node {survey.node} knows a leader of the metadata group: node {survey.leader}"
     return None

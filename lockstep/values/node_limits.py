@@ -321,7 +321,7 @@ RECOVERY_AUDIT_TEXT_MAX: Final = 2048
 #: Records that one answer has, the newest: at most 2 MiB.
 RECOVERY_AUDIT_TOLD_MAX: Final = 1000
 #: The compressed metadata in a plan that replaces them: with its text form, what one admin request takes.
-RECOVERY_VALUE_BYTES_MAX: Final = 640 * 1024
+RECOVERY_VALUE_BYTES_MAX: Final = 512 * 1024
 #: Entries of what a repair takes out that a node tells who plans it, and bytes of their bodies: with that of
 #: a hundred nodes, what one admin request takes.
 RECOVERY_SHOWN_ENTRIES_MAX: Final = 20

@@ -1,4 +1,6 @@
-"""An entry that no node can apply is taken out of the log, on every replica, struck at every record."""
+"""Metadata are replaced on every replica: an entry that no node can apply is taken out of the log, struck at
+every record; and what an operator brings goes past the groups.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,11 @@ from lockstep.node.log.metadata_member import MetadataMember
 from lockstep.node.recovery.messages import Decide
 from lockstep.node.recovery.replacing import Replacing
 from lockstep.recovery.plan import ResetPlan
-from lockstep.recovery.replacing import Cut, Held
+from lockstep.recovery.replacing import FORCED, LOADED, Cut, Held, Put, packed
 from lockstep.recovery.steps import Phase
 from lockstep.sim.runtime.probes import CrashRule
 from lockstep.values.errors import CannotApply, PreconditionError, Rejected
+from lockstep.values.ids import NodeId
 from tests.node.support import Outcome, Town, keyspace
 
 ALL: Final = (1, 2, 3)
@@ -212,6 +215,95 @@ def test_an_absent_node_is_brought_without_what_was_taken_out(poisoned: Any) -> 
         said, _ = town.finish(town.begin(3, lambda _node: desk.migrate(target, dry_run=False))).value
         assert [one.refused for one in said if one.node == 3] == [""]
         town.until(lambda: goes_on(town, plan, ALL))
+        one_history(town)
+
+
+def put(town: Town, told: bytes, wish: Put, numbers: Iterable[int] = ALL) -> Outcome:
+    found = held(town, 0, numbers)
+    planner = max(found, key=lambda one: one.survey.epoch).survey.node
+
+    async def plan(one: Replacing) -> ResetPlan:
+        return one.put(told, found, wish)
+
+    return ask(town, planner, plan)
+
+
+def test_metadata_of_an_operator_take_the_place_of_those_of_a_living_cluster() -> None:
+    """They are from before two changes; who has the plan decides nothing any more."""
+    with Town(1) as town:
+        town.found()
+        town.finish(town.submit(town.leader(), keyspace("kept")))
+        town.agreed(*ALL)
+        told = packed(town.node(1).log.cluster)
+        for name in ("gone", "too"):
+            town.finish(town.submit(town.leader(), keyspace(name)))
+        town.agreed(*ALL)
+        town.world.monitors.remove(town.log)
+        newest = town.node(1).log.state.epoch
+        plan: ResetPlan = put(town, told, Put(LOADED, "operator")).value
+        assert plan.base_epoch == newest
+        for number in ALL:
+            assert ask(town, number, lambda one: one.prepare(plan)).error is None
+        town.wait(5)
+        assert not any(town.node(n).log.is_leader for n in ALL), "silent from the plan on"
+        for number in ALL:
+            assert decided(town, number, plan).error is None
+        town.until(lambda: goes_on(town, plan))
+        schema = town.node(3).log.cluster.schema.by_name
+        assert "kept" in schema and not {"gone", "too"} & set(schema)
+        assert town.finish(town.submit(town.leader(), keyspace("gone"))).error is None
+        one_history(town)
+
+
+def test_who_gave_a_plan_up_takes_part_again() -> None:
+    with Town(1) as town:
+        town.found()
+        before = town.node(1).log.cluster.identity.cluster_id
+        plan: ResetPlan = put(town, b"", Put(FORCED, "operator", voters=(NodeId(1),))).value
+        for number in ALL:
+            assert ask(town, number, lambda one: one.prepare(plan)).error is None
+        for number in ALL:
+            assert decided(town, number, plan, go=False).error is None
+        town.wait(1)
+        town.until(lambda: town.ready(*ALL) and any(town.node(n).log.is_leader for n in ALL))
+        assert {town.node(n).log.cluster.identity.cluster_id for n in ALL} == {before}
+        assert town.finish(town.submit(town.leader(), keyspace("after"))).error is None
+
+
+def test_a_change_behind_the_survey_ends_the_attempt() -> None:
+    """What was acknowledged meanwhile is not in the plan: nobody takes part."""
+    with Town(1) as town:
+        town.found()
+        plan: ResetPlan = put(town, b"", Put(FORCED, "operator", voters=(NodeId(1),))).value
+        town.finish(town.submit(town.leader(), keyspace("meanwhile")))
+        town.agreed(*ALL)
+        refused = [ask(town, number, lambda one: one.prepare(plan)).error for number in ALL]
+        assert all(isinstance(one, Rejected) and "applied epoch" in one.message for one in refused)
+        assert town.finish(town.submit(town.leader(), keyspace("after"))).error is None
+
+
+def test_one_voter_of_which_every_other_is_gone_is_a_cluster_again() -> None:
+    with Town(1) as town:
+        town.found()
+        town.finish(town.submit(town.leader(), keyspace("before")))
+        town.agreed(*ALL)
+        for number in (2, 3):
+            town.process(number).crash("power")
+        town.wait(5)
+        town.world.monitors.remove(town.log)
+        plan: ResetPlan = put(town, b"", Put(FORCED, "operator", voters=(NodeId(1),)), (1,)).value
+        assert plan.voters == (1,) and plan.absent == (2, 3)
+        carried_out(town, plan, (1,))
+        town.until(lambda: goes_on(town, plan, (1,)))
+        assert town.finish(town.submit(1, keyspace("after"))).error is None
+        # The others have a prefix of its history.
+        target = town.node(1).membership.recovery.as_target(512)
+        town.start(2, 3)
+        town.until(lambda: town.ready(2, 3) and any(town.node(n).log.is_leader for n in (2, 3)))
+        desk = town.node(2).membership.recovery
+        said, _ = town.finish(town.begin(2, lambda _node: desk.migrate(target, dry_run=False))).value
+        assert [(one.node, one.refused) for one in said] == [(2, ""), (3, "")]
+        town.until(lambda: goes_on(town, plan, ALL), 120.0)
         one_history(town)
 
 

@@ -12,10 +12,16 @@ from tests.metadata.histories import History, founder, registry
 REGISTRY: Final = registry(RESET_KINDS)
 
 
-def founded(nodes: int = 3) -> ClusterMetadata:
-    """Of which the first node votes."""
+def history(nodes: int = 3, more: int = 0) -> History:
+    """Of which the first node votes; `more` entries follow the first two."""
     made = History(REGISTRY)
     found = tuple(founder(number, (number * 10,)) for number in range(1, nodes + 1))
     made.submit(Initialize("cluster-1", "test", found, voters=(1,)))  # type: ignore[arg-type]
     made.submit(SetExtension("a", b"1"))
-    return made.now
+    for number in range(more):
+        made.submit(SetExtension(f"more-{number}", b"1"))
+    return made
+
+
+def founded(nodes: int = 3, more: int = 0) -> ClusterMetadata:
+    return history(nodes, more).now

@@ -7,12 +7,25 @@ from typing import Any
 import msgspec
 import pytest
 
-from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
+from lockstep.metadata.directory import IDENTITY, Identity
 from lockstep.recovery.plan import Drawn, ResetPlan, Survey, require_sound
-from lockstep.recovery.replacing import Cut, Held, begun, counted_on, packed, plan_cut, problem_with, unpacked
+from lockstep.recovery.replacing import (
+    Cut,
+    Held,
+    Put,
+    begun,
+    counted_on,
+    edited,
+    packed,
+    plan_cut,
+    plan_put,
+    problem_with,
+    unpacked,
+)
 from lockstep.values.errors import CorruptFile, PreconditionError
 from lockstep.values.ids import NodeId
-from tests.recovery.support import REGISTRY, founded
+from tests.recovery.support import REGISTRY, founded, history
 
 DRAWN = Drawn("attempt", "new", b"e" * 16, 7)
 VOTERS = tuple(map(NodeId, (1, 2, 3)))
@@ -138,3 +151,63 @@ def test_a_plan_that_was_changed_on_its_way_is_refused() -> None:
         with pytest.raises(CorruptFile):
             begun(changed, REGISTRY)
     assert unpacked(made.value, REGISTRY).hash == before.hash
+
+
+def put(value: ClusterMetadata, current: ClusterMetadata, told: list[Held], **wish: Any) -> ResetPlan:
+    return plan_put(value, current, told, Put("load", "operator", **wish), DRAWN, REGISTRY)
+
+
+def test_what_is_brought_comes_above_every_known_epoch() -> None:
+    current = founded(more=3)
+    old = founded()
+    told = [held(current, node) for node in VOTERS]
+    made = put(old, current, told)
+    assert made.base_epoch == current.epoch + 1, "also above what is only in a log"
+    _, after = begun(made, REGISTRY)
+    assert after.extensions.by_name["a"] == old.extensions.by_name["a"]
+    assert not made.hashes and after.identity.lineage == ("cluster-1", "new")
+
+
+def test_what_a_node_has_goes_on_where_it_is() -> None:
+    current = founded()
+    told = [held(current, node) for node in VOTERS]
+    made = put(current, current, told, voters=(NodeId(2),))
+    assert (made.base_epoch, made.base_hash, made.voters) == (current.epoch, current.hash, (2,))
+    told[1] = held(current, 2, epoch=current.epoch + 1)
+    with pytest.raises(PreconditionError, match="node 2 has applied more"):
+        put(current, current, told, voters=(NodeId(2),))
+
+
+@pytest.mark.parametrize(
+    ("wish", "text"),
+    [
+        ({"nodes": (9,)}, "nodes 9 do not answer"),
+        ({"voters": (3,), "nodes": (1, 2)}, "nodes 3 do not answer"),
+    ],
+)
+def test_who_is_named_has_to_be_there(wish: dict[str, Any], text: str) -> None:
+    current = founded()
+    with pytest.raises(PreconditionError, match=text):
+        put(current, current, [held(current, node) for node in VOTERS], **wish)
+
+
+def test_metadata_of_another_cluster_are_refused() -> None:
+    current = founded()
+    other = current.changed(IDENTITY.set(Identity("x", "test", ("x",))))
+    other = counted_on(other, other.epoch + 1)
+    with pytest.raises(PreconditionError, match="which this one never was"):
+        put(other, current, [held(current, node) for node in VOTERS])
+
+
+def test_an_entry_is_left_out_and_those_behind_it_are_applied_again() -> None:
+    made = history(more=3)
+    base, entries = empty_cluster(REGISTRY.parts), made.entries
+    last = entries[-1].epoch
+    whole = edited(base, entries, REGISTRY, up_to=last, without=frozenset())
+    assert whole.hash == made.now.hash
+    value = edited(base, entries, REGISTRY, up_to=last, without=frozenset({3}))
+    assert value.epoch == last - 1 and len(value.extensions.by_name) == len(whole.extensions.by_name) - 1
+    with pytest.raises(PreconditionError, match="entry 2 cannot follow"):
+        edited(base, entries, REGISTRY, up_to=last, without=frozenset({1}))
+    with pytest.raises(PreconditionError, match="there is no entry 99"):
+        edited(base, entries, REGISTRY, up_to=last, without=frozenset({99}))

@@ -160,6 +160,14 @@ class ClusterClient(msgspec.Struct, frozen=True):
         """The plan; nothing is changed."""
         return self.admin.post(f"/management/v1/recovery/{group}/truncate", dict(wanted))
 
+    def metadata_load(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """The plan; nothing is changed."""
+        return self.admin.post("/management/v1/recovery/metadata/load", dict(wanted))
+
+    def force_cms(self, group: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """The plan; nothing is changed."""
+        return self.admin.post(f"/management/v1/recovery/{group}/force-cms", dict(wanted))
+
     def replacement_prepare(self, plan: str) -> dict[str, Any]:
         return self.admin.post("/management/v1/recovery/metadata/prepare", {"plan": plan})
 

@@ -103,6 +103,10 @@ class SnapshotTransfer:
 
     async def _doubt(self, snapshot: SnapshotInfo) -> str | None:
         """Why it is not to be believed, as far as this node's own metadata says whom to ask."""
+        if self._histories.goes_to():
+            # The voters that it knows are of the cluster before; those of the new one are named in the value.
+            self._unknown_voters = True
+            return None
         confirmed = await self._histories.majority_hash(snapshot.epoch, self._histories.known_voters())
         self._unknown_voters = confirmed is None
         if confirmed is None and await self._histories.prevailing_hash(snapshot.epoch) == snapshot.entry.hash:
@@ -126,6 +130,9 @@ class SnapshotTransfer:
         ) or content.entries:
             path = f"snapshot of epoch {snapshot.epoch}"
             raise CorruptFile(path, self._reader.bytes_read, "it is another one than was offered")
+        goal = self._histories.goes_to()
+        if goal and goal not in content.value.identity.lineage:
+            return f"it is not of cluster {goal}, to which this node goes"
         if not self._state.epoch or self._unknown_voters:
             problem = await self._unconfirmed(snapshot, voters_named_in(content.value))
             if problem is not None:

@@ -29,7 +29,8 @@ VOTE_TIMEOUT_MS = 1000
 
 
 class Histories:
-    """`voters()` are the voters that this node knows; `forks_seen` counts contradictions of peers."""
+    """`voters()` are the voters that this node knows; `goes_to()` is the cluster id that it was brought to
+    and whose log it lacks yet, or empty. `forks_seen` counts contradictions of peers."""
 
     def __init__(
         self,
@@ -39,10 +40,12 @@ class Histories:
         voters: Callable[[], Sequence[Member]],
         own_host_id: Callable[[], str],
         log: Callable[..., None],
+        goes_to: Callable[[], str] = str,
     ) -> None:
         self._runtime = runtime
         self._state = state
         self._internode = internode
+        self.goes_to = goes_to
         self.known_voters = voters
         self._own_host_id = own_host_id
         self._log = log

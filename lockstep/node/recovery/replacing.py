@@ -31,7 +31,7 @@ from lockstep.node.log_service import NodeLog
 from lockstep.node.processors.raft import logged_entries
 from lockstep.node.recovery.reset_service import ResetService
 from lockstep.recovery.plan import Drawn, ResetPlan
-from lockstep.recovery.replacing import Cut, Held, begun, plan_cut
+from lockstep.recovery.replacing import Cut, Held, Put, begun, plan_cut, plan_put, unpacked
 from lockstep.runtime.ports import Runtime
 from lockstep.values.codec import encode
 from lockstep.values.errors import CorruptFile, LockstepError, PreconditionError
@@ -54,12 +54,14 @@ class Replacing:
         self._desk = desk
 
     async def hold(self, epoch: int, shown: int = RECOVERY_SHOWN_ENTRIES_MAX) -> Held:
-        """What this node holds from an epoch on, with so many entries at most. PreconditionError for none."""
-        if epoch < 2:
-            raise PreconditionError(f"the log begins with epoch 1, and nothing is before {epoch}")
+        """What this node holds from an epoch on, with so many entries at most; 0: only how far it is.
+        PreconditionError for an epoch with nothing before it."""
+        if epoch == 1:
+            raise PreconditionError("the log begins with epoch 1, and nothing is before it")
         state = self._log.state
         survey, tail = self._desk.own.survey_of(), self._desk.own.tail(state.epoch)
-        entries = [*state.retained(epoch, state.epoch), *(one for one in tail if one.epoch >= epoch)]
+        found = [*state.retained(epoch, state.epoch), *(one for one in tail if one.epoch >= epoch)]
+        entries = found if epoch else []
         told = _shown(entries, shown)
         standing = self._desk.file.standing
         return Held(
@@ -67,8 +69,8 @@ class Replacing:
             broken=str(state.broken) if state.broken is not None else "",
             committed=self._committed(tail),
             voters=tuple(state.current.voters),
-            hash_before=state.hash_at(epoch - 1) or b"",
-            value_before=await self._value(epoch - 1) is not None,
+            hash_before=(state.hash_at(epoch - 1) or b"") if epoch else b"",
+            value_before=not epoch or await self._value(epoch - 1) is not None,
             entries=told,
             more=len(entries) - len(told),
             phase=standing.phase.value,
@@ -103,14 +105,26 @@ class Replacing:
                 f"this node cannot make the metadata of epoch {wish.epoch - 1}",
                 hint="ask one that keeps more of the log",
             )
-        known = {
-            epoch: hash_
-            for epoch in range(max(1, wish.epoch - RECOVERY_HASHES_TOLD), wish.epoch)
-            if (hash_ := state.hash_at(epoch)) is not None
-        }
+        known = self._hashes(wish.epoch)
+        return plan_cut(before, held, absent, wish, self._drawn(), state.registry, known)
+
+    def put(self, told: bytes, held: list[Held], wish: Put) -> ResetPlan:
+        """The plan that puts a value on nodes; without one, what this node has. PreconditionError,
+        CorruptFile."""
+        state = self._log.state
+        current = state.current
+        value = unpacked(told, state.registry) if told else current
+        known = self._hashes(current.epoch + 1)
+        return plan_put(value, current, held, wish, self._drawn(), state.registry, known)
+
+    def _hashes(self, before: int) -> list[tuple[int, bytes]]:
+        first = max(1, before - RECOVERY_HASHES_TOLD)
+        known = ((epoch, self._log.state.hash_at(epoch)) for epoch in range(first, before))
+        return [(epoch, hash_) for epoch, hash_ in known if hash_ is not None]
+
+    def _drawn(self) -> Drawn:
         random = self._runtime.random
-        drawn = Drawn(random.uuid(), random.uuid(), random.bytes(16), self._runtime.clock.wall_us())
-        return plan_cut(before, held, absent, wish, drawn, state.registry, known.items())
+        return Drawn(random.uuid(), random.uuid(), random.bytes(16), self._runtime.clock.wall_us())
 
     async def prepare(self, plan: ResetPlan) -> int:
         """Write the plan down; this node's id. Rejected when it is not as the plan has it; CorruptFile,

@@ -174,6 +174,8 @@ class ResetService:
             raise Rejected(f"node {self._own_id()} is not in the metadata that the plan brings")
         async with self._busy:
             self._refuse_other_state(plan)
+            # What these groups would still decide is not in the plan.
+            self._fall_silent()
             await self._note(Step.PREPARED, f"{plan.kind}: {plan.lost}; voters {plan.voters}", plan)
             await self.file.record(Prepared(plan))
             self._runtime.probes.reach("recovery.prepared")
@@ -206,6 +208,8 @@ class ResetService:
                 await self._note(Step.WITHDRAWN, "it was given up: nothing was changed", plan)
                 await self.file.record(Withdrawn(attempt))
                 self._say("recovery.withdrawn", attempt=attempt)
+                if plan.value and self._log.state.broken is None:
+                    self._begin_anew("a repair was given up, and it takes part again")
         return Done(self._own_id())
 
     async def _activate(self, attempt: str) -> Done:

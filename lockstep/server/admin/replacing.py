@@ -23,17 +23,20 @@ from lockstep.node.recovery.messages import Decide
 from lockstep.node.recovery.replacing import Replacing
 from lockstep.node.services import NodeServices
 from lockstep.recovery.plan import ResetPlan
-from lockstep.recovery.replacing import Cut, Held
+from lockstep.recovery.replacing import FORCED, LOADED, TRUNCATION, Cut, Held, Put
 from lockstep.server.admin.operations import Operation, later, read_body
 from lockstep.server.admin.recovery import actor_of
-from lockstep.server.reports.leader_views import GROUPS
+from lockstep.server.reports.leader_views import GROUPS, named
 from lockstep.server.reports.stories import entry_summary, kind_name
 from lockstep.values.codec import UNREADABLE, decoder, encode
 from lockstep.values.errors import ConfigurationError, PreconditionError
+from lockstep.values.ids import NodeId
 from lockstep.values.node_limits import RECOVERY_LISTED_ENTRIES_MAX
 
 _BASE: Final = "/management/v1/recovery"
 HELD_PATH: Final = f"{_BASE}/metadata/held"
+LOAD_PATH: Final = f"{_BASE}/metadata/load"
+FORCE_PATH: Final = f"{_BASE}/{{group}}/force-cms"
 TRUNCATE_PATH: Final = f"{_BASE}/{{group}}/truncate"
 PREPARE_PATH: Final = f"{_BASE}/metadata/prepare"
 DECIDE_PATH: Final = f"{_BASE}/metadata/decide"
@@ -59,6 +62,16 @@ class _Silent(msgspec.Struct, frozen=True):
 class _Truncation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     index: int
     below_commit_index: bool = False
+    held: tuple[str, ...] = ()
+    silent: tuple[_Silent, ...] = ()
+
+
+class _Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`value`: a packed value, in base64; empty for what the node has."""
+
+    value: str = ""
+    voters: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
     held: tuple[str, ...] = ()
     silent: tuple[_Silent, ...] = ()
 
@@ -102,14 +115,41 @@ class Replacements:
         told = [_decoded(_HELD, one) for one in wanted.held]
         held = [own, *(one for one in told if one.survey.node != own.survey.node)]
         plan = await self._part.cut(held, [one.node for one in wanted.silent], cut)
-        return self._shown(plan, held, wanted)
+        return self._shown(plan, held, wanted.silent)
 
-    def _shown(self, plan: ResetPlan, held: list[Held], wanted: _Truncation) -> MetadataReplacement:
+    async def load(self, body: Any, actor: str) -> MetadataReplacement:
+        """The plan that puts a value on nodes; nothing is changed."""
+        wanted = read_body(body, _Load, "the body is no such wish")
+        if not wanted.value:
+            raise ConfigurationError("the body has no value")
+        return await self._put(LOADED, wanted, actor)
+
+    async def force(self, group: str, body: Any, actor: str) -> MetadataReplacement:
+        """The plan that makes these nodes the voters; nothing is changed. Both groups have the same ones, so
+        it does not matter which of them is named."""
+        wanted = read_body(body, _Load, "the body is no such wish")
+        _refuse_unknown(group)
+        if not wanted.voters or wanted.value:
+            raise ConfigurationError("the body names the voters, and no value")
+        return await self._put(FORCED, wanted, actor)
+
+    async def _put(self, kind: str, wanted: _Load, actor: str) -> MetadataReplacement:
+        own = await self._part.hold(0)
+        told = [_decoded(_HELD, one) for one in wanted.held]
+        held = [own, *(one for one in told if one.survey.node != own.survey.node)]
+        wish = Put(kind, actor, self._ids(wanted.voters), self._ids(wanted.nodes))
+        plan = self._part.put(_bytes(wanted.value), held, wish)
+        return self._shown(plan, held, wanted.silent)
+
+    def _ids(self, names: tuple[str, ...]) -> tuple[NodeId, ...]:
+        return tuple(info.id for info in named(self._node, ",".join(names)))
+
+    def _shown(self, plan: ResetPlan, held: list[Held], silent: tuple[_Silent, ...]) -> MetadataReplacement:
         registry = self._node.log.registry
         entries = {entry.hash: entry for one in held for entry in one.entries}
         committed = max(one.committed for one in held)
         ordered = sorted(entries.values(), key=lambda one: (one.epoch, one.hash))
-        reasons = {one.node: one.reason for one in wanted.silent}
+        reasons = {one.node: one.reason for one in silent}
         directory = self._node.log.cluster.directory
         return MetadataReplacement(
             kind=plan.kind,
@@ -131,7 +171,9 @@ class Replacements:
                 )
                 for one in ordered
             ),
-            more=max(max(one.last_epoch for one in held) - max((one.epoch for one in ordered), default=0), 0),
+            more=0
+            if plan.kind != TRUNCATION
+            else max(max(one.last_epoch for one in held) - max((one.epoch for one in ordered), default=0), 0),
             voters=plan.voters,
             participants=plan.participants,
             absent=tuple(
@@ -163,6 +205,7 @@ class Replacements:
             schema = {"type": "object", "required": required, "properties": body}
             return Operation("POST", path, summary, later(perform), answer, body=schema, breaks_glass=True)
 
+        some = {"voters": _TEXTS, "nodes": _TEXTS, "held": _TEXTS, "silent": _SILENT}
         index, flag, text = {"type": "integer"}, {"type": "boolean"}, {"type": "string"}
         return [
             breaking(
@@ -183,6 +226,21 @@ class Replacements:
                 silent=_SILENT,
             ),
             breaking(
+                LOAD_PATH,
+                "Plan to put other metadata on nodes; nothing is changed",
+                lambda request, _: self.load(request.body, actor_of(request)),
+                "The plan",
+                value=text,
+                **some,
+            ),
+            breaking(
+                FORCE_PATH,
+                "Plan to make nodes the voters of both groups, whatever these say; nothing is changed",
+                lambda request, values: self.force(values["group"], request.body, actor_of(request)),
+                "The plan",
+                **some,
+            ),
+            breaking(
                 PREPARE_PATH,
                 "Write a plan down that replaces this node's metadata; nothing is changed",
                 lambda request, _: self.prepare(request.body),
@@ -200,9 +258,13 @@ class Replacements:
         ]
 
 
-def _refuse_other_group(group: str) -> None:
+def _refuse_unknown(group: str) -> None:
     if group not in GROUPS:
         raise ConfigurationError(f"there is no group {group}", hint=f"there are {', '.join(GROUPS)}")
+
+
+def _refuse_other_group(group: str) -> None:
+    _refuse_unknown(group)
     if group == "cmg":
         raise PreconditionError(
             "nothing is taken out of the log of the management group: all that it holds follows from the "
@@ -214,6 +276,13 @@ def _refuse_other_group(group: str) -> None:
 
 def _decoded(kind: msgspec.msgpack.Decoder[Any], text: str) -> Any:
     try:
-        return kind.decode(base64.b64decode(text, validate=True))
-    except (binascii.Error, *UNREADABLE) as error:
+        return kind.decode(_bytes(text))
+    except UNREADABLE as error:
         raise ConfigurationError(f"what other nodes said, or a plan, cannot be read: {error}") from error
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise ConfigurationError(f"the body has what is no base64: {error}") from error
