@@ -58,6 +58,9 @@ MEANINGS = {
     "cluster.join_secret": "what nodes prove to each other that they know; of several words the first is "
     "proved, any is accepted",
     "cluster.join_secret_file": "a file with it, the same for all nodes of a cluster",
+    "cluster.membership": "whether the cluster has a metadata `log`, or runs on the `ring` without one",
+    "cluster.ring_mode": "on the ring: who must accept each change, `quorum` (a majority of the members) or "
+    "`unanimous` (all of them)",
     "network.address": "where the node listens, and how others reach it",
     "network.internode_port": "for other nodes",
     "network.cql_port": "for drivers",

@@ -39,6 +39,19 @@ def cluster() -> None:
 @click.option(
     "--auth", is_flag=True, help="Clients log in, first as cassandra/cassandra, and need permissions."
 )
+@click.option(
+    "--membership",
+    type=click.Choice(["log", "ring"]),
+    default="log",
+    show_default=True,
+    help="With a metadata log, or on the ring without one.",
+)
+@click.option(
+    "--ring-mode",
+    type=click.Choice(["quorum", "unanimous"]),
+    default=None,
+    help="On the ring: a majority of the members agrees on changes (the default), or all of them do.",
+)
 @click.option("--start/--no-start", "begin", default=True, show_default=True, help="Start it as well.")
 def create(
     name: str,
@@ -47,11 +60,18 @@ def create(
     assignments: tuple[str, ...],
     first_address: str,
     auth: bool,
+    membership: str,
+    ring_mode: str | None,
     begin: bool,
 ) -> None:
     """Create the cluster NAME and start it."""
     from lockstep.local.clusters import LocalCluster
 
+    if ring_mode is not None and membership != "ring":
+        raise click.UsageError("--ring-mode is of a cluster on the ring: --membership ring")
+    if membership == "ring":
+        on_ring = (f"cluster.membership={membership}", f"cluster.ring_mode={ring_mode or 'quorum'}")
+        assignments = (*on_ring, *assignments)
     made = LocalCluster.create(
         name,
         nodes,

@@ -26,7 +26,11 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     "cluster": ("cluster:cluster", "Start here", "Local clusters of real processes: create, break, destroy."),
     "node": ("node:node", "Start here", "Run one node in the foreground, or ask one about itself."),
     "status": ("status:status", "Ask a running cluster", "The verdict, the nodes, and what is running."),
-    "ring": ("answers:ring", "Ask a running cluster", "Who owns which tokens, or the ranges of a keyspace."),
+    "ring": (
+        "ring:ring",
+        "Ask a running cluster",
+        "Who owns which tokens; the ring of a cluster without a log.",
+    ),
     "describe": ("answers:describe", "Ask a running cluster", "The CQL that makes a keyspace or a table."),
     "metadata": ("metadata:metadata", "Ask a running cluster", "Show, compare and verify the metadata."),
     "cms": ("cms:cms", "Ask a running cluster", "The metadata group and its log."),

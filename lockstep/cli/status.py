@@ -45,7 +45,7 @@ def show(told: Status) -> None:
     click.echo()
     render.table(
         ["node", "address", "dc", "rack", "alive", "state", "tokens", "owns", "epoch", "metadata"],
-        [_node_row(node, told.epoch, told.leader) for node in told.nodes],
+        [_node_row(node, told) for node in told.nodes],
     )
     for operation in told.operations:
         click.echo()
@@ -143,19 +143,31 @@ def _summary(told: Status) -> str:
             f"cluster {told.cluster.name}",
             f"{alive} of {len(told.nodes)} nodes alive",
             f"epoch {told.epoch} hash {told.hash[:12]}",
-            f"metadata leader: {'none' if told.leader is None else f'node {told.leader}'}",
+            f"{_leading(told)}: {'none' if told.leader is None else f'node {told.leader}'}",
             f"asked: {told.node.address}",
         ]
     )
 
 
+def _leading(told: Status) -> str:
+    return "changes go through" if told.ring_mode else "metadata leader"
+
+
 def _service_lines(told: Status) -> list[str]:
     """How both groups fare, and what keeps the metadata from being changed."""
+    if told.ring_mode:
+        whose = "all members" if told.ring_mode == "unanimous" else "a majority of the members"
+        return [f"on the ring without a log: {whose} must accept each change", *_stopping_lines(told)]
     groups = [
         f"{name} {group.state.lower()} ({group.available_peers} voters up)"
         for name, group in told.groups.items()
     ]
     lines = [f"groups: {', '.join(groups)}"] if groups else []
+    return [*lines, *_stopping_lines(told)]
+
+
+def _stopping_lines(told: Status) -> list[str]:
+    lines = []
     if told.frozen:
         lines.append(f"metadata is frozen: {told.frozen}")
     if told.broken:
@@ -165,10 +177,10 @@ def _service_lines(told: Status) -> list[str]:
     return lines
 
 
-def _node_row(node: ListedNode, epoch: int, leader: int | None) -> list[Any]:
-    role = "voter" if node.voter else ""
-    if node.id == leader:
-        role = "leader"
+def _node_row(node: ListedNode, told: Status) -> list[Any]:
+    role, epoch = "voter" if node.voter else "", told.epoch
+    if node.id == told.leader:
+        role = "designated" if told.ring_mode else "leader"
     seen = node.epoch
     behind = f" (-{epoch - seen})" if seen is not None and seen < epoch else ""
     return [

@@ -113,6 +113,8 @@ class Status(msgspec.Struct, frozen=True):
     operations: tuple[Request, ...] = ()
     loads: tuple[LoadRun, ...] = ()
     read_sessions: tuple[ReadSessionRun, ...] = ()
+    #: How changes are agreed on where the cluster runs on the ring without a log; empty where it has one.
+    ring_mode: str = ""
 
 
 class GossipNode(msgspec.Struct, frozen=True):

@@ -73,6 +73,7 @@ RECOVERY_PREPARE: Final = 102
 RECOVERY_DECIDE: Final = 103
 RECOVERY_MIGRATE: Final = 104
 RECOVERY_RESTART: Final = 105
+RING_MAIL: Final = 94
 
 #: What an excluded node may still say and be told: that it is there, and what it lacks of the log.
 CATCH_UP: Final = frozenset((FETCH_LOG, FETCH_SNAPSHOT, ANNOUNCE, EPOCH_QUERY, HASH_AT, MEMBERS, PING))
@@ -135,6 +136,7 @@ NAMES: Final = {
     RECOVERY_DECIDE: "recovery-decide",
     RECOVERY_MIGRATE: "recovery-migrate",
     RECOVERY_RESTART: "recovery-restart",
+    RING_MAIL: "ring-mail",
 }
 
 

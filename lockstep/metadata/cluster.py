@@ -27,6 +27,7 @@ from lockstep.metadata.directory import (
     NodeInfo,
 )
 from lockstep.metadata.extensions import EXTENSIONS, Extensions
+from lockstep.metadata.groups.ringed import RINGED
 from lockstep.metadata.groups.service import MANAGEMENT_PLACE, SERVICE, Service
 from lockstep.metadata.loads import LOADS, Loads
 from lockstep.metadata.log.entries import HASH_BYTES
@@ -66,6 +67,7 @@ PARTS: Final[tuple[Part[Any], ...]] = (
     STREAMS,
     LINEAGE,
     MANAGEMENT_PLACE,
+    RINGED,
 )
 #: What there is when no room above adds a part.
 REGISTERED: Final = Registered(PARTS)
@@ -193,6 +195,16 @@ class ClusterMetadata(msgspec.Struct, frozen=True, dict=True):
     @property
     def features_enabled(self) -> tuple[str, ...]:
         return self.features.enabled
+
+    @property
+    def ring_mode(self) -> str:
+        """How nodes agree where the cluster runs on the ring without a log; empty where it has one."""
+        return self.parts[RINGED].mode
+
+    @property
+    def is_on_ring(self) -> bool:
+        """Whether the cluster runs on the ring, without a log."""
+        return bool(self.ring_mode)
 
     @property
     def voters(self) -> tuple[NodeId, ...]:

@@ -57,6 +57,8 @@ class ClusterSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `replaces`: the id of a dead node whose place and tokens a new node takes, maybe at its address; 0 joins
     beside the others. `join_secret`: what nodes prove to each other that they know, the same for all nodes
     of a cluster; of several words the first is proved and any is accepted. `join_secret_file` holds it.
+    `membership`: whether the cluster has a log, or runs on the ring without one; `ring_mode` then says who
+    agrees on each change, a majority of the members or all of them. All nodes say the same.
     """
 
     name: Name = "lockstep"
@@ -66,6 +68,12 @@ class ClusterSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replaces: Annotated[int, msgspec.Meta(ge=0)] = 0
     join_secret: str = ""
     join_secret_file: str = ""
+    membership: Literal["log", "ring"] = "log"
+    ring_mode: Literal["quorum", "unanimous"] = "quorum"
+
+    @property
+    def is_on_ring(self) -> bool:
+        return self.membership == "ring"
 
 
 class NetworkSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -18,7 +18,7 @@ from lockstep.metadata import (
     transformations,
 )
 from lockstep.metadata.access import role_changes
-from lockstep.metadata.groups import membership, placing
+from lockstep.metadata.groups import membership, placing, ring_entries
 from lockstep.metadata.log import snapshot_entries
 from lockstep.metadata.log.registry import SINCE, EntryKind, Registry
 from lockstep.metadata.part import Part
@@ -54,6 +54,7 @@ _TABLES: Final[tuple[Mapping[int, type[Any]], ...]] = (
     stream_repair.KINDS,
     lineage.KINDS,
     placing.KINDS,
+    ring_entries.KINDS,
 )
 
 

@@ -35,6 +35,7 @@ from lockstep.node.membership.liveness import Clocks, Liveness
 from lockstep.node.membership.voters import FoundersFile, Member, Voters
 from lockstep.node.processors.base import Processor
 from lockstep.node.processors.kinds import Factory
+from lockstep.node.ring.service import RingService
 from lockstep.node.stamps import Stamps
 from lockstep.node.work.conditions import Conditions
 from lockstep.runtime.ports import Runtime
@@ -91,7 +92,8 @@ class Introduction:
 
 
 class NodeLog(msgspec.Struct, frozen=True, eq=False):
-    """`liveness` is kept here because the group's members look at it."""
+    """`liveness` is kept here because the group's members look at it. `ring` is there in a cluster that runs
+    on the ring without a log."""
 
     context: NodeContext
     state: MetadataState
@@ -106,6 +108,7 @@ class NodeLog(msgspec.Struct, frozen=True, eq=False):
     stamps: Stamps
     clocks: Clocks
     liveness: Liveness
+    ring: RingService | None
 
     @property
     def cluster(self) -> ClusterMetadata:
@@ -268,6 +271,11 @@ def _assembled(
     liveness: Liveness,
 ) -> NodeLog:
     transport = RaftTransport(context.internode)
+    ring: RingService | None = None
+    if context.configuration.cluster.is_on_ring:
+        ring = RingService(context, state, voters, fail)
+        processor = ring.processor
+        factory = lambda _given: processor  # noqa: E731
     member = MetadataMember(context, state, voters, transport, factory, bounds, fail)
     submitter = Submitter(context, state, voters, member)
     return NodeLog(
@@ -284,4 +292,5 @@ def _assembled(
         stamps=stamps,
         clocks=clocks,
         liveness=liveness,
+        ring=ring,
     )

@@ -42,6 +42,8 @@ from lockstep.node.recovery.applying import apply_recovery, follow_the_log
 from lockstep.node.recovery.audit_file import AUDIT_PATH
 from lockstep.node.recovery.recovery_file import RECOVERY_PATH
 from lockstep.node.recovery.store import refuse_half_recovered
+from lockstep.node.ring.processor import refuse_other_membership
+from lockstep.node.ring.ring_file import RING_PATH
 from lockstep.node.services import NodeServices
 from lockstep.node.work_service import NodeWork, wire_work
 from lockstep.runtime.ports import Disk, Runtime
@@ -279,6 +281,7 @@ JOURNALS = (
     RECOVERY_PATH,
     AUDIT_PATH,
     VALIDATOR_PATH,
+    RING_PATH,
 )
 
 
@@ -380,6 +383,8 @@ class Node:
         log.state.newest.host_id = identity.host_id
         await log.stamps.load()
         log.founders_file.load()
+        if log.ring is not None:
+            log.ring.file.load()
         self.membership.members.load()
         log.state.load()
         await follow_the_log(self.runtime, log.state, self.context.identity, self._say)
@@ -387,6 +392,7 @@ class Node:
         self.membership.validator.load()
         refuse_other_cluster(log.cluster.identity.cluster_name, configuration.cluster.name)
         refuse_lacking(log.cluster.features_enabled, configuration.features)
+        refuse_other_membership(log.cluster, configuration.cluster)
         refuse_half_recovered(disk)
         refuse_lost_store(disk, identity)
         await claim_archive(self.runtime.archive, identity)
@@ -411,6 +417,8 @@ class Node:
         await context.internode.start(*context.address)
         standing.start()
         log.state.start()
+        if log.ring is not None:
+            log.ring.start()
         await standing.refuse_copy()
         log.voters.seen(context.host_id(), context.address)
         self.membership.voting.take_part()
@@ -418,7 +426,8 @@ class Node:
         self.membership.start()
         self.data.start()
         self.work.start()
-        log.snapshots.start()
+        if log.ring is None:
+            log.snapshots.start()
         if context.has_left:
             await self.data.decommission_handoff.finish()
         await self.membership.membership.become_member()

@@ -49,6 +49,8 @@ class NodeWork(msgspec.Struct, frozen=True, eq=False):
 
     def start(self) -> None:
         self.topology.start()
+        if self.context.configuration.cluster.is_on_ring:
+            return  # Neither tablets nor voters are there to be seen to.
         self.balancer.start()
         self.service.start()
 

@@ -11,7 +11,7 @@ change, which loses against a commit that may have been decided.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -26,6 +26,7 @@ from lockstep.ring.messages import (
     Proposal,
     Propose,
     Reject,
+    Terms,
     Why,
     flaw,
     rejection,
@@ -77,7 +78,7 @@ class Votes:
         self._state = msgspec.structs.replace(self._state, promised=asked.ballot)
         return Promise(asked.base, asked.ballot, self._state.accepted)
 
-    def propose(self, ring: Ring, asked: Propose, factors: Mapping[str, int]) -> Accept | Reject:
+    def propose(self, ring: Ring, asked: Propose, terms: Terms) -> Accept | Reject:
         proposal = asked.proposal
         refused = self._refused(ring, asked, proposal.base)
         if refused is not None:
@@ -87,7 +88,7 @@ class Votes:
             assert mine.proposal == proposal, "a ballot is of one proposal"
             return Accept(proposal.op, proposal.base, asked.ballot)
         # What others judged may be decided: what this node thinks of it counts no more.
-        found = flaw(ring, proposal, {} if asked.found else factors)
+        found = flaw(ring, proposal, msgspec.structs.replace(terms, factors={}) if asked.found else terms)
         if found:
             return rejection(asked, ring, Why.ILLEGAL, found, self._state.promised)
         self._state = VotedState(self._state.base, asked.ballot, Accepted(asked.ballot, proposal))
@@ -240,7 +241,7 @@ class BallotInitiator:
     def _is_patient(self) -> bool:
         """Whoever ends a ring without a change waits for all promises a while: the more it has, the more
         often it can tell that what others accepted is not decided."""
-        return self._own is not None and not self._own.changes
+        return self._own is not None and self._own.is_end
 
     def _propose(self, now_ms: int) -> Propose:
         """A majority has promised."""

@@ -21,6 +21,7 @@ from lockstep.ring.messages import (
     Accept,
     Ask,
     Deltas,
+    Judge,
     Message,
     Prepare,
     Promise,
@@ -28,6 +29,7 @@ from lockstep.ring.messages import (
     Propose,
     Reject,
     Summary,
+    Terms,
     Whole,
     Why,
     proposal_of,
@@ -72,13 +74,14 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 class Effects(msgspec.Struct, frozen=True):
-    """To be done in this order: write `kept` if there is one, then send `messages`. `alarms`: what shows that
-    two changes were agreed on one ring."""
+    """To be done in this order: write `decided`, then `kept` if there is one, then send `messages`. `alarms`:
+    what shows that two changes were agreed on one ring. `decided`: what this step found to be agreed on."""
 
     kept: Kept | None
     messages: tuple[tuple[str, Message], ...]
     alarms: tuple[str, ...]
     ended: tuple[Ended, ...]
+    decided: tuple[Delta, ...] = ()
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -92,15 +95,22 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 class RingMember:
-    """`kept` is of the last run, `factors` how many owners each data centre needs at least."""
+    """`kept` is of the last run, `factors` how many owners each data centre needs at least. `judge` is asked
+    of what proposals carry."""
 
     def __init__(
-        self, node: str, kept: Kept, seeds: Sequence[str], factors: Mapping[str, int], now_ms: int
+        self,
+        node: str,
+        kept: Kept,
+        seeds: Sequence[str],
+        factors: Mapping[str, int],
+        now_ms: int,
+        judge: Judge | None = None,
     ) -> None:
         self._node = node
         self._ring = kept.ring
         self._launch = kept.launch + 1
-        self._factors = dict(factors)
+        self._terms = Terms(dict(factors), judge)
         self._promises = Promises(node, kept.promised)
         self._initiator = Initiator(node, kept.own)
         self._votes = Votes(node, kept.voted)
@@ -112,6 +122,7 @@ class RingMember:
         self._messages: list[tuple[str, Message]] = []
         self._alarms: list[str] = []
         self._ended: list[Ended] = []
+        self._agreed: list[Delta] = []
 
     # -- what is known -------------------------------------------------------------------------------
 
@@ -163,7 +174,7 @@ class RingMember:
         """Why the changes would not be proposed; "" when they would."""
         if self._proposing is not None:
             return f"{self._node} is proposing another change"
-        return problem(self._ring, changes, self._factors)
+        return problem(self._ring, changes, self._terms.factors)
 
     def request(self, changes: Sequence[Change], now_ms: int) -> tuple[str, Effects]:
         """Propose changes that `refusal` finds nothing wrong with; the name of the proposal."""
@@ -172,8 +183,24 @@ class RingMember:
         self._begin(proposal, now_ms)
         return proposal.op, self._effects()
 
-    def abort(self, op: str, base: bytes, now_ms: int) -> tuple[str, Effects]:
-        """An operator ends a proposal of the ring `base` at this node; "" or why not.
+    def offer(self, delta: Delta, now_ms: int) -> Effects:
+        """Propose what the delta carries; its name is the delta's. The caller has judged it."""
+        assert delta.carried and self.standing.proposing is None, "one proposal, which carries something"
+        self._begin(Proposal(delta.op, self._node, (), delta), now_ms)
+        return self._effects()
+
+    def follow(self, delta: Delta, now_ms: int) -> Effects:
+        """The change was agreed on, and is written here already."""
+        assert delta.carried and delta.history, "what was written here came with the change"
+        if delta.base == self._ring.fingerprint:
+            self._move(applied(self._ring, delta), delta)
+        assert self._ring.sequence >= delta.sequence, "the ring that was agreed on is here"
+        self._drain(now_ms)
+        return self._effects()
+
+    def abort(self, op: str, base: bytes, now_ms: int, ending: Proposal | None = None) -> tuple[str, Effects]:
+        """An operator ends a proposal of the ring `base` at this node; "" or why not. `ending`: what ends a
+        ring whose changes carry something.
 
         Where all must accept, the promise of this node is given back, whatever its initiator has decided.
         Where a majority decides, this node proposes to end the ring without a change, and finds out whether
@@ -191,7 +218,7 @@ class RingMember:
         elif self._ballots.proposing is not None:
             return f"{self._node} is proposing another change", self._effects()
         else:
-            self._begin(proposal_of(self._ring, self._new_op(), self._node, ()), now_ms)
+            self._begin(ending or proposal_of(self._ring, self._new_op(), self._node, ()), now_ms)
         self._drain(now_ms)
         return "", self._effects()
 
@@ -290,7 +317,7 @@ class RingMember:
     def _receive_unanimous(self, sender: str, message: Message, now_ms: int) -> None:
         match message:
             case Propose():
-                answer = self._promises.propose(self._ring, message, self._factors, now_ms)
+                answer = self._promises.propose(self._ring, message, self._terms, now_ms)
                 self._send(sender, answer)
                 self._compare(sender, answer)
             case Accept():
@@ -316,7 +343,7 @@ class RingMember:
                 self._send(sender, answer)
                 self._compare(sender, answer)
             case Propose():
-                vote = self._votes.propose(self._ring, message, self._factors)
+                vote = self._votes.propose(self._ring, message, self._terms)
                 self._send(sender, vote)
                 self._compare(sender, vote)
             case Promise():
@@ -356,6 +383,7 @@ class RingMember:
         """The decision is written with the ring that it makes, in this step."""
         assert proposal.base == self._ring.fingerprint, "a decision is of this ring"
         self._move(applied(self._ring, proposal.delta), proposal.delta)
+        self._agreed.append(proposal.delta)
         self._tell_seeds()
 
     def _tell_seeds(self) -> None:
@@ -450,7 +478,11 @@ class RingMember:
         changed = any(map(operator.is_not, _FIELDS(now), _FIELDS(self._kept)))
         self._kept = now
         effects = Effects(
-            now if changed else None, tuple(self._messages), tuple(self._alarms), tuple(self._ended)
+            now if changed else None,
+            tuple(self._messages),
+            tuple(self._alarms),
+            tuple(self._ended),
+            tuple(self._agreed),
         )
-        self._messages, self._alarms, self._ended = [], [], []
+        self._messages, self._alarms, self._ended, self._agreed = [], [], [], []
         return effects

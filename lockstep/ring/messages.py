@@ -7,7 +7,7 @@ late or twice meets another ring and does nothing.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -29,12 +29,18 @@ NO_BALLOT: Final = Ballot(0, "", 0)
 
 
 class Proposal(msgspec.Struct, frozen=True, array_like=True):
-    """Without `changes` it ends its ring without a change. `initiator` is the node that proposed it first."""
+    """Without `changes` it ends its ring without a change, unless its delta carries something: then it
+    does so when `ends` says so. `initiator` is the node that proposed it first."""
 
     op: str
     initiator: str
     changes: tuple[Change, ...]
     delta: Delta
+    ends: bool = False
+
+    @property
+    def is_end(self) -> bool:
+        return self.ends or not (self.changes or self.delta.carried)
 
     @property
     def base(self) -> bytes:
@@ -42,7 +48,8 @@ class Proposal(msgspec.Struct, frozen=True, array_like=True):
 
     def validate(self) -> None:
         assert self.op and self.initiator and self.delta.op == self.op, "a proposal has a name"
-        assert bool(self.changes) >= bool(self.delta.entries), "entries come from changes"
+        known = self.changes or self.delta.carried
+        assert bool(known) >= bool(self.delta.entries), "entries come from changes"
         self.delta.validate()
 
 
@@ -154,11 +161,25 @@ def rejection(message: Propose | Prepare, ring: Ring, why: Why, text: str, promi
     return Reject(op, base, message.ballot, why, text, ring.sequence, promised)
 
 
-def flaw(ring: Ring, proposal: Proposal, factors: Mapping[str, int]) -> str:
+#: Why what a proposal of a ring carries is not to be agreed on; "" when it may be.
+Judge = Callable[[Ring, Proposal], str]
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """What a member judges proposals by. `factors`: how many owners each data centre needs at least; `judge`
+    is of what proposals carry, which nobody accepts who cannot read it."""
+
+    factors: Mapping[str, int] = {}
+    judge: Judge | None = None
+
+
+def flaw(ring: Ring, proposal: Proposal, terms: Terms) -> str:
     """Why a proposal of this ring is not to be accepted; "" when it may be."""
     assert proposal.base == ring.fingerprint, "a proposal of another ring is stale"
+    if proposal.delta.carried:
+        return terms.judge(ring, proposal) if terms.judge is not None else "nobody here reads what it carries"
     if proposal.changes:
-        found = problem(ring, proposal.changes, factors)
+        found = problem(ring, proposal.changes, terms.factors)
         if found:
             return found
     mine = proposal_of(ring, proposal.op, proposal.initiator, proposal.changes)

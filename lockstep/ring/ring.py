@@ -36,6 +36,8 @@ class Mode(enum.StrEnum):
 
 
 class Status(enum.StrEnum):
+    #: Let in, and owns nothing.
+    ADMITTED = "admitted"
     #: Takes writes of the ranges it is to own.
     JOINING = "joining"
     #: As that, of the ranges of the member that it replaces.
@@ -83,11 +85,13 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ring(msgspec.Struct, frozen=True, array_like=True, dict=True):
-    """`members` has the entries sorted by name, tombstones among them."""
+    """`members` has the entries sorted by name, tombstones among them. `history` stands for all that changes
+    have carried besides; it is empty where they carry nothing."""
 
     mode: Mode
     sequence: int
     members: tuple[Member, ...]
+    history: bytes = b""
 
     @property
     def fingerprint(self) -> bytes:
@@ -169,6 +173,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     """What turns the ring `base` into `target`: its `entries` take the places of those of their names.
 
     Without entries it ends a ring without a change: what was proposed on it can then never be agreed on.
+    `carried` is what is agreed on with it, and `history` that of the ring that it makes.
     """
 
     op: str
@@ -176,6 +181,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     target: bytes
     sequence: int
     entries: tuple[Member, ...]
+    carried: bytes = b""
+    history: bytes = b""
 
     def validate(self) -> None:
         assert len(self.base) == len(self.target) == FINGERPRINT_BYTES and self.base != self.target, (
@@ -185,6 +192,17 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
         assert all(one.node < other.node for one, other in pairwise(self.entries)), (
             "entries are sorted by name"
         )
+        assert bool(self.carried) == bool(self.history), "what is carried has a history"
+
+
+def delta_to(ring: Ring, op: str, target: Ring, carried: bytes) -> Delta:
+    """The change that takes `ring` to `target`, the ring that what is carried makes."""
+    assert target.sequence == ring.sequence + 1, "a change makes the next ring"
+    assert target.mode is ring.mode and ring.by_name.keys() <= target.by_name.keys(), "nobody is forgotten"
+    entries = tuple(member for member in target.members if ring.by_name.get(member.node) != member)
+    delta = Delta(op, ring.fingerprint, target.fingerprint, target.sequence, entries, carried, target.history)
+    delta.validate()
+    return delta
 
 
 def delta_on(ring: Ring, op: str, entries: Iterable[Member]) -> Delta:
@@ -200,7 +218,7 @@ def delta_on(ring: Ring, op: str, entries: Iterable[Member]) -> Delta:
 
 def outcome(ring: Ring, delta: Delta) -> Ring:
     """The ring with the entries of a change in it."""
-    return merge(ring, Ring(ring.mode, delta.sequence, delta.entries))
+    return merge(ring, Ring(ring.mode, delta.sequence, delta.entries, delta.history))
 
 
 def applied(ring: Ring, delta: Delta) -> Ring:
@@ -220,8 +238,9 @@ def merge(one: Ring, other: Ring) -> Ring:
     for entry in other.members:
         mine = chosen.get(entry.node)
         chosen[entry.node] = entry if mine is None else newer(mine, entry)
-    sequence = max(one.sequence, other.sequence)
-    ring = Ring(one.mode, sequence, tuple(chosen[node] for node in sorted(chosen)))
+    later = max(one, other, key=lambda ring: (ring.sequence, ring.history))
+    members = tuple(chosen[node] for node in sorted(chosen))
+    ring = Ring(one.mode, later.sequence, members, later.history)
     keep(ring, "_by_name", {member.node: member for member in ring.members})
     return ring
 

@@ -12,12 +12,11 @@ raises the alarm where that shows.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 
 import msgspec
 
 from lockstep.ring.limits import RING_ASK_MS, RING_DEAD_MAX, RING_PROPOSAL_MS, RING_RETRY_MS
-from lockstep.ring.messages import NO_BALLOT, Accept, Proposal, Propose, Reject, Why, flaw, rejection
+from lockstep.ring.messages import NO_BALLOT, Accept, Proposal, Propose, Reject, Terms, Why, flaw, rejection
 from lockstep.ring.ring import Delta, Ring
 
 
@@ -51,7 +50,7 @@ class Promises:
             promise.validate()
             assert promise.op not in self._state.dead, "what was aborted is not promised"
 
-    def propose(self, ring: Ring, asked: Propose, factors: Mapping[str, int], now_ms: int) -> Accept | Reject:
+    def propose(self, ring: Ring, asked: Propose, terms: Terms, now_ms: int) -> Accept | Reject:
         proposal, promise = asked.proposal, self._state.promise
         if proposal.op in self._state.dead:
             return rejection(asked, ring, Why.ABORTED, "it was aborted", NO_BALLOT)
@@ -62,7 +61,7 @@ class Promises:
         if promise is not None and promise.op != proposal.op:
             text = f"{self._node} promised {promise.op} of {promise.initiator}"
             return rejection(asked, ring, Why.BUSY, text, NO_BALLOT)
-        found = flaw(ring, proposal, factors)
+        found = flaw(ring, proposal, terms)
         if found:
             return rejection(asked, ring, Why.ILLEGAL, found, NO_BALLOT)
         if promise is None:

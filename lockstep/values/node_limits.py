@@ -328,3 +328,12 @@ RECOVERY_SHOWN_ENTRIES_MAX: Final = 20
 RECOVERY_SHOWN_BYTES_MAX: Final = 4096
 #: Of the node that plans it, for people.
 RECOVERY_LISTED_ENTRIES_MAX: Final = 1000
+#: Records of a node's ring file before it is written anew: some hundred changes, and what it holds is read at
+#: each start.
+RING_RECORDS_MAX: Final = 256
+#: What waits for a node's member of the ring: messages beyond it are lost, as a network may lose them.
+RING_INBOX_MAX: Final = 1024
+#: Changes of the metadata that wait to be agreed on at one node; each takes some milliseconds.
+RING_SUBMISSIONS_MAX: Final = 256
+#: What a node remembers for people of its proposals that ended, and of contradictions that it saw.
+RING_REMEMBERED_MAX: Final = 16

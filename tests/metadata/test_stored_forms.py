@@ -72,6 +72,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "ManagementPlace": {"members": ()},
     "ResetCluster": {"management": ()},
     "ResetManagement": {"management": ()},
+    "Ringed": {"mode": ""},
     "MembershipChange": {"index": 0, "reason": "", "cancelled": False},
     "Operation": {
         "session_id": "", "history": (), "cancel_reason": "", "step": 0, "counted_bytes": 0,
@@ -174,6 +175,7 @@ NUMBERS: dict[type[enum.IntEnum], dict[str, int]] = {
         "REPAIR_STREAMS": 46,
         "ADVANCE_CAPTURED": 45, "CHANGE_CAPTURED": 47, "PUBLISH_STREAMS": 44,
         "RESET_CLUSTER": 70, "COUNT_MOVED": 48, "PLACE_MANAGEMENT": 71, "RESET_MANAGEMENT": 72,
+        "FOUND_RING": 60, "END_RING": 61,
     },
     RecordKind: {"HEADER": 1, "PIECE": 2, "ENTRIES": 3, "TRAILER": 4},
 }  # fmt: skip

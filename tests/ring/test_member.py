@@ -28,6 +28,7 @@ from lockstep.ring.messages import (
     Promise,
     Propose,
     Reject,
+    Terms,
     Whole,
     Why,
     proposal_of,
@@ -203,9 +204,9 @@ def test_aborted_proposals_are_remembered_up_to_a_limit() -> None:
         promises.abort(f"op{number}")
         promises.validate()
     assert len(promises.state.dead) == RING_DEAD_MAX and "op0" not in promises.state.dead
-    answer = promises.propose(ring, move(ring, f"op{RING_DEAD_MAX}"), {}, 0)
+    answer = promises.propose(ring, move(ring, f"op{RING_DEAD_MAX}"), Terms(), 0)
     assert isinstance(answer, Reject) and answer.why is Why.ABORTED
-    assert isinstance(promises.propose(ring, move(ring, "op0"), {}, 0), Accept)
+    assert isinstance(promises.propose(ring, move(ring, "op0"), Terms(), 0), Accept)
 
 
 def test_an_acceptor_takes_no_lower_ballot_and_repeats_itself() -> None:
@@ -214,17 +215,19 @@ def test_an_acceptor_takes_no_lower_ballot_and_repeats_itself() -> None:
     low, high = Ballot(1, "n2", 1), Ballot(2, "n1", 1)
     assert isinstance(votes.prepare(ring, Prepare(ring.fingerprint, high)), Promise)
     for asked in (Prepare(ring.fingerprint, low), msgspec.structs.replace(move(ring), ballot=low)):
-        answer = votes.prepare(ring, asked) if isinstance(asked, Prepare) else votes.propose(ring, asked, {})
+        answer = (
+            votes.prepare(ring, asked) if isinstance(asked, Prepare) else votes.propose(ring, asked, Terms())
+        )
         assert isinstance(answer, Reject) and answer.why is Why.BALLOT and answer.promised == high
     taken = msgspec.structs.replace(move(ring), ballot=high)
     assert (
-        votes.propose(ring, taken, {})
-        == votes.propose(ring, taken, {})
+        votes.propose(ring, taken, Terms())
+        == votes.propose(ring, taken, Terms())
         == Accept("n9/1/1", ring.fingerprint, high)
     )
     votes.validate()
     with pytest.raises(AssertionError, match="one proposal"):
-        votes.propose(ring, msgspec.structs.replace(move(ring, "other"), ballot=high), {})
+        votes.propose(ring, msgspec.structs.replace(move(ring, "other"), ballot=high), Terms())
     votes.moved(after(ring, join(4)))
     assert votes.state == VotedState(after(ring, join(4)).fingerprint)
 

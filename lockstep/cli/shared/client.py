@@ -76,6 +76,10 @@ class ClusterClient(msgspec.Struct, frozen=True):
     def metadata_digest(self, epoch: int) -> Digest:
         return read(Digest, self.admin.get("/v1/metadata/digest", epoch=epoch))
 
+    def ring(self) -> dict[str, Any]:
+        """As the asked node has it."""
+        return self.admin.get("/v1/ring")
+
     def requests(self) -> dict[str, Any]:
         return self.admin.get("/v1/requests")
 

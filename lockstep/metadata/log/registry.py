@@ -73,6 +73,8 @@ class EntryKind(enum.IntEnum):
     COUNT_MOVED = 48
     PLACE_MANAGEMENT = 71
     RESET_MANAGEMENT = 72
+    FOUND_RING = 60
+    END_RING = 61
 
 
 class Transformation(Protocol):

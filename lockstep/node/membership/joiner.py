@@ -29,6 +29,7 @@ from lockstep.node.membership.liveness import Clocks, shown
 from lockstep.node.membership.management import Management
 from lockstep.node.membership.members import Members
 from lockstep.node.processors.kinds import RAFT
+from lockstep.node.ring.processor import refuse_other_membership
 from lockstep.topology.joining import (
     AskJoin,
     Basis,
@@ -186,6 +187,7 @@ class Joiner:
         state = compared(state, own)
         if state.phase is not Phase.METADATA_VALIDATED:
             return state
+        refuse_other_membership(self._state.current, self._configuration.cluster)
         await self._identity.adopt_cluster(self._state.current.identity.cluster_id)
         await self._refuse_alive()
         described = self._describe()
@@ -219,7 +221,7 @@ class Joiner:
             rack=described.rack,
             version=described.version,
             log_version=described.log_version,
-            may_vote=self._configuration.cms.processor == RAFT,
+            may_vote=self._configuration.cms.processor == RAFT and not self._configuration.cluster.is_on_ring,
             replaces=NodeId(self._configuration.cluster.replaces),
             num_tokens=described.num_tokens,
             features=described.features,

@@ -191,6 +191,8 @@ class Management:
         self._member = log.member
         self._raft = context.configuration.raft
         self._host_id = context.host_id
+        #: Without a log there is no such group either: who is in the ring is in the cluster.
+        self._is_there = not context.configuration.cluster.is_on_ring
         self._follows_repair: Callable[[], bool] = lambda: context.follows_repair
         self._alive = context.alive
         self._on_disk_failed = on_disk_failed
@@ -233,6 +235,8 @@ class Management:
         if self._metadata.current.parts[MANAGEMENT_PLACE].members:
             return self._unsettled_elsewhere()
         group = self.group
+        if not self._is_there:
+            return ""
         if group is None:
             return "this leader is no member of the management group yet"
         if group.broken is not None:
@@ -267,6 +271,8 @@ class Management:
 
     def start(self) -> None:
         """Take part if this node is a member, from now on and whenever it becomes one."""
+        if not self._is_there:
+            return
         self._metadata.listen(lambda *_: self.wake())
         self.take_part()
         self._runtime.tasks.spawn(self._steer_loop(), "management.steer")
@@ -278,6 +284,8 @@ class Management:
 
     def take_part(self) -> None:
         """Start this node's member when it should have one; may be called repeatedly."""
+        if not self._is_there:
+            return
         own = self._own_member() if not self._follows_repair() else None
         if own is None or self.group is not None or self._ending:
             return
@@ -378,6 +386,8 @@ class Management:
 
     async def admit(self, host: Host) -> None:
         """Return when the cluster lets `host` in. PreconditionError when it does not, or cannot now."""
+        if not self._is_there:
+            return
         action = Admit(host, self._metadata.epoch)
         try:
             outcome = await self.submitter.submit(action, ADMISSION_TIMEOUT_MS)

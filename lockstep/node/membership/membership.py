@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -22,6 +23,7 @@ from lockstep.internode import verbs
 from lockstep.internode.handshake import Address, PeerInfo
 from lockstep.metadata.directory import NodeInfo, NodeState
 from lockstep.metadata.groups.management import Host
+from lockstep.metadata.groups.ring_entries import FoundRing
 from lockstep.metadata.joining import JOINING_STATES
 from lockstep.metadata.requests import RequestState
 from lockstep.metadata.transformations import Founder, Initialize, UpdateNode
@@ -103,7 +105,9 @@ class Founding:
         self._file = log.founders_file
         self._founders = founders_of(context.configuration)
         self._own_address = context.address
-        self._cluster_name = context.configuration.cluster.name
+        settings = context.configuration.cluster
+        self._cluster_name = settings.name
+        self._ring_mode = settings.ring_mode if settings.is_on_ring else ""
         self._describe_self = describe
         self._voting = voting
         self._member = log.member
@@ -248,31 +252,34 @@ class Founding:
             Host(founder.host_id, founder.address, founder.internode_port, number)
             for number, founder in enumerate(described, 1)
         ]
-        cluster_id = await self._management.found(self._cluster_name, hosts)
+        if self._ring_mode:
+            founding: Any = FoundRing(self._first(self._runtime.random.uuid(), described), self._ring_mode)
+        else:
+            founding = self._first(await self._management.found(self._cluster_name, hosts), described)
+        await self._submitter.submit(founding, SUBMIT_TIMEOUT_MS)
+
+    def _first(self, cluster_id: str, described: Sequence[SelfDescription]) -> Initialize:
         tokens = even_tokens([founder.num_tokens for founder in described])
-        await self._submitter.submit(
-            Initialize(
-                cluster_id=cluster_id,
-                cluster_name=self._cluster_name,
-                founders=tuple(
-                    Founder(
-                        host_id=founder.host_id,
-                        address=founder.address,
-                        internode_port=founder.internode_port,
-                        cql_port=founder.cql_port,
-                        admin_port=founder.admin_port,
-                        dc=founder.dc,
-                        rack=founder.rack,
-                        version=founder.version,
-                        log_version=founder.log_version,
-                        features=founder.features,
-                        tokens=owned,
-                    )
-                    for founder, owned in zip(described, tokens, strict=True)
-                ),
-                at_ms=self._runtime.clock.wall_us() // 1000,
+        return Initialize(
+            cluster_id=cluster_id,
+            cluster_name=self._cluster_name,
+            founders=tuple(
+                Founder(
+                    host_id=founder.host_id,
+                    address=founder.address,
+                    internode_port=founder.internode_port,
+                    cql_port=founder.cql_port,
+                    admin_port=founder.admin_port,
+                    dc=founder.dc,
+                    rack=founder.rack,
+                    version=founder.version,
+                    log_version=founder.log_version,
+                    features=founder.features,
+                    tokens=owned,
+                )
+                for founder, owned in zip(described, tokens, strict=True)
             ),
-            SUBMIT_TIMEOUT_MS,
+            at_ms=self._runtime.clock.wall_us() // 1000,
         )
 
 

@@ -70,8 +70,14 @@ class Voters:
         self._seen_at: dict[str, Address] = {}
 
     def ids(self) -> Sequence[int]:
-        """Voters' node ids, ascending; empty when nothing was founded or begun to be."""
-        return self._state.current.voters or self.founding()
+        """Voters' node ids, ascending; empty when nothing was founded or begun to be.
+
+        Without a log these are the nodes that have a voice on the ring.
+        """
+        cluster = self._state.current
+        if cluster.is_on_ring:
+            return [node.id for node in cluster.directory.nodes if node.owns_tokens]
+        return cluster.voters or self.founding()
 
     def founding(self) -> Sequence[int]:
         """Whom the groups began with: the first founder alone; the same after every restart.

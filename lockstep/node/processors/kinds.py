@@ -92,6 +92,11 @@ def chosen(configuration: Configuration, others: Mapping[str, Factory]) -> Facto
     """The factory of the configured kind, None for `raft`. ConfigurationError when it is not known or does
     not fit the rest of the configuration."""
     kind = configuration.cms.processor
+    if configuration.cluster.is_on_ring and kind != RAFT:
+        raise ConfigurationError(
+            "a cluster on the ring has no metadata processor to choose",
+            hint="leave [cms] processor out, or set [cluster] membership to log",
+        )
     if kind == RAFT:
         return None
     factory = BUILT_IN.get(kind) or others.get(kind)

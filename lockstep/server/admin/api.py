@@ -52,6 +52,7 @@ from lockstep.server.admin.replica_content import ReplicaContent
 from lockstep.server.admin.requests import BODY as EXCLUDE_BODY
 from lockstep.server.admin.requests import LIVE_PATH, ExcludeList, Requests
 from lockstep.server.admin.requests import PATH as EXCLUDED_PATH
+from lockstep.server.admin.ring import RingRequests
 from lockstep.server.admin.stream_repair import StreamRequests
 from lockstep.server.admin.tablet_migrations import MigrationRequests
 from lockstep.server.admin.tablet_requests import TabletRequests
@@ -363,6 +364,7 @@ class Admin:
             *RecoveryRequests(node).operations(),
             *Reconfiguration(node).operations(),
             *Replacements(node).operations(),
+            *RingRequests(node).operations(),
             *operations(self._cql),
             *scrub_operations(self._node),
             *read_session_operations(self._node),

@@ -84,9 +84,9 @@ class ServiceRequests:
             "leaving": list(service.leaving),
             "waiting": waiting_for_voters(node),
         }
-        settled = service.change is None and (
-            bool(service.paused) or service.voters == choose_voters(cluster)
-        )
+        # Without a log nobody votes on it.
+        stays = cluster.is_on_ring or bool(service.paused)
+        settled = service.change is None and (stays or service.voters == choose_voters(cluster))
         return {**document, "state": _state(cluster, settled), "settled": settled}
 
     async def status(self) -> Document:

@@ -76,6 +76,7 @@ def status(node: NodeServices, operations: Sequence[Document]) -> Document:
         "operations": list(operations),
         "loads": [msgspec.to_builtins(load_run(node, load)) for load in cluster.loads.running],
         "read_sessions": list(read_session_rows(node)),
+        "ring_mode": cluster.ring_mode,
     }
 
 

@@ -187,7 +187,10 @@ class GroupAnswers:
 
 
 def words(node: NodeServices) -> Document:
-    """Both groups at a glance, from signs of life alone: for status answers, which wait for nobody."""
+    """Both groups at a glance, from signs of life alone: for status answers, which wait for nobody. Without
+    a log there are none."""
+    if node.log.ring is not None:
+        return {}
     found = {name: node.membership.groups.peers(group) for name, group in GROUPS.items()}
     return {
         name: {"state": peers.state.value, "available": peers.available, "available_peers": peers.count}

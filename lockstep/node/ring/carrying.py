@@ -1,0 +1,166 @@
+"""The ring of a cluster that runs on it without a log, and what may be agreed on there.
+
+Each ring of such a cluster is one epoch, and the change to the next one carries the entry that makes it. The
+ring follows from the metadata: its members are the nodes, its sequence is the epoch, its history the hash of
+the last entry. So the fingerprint stands for all metadata, and who accepts a change has judged its entry.
+
+Invariant: equal metadata make equal rings. Nobody accepts what its own metadata refuses, or what needs a log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.directory import NodeInfo, NodeState
+from lockstep.metadata.log.apply import apply_entry
+from lockstep.metadata.log.entries import ENTRY_DECODER, LogEntry
+from lockstep.metadata.log.registry import EntryKind, Registry
+from lockstep.metadata.operations import Operation
+from lockstep.ring.messages import Proposal
+from lockstep.ring.ring import Delta, Member, Mode, Ring, Status, delta_to
+from lockstep.schema.log_tables import capture_options
+from lockstep.values.codec import UNREADABLE, encode
+from lockstep.values.errors import CannotApply, Rejected
+from lockstep.values.ids import NodeId
+from lockstep.values.memo import memo
+
+_STATUS: Final[Mapping[NodeState, Status]] = {
+    NodeState.NONE: Status.ADMITTED,
+    NodeState.BOOTSTRAPPING: Status.JOINING,
+    NodeState.REPLACING: Status.REPLACING,
+    NodeState.NORMAL: Status.NORMAL,
+    NodeState.REBUILDING: Status.NORMAL,
+    NodeState.DECOMMISSIONING: Status.LEAVING,
+    NodeState.REMOVING: Status.REMOVING,
+    NodeState.LEFT: Status.LEFT,
+}
+#: Entries that need a log, and what people know them as.
+_NEED_A_LOG: Final[Mapping[int, str]] = {
+    EntryKind.SNAPSHOT: "a snapshot of the log",
+    EntryKind.TRUNCATE_LOG: "a truncation of the log",
+    EntryKind.PREPARE_MEMBERSHIP: "a change of voters",
+    EntryKind.ADVANCE_MEMBERSHIP: "a change of voters",
+    EntryKind.CANCEL_MEMBERSHIP: "a change of voters",
+    EntryKind.SET_SERVICE: "a change of voters",
+    EntryKind.RESET_CLUSTER: "a repair of lost groups",
+    EntryKind.INITIALIZE: "a founding with a log",
+    EntryKind.ADVANCE_TRANSITIONS: "a move of tablets",
+    EntryKind.BEGIN_MOVES: "a move of tablets",
+    EntryKind.SET_BALANCING: "balancing of tablets",
+    EntryKind.DECIDE_RESIZES: "a split or merge of tablets",
+    EntryKind.ADVANCE_RESIZE: "a split or merge of tablets",
+    EntryKind.ASK_RESIZE: "a split or merge of tablets",
+    EntryKind.MIGRATE_KEYSPACE: "tablets",
+    EntryKind.BEGIN_LOAD: "a bulk load",
+    EntryKind.COMMIT_LOAD: "a bulk load",
+    EntryKind.END_LOAD: "a bulk load",
+    EntryKind.REPAIR_STREAMS: "a change capture",
+    EntryKind.ADVANCE_CAPTURED: "a change capture",
+    EntryKind.CHANGE_CAPTURED: "a change capture",
+    EntryKind.PUBLISH_STREAMS: "a change capture",
+}
+
+_HINT: Final = "docs/operate/ring.md says what works on the ring without a log"
+
+
+def ring_of(cluster: ClusterMetadata) -> Ring:
+    """The ring that the nodes of this metadata have."""
+    assert cluster.is_on_ring, "a cluster with a log has no ring of its own"
+    return memo(cluster, "_ring", _ring_of)
+
+
+def _ring_of(cluster: ClusterMetadata) -> Ring:
+    running = {node: one for one in cluster.operations for node in (one.about.node,)}
+    members = [_member(cluster, node, running.get(node.id)) for node in cluster.directory.nodes]
+    ordered = tuple(sorted(members, key=lambda member: member.node))
+    return Ring(Mode(cluster.ring_mode), cluster.epoch, ordered, cluster.hash)
+
+
+def name_of(node: NodeId) -> str:
+    """What a node is called in the ring."""
+    assert node > 0, "a node has an id"
+    return str(node)
+
+
+def _member(cluster: ClusterMetadata, node: NodeInfo, operation: Operation | None) -> Member:
+    """A node without tokens that are, or are to be, its own has no voice, whatever it does."""
+    status = _STATUS[node.state]
+    pending: tuple[int, ...] = ()
+    replaces = ""
+    if operation is not None and node.state in (NodeState.BOOTSTRAPPING, NodeState.NORMAL):
+        pending = tuple(token for token in operation.tokens if token not in node.tokens)
+    elif operation is not None and node.state is NodeState.REPLACING:
+        dead = cluster.directory.by_id[operation.about.departing]
+        pending, replaces = dead.tokens, name_of(dead.id)
+    if status is Status.NORMAL and pending:
+        status = Status.MOVING
+    assert not replaces or pending, "who is replaced owns tokens"
+    if status is not Status.LEFT and not node.tokens and not pending:
+        status, replaces = Status.ADMITTED, ""
+    return Member(name_of(node.id), node.epoch, status, node.dc, node.rack, node.tokens, pending, replaces)
+
+
+def proposal_name(entry: LogEntry) -> str:
+    """What the change that carries the entry is called."""
+    assert entry.epoch > 1, "the first ring is founded"
+    return f"{entry.epoch}-{entry.hash.hex()[:12]}"
+
+
+def carried_by(before: ClusterMetadata, after: ClusterMetadata, entry: LogEntry) -> Delta:
+    """The change of the ring that carries `entry`, which makes `after` of `before`."""
+    assert (after.epoch, after.hash) == (entry.epoch, entry.hash), "the entry makes the value"
+    assert entry.previous_hash == before.hash, "the entry follows"
+    return delta_to(ring_of(before), proposal_name(entry), ring_of(after), encode(entry))
+
+
+def entry_in(delta: Delta) -> LogEntry:
+    """One of the errors of `codec.UNREADABLE` when it carries something else."""
+    assert delta.carried, "it carries something"
+    return ENTRY_DECODER.decode(delta.carried)
+
+
+def is_end(proposal: Proposal) -> bool:
+    """Whether it ends its ring without a change."""
+    return entry_in(proposal.delta).kind == EntryKind.END_RING
+
+
+def refuse_needing_a_log(kind: int) -> None:
+    """Raises Rejected for an entry that a cluster without a log does not take."""
+    what = _NEED_A_LOG.get(kind)
+    if what is not None:
+        raise Rejected(f"{what} needs the log, and this cluster runs on the ring without one", hint=_HINT)
+
+
+def refuse_lacking_a_log(after: ClusterMetadata) -> None:
+    """Raises Rejected for a schema with something that a cluster without a log does not have."""
+    assert after.is_on_ring, "a cluster with a log has all of it"
+    if after.tablets.by_group:
+        raise _lacks("a keyspace with tablets")
+    for keyspace in after.schema.keyspaces:
+        for table in keyspace.tables:
+            if capture_options(table) is not None:
+                raise _lacks(f"change data capture of {keyspace.name}.{table.name}")
+
+
+def _lacks(what: str) -> Rejected:
+    return Rejected(f"{what} needs the log, and this cluster runs on the ring without one", hint=_HINT)
+
+
+def judge(cluster: ClusterMetadata, registry: Registry, proposal: Proposal) -> str:
+    """Why a member with this metadata does not accept the proposal of its ring; "" when it does."""
+    assert proposal.base == ring_of(cluster).fingerprint, "a proposal is of the member's ring"
+    try:
+        entry = entry_in(proposal.delta)
+        refuse_needing_a_log(entry.kind)
+        after = apply_entry(cluster, entry, registry)
+        if entry.kind == EntryKind.SCHEMA_CHANGE:
+            refuse_lacking_a_log(after)
+    except UNREADABLE as error:
+        return f"what it carries cannot be read: {error}"
+    except (CannotApply, Rejected) as error:
+        return error.message
+    mine = carried_by(cluster, after, entry)
+    same = mine == proposal.delta and proposal.is_end == is_end(proposal)
+    return "" if same else "its outcome is not what its entry makes of this ring"

@@ -1,0 +1,169 @@
+"""What judges changes of the metadata where there is no log: they wait in a queue, and one after another is
+agreed on among the members of the ring.
+
+One node is designated: the member with the lowest id that seems alive. Changes of the schema, of nodes and of
+roles go through it, from whichever node they come. Invariant: an opinion of who is alive decides only who
+proposes; two that do at once are told apart by the ring, of which one proposal is agreed on. A submission is
+settled once; one that may have been agreed on is never said to have failed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.node.configuration import ClusterSection
+from lockstep.node.context import NodeContext
+from lockstep.node.log.messages import Submit
+from lockstep.node.log.metadata_state import MetadataState
+from lockstep.node.membership.voters import Voters
+from lockstep.node.processors.base import TERM, Processor, Settle
+from lockstep.node.ring.carrying import name_of, refuse_needing_a_log, ring_of
+from lockstep.ring.ring import Mode, Ring
+from lockstep.values.errors import (
+    ConfigurationError,
+    InvalidRequest,
+    LockstepError,
+    NotLeader,
+    Overloaded,
+    PeerUnreachable,
+    Rejected,
+)
+from lockstep.values.ids import NodeId
+from lockstep.values.limits import ENTRY_BODY_BYTES_MAX, REFUSED_IDS_MAX
+from lockstep.values.node_limits import RING_SUBMISSIONS_MAX
+
+
+def designated(cluster: ClusterMetadata, own: int, alive: Callable[[int], bool]) -> NodeId:
+    """The node that changes go through; 0 where no member of the ring seems alive."""
+    members = sorted(int(name) for name in ring_of(cluster).voters)
+    return NodeId(next((node for node in members if node == own or alive(node)), 0))
+
+
+def silent(ring: Ring, own: int, alive: Callable[[int], bool]) -> tuple[str, ...]:
+    """Members whose word a change needs, and that seem dead."""
+    return tuple(name for name in ring.voters if int(name) != own and not alive(int(name)))
+
+
+def blocked(ring: Ring, dead: tuple[str, ...]) -> str:
+    """Why nothing can be agreed on while these members are dead; "" when it can."""
+    if not dead or (ring.mode is Mode.QUORUM and 2 * len(dead) < len(ring.voters)):
+        return ""
+    needed = "all members" if ring.mode is Mode.UNANIMOUS else "a majority of the members"
+    return f"{needed} must accept, and {', '.join(dead)} of {len(ring.voters)} seem dead"
+
+
+def refuse_other_membership(cluster: ClusterMetadata, settings: ClusterSection) -> None:
+    """Raises ConfigurationError when the cluster agrees on changes in another way than this node would."""
+    wanted = settings.ring_mode if settings.is_on_ring else ""
+    if not cluster.epoch or cluster.ring_mode == wanted:
+        return
+    if not cluster.is_on_ring:
+        has, hint = "has a log", 'set [cluster] membership = "log"'
+    else:
+        has = f"runs on the ring without a log, in the mode {cluster.ring_mode}"
+        hint = f'set [cluster] membership = "ring" and ring_mode = "{cluster.ring_mode}"'
+    raise ConfigurationError(f"this cluster {has}, and this node is configured otherwise", hint=hint)
+
+
+class Waiting(msgspec.Struct):
+    """A submission, and whom to tell how it ends."""
+
+    submit: Submit
+    settles: list[Settle]
+
+    def settle(self, outcome: int | LockstepError) -> None:
+        for settle in self.settles:
+            settle(outcome)
+
+
+class RingProcessor(Processor):
+    """`wake()` is called when something waits."""
+
+    def __init__(
+        self, context: NodeContext, state: MetadataState, voters: Voters, wake: Callable[[], None]
+    ) -> None:
+        self._state = state
+        self._voters = voters
+        self._own_id = context.own_id
+        self._host_id = context.host_id
+        self._alive = context.alive
+        self._wake = wake
+        self._by_id: dict[bytes, Waiting] = {}
+        self._queue: deque[Waiting] = deque()
+        #: What was refused lately: an attempt that arrives late gets the same answer, whatever changed.
+        self._refusals: dict[bytes, Rejected] = {}
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    def leading_term(self) -> int:
+        if not self.leads:
+            raise NotLeader(None)
+        return TERM
+
+    @property
+    def leads(self) -> bool:
+        if self._state.broken is not None:
+            return False
+        cluster = self._state.current
+        if not cluster.epoch:
+            return self._voters.is_first(self._host_id())
+        own = self._own_id()
+        return bool(own) and designated(cluster, own, self._alive) == own
+
+    def take(self, submit: Submit, settle: Settle) -> None:
+        try:
+            self._refuse(submit)
+        except LockstepError as error:
+            settle(error)
+            return
+        known, refused = self._by_id.get(submit.entry_id), self._refusals.get(submit.entry_id)
+        if refused is not None:
+            settle(refused)
+        elif known is not None:
+            known.settles.append(settle)
+        elif len(self._queue) >= RING_SUBMISSIONS_MAX:
+            settle(Overloaded("too many metadata changes wait to be agreed on"))
+        else:
+            waiting = self._by_id[submit.entry_id] = Waiting(submit, [settle])
+            self._queue.append(waiting)
+            self._wake()
+
+    def _refuse(self, submit: Submit) -> None:
+        self.leading_term()
+        if len(submit.body) > ENTRY_BODY_BYTES_MAX:
+            raise InvalidRequest(f"a metadata entry holds at most {ENTRY_BODY_BYTES_MAX} bytes")
+        try:
+            refuse_needing_a_log(submit.kind)
+        except Rejected as error:
+            error.epoch = self._state.epoch
+            raise
+        cluster = self._state.current
+        if cluster.epoch:
+            ring, own = ring_of(cluster), self._own_id()
+            why = blocked(ring, silent(ring, own, self._alive))
+            if why:
+                hint = "start them again, or in the mode of majorities remove them: docs/operate/ring.md"
+                raise PeerUnreachable(why, hint=hint)
+
+    def next(self) -> Waiting | None:
+        """The submission to see to now; it is told by `settled` how it ended."""
+        return self._queue.popleft() if self._queue else None
+
+    def settled(self, waiting: Waiting, outcome: int | LockstepError) -> None:
+        del self._by_id[waiting.submit.entry_id]
+        if isinstance(outcome, Rejected):
+            self._refusals[waiting.submit.entry_id] = outcome
+            if len(self._refusals) > REFUSED_IDS_MAX:
+                del self._refusals[next(iter(self._refusals))]
+        waiting.settle(outcome)
+
+
+def own_name(own: int) -> str:
+    """What this node is called in the ring."""
+    return name_of(NodeId(own))
