@@ -183,6 +183,7 @@ def plan_put(
     unable = [node for node in wish.voters if not _may_vote(value, node)]
     if unable:
         raise PreconditionError(f"node {unable[0]} may not vote by these metadata")
+    assert set(wish.voters) <= here, "who is named to vote takes part"
     goal = Goal(wish.kind, lost, wish.actor, voters, tuple(hashes))
     return replacement(value, [one.survey for one in part], goal, drawn, registry)
 
@@ -199,7 +200,9 @@ def _of_this_cluster(value: ClusterMetadata, current: ClusterMetadata) -> Cluste
         raise PreconditionError(
             f"these metadata are of cluster {value.identity.cluster_id}, which this one never was"
         )
-    return value.changed(IDENTITY.set(current.identity), LINEAGE.set(current.parts[LINEAGE]))
+    after = value.changed(IDENTITY.set(current.identity), LINEAGE.set(current.parts[LINEAGE]))
+    assert after.identity.cluster_id == current.identity.cluster_id, "it goes on as this cluster"
+    return after
 
 
 #: They say what files there are, not what the cluster is.
@@ -242,6 +245,7 @@ def edited(
                 f"entry {entry.epoch} cannot follow without what was left out: {error.message}",
                 hint=f"leave it out too: --without {entry.epoch}",
             ) from error
+    assert value.epoch <= up_to, "leaving out adds nothing"
     value.validate()
     return value
 

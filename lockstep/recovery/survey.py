@@ -29,4 +29,5 @@ class Survey(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def freshness(self) -> tuple[int, int]:
+        assert self.log_epoch >= self.epoch, "what was applied is durable"
         return (self.log_term, self.log_epoch)

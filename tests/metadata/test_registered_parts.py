@@ -142,6 +142,7 @@ def test_numbers_of_parts_are_stable() -> None:
         (16, "transitions"),
         (17, "tablets"),
         (20, "lineage"),
+        (21, "management_place"),
         (24, "ring"),
         (25, "loads"),
         (45, "streams"),
