@@ -51,7 +51,7 @@ def test_tasks_have_seconds_of_work_whatever_a_seed_costs() -> None:
     assert sweep.divided([], []) == []
 
 
-def test_a_planted_bug_is_found_at_its_seed_alone_and_repeats_elsewhere() -> None:
+def test_19_a_planted_bug_is_found_at_its_seed_alone_and_repeats_elsewhere() -> None:
     wanted = sweep.cases(104, 6, QUORUMS, ["read_at_once@107"])
     rows = sweep.swept(wanted)
     (failed,) = [one for one in rows if one.violation]
@@ -151,7 +151,7 @@ def test_a_log_that_was_changed_is_not_proved(log: Log) -> None:
 
 
 @pytest.mark.slow
-def test_spark_runs_seeds_and_proves_the_log_of_a_cluster(
+def test_19_spark_runs_seeds_and_proves_the_log_of_a_cluster(
     cluster: LocalCluster, spark: SparkSession, tmp_path: Path
 ) -> None:
     wanted = sweep.cases(1, 30, QUORUMS, ["read_at_once@17"])

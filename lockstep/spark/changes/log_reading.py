@@ -98,16 +98,16 @@ class LogQuestions:
     def streams(self, stretch: Stretch) -> list[bytes]:
         """The streams of a generation, in the order of the ring."""
 
+        begins = (stretch.begins_us // _US_PER_MS).to_bytes(8, "big")
+
         def question(connection: CqlConnection) -> list[bytes]:
-            rows = connection.query(
-                "SELECT range_end, streams FROM system_distributed.cdc_streams_descriptions_v2 "
-                "WHERE time = ?",
-                ((stretch.begins_us // _US_PER_MS).to_bytes(8, "big"),),
-            )
             found: list[bytes] = []
-            for row in rows:
-                listed: Any = row["streams"]
-                found += listed
+            if _has_tablets(connection, self._options):
+                found = _tablet_streams(connection, self._options, begins)
+            else:
+                for row in connection.query(_RING_STREAMS, (begins,)):
+                    listed: Any = row["streams"]
+                    found += listed
             if not found:
                 raise PeerUnreachable(
                     f"a node does not know the streams that begin at {stretch.begins_us} us"
@@ -151,9 +151,11 @@ class LogQuestions:
         if not known:
             raise ConfigurationError(f"{options.keyspace}.{options.table} has no log of changes any more")
         settings = _settings(connection, options)
-        times = connection.query(
-            "SELECT time FROM system_distributed.cdc_generation_timestamps WHERE key = 'timestamps'"
-        )
+        # Streams of tablets are the table's own, those of a ring are all tables'.
+        if _has_tablets(connection, options):
+            times = connection.query(_TABLET_TIMES, _named(options))
+        else:
+            times = connection.query(_RING_TIMES)
         begins = [int(str(row["time"])) * _US_PER_MS for row in times]
         return Log(
             _uuid(known[0]["id"]),
@@ -161,6 +163,43 @@ class LogQuestions:
             int(settings.get("ttl", "0")),
             _now_us(connection),
         )
+
+
+_RING_TIMES: Final = "SELECT time FROM system_distributed.cdc_generation_timestamps WHERE key = 'timestamps'"
+_RING_STREAMS: Final = (
+    "SELECT range_end, streams FROM system_distributed.cdc_streams_descriptions_v2 WHERE time = ?"
+)
+_TABLET_TIMES: Final = (
+    "SELECT timestamp AS time FROM system.cdc_timestamps WHERE keyspace_name = ? AND table_name = ?"
+)
+#: Those that take changes from then on, of those that are listed by what becomes of them then.
+_TABLET_STREAMS: Final = (
+    "SELECT stream_id FROM system.cdc_streams "
+    "WHERE keyspace_name = ? AND table_name = ? AND timestamp = ? AND stream_state = 0"
+)
+
+
+def _named(options: Options) -> tuple[bytes, bytes]:
+    return options.keyspace.encode(), options.table.encode()
+
+
+def _has_tablets(connection: CqlConnection, options: Options) -> bool:
+    return bool(
+        connection.query(
+            "SELECT initial_tablets FROM system_schema.scylla_keyspaces WHERE keyspace_name = ?",
+            (options.keyspace.encode(),),
+        )
+    )
+
+
+def _tablet_streams(connection: CqlConnection, options: Options, begins: bytes) -> list[bytes]:
+    """In the order of the ring."""
+    found: list[bytes] = []
+    for row in connection.query(_TABLET_STREAMS, (*_named(options), begins)):
+        stream = row["stream_id"]
+        assert isinstance(stream, bytes), "a stream is a blob"
+        found.append(stream)
+    return sorted(found, key=stream_token)
 
 
 def captured_settings(options: Options) -> dict[str, str]:
