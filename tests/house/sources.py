@@ -36,7 +36,9 @@ class Violation(NamedTuple):
         return f"{self.path}:{self.line}: {self.rule}: {self.what}"
 
 
+@functools.cache
 def source_of(text: str, path: str = "lockstep/storage/example.py") -> Source:
+    """Parsed once, for the rules and the counters read the same files."""
     parts = Path(path).with_suffix("").parts
     dotted = parts[:-1] if parts[-1] == "__init__" else parts
     room = parts[1] if len(parts) > 2 else ""

@@ -55,7 +55,7 @@ def _imports(source: Source, known: set[str]) -> Iterator[Import]:
 
 
 def _import_nodes(node: ast.AST, when: str) -> Iterator[tuple[ast.Import | ast.ImportFrom, str]]:
-    for child in ast.iter_child_nodes(node):
+    for child in _statements(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child, when
         elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -65,6 +65,13 @@ def _import_nodes(node: ast.AST, when: str) -> Iterator[tuple[ast.Import | ast.I
             yield from _import_nodes(ast.Module(child.orelse, []), when)
         else:
             yield from _import_nodes(child, when)
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Those right below, and what holds some itself: no expression imports anything."""
+    for field in ("body", "handlers", "orelse", "finalbody", "cases"):
+        found = getattr(node, field, ())
+        yield from found if isinstance(found, list) else ()
 
 
 def _targets(node: ast.Import | ast.ImportFrom, source: Source, known: set[str]) -> Iterator[str]:
