@@ -372,14 +372,16 @@ def _show_migration(told: ClusterMigration) -> None:
         ["node", "epoch", "", "reason"],
         [
             [one.node, one.epoch or "", would if not one.refused else "stays" if one.answered else "silent",
-             one.refused]
+             one.refused or (f"gives up {one.waived}" if one.waived else "")]
             for one in told.nodes
         ],
     )  # fmt: skip
     for one in told.nodes:
         if one.diverged_at:
+            hashes = f"{one.own_hash[:12] or 'unknown'} and {one.other_hash[:12] or 'none'}"
             click.echo(
-                f"node {one.node} has diverged at epoch {one.diverged_at}: save what only it has, empty its "
+                f"node {one.node} has diverged at epoch {one.diverged_at} (hashes {hashes}): "
+                "save what only it has, empty its "
                 "data directory, and let it join as a new node"
             )
 

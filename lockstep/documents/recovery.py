@@ -106,6 +106,11 @@ class MigratedNode(msgspec.Struct, frozen=True):
     refused: str = ""
     diverged_at: int = 0
     answered: bool = True
+    #: At `diverged_at`, as far as they are known.
+    own_hash: str = ""
+    other_hash: str = ""
+    #: Classes of the entries that only it has, and gives up.
+    waived: str = ""
 
 
 class ClusterMigration(msgspec.Struct, frozen=True):

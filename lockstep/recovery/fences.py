@@ -4,13 +4,15 @@ Who may not has applied what the repaired cluster lacks, or the other way round 
 not continued there. Such a node stays what it is, fenced off by its cluster id: it neither serves nor votes
 among the others.
 
-Invariant: who is let in holds a prefix of the repaired cluster's history. Only links that follow from each
-other by their hashes are believed.
+Invariant: who is let in holds a prefix of the repaired cluster's history: the chain of hashes says so at its
+last epoch, or where that is kept no more, at the last one of which both keep it. Only links that follow from
+each other by their hashes are believed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -44,10 +46,15 @@ class Target(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Fenced(msgspec.Struct, frozen=True):
-    """`diverged_at`: the first epoch of which both have another entry; 0: the histories are not compared."""
+    """`diverged_at`: the first epoch that is known to have another entry there, with the hashes of both as
+    far as they are known; 0: the histories are not compared. `only_more`: it has all that the repaired
+    cluster has of its history, and more."""
 
     reason: str
     diverged_at: int = 0
+    own_hash: bytes = b""
+    other_hash: bytes = b""
+    only_more: bool = False
 
 
 def judge(
@@ -56,9 +63,11 @@ def judge(
     epoch: int,
     hash_: bytes,
     target: Target,
+    own_hash: Callable[[int], bytes | None] = lambda _epoch: None,
 ) -> Fenced | None:
     """Why a node of this identity, whose last applied entry is that, may not go to the target; None when it
-    may. Rejected for a target that makes no sense."""
+    may. `own_hash` tells the hash at an epoch as far as the node keeps it. Rejected for a target that
+    makes no sense."""
     if target.cluster_name != identity.cluster_name:
         return Fenced(f"that is cluster {target.cluster_name!r}, and this one {identity.cluster_name!r}")
     theirs, own = target.links(), links_of(identity, repairs)
@@ -75,14 +84,31 @@ def judge(
             "continues the other"
         )
     fork = target.repairs[len(own) - 1]
-    if epoch > fork.epoch:
-        return Fenced(
-            f"it applied entries {fork.epoch + 1} to {epoch}, which the repaired cluster does not have",
-            fork.epoch + 1,
-        )
     known: Mapping[int, bytes] = {**dict(target.hashes), fork.epoch: fork.hash}
-    if epoch not in known:
+
+    def held(at: int) -> bytes | None:
+        return hash_ if at == epoch else own_hash(at)
+
+    both = sorted(at for at in known if at <= min(epoch, fork.epoch) and held(at) is not None)
+    # Who has the same entry at an epoch has the same ones before it.
+    first = bisect_left(both, True, key=lambda at: held(at) != known[at])
+    if first < len(both):
+        return _differs(both, first, held, known)
+    if epoch > fork.epoch:
+        more = f"it applied entries {fork.epoch + 1} to {epoch}, which the repaired cluster does not have"
+        at = fork.epoch + 1
+        return Fenced(more, at, held(at) or b"", only_more=fork.epoch in both)
+    if not both:
         return Fenced(f"nothing says whether the repaired cluster had the same entry at epoch {epoch}")
-    if known[epoch] != hash_:
-        return Fenced(f"it has another entry at epoch {epoch} than the repaired cluster", epoch)
     return None
+
+
+def _differs(
+    both: Sequence[int], first: int, held: Callable[[int], bytes | None], known: Mapping[int, bytes]
+) -> Fenced:
+    """Who has another entry at `both[first]`, and none before it that is known."""
+    at, before = both[first], both[first - 1] if first else 0
+    since = f", or at one after {before}" if before and before < at - 1 else ""
+    return Fenced(
+        f"it has another entry at epoch {at} than the repaired cluster{since}", at, held(at) or b"", known[at]
+    )

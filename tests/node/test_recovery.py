@@ -6,11 +6,12 @@ Numbers are those of the scenarios that disasters of system groups are tried by.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
-from lockstep.node.recovery import audit_file
+from lockstep.metadata.log.snapshot_entries import TakeSnapshot
+from lockstep.node.recovery import applying, audit_file
 from lockstep.node.recovery.reset_service import Decided
 from lockstep.recovery.audit import problem_in
 from lockstep.recovery.plan import Wish
@@ -209,6 +210,108 @@ def test_9_and_19_who_was_away_follows_the_repaired_log_and_may_vote_again() -> 
         town.until(lambda: len(town.newest.voters) == 3 and town.voters_settled, 120.0)
         town.agreed(*LOST, *LEFT)
         one_history(town, (*LOST, *LEFT))
+
+
+def astray(town: Town, change: Any) -> tuple[int, int]:
+    """The old majority is back and applies a change that the repaired cluster lacks: who led it, and the last
+    epoch of both."""
+    town.finish(reset(town, 4))
+    town.until(lambda: leads(town, LEFT))
+    town.world.monitors.remove(town.log)
+    town.start(*LOST)
+    town.until(lambda: town.ready(*LOST) and any(town.node(n).log.is_leader for n in LOST))
+    leader = next(number for number in LOST if town.node(number).log.is_leader)
+    fork = town.node(4).log.cluster.parts.held[20].value[0].epoch
+    assert town.finish(town.submit(leader, change)).error is None
+    town.until(lambda: all(town.node(n).log.state.epoch > fork for n in LOST))
+    return leader, fork
+
+
+def test_12_what_makes_no_difference_is_given_up_with_a_record() -> None:
+    with struck() as town:
+        leader, fork = astray(town, TakeSnapshot("rehearsal"))
+        town.wait(2)
+        said, _ = migrate(town, leader, 4, dry_run=True).value
+        assert [one.waived for one in said] == ["upkeep of the log (1)"] * 3
+        migrate(town, leader, 4)
+        town.until(lambda: town.ready(*LOST, *LEFT) and len(cluster_ids(town, (*LOST, *LEFT))) == 1, 120.0)
+        town.finish(town.submit(4, keyspace("after")))
+        town.until(lambda: all(town.node(n).log.cluster.schema.by_name.get("after") for n in (*LOST, *LEFT)))
+        one_history(town, (*LOST, *LEFT))
+        (first, _) = town.node(1).membership.recovery.audit.records
+        assert f"gives up entries from {fork + 1} on: upkeep of the log (1)" in first.text
+
+
+def test_12_who_is_not_taken_back_to_the_fork_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: what was waived stays in the files."""
+
+    async def nothing(*_: object) -> int:
+        return 0
+
+    monkeypatch.setattr(applying, "step_back", nothing)
+    with struck() as town:
+        leader, _ = astray(town, TakeSnapshot("rehearsal"))
+        town.wait(2)
+        migrate(town, leader, 4)
+        town.wait(20)
+        stray = [number for number in LOST if town.ready(number)]
+        assert not stray or len(cluster_ids(town, (*stray, *LEFT))) > 1, (
+            "nobody is let in with another history"
+        )
+
+
+def test_11_what_was_applied_a_moment_before_the_power_went_is_seen() -> None:
+    """It is in the journal of the group alone."""
+    with struck() as town:
+        leader, fork = astray(town, keyspace("elsewhere"))
+        assert town.node(leader).log.state.epoch > fork
+        for number in LOST:
+            town.process(number).crash("power")
+        town.wait(1)
+        town.start(leader)
+        town.until(lambda: town.node(leader).is_loaded)
+        said, _ = migrate(town, leader, 4).value
+        assert [(one.node, one.diverged_at) for one in said] == [(leader, fork + 1)]
+        assert said[0].own_hash and not said[0].waived
+
+
+def test_13_what_was_never_applied_goes_and_is_on_record() -> None:
+    """One of the old majority alone has an entry in its log that nobody confirmed."""
+    with struck() as town:
+        town.finish(reset(town, 4))
+        town.until(lambda: leads(town, LEFT))
+        town.world.monitors.remove(town.log)
+        town.start(*LOST)
+        town.until(lambda: town.ready(*LOST) and any(town.node(n).log.is_leader for n in LOST))
+        leader = next(number for number in LOST if town.node(number).log.is_leader)
+        for number in LOST:
+            if number != leader:
+                town.process(number).crash("power")
+        before = town.node(leader).log.state.epoch
+        town.submit(leader, keyspace("never"))
+        town.until(lambda: town.node(leader).membership.recovery.tail(before) != [])
+        said, _ = migrate(town, leader, 4).value
+        assert [(one.node, one.refused) for one in said] == [(leader, "")]
+        town.until(lambda: town.ready(leader) and len(cluster_ids(town, (leader, *LEFT))) == 1)
+        assert not town.node(leader).log.cluster.schema.by_name.get("never")
+        (first, *_) = town.node(leader).membership.recovery.audit.records
+        assert f"entries {before + 1} to {before + 1} of its log were never applied and go" in first.text
+
+
+@pytest.mark.parametrize(
+    "place", ["recovery.migrating", "recovery.stepped_back", "recovery.journals_forgotten"]
+)
+def test_12_a_crash_on_the_way_back_leads_to_the_same(place: str) -> None:
+    with struck() as town:
+        leader, _ = astray(town, TakeSnapshot("rehearsal"))
+        town.wait(2)
+        town.world.probes.add(CrashRule(label=place, process=f"n{leader}", kind="power", hit=1))
+        target = town.node(4).membership.recovery.as_target(512)
+        town.begin(leader, lambda _node: town.node(leader).membership.recovery.migrate(target, dry_run=False))
+        town.until(lambda: not town.process(leader).alive)
+        town.start(leader)
+        town.until(lambda: town.ready(leader, *LEFT) and len(cluster_ids(town, (leader, *LEFT))) == 1, 120.0)
+        one_history(town, (leader, *LEFT))
 
 
 def test_18_migrations_backwards_and_to_itself_are_refused() -> None:

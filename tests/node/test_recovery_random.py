@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from lockstep.metadata.directory import LINEAGE, Reset
-from lockstep.node.recovery import applying, reset_service
+from lockstep.node.recovery import applying, judging
 from lockstep.node.recovery.recovery_file import RecoveryFile
 from lockstep.recovery.plan import Wish
 from lockstep.recovery.steps import Applied, Phase, Record
@@ -230,7 +230,7 @@ def _apply_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def _let_all_in(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(reset_service, "judge", lambda *_: None)
+    patch.setattr(judging, "judge", lambda *_: None)
 
 
 def _keep_the_journal(patch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,11 @@ from typing import Final
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.lineage import KINDS as RESET_KINDS
+from lockstep.metadata.load_entries import KINDS as LOAD_KINDS
 from lockstep.metadata.transformations import Initialize, SetExtension
 from tests.metadata.histories import History, founder, registry
 
-REGISTRY: Final = registry(RESET_KINDS)
+REGISTRY: Final = registry(RESET_KINDS, LOAD_KINDS)
 
 
 def history(nodes: int = 3, more: int = 0) -> History:

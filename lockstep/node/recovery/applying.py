@@ -38,6 +38,7 @@ from lockstep.node.membership.identity import IdentityFile
 from lockstep.node.recovery.audit_file import AuditFile
 from lockstep.node.recovery.recovery_file import RecoveryFile
 from lockstep.node.recovery.replacing import replace_metadata
+from lockstep.node.recovery.stepping_back import step_back
 from lockstep.recovery.audit import Step, Told
 from lockstep.recovery.living import Anew, anew_from, is_decided
 from lockstep.recovery.plan import ResetPlan
@@ -118,6 +119,9 @@ async def _migrate(runtime: Runtime, registry: Registry, move: Migrating) -> Non
     so. What the journals have beyond what was applied is dropped: no majority is known to have had it."""
     broken: list[LockstepError] = []
     state = MetadataState(runtime, registry, broken.append)
+    if move.epoch >= 0:
+        await step_back(runtime.disk, move.epoch)
+        runtime.probes.reach("recovery.stepped_back")
     state.load(quiet=True, up_to=move.epoch)
     # The last of what was applied may be in the journal alone.
     await state.store.flush()

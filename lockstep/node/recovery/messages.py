@@ -45,12 +45,16 @@ class Migrate(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Migrated(msgspec.Struct, frozen=True, array_like=True):
-    """`refused`: why the node stays where it is; empty when it goes. `diverged_at`: see `fences.Fenced`."""
+    """`refused`: why the node stays where it is; empty when it goes. `diverged_at` and the hashes: see
+    `fences.Fenced`. `waived`: classes of the entries that only this node has, and gives up."""
 
     node: int
     epoch: int
     refused: str = ""
     diverged_at: int = 0
+    own_hash: bytes = b""
+    other_hash: bytes = b""
+    waived: str = ""
 
 
 class Restart(msgspec.Struct, frozen=True, array_like=True):

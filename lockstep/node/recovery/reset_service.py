@@ -20,7 +20,7 @@ import msgspec
 from lockstep.internode import verbs
 from lockstep.internode.handshake import Hello
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.directory import LINEAGE, NodeState, Reset
+from lockstep.metadata.directory import NodeState, Reset
 from lockstep.metadata.lineage import ResetManagement
 from lockstep.metadata.log.apply import apply_entry
 from lockstep.metadata.log.entries import verify_chain
@@ -28,6 +28,7 @@ from lockstep.node.context import NodeContext
 from lockstep.node.log_service import NodeLog
 from lockstep.node.membership.management import Management
 from lockstep.node.recovery.audit_file import AuditFile
+from lockstep.node.recovery.judging import as_target, judged
 from lockstep.node.recovery.messages import (
     AskSurvey,
     AskTail,
@@ -44,7 +45,7 @@ from lockstep.node.recovery.own_state import OwnState
 from lockstep.node.recovery.recovery_file import RecoveryFile
 from lockstep.recovery import plan as planning
 from lockstep.recovery.audit import Step, Told
-from lockstep.recovery.fences import Target, judge
+from lockstep.recovery.fences import Target
 from lockstep.recovery.plan import Drawn, ResetPlan, Wish
 from lockstep.recovery.replacing import problem_with
 from lockstep.recovery.steps import Activated, Migrating, Phase, Prepared, Withdrawn
@@ -238,28 +239,35 @@ class ResetService:
         return await self._migrate(order.target, order.actor, dry_run=order.dry_run)
 
     async def _migrate(self, target: Target, actor: str, *, dry_run: bool) -> Migrated:
-        """Go to the repaired cluster unless what this node applied is not part of its history."""
+        """Go to the repaired cluster unless what this node applied is not part of its history, and makes a
+        difference there."""
         async with self._busy:
-            cluster = self._log.state.current
-            fenced = judge(cluster.identity, cluster.parts[LINEAGE], cluster.epoch, cluster.hash, target)
+            cluster, own = self._log.state.current, self._own_id()
+            found = await judged(self._log, target, self._runtime.clock.wall_us() // 1000)
+            fenced = found.fenced
             if fenced is not None:
                 if not dry_run:
                     told = Told(Step.REFUSED, actor, fenced.reason, cluster_id=target.cluster_id)
                     await self.audit.note(told)
-                return Migrated(self._own_id(), cluster.epoch, fenced.reason, fenced.diverged_at)
-            if self._own_id() in target.voters:
+                hashes = (fenced.own_hash, fenced.other_hash)
+                return Migrated(own, cluster.epoch, fenced.reason, fenced.diverged_at, *hashes)
+            if own in target.voters:
                 why = "it votes there and had no part in it yet; `lockstep cms reconfigure` has another vote"
-                return Migrated(self._own_id(), cluster.epoch, why)
+                return Migrated(own, cluster.epoch, why)
+            done = Migrated(own, cluster.epoch, waived=found.harmless)
             if dry_run:
-                return Migrated(self._own_id(), cluster.epoch)
+                return done
             self._fall_silent()
-            left = f"it leaves cluster {cluster.identity.cluster_id} at epoch {cluster.epoch}"
+            left = f"it leaves cluster {cluster.identity.cluster_id} at epoch {found.epoch}{found.given_up}"
+            tail = self.own.tail(cluster.epoch)
+            if tail:
+                left += f"; entries {tail[0].epoch} to {tail[-1].epoch} of its log were never applied and go"
             await self.audit.note(Told(Step.MIGRATING, actor, left, cluster_id=target.cluster_id))
-            await self.file.record(Migrating(target.cluster_id, target.addresses, actor, cluster.epoch))
+            await self.file.record(Migrating(target.cluster_id, target.addresses, actor, found.epoch))
             self._runtime.probes.reach("recovery.migrating")
-        self._say("recovery.migrating", cluster=target.cluster_id, epoch=cluster.epoch)
+        self._say("recovery.migrating", cluster=target.cluster_id, epoch=found.epoch)
         self._leave()
-        return Migrated(self._own_id(), cluster.epoch)
+        return done
 
     def _leave(self) -> None:
         """Begin another life, once what is to be answered was answered."""
@@ -448,24 +456,7 @@ class ResetService:
         return tuple(sorted(said, key=lambda one: one.node)), silent
 
     def as_target(self, epochs_back: int) -> Target:
-        """This node's cluster as one that others may be brought to."""
-        cluster, state = self._log.cluster, self._log.state
-        repairs: tuple[Reset, ...] = cluster.parts[LINEAGE]
-        forks = [one.epoch for one in repairs]
-        found = {
-            epoch: known
-            for fork in forks
-            for epoch in range(max(1, fork - epochs_back), fork + 1)
-            if (known := state.hash_at(epoch)) is not None
-        }
-        return Target(
-            cluster.identity.cluster_name,
-            cluster.identity.lineage,
-            repairs,
-            tuple(sorted(found.items())),
-            tuple((node.address, node.internode_port) for node in cluster.directory.nodes),
-            tuple(cluster.voters),
-        )
+        return as_target(self._log, epochs_back)
 
     async def _ask_each(
         self, nodes: Sequence[int], verb: int, message: Any, timeout_ms: int = SURVEY_TIMEOUT_MS

@@ -201,7 +201,18 @@ class RecoveryRequests:
         """Bring every node of this cluster that answers to the repaired one, each unless it has diverged."""
         wanted = read_body(body or {}, _Migration, "the body is no state of a cluster")
         told, silent = await self._desk.migrate(_target(wanted.state), actor, dry_run=wanted.dry_run)
-        nodes = [MigratedNode(one.node, one.epoch, one.refused, one.diverged_at) for one in told]
+        nodes = [
+            MigratedNode(
+                one.node,
+                one.epoch,
+                one.refused,
+                one.diverged_at,
+                own_hash=one.own_hash.hex(),
+                other_hash=one.other_hash.hex(),
+                waived=one.waived,
+            )
+            for one in told
+        ]
         nodes += [MigratedNode(node, refused=why, answered=False) for node, why in silent.items()]
         return ClusterMigration(
             wanted.state.cluster_id, wanted.dry_run, tuple(sorted(nodes, key=lambda one: one.node))
