@@ -289,7 +289,7 @@ def test_13_what_was_never_applied_goes_and_is_on_record() -> None:
                 town.process(number).crash("power")
         before = town.node(leader).log.state.epoch
         town.submit(leader, keyspace("never"))
-        town.until(lambda: town.node(leader).membership.recovery.tail(before) != [])
+        town.until(lambda: town.node(leader).membership.recovery.own.tail(before) != [])
         said, _ = migrate(town, leader, 4).value
         assert [(one.node, one.refused) for one in said] == [(leader, "")]
         town.until(lambda: town.ready(leader) and len(cluster_ids(town, (leader, *LEFT))) == 1)
