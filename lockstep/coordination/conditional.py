@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -67,6 +67,10 @@ from lockstep.values.limits import (
 from lockstep.values.rows import Mutation, Partition, Position, ReadCommand, ReadResult, has_large_row
 
 GatePlace = tuple[int, bytes]
+
+
+#: Of tracked tables: what is decided by ballots has no id.
+NO_CONDITIONS: Final = "it has no conditional writes, and no reads at SERIAL or LOCAL_SERIAL"
 
 
 class Gates:
@@ -148,6 +152,7 @@ class Conditionals:
         as far as this node knows, nothing was decided. ConditionalUnknown. WriteTimeout or WriteFailure of
         type SIMPLE: it was decided, and too few replicas have applied it yet.
         """
+        self.shared.plans.refuse_tracked(place.table_id, NO_CONDITIONS)
         plan = self.shared.plans.write_plan(place.table_id, place.token, consistency)
         plan.require_alive(self.shared.context.opinions)
         request = _Write(self.shared, self.writes_ended, place, serial, patience)
@@ -186,6 +191,7 @@ class Conditionals:
         """Live content of one partition that reflects all that was decided before. ReadTimeout and the other
         errors of reads."""
         assert command.key is not None, "ballots are of one partition"
+        self.shared.plans.refuse_tracked(command.table_id, NO_CONDITIONS)
         place = Place(command.table_id, command.right, command.key)
         request = _Read(self.shared, self.reads_ended, place, serial, patience)
         try:

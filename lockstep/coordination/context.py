@@ -14,7 +14,9 @@ from lockstep.internode.handshake import Address
 from lockstep.internode.internode import Internode
 from lockstep.quorum.plans import Opinions, PlanBook
 from lockstep.replica.replica import ReplicaService
+from lockstep.replica.tracked import TrackedReplica
 from lockstep.runtime.ports import Runtime
+from lockstep.tracking.held import MutationId
 
 
 class CoordinationContext(msgspec.Struct, frozen=True, eq=False):
@@ -29,6 +31,8 @@ class CoordinationContext(msgspec.Struct, frozen=True, eq=False):
     own_id: Callable[[], int]
     new_mutation_id: Callable[[], bytes]
     opinions: Opinions
+    #: This node among the replicas of tracked tables; None where there are none.
+    tracked: TrackedReplica | None = None
 
     @property
     def alive(self) -> Callable[[int], bool]:
@@ -50,6 +54,8 @@ class Terms(msgspec.Struct, frozen=True):
     needs_columns: bool = True
     #: Whether it keeps a plan that it was given, of one replica, until that does not hold any more.
     is_paired: bool = False
+    #: The id that the mutation was given, of a tracked table.
+    tracking: MutationId | None = None
 
 
 CLIENT: Final = Terms()

@@ -27,7 +27,7 @@ from lockstep.quorum.plans import Plan
 from lockstep.quorum.round import BEGIN, CHECK, READ, WRITE, Ask, End, Failure, Round, Target, Why
 from lockstep.quorum.speculation import ExtraRequests, Latencies, Policy
 from lockstep.replica.merging import digest_of, filled_in, lacking
-from lockstep.replica.messages import ReadReply, ReadRequest
+from lockstep.replica.messages import ReadReply, ReadRequest, Tracking
 from lockstep.storage.rows.difference import repair_mutation
 from lockstep.storage.rows.visible import partition_left
 from lockstep.values.codec import encode
@@ -142,7 +142,7 @@ class ReadRound:
         targets = asked.targets
         if asked.why is BEGIN:
             # Ranges differ somewhere too often for a second question each time.
-            by_digest = self._request.command.key is not None
+            by_digest = self._request.command.key is not None or self._request.tracking is not Tracking.NONE
             # This node is first in order and answers last: it may answer at once, while the others work.
             for target in reversed(targets):
                 self._ask(target, by_digest=by_digest and target is not targets[0])
@@ -170,7 +170,9 @@ class ReadRound:
 
     def _encoded(self, *, by_digest: bool) -> bytes:
         request = self._request
-        if by_digest:
+        if by_digest and request.tracking is not Tracking.NONE:
+            request = ReadRequest(request.epoch, request.needs_epoch, request.command, 0, Tracking.SUMMARY)
+        elif by_digest:
             request = ReadRequest(
                 request.epoch, request.needs_epoch, request.command, self._owner.digest_over_bytes
             )
@@ -210,7 +212,7 @@ class ReadRound:
         self._answers[context.node] = (context, reply)
         if reply.digest:
             self._digests = True
-        if self._digests:
+        if self._digests and self._request.tracking is Tracking.NONE:
             self._fill_in()
         round_ = self.round
         effects = round_.answered(context.node, round_.plan.epoch)
@@ -222,7 +224,7 @@ class ReadRound:
     def check(self) -> None:
         if self._digests:
             digests = [target for target, reply in self._answers.values() if reply.digest]
-            if digests:
+            if digests and not (self._request.tracking is not Tracking.NONE and self._has_data()):
                 self._ask_for_content(digests)
                 return
         self.round.confirmed(self.round.plan)

@@ -27,6 +27,7 @@ from lockstep.coordination.context import CoordinationContext
 from lockstep.coordination.outlined import told_of
 from lockstep.coordination.page import Page
 from lockstep.coordination.read_round import Additional, Answer, ReadRound, ReadsShared, repair
+from lockstep.coordination.tracked_reads import TrackedReads
 from lockstep.coordination.writes import Writes
 from lockstep.internode.handshake import Address
 from lockstep.quorum.plans import Plan
@@ -34,7 +35,7 @@ from lockstep.quorum.request_trace import REQUEST_TRACE
 from lockstep.quorum.round import Target
 from lockstep.quorum.speculation import NEVER, Latencies
 from lockstep.replica.merging import earlier, merge_answers
-from lockstep.replica.messages import ReadRequest
+from lockstep.replica.messages import ReadRequest, Tracking
 from lockstep.replica.scanned import Scanned, Thresholds
 from lockstep.runtime.ports import Tasks
 from lockstep.values.errors import (
@@ -198,6 +199,7 @@ class Reads:
         self.replica = context.replica
         self._writes = writes
         self._thresholds = thresholds
+        self._tracked = TrackedReads(context, context.tracked) if context.tracked is not None else None
         self.reach = context.runtime.probes.reach
         #: Questions asked anew because something that matters had changed when the answers were in.
         self.replans = 0
@@ -367,9 +369,13 @@ class Reads:
                 right = min(piece.right, plan.range.right)
                 limit = piece.partition_row_limit if plan.required == 1 else 0
                 command = replace(piece, right=right, partition_row_limit=limit)
-            request = ReadRequest(plan.epoch, plan.needs_epoch, command)
+            tracked = self._tracked if plan.shard is not None and plan.required > 1 else None
+            tracking = Tracking.NONE if tracked is None else Tracking.DATA
+            request = ReadRequest(plan.epoch, plan.needs_epoch, command, 0, tracking)
             try:
                 answers = await self._answers(plan, request, deadline_s)
+                if tracked is not None and answers is not None:
+                    answers = await tracked.settled(plan, request, answers, deadline_s)
             except ReadFailure:
                 narrow = self._plan(piece, consistency, wide=False)
                 if not wide or narrow.range.right >= command.right:

@@ -106,6 +106,14 @@ class SettledWrites(Protocol):
     def stop(self) -> None: ...
 
 
+class TrackedSubmit(Protocol):
+    """Begins writes of tracked tables; as `Writes.submit`."""
+
+    def submit(
+        self, plan: Plan, mutation: Mutation, deadline_s: float, told: Told, what: str, terms: Terms
+    ) -> None: ...
+
+
 class Writes:
     """What all writes of one node share."""
 
@@ -135,6 +143,8 @@ class Writes:
         self.base_writes = base_writes
         #: Gathers what is to be applied here while many are begun; None: it is applied at once.
         self._here: list[tuple[Write, Target]] | None = None
+        #: Begins writes of tracked tables; None: there are none.
+        self.tracked: TrackedSubmit | None = None
         #: Plans that were replaced by one that differs in something that matters.
         self.replans = 0
         #: Refusals that made this node learn a newer epoch first.
@@ -177,6 +187,10 @@ class Writes:
                 plan.require_alive(self.context.opinions)
             plan.note_alive(self.context.opinions)
         deadline_s = now_s + timeout_ms / 1000
+        if plan.shard is not None:
+            assert self.tracked is not None, "a node with tracked tables tracks"
+            self.tracked.submit(plan, mutation, deadline_s, told, write_type, terms)
+            return
         base_writes = self.base_writes
         if base_writes is not None and plan.has_views:
             first_epoch = plan.epoch
@@ -350,7 +364,8 @@ class Write:
     def _prepare(self, plan: Plan) -> None:
         """Build the request once for all replicas of a plan."""
         self._prepared_for = plan
-        self._request = WriteRequest(plan.epoch, plan.needs_epoch, self.mutation, self._first_epoch)
+        tracking = self.terms.tracking if plan.shard is not None else None
+        self._request = WriteRequest(plan.epoch, plan.needs_epoch, self.mutation, self._first_epoch, tracking)
         self._body = encode(self._request)
         # What leaves no hints mends in parts, which may be smaller than the whole.
         _require_size(self.mutation, len(self._body), is_whole=self.terms.leaves_hints)

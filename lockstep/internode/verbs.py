@@ -74,6 +74,10 @@ RECOVERY_DECIDE: Final = 103
 RECOVERY_MIGRATE: Final = 104
 RECOVERY_RESTART: Final = 105
 RING_MAIL: Final = 94
+TRACKED_WRITE: Final = 117
+TRACKED_BRING: Final = 118
+TRACKED_PULL: Final = 119
+TRACKED_COMPARE: Final = 120
 
 #: What an excluded node may still say and be told: that it is there, and what it lacks of the log.
 CATCH_UP: Final = frozenset((FETCH_LOG, FETCH_SNAPSHOT, ANNOUNCE, EPOCH_QUERY, HASH_AT, MEMBERS, PING))
@@ -137,6 +141,10 @@ NAMES: Final = {
     RECOVERY_MIGRATE: "recovery-migrate",
     RECOVERY_RESTART: "recovery-restart",
     RING_MAIL: "ring-mail",
+    TRACKED_WRITE: "tracked-write",
+    TRACKED_BRING: "tracked-bring",
+    TRACKED_PULL: "tracked-pull",
+    TRACKED_COMPARE: "tracked-compare",
 }
 
 

@@ -21,9 +21,11 @@ from lockstep.placement.tablets.allocate import NotPlaceable, allocate
 from lockstep.placement.tablets.counts import CountedTable, CountSettings, Rack, counts, racks_of
 from lockstep.placement.tablets.load import Host, LoadStatistics, NodeLoad
 from lockstep.placement.tablets.map import TabletMap, even_rights, map_of
+from lockstep.schema.changes import CreateKeyspace
 from lockstep.schema.model import Keyspace, Replication, Schema, Table
+from lockstep.schema.replication_options import SIMPLE, refused
 from lockstep.schema.table_options import option, option_map
-from lockstep.schema.tablet_options import TabletHints, tablet_hints
+from lockstep.schema.tablet_options import TabletHints, keyspace_tablets, tablet_hints
 from lockstep.values.errors import Rejected
 from lockstep.values.hash_tree import changed
 from lockstep.values.ids import NodeId
@@ -209,3 +211,16 @@ def _new_map(
     )
     pairs = list(zip(even_rights(count), found, strict=True))
     return map_of(group, keyspace.replication, pairs, epoch)
+
+
+def spread(change: CreateKeyspace, mode: str) -> CreateKeyspace:
+    """The change with what the setting for new keyspaces (disabled, enabled, enforced) makes of it."""
+    is_simple = dict(change.replication).get("class", "").endswith(SIMPLE)
+    if mode == "enforced":
+        given = keyspace_tablets(dict(change.tablets or ()), change.keyspace)
+        if is_simple or given is None:
+            raise refused(f"every keyspace of this cluster has tablets, {change.keyspace} would have none")
+    elif mode == "disabled" or is_simple or (change.replication_type and change.tablets is None):
+        # Whoever says how a keyspace is replicated, and nothing of tablets, gets what that is of.
+        return change
+    return msgspec.structs.replace(change, tablets=change.tablets or ())

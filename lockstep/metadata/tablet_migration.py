@@ -29,6 +29,7 @@ from lockstep.schema.changes import SYSTEM_KEYSPACES
 from lockstep.schema.log_tables import captures
 from lockstep.schema.model import Keyspace, Table
 from lockstep.schema.tablet_options import KeyspaceTablets
+from lockstep.schema.tracking import is_tracked
 from lockstep.values.errors import OperationRunning, Rejected
 
 
@@ -73,6 +74,8 @@ def _refuse_busy(cluster: ClusterMetadata, keyspace: Keyspace) -> None:
     request = cluster.requests.by_keyspace.get(keyspace.name)
     if request is not None:
         raise keyspace_busy(request)
+    if any(is_tracked(keyspace, table) for table in keyspace.tables):
+        raise Rejected(f"{what} while its tables are tracked", hint="alter it to untracked first")
     moving = holders(cluster, Held.RING)
     if moving:
         hint = "wait for it to finish (`lockstep topology watch`) or cancel it"

@@ -16,6 +16,7 @@ from lockstep.coordination.context import CoordinationContext
 from lockstep.coordination.coordinator import Coordinator
 from lockstep.coordination.counters import CounterLeader, Counters
 from lockstep.coordination.forwarding import Forwarding, dc_of_own
+from lockstep.coordination.tracked_writes import TrackedWrites
 from lockstep.coordination.writes import Writes
 from lockstep.handoff.batch_store import BatchStore
 from lockstep.handoff.batches import Batches
@@ -36,6 +37,7 @@ from lockstep.node.work.backup_taking import BackupTaking
 from lockstep.node.work.condition_watches import watch_disk
 from lockstep.node.work.lacking import InheritedRanges
 from lockstep.node.work.read_sessions import ReadSessions
+from lockstep.node.work.reconciling import Reconciler
 from lockstep.node.work.table_damage import Scrub, TableDamage
 from lockstep.node.work.unowned_tablets import UnownedTablets
 from lockstep.node.work.view_builds import IndexUpkeep, ViewBuilds
@@ -45,9 +47,11 @@ from lockstep.replica.repair_participant import RepairParticipant, ReplicaTimes
 from lockstep.replica.replica import ReplicaService
 from lockstep.replica.scanned import Thresholds
 from lockstep.replica.session_guards import SessionGuards
+from lockstep.replica.tracked import TrackedReplica
 from lockstep.runtime.ports import Runtime
 from lockstep.scans.outlined_engine import OutlinedEngine
 from lockstep.storage.engine import Derived, StorageEngine
+from lockstep.storage.journal import Journal
 from lockstep.storage.store import Store
 from lockstep.storage.store_position import Lacking
 from lockstep.streaming.load_target import LoadTarget
@@ -93,9 +97,11 @@ class NodeData(msgspec.Struct, frozen=True, eq=False):
     decommission_handoff: DecommissionHandoff
     loads: LoadTarget
     read_sessions: ReadSessions
+    reconciler: Reconciler
 
     def start(self) -> None:
         self.hint_delivery.start()
+        self.reconciler.start()
         self.batch_store.start()
         self.view_builds.start()
 
@@ -172,14 +178,13 @@ def wire_data(log: NodeLog, store: Store, engine: StorageEngine) -> NodeData:
     new_mutation_id = MutationIds(own_id, generation).new
     lacking, guards = Lacking(engine), SessionGuards(cluster)
     outlined = OutlinedEngine(engine, store, runtime.tasks)
-    replica = ReplicaService(runtime, internode, outlined, cluster, reach, own_id, lacking.require)
+    replica, tracked = _replica(context, engine, outlined, lacking)
     table_damage = TableDamage(context, store.damaged, lacking)
-    asking = _asking(log, replica, new_mutation_id)
+    asking = _asking(log, replica, new_mutation_id, tracked)
     hints = Hints(runtime, HintStore(engine), asking.plans, log.liveness.silent_s, _hint_policy(context))
     delivery = HintDelivery(asking, hints)
     base_writes = BaseWrites(runtime, internode, hints, context.address)
-    own_dc = dc_of_own(lambda: cluster().directory.dc_by_id, own_id)
-    writes = Writes(asking, hints, Forwarding(asking, own_dc, context.address), base_writes)
+    writes = _writes(context, asking, hints, base_writes)
     coordinator = Coordinator(asking, writes, _thresholds(context))
     ballots = BallotService(runtime, internode, engine, cluster, reach, own_id, new_mutation_id, replica)
     batch_store = BatchStore(runtime, internode, engine, writes, hints, own_id, 2 * timeouts.write_ms)
@@ -230,7 +235,27 @@ def wire_data(log: NodeLog, store: Store, engine: StorageEngine) -> NodeData:
         decommission_handoff=DecommissionHandoff(context, batch_store, hints, delivery, log.submitter),
         loads=loads,
         read_sessions=_read_sessions(context, engine, lacking),
+        reconciler=Reconciler(context, tracked),
     )
+
+
+def _replica(
+    context: NodeContext, engine: StorageEngine, outlined: OutlinedEngine, lacking: Lacking
+) -> tuple[ReplicaService, TrackedReplica]:
+    runtime, internode, cluster, own_id = context.runtime, context.internode, context.cluster, context.own_id
+    reach, require = context.catch_up.reach, lacking.require
+    journal = Journal(engine, own_id, context.identity.value.generation)
+    replica = ReplicaService(runtime, internode, outlined, cluster, reach, own_id, require, journal)
+    return replica, TrackedReplica(runtime, internode, journal, cluster, reach, own_id)
+
+
+def _writes(
+    context: NodeContext, asking: CoordinationContext, hints: Hints, base_writes: BaseWrites
+) -> Writes:
+    own_dc = dc_of_own(lambda: context.cluster().directory.dc_by_id, context.own_id)
+    writes = Writes(asking, hints, Forwarding(asking, own_dc, context.address), base_writes)
+    writes.tracked = TrackedWrites(asking, writes)
+    return writes
 
 
 def _read_sessions(context: NodeContext, engine: StorageEngine, lacking: Lacking) -> ReadSessions:
@@ -263,7 +288,7 @@ def _participant(
 
 
 def _asking(
-    log: NodeLog, replica: ReplicaService, new_mutation_id: Callable[[], bytes]
+    log: NodeLog, replica: ReplicaService, new_mutation_id: Callable[[], bytes], tracked: TrackedReplica
 ) -> CoordinationContext:
     context = log.context
     return CoordinationContext(
@@ -275,6 +300,7 @@ def _asking(
         context.own_id,
         new_mutation_id,
         log.liveness.opinions,
+        tracked,
     )
 
 

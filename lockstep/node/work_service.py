@@ -118,7 +118,9 @@ def wire_work(log: NodeLog, membership: NodeMembership, data: NodeData) -> NodeW
         comparison=comparison,
         repairs=repairs,
         backups=BackupDriver(context, state, submitter, desk),
-        tombstone_purge=TombstonePurge(context, state, data.engine, guards, data.oldest_hint_us),
+        tombstone_purge=TombstonePurge(
+            context, state, data.engine, guards, data.oldest_hint_us, data.reconciler.purge_before_s
+        ),
         refill=Refill(context, state, submitter, data.lacking),
         sizes=RangeSizes(context, data.engine, lambda: stages.rate_bytes_s),
         bulk_loads=BulkLoads(context, state, data.loads, submitter, lambda: log.is_leader),

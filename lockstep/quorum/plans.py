@@ -32,6 +32,7 @@ from lockstep.quorum.speculation import Policy, policy_of
 from lockstep.schema.log_tables import log_of
 from lockstep.schema.model import Replication, Table
 from lockstep.schema.table_options import option
+from lockstep.schema.tracking import is_tracked
 from lockstep.schema.view_changes import views_of
 from lockstep.topology.planning import passing
 from lockstep.values.errors import InvalidRequest, Unavailable
@@ -92,6 +93,7 @@ class Plan:
         "range",
         "remote",
         "required",
+        "shard",
         "targets",
     )
 
@@ -122,6 +124,8 @@ class Plan:
         #: Whether all targets are in the asker's data centre; whether writes of the table change views.
         self.is_local = all(target.dc == asker.dc for target in targets)
         self.has_views = False
+        #: Placement group and last token of a range of a tracked table; None of others.
+        self.shard: tuple[int, int] | None = None
         #: Of the log that takes what writes of the table change; 0 without one.
         self.log_id = 0
         #: The asker, if it is a target, and the other targets.
@@ -152,7 +156,7 @@ class Plan:
     def only(self, target: Target) -> Plan:
         """The same, of one of the targets alone."""
         assert self.by_node.get(target.node) is target, "of the plan's own targets"
-        return Plan(
+        plan = Plan(
             self.epoch,
             self.needs_epoch,
             self.range,
@@ -162,6 +166,8 @@ class Plan:
             self.consistency,
             self.asker,
         )
+        plan.shard = self.shard
+        return plan
 
     def over(self, placed: Sequence[PlacedRange]) -> Plan:
         """The same, of ranges that follow each other and have the same replicas; the first is the plan's."""
@@ -297,6 +303,7 @@ class TablePlacement:
         "epoch",
         "has_tablets",
         "has_views",
+        "is_tracked",
         "log_id",
         "plans",
         "recounts",
@@ -329,6 +336,8 @@ class TablePlacement:
         self.log_id = log_id
         #: Whether the placement group is tablets of one table.
         self.has_tablets = has_tablets
+        #: Whether replicas know by ids what they hold of the table.
+        self.is_tracked = False
         #: By (whether it writes, level, right bound of the range).
         self.plans: dict[tuple[bool, Consistency, int], Plan] = {}
         #: Of reads of several ranges, by (level, right bound of the first one).
@@ -412,6 +421,7 @@ class PlanBook:
         log = log_of(cluster.schema, table)
         log_id = log.id if log is not None else 0
         found = TablePlacement(cluster.epoch, changed_epoch, ring, recounts, table, has_tablets, log_id)
+        found.is_tracked = is_tracked(keyspace, table)
         self._tables[table_id] = found
         return found
 
@@ -450,8 +460,9 @@ class PlanBook:
         key = (consistency, first.range.right)
         plan = placement.scans.get(key)
         if plan is None:
-            placed = placement.alike(token)
-            plan = placement.scans[key] = first if len(placed) == 1 else first.over(placed)
+            # What is held of a tracked table is told by range.
+            placed = [] if placement.is_tracked else placement.alike(token)
+            plan = placement.scans[key] = first if len(placed) <= 1 else first.over(placed)
             self._kept += 1
         return plan
 
@@ -515,7 +526,17 @@ class PlanBook:
         asker = Asker(self.own, local_dc)
         plan = Plan(cluster.epoch, needs_epoch, placed.range, group, targets, needs, consistency, asker)
         plan.has_views, plan.log_id = placement.has_views, placement.log_id
+        if placement.is_tracked:
+            plan.shard = (placement.ring.id, placed.range.right)
         return plan
+
+    def refuse_tracked(self, table_id: int, what: str) -> None:
+        """InvalidRequest where a tracked table is asked for what it cannot do."""
+        placement = self.placement(table_id)
+        if placement is not None and placement.is_tracked:
+            table = self._metadata().table(table_id)
+            name = f"{table.keyspace}.{table.name}" if table is not None else str(table_id)
+            raise InvalidRequest(f"table {name} is tracked: {what}")
 
     def validate(self) -> None:
         plans = 0

@@ -14,7 +14,7 @@ from typing import Final
 
 import mmh3
 
-from lockstep.replica.messages import ReadReply, ReadRequest
+from lockstep.replica.messages import Known, ReadReply, ReadRequest
 from lockstep.storage.rows.difference import difference
 from lockstep.storage.rows.reconcile import is_empty, merge_partitions
 from lockstep.storage.rows.visible import weigh
@@ -23,6 +23,8 @@ from lockstep.values.limits import MUTATION_BYTES_MAX, REPAIR_ROWS_MAX
 from lockstep.values.rows import Partition, Position, ReadResult, Row
 
 Place = tuple[int, bytes]
+#: In the place of a digest: which mutations are held is told, and not what they make.
+SUMMARY: Final = b"summary"
 #: Of the keys in one part; the rows themselves are pages of some replicas.
 _KEYS_BYTES_MAX: Final = MUTATION_BYTES_MAX // 8
 
@@ -142,6 +144,13 @@ def reply_to(request: ReadRequest, accepted_epoch: int, result: ReadResult) -> R
     if 0 < request.digest_over_bytes < size_bytes:
         return ReadReply(accepted_epoch, _NOTHING, digest_of(result), dead)
     return ReadReply(accepted_epoch, result, b"", dead)
+
+
+def with_known(reply: ReadReply, known: Known | None) -> ReadReply:
+    """The answer, and which mutations of a tracked table are in it."""
+    if known is None:
+        return reply
+    return ReadReply(reply.accepted_epoch, reply.result, reply.digest, reply.dead, known)
 
 
 def filled_in(reply: ReadReply, by_digest: dict[bytes, ReadResult]) -> ReadReply | None:

@@ -20,22 +20,43 @@ import msgspec
 
 from lockstep.consensus.paxos import Acceptor, Ballot, Proposal
 from lockstep.storage.store import FileSummary
+from lockstep.tracking.held import Held, MutationId
 from lockstep.values.rows import Mutation, ReadCommand, ReadResult
 from lockstep.values.tokens import Range
 
 
 class WriteRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`first_epoch`: of the first plan of a client's write to a table with views; 0 for all else, also for
-    what is brought again."""
+    what is brought again. `tracking`: the id under which replicas of a tracked table keep the mutation."""
 
     epoch: int
     needs_epoch: int
     mutation: Mutation
     first_epoch: int = 0
+    tracking: MutationId | None = None
 
 
 class WriteReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
     accepted_epoch: int
+
+
+class Tracking(enum.IntEnum):
+    """What a read of a tracked table asks of a replica."""
+
+    #: The table is not tracked, or one replica suffices.
+    NONE = 0
+    #: Its answer, and which mutations are in it.
+    DATA = 1
+    #: Only which mutations it holds.
+    SUMMARY = 2
+
+
+class Known(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Which mutations a replica holds. `held`, with an answer: all of the range, of the instant of the
+    answer; without one: those that every replica holds. `recent`: the others, of what is read at least."""
+
+    held: Held
+    recent: Held
 
 
 class ReadRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -45,6 +66,7 @@ class ReadRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     needs_epoch: int
     command: ReadCommand
     digest_over_bytes: int = 0
+    tracking: Tracking = Tracking.NONE
 
 
 class ReadReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -54,6 +76,7 @@ class ReadReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
     result: ReadResult
     digest: bytes = b""
     dead: int = 0
+    known: Known | None = None
 
 
 class StreamSurvey(msgspec.Struct, frozen=True, array_like=True):

@@ -34,11 +34,13 @@ from lockstep.quorum.failure_codes import (
     WRITE,
     Refusals,
 )
-from lockstep.quorum.plans import PlanBook, TablePlacement
-from lockstep.replica.merging import reply_to
-from lockstep.replica.messages import ReadReply, ReadRequest, WriteReply, WriteRequest
+from lockstep.quorum.plans import Plan, PlanBook, TablePlacement
+from lockstep.replica.merging import SUMMARY, reply_to, with_known
+from lockstep.replica.messages import Known, ReadReply, ReadRequest, Tracking, WriteReply, WriteRequest
 from lockstep.runtime.ports import Runtime
-from lockstep.values.errors import LockstepError, NotReplica, StaleEpoch
+from lockstep.storage.journal import Journal
+from lockstep.tracking.held import MutationId
+from lockstep.values.errors import InvalidRequest, LockstepError, NotReplica, StaleEpoch
 from lockstep.values.node_limits import WRITES_A_TURN
 from lockstep.values.rows import Mutation, ReadCommand, ReadResult, has_large_row, without_log
 from lockstep.values.tokens import Range
@@ -125,11 +127,14 @@ class ReplicaService:
         catch_up: CatchUp,
         own_id: Callable[[], int],
         require_held: Callable[[int, Range], None] = lambda _table_id, _tokens: None,
+        journal: Journal | None = None,
     ) -> None:
         self._runtime = runtime
         #: Raises RangeLacking when this node may lack what it stored of a table's range.
         self.require_held = require_held
         self._probes = runtime.probes
+        #: Of tracked tables; None: there are none here.
+        self.journal = journal
         self._engine = engine
         self._metadata = metadata
         self._catch_up = catch_up
@@ -216,7 +221,10 @@ class ReplicaService:
             self.require_held(mutation.table_id, Range(mutation.token - 1, mutation.token))
         self._probes.reach("replica.write.accepted")
         first_epoch = request.first_epoch if has_views else None
-        sequence = self._engine.apply(mutation, first_epoch=first_epoch)
+        if placement.is_tracked or request.tracking is not None:
+            sequence = self._keep(placement, placed.range.right, request)
+        else:
+            sequence = self._engine.apply(mutation, first_epoch=first_epoch)
         self._accepted += 1
         if placement.has_tablets:
             self.counts.wrote((placement.ring.id, placed.range.right))
@@ -225,6 +233,20 @@ class ReplicaService:
         if not self._syncing:
             self._syncing = True
             self._runtime.tasks.spawn(self._sync(), "replica-sync")
+
+    def _keep(self, placement: TablePlacement, right: int, request: WriteRequest) -> int:
+        """Store what has an id of its own, unless it is here: as the id is given, its mutation is stored."""
+        if self.journal is None or not placement.is_tracked or request.tracking is None:
+            raise InvalidRequest("a write has an id exactly when its table is tracked")
+        self.journal.take((placement.ring.id, right), request.tracking, request.mutation)
+        return self.journal.sequence
+
+    def give(self, plan: Plan, mutation: Mutation) -> MutationId:
+        """Store a mutation of a tracked table under an id of this node's. The plan, which has this node among
+        its targets, is of this very step; `write` with the id follows in it, and answers once durable."""
+        assert self.journal is not None and plan.shard is not None, "the table is tracked"
+        assert plan.local is not None and plan.epoch == self._metadata().epoch, "the plan is new"
+        return self.journal.give(plan.shard, mutation, self._runtime.clock.wall_us())
 
     def _own_part(
         self, mutation: Mutation, captured: Mutation, epoch: int, is_own: bool
@@ -320,8 +342,31 @@ class ReplicaService:
     def read_now(self, request: ReadRequest) -> ReadReply | None:
         """As `read`, when the engine can answer in this very step; None when it cannot."""
         accepted_epoch = self._check_read(request)
+        if request.tracking is Tracking.SUMMARY:
+            return None  # What is told is durable first.
+        known = self._known(request)
         result = self._engine.read_now(request.command)
-        return None if result is None else reply_to(request, accepted_epoch, result)
+        return None if result is None else with_known(reply_to(request, accepted_epoch, result), known)
+
+    def _known(self, request: ReadRequest) -> Known | None:
+        """What the answer of this very step holds."""
+        tracking, command = request.tracking, request.command
+        if tracking is Tracking.NONE:
+            return None
+        placement = self._plans.placement(command.table_id)
+        if self.journal is None or placement is None or not placement.is_tracked:
+            raise InvalidRequest(f"table id {command.table_id} is not tracked")
+        shard = placement.ring.id, placement.ring.range_at(command.right).range.right
+        journal = self.journal
+        held = journal.held(shard) if tracking is Tracking.DATA else journal.reconciled(shard)
+        return Known(held, journal.recent(shard, command))
+
+    async def _summary(self, request: ReadRequest, accepted_epoch: int) -> ReadReply:
+        known = self._known(request)
+        assert self.journal is not None, "a summary is of a journal"
+        await self.journal.synced()
+        self._check_read(request)
+        return ReadReply(accepted_epoch, ReadResult(()), SUMMARY, 0, known)
 
     async def read(self, request: ReadRequest) -> ReadReply:
         """Read while this node is a read replica of everything asked, under a plan that still holds.
@@ -329,12 +374,16 @@ class ReplicaService:
         StaleEpoch or NotReplica otherwise, also when that changed while the read ran.
         """
         accepted_epoch = self._check_read(request)
+        if request.tracking is Tracking.SUMMARY:
+            return await self._summary(request, accepted_epoch)
+        # The engine looks in the same step.
+        known = self._known(request)
         result = await self._engine.read(request.command)
         reply: ReadReply | None = None
         if has_large_row((result,)):
             reply = await self._runtime.tasks.run_blocking(partial(reply_to, request, accepted_epoch, result))
         self._check_read(request)
-        return reply or reply_to(request, accepted_epoch, result)
+        return with_known(reply or reply_to(request, accepted_epoch, result), known)
 
     def _check_read(self, request: ReadRequest) -> int:
         command = request.command

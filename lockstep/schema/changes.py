@@ -47,6 +47,7 @@ from lockstep.schema.summaries import (
 )
 from lockstep.schema.table_options import OptionValue, check_hints, checked_options, option
 from lockstep.schema.tablet_options import keyspace_tablets, refuse_other_spread
+from lockstep.schema.tracking import check_tracked, means_tracked
 from lockstep.schema.type_changes import (
     IndexChange,
     TypeChange,
@@ -110,6 +111,7 @@ class CreateKeyspace(msgspec.Struct, frozen=True, array_like=True, tag="create_k
     if_not_exists: bool = False
     by_server: bool = False
     tablets: tuple[tuple[str, str], ...] | None = None
+    replication_type: str | None = None
 
 
 class AlterKeyspace(msgspec.Struct, frozen=True, array_like=True, tag="alter_keyspace"):
@@ -120,6 +122,7 @@ class AlterKeyspace(msgspec.Struct, frozen=True, array_like=True, tag="alter_key
     durable_writes: bool | None = None
     if_exists: bool = False
     tablets: tuple[tuple[str, str], ...] | None = None
+    replication_type: str | None = None
 
 
 class DropKeyspace(msgspec.Struct, frozen=True, array_like=True, tag="drop_keyspace"):
@@ -214,6 +217,12 @@ def apply_change(
     by_server = isinstance(change, CreateKeyspace | CreateTable) and change.by_server
     if change.keyspace in SYSTEM_KEYSPACES and not by_server:
         raise Rejected(f"{change.keyspace} keyspace is not user-modifiable.", keyspace=change.keyspace)
+    schema_after, summary = _applied(schema, change, epoch, data_centers)
+    check_tracked(schema, schema_after)
+    return schema_after, summary
+
+
+def _applied(schema: Schema, change: SchemaChange, epoch: int, data_centers: Sequence[str]) -> Applied:
     if isinstance(change, CreateKeyspace):
         return create_keyspace(schema, change, epoch, data_centers)
     if isinstance(change, AlterKeyspace):
@@ -258,20 +267,9 @@ def create_keyspace(
     if tablets is not None and replication.strategy == SIMPLE:
         raise refused(f"tablets need {TOPOLOGY}, keyspace {name} is replicated by {SIMPLE}")
     check_lists(replication, tablets, name)
-    made = Keyspace(name, replication, change.durable_writes, epoch=epoch, tablets=tablets)
+    tracked = change.replication_type is not None and means_tracked(change.replication_type)
+    made = Keyspace(name, replication, change.durable_writes, epoch=epoch, tablets=tablets, tracked=tracked)
     return schema.with_keyspace(made), ChangeSummary(CREATED, "KEYSPACE", name)
-
-
-def spread(change: CreateKeyspace, mode: str) -> CreateKeyspace:
-    """The change with what the setting for new keyspaces (disabled, enabled, enforced) makes of it."""
-    is_simple = dict(change.replication).get("class", "").endswith(SIMPLE)
-    if mode == "enforced":
-        given = keyspace_tablets(dict(change.tablets or ()), change.keyspace)
-        if is_simple or given is None:
-            raise refused(f"every keyspace of this cluster has tablets, {change.keyspace} would have none")
-    elif mode == "disabled" or is_simple:
-        return change
-    return replace(change, tablets=change.tablets or ())
 
 
 def alter_keyspace(
@@ -295,9 +293,12 @@ def alter_keyspace(
     if tablets is not None and replication.strategy == SIMPLE:
         raise refused(f"tablets need {TOPOLOGY}, keyspace {found.name} would be replicated by {SIMPLE}")
     check_lists(replication, tablets, found.name)
-    if (replication, durable, tablets) == (found.replication, found.durable_writes, found.tablets):
+    tracked = found.tracked if change.replication_type is None else means_tracked(change.replication_type)
+    present = found.replication, found.durable_writes, found.tablets, found.tracked
+    if (replication, durable, tablets, tracked) == present:
         return schema, None
-    made = replace(found, replication=replication, durable_writes=durable, epoch=epoch, tablets=tablets)
+    made = replace(found, replication=replication, durable_writes=durable, tablets=tablets, epoch=epoch)
+    made = replace(made, tracked=tracked)
     return schema.with_keyspace(made), ChangeSummary(UPDATED, "KEYSPACE", found.name)
 
 

@@ -171,7 +171,8 @@ class UserType(msgspec.Struct, frozen=True, array_like=True):
 class KeyspaceHead(msgspec.Struct, frozen=True, array_like=True):
     """What a keyspace is without its tables; `types` are sorted by name, functions and aggregates by
     signature. `group` is the placement group of its tables, which the metadata gives it; 0 where each table
-    has one of its own, for it spreads by `tablets`."""
+    has one of its own, for it spreads by `tablets`. `tracked`: whether replicas know by ids what they hold of
+    its tables that do not say otherwise."""
 
     name: str
     replication: Replication
@@ -182,6 +183,7 @@ class KeyspaceHead(msgspec.Struct, frozen=True, array_like=True):
     aggregates: tuple[Aggregate, ...] = ()
     group: int = 0
     tablets: KeyspaceTablets | None = None
+    tracked: bool = False
 
 
 class Keyspace(msgspec.Struct, frozen=True, dict=True):
@@ -197,6 +199,7 @@ class Keyspace(msgspec.Struct, frozen=True, dict=True):
     aggregates: tuple[Aggregate, ...] = ()
     group: int = 0
     tablets: KeyspaceTablets | None = None
+    tracked: bool = False
 
     @property
     def head(self) -> KeyspaceHead:
@@ -210,6 +213,7 @@ class Keyspace(msgspec.Struct, frozen=True, dict=True):
             self.aggregates,
             self.group,
             self.tablets,
+            self.tracked,
         )
 
     @cached_property
@@ -412,6 +416,7 @@ def _with_head(head: KeyspaceHead, by_name: HashTrieMap[str, Table]) -> Keyspace
         head.aggregates,
         head.group,
         head.tablets,
+        head.tracked,
     )
 
 

@@ -95,7 +95,7 @@ def _signed(
 
 
 def _settings(keyspace: Keyspace) -> tuple[Any, ...]:
-    return keyspace.replication, keyspace.durable_writes, keyspace.tablets
+    return keyspace.replication, keyspace.durable_writes, keyspace.tablets, keyspace.tracked
 
 
 def _named(

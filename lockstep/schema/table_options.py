@@ -313,6 +313,7 @@ DEFAULTS: dict[str, str] = {
     "memtable_flush_period_in_ms": "0",
     "min_index_interval": "128",
     "read_repair": "BLOCKING",
+    "replication_type": "keyspace",
     "speculative_retry": "99p",
     "tablets": "{}",
     "tombstone_gc": map_text((("mode", "timeout"), ("propagation_delay_in_seconds", "3600"))),
@@ -321,7 +322,7 @@ MAP_OPTIONS = frozenset(("caching", "compaction", "compression", "extensions", "
 #: Options that are written as a map or as a simple value.
 _EITHER = frozenset(("cdc",))
 #: Options that Cassandra lacks: its tools see them only where they were set.
-UNDESCRIBED_DEFAULTS = frozenset(("tablets", "tombstone_gc"))
+UNDESCRIBED_DEFAULTS = frozenset(("replication_type", "tablets", "tombstone_gc"))
 #: When tombstones may go: after the grace time, once a repair is recorded, never, or at once.
 TOMBSTONE_GC_MODES = ("timeout", "repair", "disabled", "immediate")
 #: Accepted and dropped, as current Cassandra does.
@@ -449,6 +450,14 @@ def _read_repair(name: str, value: OptionValue) -> str:
     return text
 
 
+def _replication_type(name: str, value: OptionValue) -> str:
+    text = _text(name, value).lower()
+    text = {"logged": "tracked", "legacy": "untracked"}.get(text, text)
+    if text not in ("keyspace", "tracked", "untracked"):
+        raise _refused(f"{name} is 'keyspace', 'tracked' or 'untracked', not '{value}'")
+    return text
+
+
 def _compaction(name: str, value: OptionValue) -> str:
     return map_text(tuple(checked_compaction(dict(value) if not isinstance(value, str) else {}).items()))
 
@@ -548,6 +557,7 @@ _CHECKS: dict[str, Check] = {
     "memtable_flush_period_in_ms": _whole(0),
     "min_index_interval": _whole(1),
     "read_repair": _read_repair,
+    "replication_type": _replication_type,
     "speculative_retry": _policy,
     "tablets": _tablets,
     "tombstone_gc": _tombstone_gc,

@@ -85,6 +85,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     hints: bool = True
     #: How many tablets each table begins with; 0: the keyspace lies on the ring.
     tablets: int = 0
+    #: Whether replicas know by ids what they hold.
+    tracked: bool = False
 
 
 def draw_shape(

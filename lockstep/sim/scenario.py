@@ -27,6 +27,7 @@ from lockstep.sim.checkers.machines import self_checking
 from lockstep.sim.checkers.registers import check_registers
 from lockstep.sim.checkers.resizes import ResizeWatch
 from lockstep.sim.checkers.telling import Telling, watch_progress
+from lockstep.sim.checkers.tracked import check_reconciled, check_whole, open_ids
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.cluster import Shape, SimCluster, draw_shape
 from lockstep.sim.door import KEYSPACE, DoorClient
@@ -124,6 +125,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     partial_repairs: bool = False
     #: How many tablets each table begins with; 0: the keyspace lies on the ring.
     tablets: int = 0
+    #: Whether replicas know by ids what they hold.
+    tracked: bool = False
     #: Mean pause between two steps of the keyspace from the ring to tablets, or back; 0 is none.
     migrates_s: float = 0.0
     #: Mean pause between two changes of how many tablets are asked for; 0 is none.
@@ -298,13 +301,12 @@ class Run:
         if scenario.duplicate:
             duplicate = self.world.stream("duplicate").choice(scenario.duplicate)
             shape = msgspec.structs.replace(shape, duplicate=duplicate)
-        shape = msgspec.structs.replace(shape, hints=self.world.stream("hints").choice(scenario.hints))
-        if scenario.tablets:
+        hints, tracked = self.world.stream("hints").choice(scenario.hints), scenario.tracked
+        shape = msgspec.structs.replace(shape, hints=hints, tracked=tracked)
+        if scenario.tablets or scenario.migrates_s:
             shape = msgspec.structs.replace(
                 shape, tablets=scenario.tablets, strategy="NetworkTopologyStrategy"
             )
-        if scenario.migrates_s:
-            shape = msgspec.structs.replace(shape, strategy="NetworkTopologyStrategy")
         load = self._load(draw)
         self.cluster = SimCluster(self.world, shape)
         self.cluster.append_bytes_max = self.world.stream("appends").choice(scenario.append_bytes)
@@ -436,6 +438,9 @@ class Run:
 
     def _settle(self) -> None:
         self._wait(_SETTLE_S, "settling", self._settled)
+        if self.scenario.tracked:
+            self._wait(_SETTLE_S, "reconciling", lambda: not open_ids(self.cluster))
+            self.judged += check_reconciled(self.watch)
 
     def _settled(self) -> bool:
         cluster = self.cluster
@@ -532,9 +537,8 @@ class Run:
         event = self.world.call(main, name=f"final-{name}", limit_s=1000.0)
         if event is not None:
             text = event.request.text()
-            raise Violation(
-                "LIVENESS", f"{_INSIST_S:.0f} s after healing, {text} through {name} is {event.error}"
-            )
+            why = f"{_INSIST_S:.0f} s after healing, {text} through {name} is {event.error}"
+            raise Violation("LIVENESS", why)
 
     async def _insist(self, runtime: Runtime, client: Client, name: str, request: Change | Look) -> Event:
         """Ask until it succeeds: nodes may need a moment to notice who is back."""
@@ -567,6 +571,7 @@ class Run:
     def _judge(self) -> None:
         events, rows = self.cluster.history.events, self.workload.load.rows
         self.judged = check_registers(events, rows, apart=self.watch.isolated)
+        self.judged += check_whole(events) if self.scenario.tracked else 0
         for side in self.sides:
             self.judged += side.judge()
         self.watch.inspect("REP-1", self.cluster.newest)

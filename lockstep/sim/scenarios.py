@@ -12,6 +12,7 @@ from lockstep.sim.load.conditional_workload import LACKED
 from lockstep.sim.load_scenarios import LOAD_SCENARIOS
 from lockstep.sim.scenario import Scenario
 from lockstep.sim.tablet_scenarios import CAPTURE_SCENARIOS, TABLET_SCENARIOS
+from lockstep.sim.tracked_scenarios import TRACKED_SCENARIOS
 from lockstep.values.ids import Consistency
 
 _OPERATIONS = ("join completed", "decommission completed", "operation cancelled", "table created")
@@ -26,6 +27,7 @@ SCENARIOS: dict[str, Scenario] = {
     scenario.name: scenario
     for scenario in (
         *TABLET_SCENARIOS,
+        *TRACKED_SCENARIOS,
         *LOAD_SCENARIOS,
         *CAPTURE_SCENARIOS,
         Scenario(

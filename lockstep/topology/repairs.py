@@ -29,6 +29,7 @@ from lockstep.metadata.repairs import (
 )
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.placement.placements import RingPlacement
+from lockstep.schema.tracking import is_tracked
 from lockstep.topology.force_remove import MarkRepaired
 from lockstep.topology.planning import holder_of
 from lockstep.values.errors import Rejected
@@ -90,6 +91,20 @@ class BeginRepair(msgspec.Struct, frozen=True, array_like=True):
             raise Rejected(f"{len(repairs.running)} repairs are running, which are as many as may")
         for part in self.parts:
             _refuse_part(cluster, repairs, part)
+            if self.purpose != BACKUP:
+                _refuse_tracked(cluster, part)
+
+
+def _refuse_tracked(cluster: ClusterMetadata, part: RepairPart) -> None:
+    """Raises Rejected where replicas know by ids what they hold: what is brought here has none."""
+    schema = cluster.schema
+    for table_id in part.tables:
+        table = schema.tables_by_id.get(table_id)
+        if table is not None and is_tracked(schema.by_name[table.keyspace], table):
+            raise Rejected(
+                f"table {table.keyspace}.{table.name} is tracked: replicas bring each other what they lack",
+                hint="leave it out: there is nothing that a repair would find",
+            )
 
 
 class EndRepair(msgspec.Struct, frozen=True, array_like=True):

@@ -337,3 +337,20 @@ RING_INBOX_MAX: Final = 1024
 RING_SUBMISSIONS_MAX: Final = 256
 #: What a node remembers for people of its proposals that ended, and of contradictions that it saw.
 RING_REMEMBERED_MAX: Final = 16
+#: Ids of mutations that a node lists by partition while replicas lack them, at some 250 bytes each: beyond,
+#: reads of the range that has the most look at all of its ids, and are as right.
+JOURNAL_PLACES_MAX: Final = 100_000
+#: Entries of the journal that one batch lets go of, or one step reads: well below a batch's operations.
+JOURNAL_RECORDS_A_BATCH: Final = 512
+#: Entries of the journal in one answer to a replica that lacks them; one that is larger comes alone.
+JOURNAL_PULL_BYTES: Final = 1024 * 1024
+#: Answers that a replica takes from another one in a row: the rest comes with the next round.
+JOURNAL_PULLS_MAX: Final = 64
+#: Between two rounds in which a replica asks the others what they hold of tracked ranges.
+RECONCILE_INTERVAL_MS: Final = 1000
+#: So many rounds apart all ranges are asked about, for what they hold may be purged.
+RECONCILE_ALL_EVERY: Final = 60
+#: Ranges in one message of a round: some tens of bytes each while nothing lacks.
+RECONCILE_SHARDS_A_MESSAGE: Final = 256
+#: Clocks of nodes, and a write that is under way, are no further behind than this.
+RECONCILE_PURGE_MARGIN_S: Final = 60

@@ -30,6 +30,7 @@ PURE_ROOMS = (
     "gossip",
     "ring",
     "cql",
+    "tracking",
 )
 PURE_MODULES = ("lockstep.quorum.round", "lockstep.quorum.round")
 IMPURE_MODULES = (

@@ -8,6 +8,7 @@ from lockstep.metadata.log.apply import state_digest
 from lockstep.metadata.log.registry import Registry
 from lockstep.metadata.schema_change import KINDS as SCHEMA_KINDS
 from lockstep.metadata.schema_change import ChangeSchema
+from lockstep.metadata.tablet_groups import spread
 from lockstep.metadata.transformations import KINDS, Initialize
 from lockstep.schema.changes import (
     AlterKeyspace,
@@ -19,7 +20,6 @@ from lockstep.schema.changes import (
     EmptyTable,
     NewColumn,
     SchemaChange,
-    spread,
 )
 from lockstep.schema.model import ColumnKind
 from lockstep.schema.view_changes import CreateView, DropView

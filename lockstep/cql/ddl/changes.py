@@ -43,16 +43,23 @@ def schema_change(prepared: Prepared, context: Context) -> SchemaChange:
     """
     statement = prepared.statement
     if isinstance(statement, tree.CreateKeyspaceStatement):
-        replication, durable, tablets = _keyspace_properties(statement.properties)
+        replication, durable, tablets, tracking = _keyspace_properties(statement.properties)
         if replication is None:
             raise ConfigurationInvalid("Missing mandatory replication strategy class")
         if_not_exists = statement.if_not_exists
         return CreateKeyspace(
-            statement.name, replication, durable is not False, if_not_exists, tablets=tablets
+            statement.name,
+            replication,
+            durable is not False,
+            if_not_exists,
+            tablets=tablets,
+            replication_type=tracking,
         )
     if isinstance(statement, tree.AlterKeyspaceStatement):
-        replication, durable, tablets = _keyspace_properties(statement.properties)
-        return AlterKeyspace(statement.name, replication, durable, statement.if_exists, tablets)
+        replication, durable, tablets, tracking = _keyspace_properties(statement.properties)
+        return AlterKeyspace(
+            statement.name, replication, durable, statement.if_exists, tablets, replication_type=tracking
+        )
     if isinstance(statement, tree.DropKeyspaceStatement):
         return DropKeyspace(statement.name, statement.if_exists)
     if isinstance(statement, tree.CreateTableStatement):
@@ -82,9 +89,12 @@ def schema_change(prepared: Prepared, context: Context) -> SchemaChange:
 _Map = tuple[tuple[str, str], ...]
 
 
-def _keyspace_properties(properties: tree.Properties) -> tuple[_Map | None, bool | None, _Map | None]:
+def _keyspace_properties(
+    properties: tree.Properties,
+) -> tuple[_Map | None, bool | None, _Map | None, str | None]:
     maps: dict[str, _Map] = {}
     durable: bool | None = None
+    replication_type: str | None = None
     for name, value in properties.options:
         if name in ("replication", "tablets"):
             if isinstance(value, str):
@@ -94,11 +104,15 @@ def _keyspace_properties(properties: tree.Properties) -> tuple[_Map | None, bool
             if not isinstance(value, str) or value.lower() not in ("true", "false"):
                 raise SyntaxError_(f"Invalid boolean value {value} for 'durable_writes'")
             durable = value.lower() == "true"
+        elif name == "replication_type":
+            if not isinstance(value, str):
+                raise SyntaxError_(f"Invalid value for property '{name}'. It should be a simple value.")
+            replication_type = value
         else:
             raise SyntaxError_(f"Unknown property '{name}'")
     if properties.clustering_order or properties.compact_storage:
         raise SyntaxError_("A keyspace has no clustering order or storage kind")
-    return maps.get("replication"), durable, maps.get("tablets")
+    return maps.get("replication"), durable, maps.get("tablets"), replication_type
 
 
 def _create_table(statement: tree.CreateTableStatement, keyspace: str, context: Context) -> CreateTable:

@@ -97,7 +97,7 @@ def aggregate_statement(space: Keyspace, aggregate: Aggregate) -> str:
 _STATEMENT_COLUMNS = ("keyspace_name", "type", "name", "create_statement")
 _NAME_COLUMNS = ("keyspace_name", "type", "name")
 _QUOTED_OPTIONS = frozenset(
-    ("additional_write_policy", "comment", "memtable", "read_repair", "speculative_retry")
+    ("additional_write_policy", "comment", "memtable", "read_repair", "replication_type", "speculative_retry")
 )
 #: Keyspaces whose tables drivers take for views; the other system keyspaces pass for stored ones.
 _VIRTUAL = ("system_views", "system_virtual_schema", "system_metrics")
@@ -283,9 +283,10 @@ def keyspace_statement(keyspace: Keyspace) -> str:
     tablets = ""
     if keyspace.tablets is not None:
         tablets = f" AND tablets = {_map(shown_tablets(keyspace.tablets).items())}"
+    tracked = " AND replication_type = 'tracked'" if keyspace.tracked else ""
     return (
         f"CREATE KEYSPACE {_q(keyspace.name)} WITH replication = {replication}  "
-        f"AND durable_writes = {durable}{tablets};"
+        f"AND durable_writes = {durable}{tablets}{tracked};"
     )
 
 

@@ -41,7 +41,8 @@ DAMAGED_S: Final = 3600
 
 class TombstonePurge:
     """`oldest_undelivered_us` tells when the oldest write was made that this node keeps for others; None when
-    there is none. `interval_s`: shortest time between two passes over a table."""
+    there is none; `tracked_before_s` the second before which nothing comes any more of a tracked table's
+    token, None of other tables. `interval_s`: shortest time between two passes over a table."""
 
     def __init__(
         self,
@@ -50,12 +51,14 @@ class TombstonePurge:
         engine: StorageEngine,
         guards: SessionGuards,
         oldest_undelivered_us: Callable[[], int | None],
+        tracked_before_s: Callable[[Table, int], int | None] = lambda _table, _token: None,
     ) -> None:
         self._runtime = context.runtime
         self._state = state
         self._engine = engine
         self._guards = guards
         self._oldest_undelivered_us = oldest_undelivered_us
+        self._tracked_before_s = tracked_before_s
         self._interval_s = context.configuration.purge.interval_ms / 1000
         self._log = context.log
         self._schema: Schema | None = None
@@ -127,6 +130,9 @@ class TombstonePurge:
             return now_s  # Ballots are written anew as long as they matter to anyone.
         before_s = purge_before_s(cluster, table, Range(token - 1, token), now_s)
         before_s = min(before_s, now_s - PURGE_AGE_S_MIN)
+        tracked_s = self._tracked_before_s(table, token)
+        if tracked_s is not None:
+            before_s = min(before_s, tracked_s)
         oldest_us = self._oldest_undelivered_us()
         return before_s if oldest_us is None else min(before_s, oldest_us // 1_000_000)
 

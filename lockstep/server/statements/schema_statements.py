@@ -28,10 +28,11 @@ from lockstep.metadata.directory import Directory
 from lockstep.metadata.log.registry import Transformation
 from lockstep.metadata.requests import Request, RequestState
 from lockstep.metadata.schema_change import ChangeCaptured, ChangeSchema, may_open_streams
+from lockstep.metadata.tablet_groups import spread
 from lockstep.node.log.journal import METADATA_GROUP
 from lockstep.node.services import NodeServices
 from lockstep.placement.quorums import dc_factors
-from lockstep.schema.changes import SYSTEM_KEYSPACES, AlterKeyspace, CreateKeyspace, spread
+from lockstep.schema.changes import SYSTEM_KEYSPACES, AlterKeyspace, CreateKeyspace
 from lockstep.schema.model import Replication
 from lockstep.schema.statements import meant
 from lockstep.schema.summaries import EMPTIED, UPDATED
@@ -82,7 +83,7 @@ class ReplicationChanges:
         """(the newest epoch of the change, a warning or ""). Rejected when it was refused, failed or was
         cancelled."""
         node = self._node
-        if change.durable_writes is not None or change.tablets is not None:
+        if (change.durable_writes, change.tablets, change.replication_type) != (None, None, None):
             await node.log.submit(ChangeSchema(structs.replace(change, replication=None)))
         known = under_way(node.log.cluster, change.keyspace, target)
         request_id = known.id if known is not None else await self._asked(change.keyspace, target)

@@ -31,6 +31,7 @@ from lockstep.quorum.speculation import Histogram, Latencies
 from lockstep.replica.ballot_states import BallotStates, ReservedTimes
 from lockstep.replica.session_guards import SessionGuards
 from lockstep.storage.group_commit import GroupCommit
+from lockstep.storage.journal import Journal
 from lockstep.storage.model import OrderedMap
 from lockstep.storage.unchanged import Unchanged
 
@@ -51,6 +52,7 @@ MACHINES: dict[type, int] = {
     OrderedMap: 1999,
     GroupCommit: 3,
     Unchanged: 7,
+    Journal: 7,
     SharedOut: 3,
     Deadlines: 29,
     SessionGuards: 1,

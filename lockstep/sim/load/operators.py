@@ -83,7 +83,9 @@ class Operators:
         places = ["replication_factor"] if shape.strategy == "SimpleStrategy" else self.cluster.dcs()
         options = (("class", shape.strategy), *((place, str(shape.factor)) for place in places))
         tablets = (("initial", str(shape.tablets)),) if shape.tablets else None
-        keyspace = ChangeSchema(CreateKeyspace(KEYSPACE, options, True, True, tablets=tablets))
+        tracking = "tracked" if shape.tracked else None
+        wanted = CreateKeyspace(KEYSPACE, options, True, True, tablets=tablets, replication_type=tracking)
+        keyspace = ChangeSchema(wanted)
         while self.cluster.newest.schema.by_name.get(KEYSPACE) is None:
             await self.submit(runtime, EntryKind.SCHEMA_CHANGE, keyspace)
         while not await self._create_table(runtime, self._tables[0]):

@@ -22,6 +22,7 @@ from lockstep.sim.mutants.sessions import SESSIONS, TOPOLOGY
 from lockstep.sim.mutants.sessions import TOPOLOGY_DIRECTED as _TOPOLOGY_DIRECTED
 from lockstep.sim.mutants.tablets import DIRECTED as _TABLETS_DIRECTED
 from lockstep.sim.mutants.tablets import TABLETS
+from lockstep.sim.mutants.tracked import TRACKED
 from lockstep.sim.plant import Planted
 
 REGISTRY: dict[str, Planted] = {
@@ -51,6 +52,7 @@ REGISTRY: dict[str, Planted] = {
         *TABLETS,
         *LOADS,
         *CAPTURED,
+        *TRACKED,
     )
 }
 #: Those that a test brings about; no seed is looked for.

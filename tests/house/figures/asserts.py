@@ -25,6 +25,7 @@ FLOORS: Final[Mapping[str, float]] = {
     "ring": 0.45,
     "schema": 0.165,
     "topology": 0.31,
+    "tracking": 0.04,
     "values": 0.23,
 }
 

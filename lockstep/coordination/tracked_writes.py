@@ -1,0 +1,112 @@
+"""Writes of tracked tables: a replica gives the id, stores the mutation and coordinates the write.
+
+Invariant: the mutation is stored by whoever gives its id before anybody else hears of it. A coordinator that
+is no replica asks one to coordinate, another one only where nothing was done; when that one dies, each
+replica has the whole mutation or nothing, and the client is told that the outcome is unknown. Nobody is left
+hints.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from lockstep.coordination.context import CoordinationContext, Terms
+from lockstep.coordination.writes import Told, Write, Writes
+from lockstep.internode import verbs
+from lockstep.internode.handshake import PeerInfo
+from lockstep.quorum.plans import Plan
+from lockstep.quorum.round import WRITE, Round
+from lockstep.storage.rows.fragments import require_fitting
+from lockstep.values.codec import encode
+from lockstep.values.errors import (
+    HandshakeRefused,
+    InvalidRequest,
+    LockstepError,
+    NodeExcluded,
+    NotReplica,
+    Overloaded,
+    PeerUnreachable,
+    RequestError,
+    WriteTimeout,
+)
+from lockstep.values.ids import Consistency
+from lockstep.values.limits import WRITES_IN_FLIGHT_MAX
+from lockstep.values.rows import Mutation
+
+
+class Lead(msgspec.Struct, frozen=True, array_like=True):
+    """Coordinate a write, as a replica of it."""
+
+    needs_epoch: int
+    mutation: Mutation
+    consistency: Consistency
+    timeout_ms: int
+    write_type: str
+
+
+class Led(msgspec.Struct, frozen=True, array_like=True):
+    epoch: int
+
+
+class TrackedWrites:
+    def __init__(self, context: CoordinationContext, writes: Writes) -> None:
+        self._context = context
+        self._writes = writes
+        self._runtime = context.runtime
+        #: Writes that another replica coordinates now.
+        self.led = 0
+        context.internode.register(verbs.TRACKED_WRITE, Lead, Led, self._serve)
+
+    def submit(
+        self, plan: Plan, mutation: Mutation, deadline_s: float, told: Told, what: str, terms: Terms
+    ) -> None:
+        """As `Writes.submit`; `what` is the type of the write."""
+        if plan.consistency is Consistency.ANY:
+            raise InvalidRequest("no write of a tracked table is at ANY: replicas of it are left no hints")
+        require_fitting(mutation, len(encode(mutation)))
+        if plan.local is not None:
+            given = self._context.replica.give(plan, mutation)
+            own = msgspec.structs.replace(terms, leaves_hints=False, is_owed=False, tracking=given)
+            Write(self._writes, Round(WRITE, plan), mutation, deadline_s, told, own, what).start()
+            return
+        if self.led >= WRITES_IN_FLIGHT_MAX:
+            raise Overloaded("too many writes in flight on this node")
+        self.led += 1
+        self._runtime.tasks.spawn(self._lead(plan, mutation, deadline_s, told, what), "write-led")
+
+    async def _lead(self, plan: Plan, mutation: Mutation, deadline_s: float, told: Told, what: str) -> None:
+        try:
+            await self._led(plan, mutation, deadline_s, what)
+        except RequestError as error:
+            told(error)
+        except LockstepError:
+            told(WriteTimeout(plan.consistency, 0, plan.required, what))
+        else:
+            told(None)
+        finally:
+            self.led -= 1
+
+    async def _led(self, plan: Plan, mutation: Mutation, deadline_s: float, what: str) -> None:
+        internode, alive = self._context.internode, self._context.alive
+        for target in sorted(plan.near_first, key=lambda target: not alive(target.node)):
+            left_ms = max(0.0, (deadline_s - self._runtime.clock.monotonic_s()) * 1000)
+            lead = Lead(plan.needs_epoch, mutation, plan.consistency, int(left_ms), what)
+            try:
+                await internode.request(target.address, verbs.TRACKED_WRITE, lead, left_ms)
+            except (PeerUnreachable, NodeExcluded, HandshakeRefused):
+                self._runtime.probes.reach("write.another_leads")
+            else:
+                return
+        raise plan.shortage(())
+
+    async def _serve(self, peer: PeerInfo, request: Lead) -> Led:
+        plans = self._context.plans
+        if request.needs_epoch > plans.epoch:
+            await self._context.catch_up(request.needs_epoch, peer.endpoint)
+        plan = plans.plan_of(request.mutation, request.consistency)
+        if plan.local is None:
+            raise NotReplica(f"node {plan.asker.node} leads no write of token {request.mutation.token}")
+        await self._writes.begin(
+            request.mutation, request.consistency, request.timeout_ms, request.write_type
+        )
+        return Led(plans.epoch)

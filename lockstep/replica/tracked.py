@@ -1,0 +1,152 @@
+"""Replicas of tracked ranges among themselves: who lacks a mutation gets it from one that holds it.
+
+Invariant: what is brought is stored whole, with its id, in one batch, and counts as brought once durable. It
+is taken whenever it comes: an id that one replica holds is to be held by all. Its table may be gone by then:
+the id is held all the same, of nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+
+from lockstep.internode import verbs
+from lockstep.internode.handshake import Address, PeerInfo
+from lockstep.internode.internode import Internode
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.placement.placements import ReplicaGroup
+from lockstep.runtime.ports import Runtime
+from lockstep.storage.journal import Journal, Named, Shard
+from lockstep.tracking.held import Held
+from lockstep.values.errors import LockstepError, NotReplica, PeerTimeout
+from lockstep.values.node_limits import JOURNAL_PULL_BYTES, JOURNAL_PULLS_MAX
+
+
+class Pull(msgspec.Struct, frozen=True, array_like=True):
+    """Ask for mutations of a range: those of `wanted` that the receiver holds, the first ones."""
+
+    epoch: int
+    shard: Shard
+    wanted: Held
+
+
+class Pulled(msgspec.Struct, frozen=True, array_like=True):
+    """Of an answer without entries: what was wanted is held by every replica, or not by this one."""
+
+    epoch: int
+    entries: tuple[Named, ...]
+
+
+class Bring(msgspec.Struct, frozen=True, array_like=True):
+    """Hold these, durably: `sources` hold each of them between them."""
+
+    epoch: int
+    needs_epoch: int
+    shard: Shard
+    wanted: Held
+    sources: tuple[Address, ...]
+    timeout_ms: int
+
+
+class Brought(msgspec.Struct, frozen=True, array_like=True):
+    epoch: int
+
+
+def group_of(cluster: ClusterMetadata, shard: Shard) -> ReplicaGroup | None:
+    """The replicas of a range; None when it is no range any more."""
+    ring = cluster.placements.by_id.get(shard[0])
+    if ring is None:
+        return None
+    placed = ring.range_at(shard[1])
+    return placed.group if placed.range.right == shard[1] else None
+
+
+class TrackedReplica:
+    def __init__(
+        self,
+        runtime: Runtime,
+        internode: Internode,
+        journal: Journal,
+        metadata: Callable[[], ClusterMetadata],
+        catch_up: Callable[[int, Address], Awaitable[None]],
+        own_id: Callable[[], int],
+    ) -> None:
+        self.journal = journal
+        self._runtime = runtime
+        self._internode = internode
+        self._metadata = metadata
+        self._catch_up = catch_up
+        self._own_id = own_id
+        #: Mutations that other replicas brought, and what they take up as they are sent.
+        self.pulled = 0
+        internode.register(verbs.TRACKED_PULL, Pull, Pulled, self._serve_pull)
+        internode.register(verbs.TRACKED_BRING, Bring, Brought, self._serve_bring)
+
+    async def _serve_pull(self, _peer: PeerInfo, request: Pull) -> Pulled:
+        self._require_replica(request.shard)
+        entries = self.journal.entries(request.shard, request.wanted, JOURNAL_PULL_BYTES)
+        return Pulled(self._metadata().epoch, tuple(entries))
+
+    async def _serve_bring(self, peer: PeerInfo, request: Bring) -> Brought:
+        if request.needs_epoch > self._metadata().epoch:
+            await self._catch_up(request.needs_epoch, peer.endpoint)
+        await self.bring(request)
+        return Brought(self._metadata().epoch)
+
+    def _require_replica(self, shard: Shard) -> None:
+        group = group_of(self._metadata(), shard)
+        if group is None or self._own_id() not in group.writes:
+            raise NotReplica(f"node {self._own_id()} is no replica of the range up to {shard[1]}")
+
+    async def bring(self, request: Bring) -> None:
+        """Return when this node holds all that is wanted, durably. PeerTimeout when nobody has brought it."""
+        self._require_replica(request.shard)
+        deadline_s = self._runtime.clock.monotonic_s() + request.timeout_ms / 1000
+        last: LockstepError | None = None
+        for source in request.sources:
+            lacking = self._lacking(request)
+            if not lacking:
+                break
+            left_s = deadline_s - self._runtime.clock.monotonic_s()
+            if left_s <= 0:
+                break
+            try:
+                await self.pull(request.shard, lacking, source, left_s * 1000)
+            except LockstepError as error:
+                last = error
+        if self._lacking(request):
+            raise last or PeerTimeout("nobody brought what a read needs")
+        await self.journal.synced()
+
+    def _lacking(self, request: Bring) -> Held:
+        return request.wanted.difference(self.journal.held(request.shard))
+
+    async def pull(self, shard: Shard, wanted: Held, source: Address, timeout_ms: float) -> None:
+        """Get what is wanted as far as one replica holds it."""
+        for _ in range(JOURNAL_PULLS_MAX):
+            asked = Pull(self._metadata().epoch, shard, wanted)
+            pulled: Pulled = await self._internode.request(source, verbs.TRACKED_PULL, asked, timeout_ms)
+            if not pulled.entries:
+                return
+            await self._take(shard, pulled, source)
+            wanted = wanted.difference(self.journal.held(shard))
+            if not wanted:
+                return
+
+    async def _take(self, shard: Shard, pulled: Pulled, source: Address) -> None:
+        if self._unknown(pulled.entries) and self._metadata().epoch < pulled.epoch:
+            await self._catch_up(pulled.epoch, source)
+        self._require_replica(shard)
+        known = self._metadata().schema.tables_by_id
+        for entry in pulled.entries:
+            mutation = entry.mutation
+            if mutation is not None and known.get(mutation.table_id) is None:
+                mutation = None
+            self.journal.take(shard, entry.id, mutation)
+            self.pulled += 1
+        self._runtime.probes.reach("tracked.pulled")
+
+    def _unknown(self, entries: Sequence[Named]) -> bool:
+        known = self._metadata().schema.tables_by_id
+        return any(one.mutation is not None and known.get(one.mutation.table_id) is None for one in entries)

@@ -1,0 +1,108 @@
+"""Which tables are tracked, and what a tracked table may not have.
+
+Replicas of a tracked table know by ids which mutations they hold. Invariant: it has been tracked
+since it was made, so that an id names everything in it; and whatever would write to it without an id is
+refused where it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from lockstep.schema.model import Keyspace, Schema, Table
+from lockstep.schema.table_options import CONFIGURATION, option
+from lockstep.values.errors import Rejected
+from lockstep.values.hash_tree import changed
+
+REPLICATION_TYPE: Final = "replication_type"
+TRACKED: Final = "tracked"
+#: What is said of a keyspace, and of a table that differs from it.
+_WORDS: Final = {TRACKED: True, "logged": True, "untracked": False, "legacy": False}
+
+
+def means_tracked(word: str) -> bool:
+    """Whether a keyspace of this replication type is tracked; Rejected for another word."""
+    found = _WORDS.get(word.lower())
+    if found is None:
+        raise Rejected(
+            f"{REPLICATION_TYPE} is 'tracked' or 'untracked', not '{word}'", cql_code=CONFIGURATION
+        )
+    return found
+
+
+def is_tracked(keyspace: Keyspace, table: Table) -> bool:
+    word = option(table.options, REPLICATION_TYPE)
+    return keyspace.tracked if word == "keyspace" else word == TRACKED
+
+
+def tracked_tables(schema: Schema) -> Iterator[Table]:
+    return (
+        table for keyspace in schema.keyspaces for table in keyspace.tables if is_tracked(keyspace, table)
+    )
+
+
+def check_tracked(before: Schema, after: Schema) -> None:
+    """Rejected where a change gives a tracked table what it may not have, or begins to track what was written
+    without ids; costs what changed."""
+    for was, now in before.keyspaces_changed_in(after):
+        if was is not None and now is not None:
+            _check_keyspace(was, now)
+        if now is not None and now.tracked and now.tablets is not None:
+            raise _refused(now.name, f"keyspace {now.name} has tablets, which are not tracked")
+    for _, old, table in changed(before.table_tree, after.table_tree):
+        if table is None:
+            continue
+        keyspace = after.by_name[table.keyspace]
+        if not is_tracked(keyspace, table):
+            continue
+        if old is not None and not is_tracked(before.by_name[old.keyspace], old):
+            raise _begun_late(table.keyspace, f"table {table.keyspace}.{table.name}")
+        reason = _hindrance(keyspace, table)
+        if reason:
+            raise _refused(table.keyspace, f"table {table.keyspace}.{table.name} is tracked: {reason}")
+
+
+def newly_tracked(before: Schema, after: Schema) -> Table | None:
+    """A tracked table that is new, or has a new id; costs what changed."""
+    for _, old, table in changed(before.table_tree, after.table_tree):
+        if old is None and table is not None and is_tracked(after.by_name[table.keyspace], table):
+            return table
+    return None
+
+
+def _check_keyspace(was: Keyspace, now: Keyspace) -> None:
+    if now.tracked and not was.tracked:
+        raise _begun_late(now.name, f"keyspace {now.name}")
+    if was.replication != now.replication and any(is_tracked(now, table) for table in now.tables):
+        raise _refused(
+            now.name,
+            f"keyspace {now.name} has tracked tables: its replicas stay as they are",
+            "alter it to replication_type 'untracked' first",
+        )
+
+
+def _hindrance(keyspace: Keyspace, table: Table) -> str:
+    if keyspace.tablets is not None:
+        return "tables with tablets cannot be"
+    if table.view is not None or table.views:
+        return "it can have no materialized views, and be none"
+    if table.indexes:
+        return "it can have no indexes"
+    if table.is_counter:
+        return "it can have no counters"
+    if option(table.options, "cdc") != option((), "cdc"):
+        return "its changes cannot be captured"
+    return ""
+
+
+def _begun_late(keyspace: str, what: str) -> Rejected:
+    return _refused(
+        keyspace,
+        f"{what} cannot be altered to tracked: what was written before has no ids",
+        "create it with replication_type 'tracked'",
+    )
+
+
+def _refused(keyspace: str, message: str, hint: str = "") -> Rejected:
+    return Rejected(message, cql_code=CONFIGURATION, keyspace=keyspace, hint=hint)

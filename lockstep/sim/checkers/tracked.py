@@ -1,0 +1,112 @@
+"""REP-2b and TRK-1 of tracked tables: a mutation is seen whole or not at all, and ids that are held are data.
+
+A read of a partition that shows a value shows everything else that the same write put there, or something
+newer in its place. Once nothing is under way any more, all replicas of a range hold the same ids, all of them
+reconciled. That each id has its entry, and each entry its id, is asked of the journals at every few steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from lockstep.node.node import Node
+from lockstep.replica.tracked import group_of
+from lockstep.sim.checkers.registers import has_quorum
+from lockstep.sim.checkers.violation import Violation
+from lockstep.sim.cluster import SimCluster
+from lockstep.sim.door import KEYSPACE
+from lockstep.sim.load.history import Change, Event, Look, Outcome
+from lockstep.sim.watch import Watch
+
+Partition = tuple[str, bytes]
+
+
+def check_whole(events: Sequence[Event]) -> int:
+    """REP-2b: how many reads were judged."""
+    written: dict[Partition, list[Event]] = {}
+    by_value: dict[tuple[Partition, int, bytes], Change] = {}
+    for event in events:
+        if isinstance(event.request, Change):
+            change = event.request
+            place = (change.table, change.key)
+            written.setdefault(place, []).append(event)
+            by_value.update({(place, at, value): change for at, value in change.puts})
+    judged = 0
+    for event in events:
+        look = event.request
+        if isinstance(look, Look) and event.outcome is Outcome.OK and has_quorum(event, ""):
+            if look.key is None or look.clustering is not None or len(event.rows) >= look.page_rows:
+                continue  # Of several partitions, of one row, or in several reads.
+            judged += 1
+            place = (look.table, look.key)
+            seen = {at: value for _, at, value in event.rows}
+            _check_read(event, place, seen, written.get(place, ()), by_value)
+    return judged
+
+
+def _check_read(
+    event: Event,
+    place: Partition,
+    seen: Mapping[int, bytes],
+    written: Iterable[Event],
+    by_value: Mapping[tuple[Partition, int, bytes], Change],
+) -> None:
+    for at, value in seen.items():
+        change = by_value.get((place, at, value))
+        for other, put in change.puts if change is not None else ():
+            assert change is not None, "it has puts"
+            shown = seen.get(other)
+            if shown is not None:
+                newer = by_value.get((place, other, shown))
+                torn = newer is None or (newer.timestamp_us, shown) < (change.timestamp_us, put)
+            else:
+                torn = not any(_deletes(one, event, other, change.timestamp_us) for one in written)
+            if torn:
+                raise Violation(
+                    "REP-2b",
+                    f"{event.request.text()} by {event.client} shows row {at} of {change.text()} and not "
+                    f"row {other}, which has {shown!r}",
+                )
+
+
+def _deletes(one: Event, read: Event, row: int, after_us: int) -> bool:
+    """Whether a write that the read may have seen deletes what was written to the row at that time."""
+    change = one.request
+    assert isinstance(change, Change), "only these are listed"
+    deletes = change.touches(row) and all(put != row for put, _ in change.puts)
+    return deletes and change.timestamp_us > after_us and one.start_ns < read.end_ns
+
+
+def _nodes(cluster: SimCluster) -> dict[int, Node]:
+    return {int(node.context.own_id()): node for node in cluster.nodes.values() if node.ready}
+
+
+def open_ids(cluster: SimCluster) -> int:
+    """Ids that some node holds and does not know to be everywhere, or is known to lack."""
+    found = 0
+    for node in _nodes(cluster).values():
+        reconciler = node.data.reconciler
+        found += sum(logs.open.count for logs in reconciler.journal.shards.values())
+        found += sum(lag.is_lacked for lag in reconciler.lags())
+    return found
+
+
+def check_reconciled(watch: Watch) -> int:
+    """TRK-1, of nodes at rest: replicas hold the same ids, and the same data. How many ids were compared."""
+    by_id, cluster, compared = _nodes(watch.cluster), watch.cluster.newest, 0
+    for node in by_id.values():
+        for shard, logs in node.data.reconciler.journal.shards.items():
+            group = group_of(cluster, shard)
+            for other in group.writes if group is not None else ():
+                if other in by_id:
+                    theirs = by_id[other].data.reconciler.journal.held(shard)
+                    if theirs != logs.held:
+                        raise Violation(
+                            "TRK-1",
+                            f"of the range up to {shard[1]} node {node.context.own_id()} holds {logs.held} "
+                            f"and node {other} {theirs}",
+                        )
+                    compared += logs.held.count
+    for table in cluster.schema.by_name[KEYSPACE].tables:
+        watch.check_equal(table.name)
+    return compared

@@ -1,0 +1,133 @@
+"""Planted bugs of tracked tables: ids without data, data without ids, and answers that do not stand."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from lockstep.coordination import tracked_reads as reads_module
+from lockstep.coordination.tracked_reads import TrackedReads
+from lockstep.node.work.reconciling import Reconciler
+from lockstep.replica.tracked import TrackedReplica
+from lockstep.sim.plant import Planted, replaced
+from lockstep.storage import journal as journal_module
+from lockstep.storage.journal import Entry, Journal, Named, Shard, ShardLogs
+from lockstep.storage.rows.keys import partition_prefix
+from lockstep.storage.store import Family
+from lockstep.tracking.held import NOTHING, Held, MutationId, held_of
+from lockstep.tracking.intervals import of
+from lockstep.values.codec import encode
+from lockstep.values.ids import NodeId
+from lockstep.values.rows import Mutation
+
+_Context = contextlib.AbstractContextManager[None]
+
+
+def _what_others_hold_ignored() -> _Context:
+    """The replica with the data does not get what another one holds."""
+    return replaced((reads_module, "all_of", lambda several: NOTHING))
+
+
+def _shown_not_brought() -> _Context:
+    """Who lacks what an answer holds does not get it before the client has the answer."""
+
+    async def brought(
+        self: Any, plan: Any, target: Any, wanted: Held, sources: Sequence[Any], deadline_s: float
+    ) -> None: ...
+
+    return replaced((TrackedReads, "_bring", brought))
+
+
+def _first_row_brought() -> _Context:
+    """Of a mutation that a replica lacks it gets one row."""
+    original = TrackedReplica._take
+
+    async def take(self: Any, shard: Shard, pulled: Any, source: Any) -> None:
+        entries = tuple(
+            Named(one.id, msgspec.structs.replace(one.mutation, rows=one.mutation.rows[:1]))
+            if one.mutation is not None
+            else one
+            for one in pulled.entries
+        )
+        await original(self, shard, msgspec.structs.replace(pulled, entries=entries), source)
+
+    return replaced((TrackedReplica, "_take", take))
+
+
+def _brought_as_nothing() -> _Context:
+    """What a replica brings is held by id, and not stored."""
+    original = Journal.take
+
+    def take(self: Journal, shard: Shard, given: MutationId, mutation: Mutation | None) -> None:
+        held = self.held(shard)
+        is_late = any(log == given.log and runs.end > given.offset + 1 for log, runs in held.items())
+        original(self, shard, given, None if is_late else mutation)
+
+    return replaced((Journal, "take", take))
+
+
+def _id_before_data() -> _Context:
+    """The entry of a mutation is written in a batch of its own, and so late that a crash can be between."""
+
+    def store(self: Any, shard: Shard, given: MutationId, mutation: Mutation | None) -> None:
+        record = encode(Entry(given.given_us, mutation))
+        key = journal_module._entry_key(shard, given.log, given.offset)
+        place = b""
+        if mutation is not None:
+            self._engine.apply(mutation, ())
+            place = partition_prefix(mutation.table_id, mutation.token, mutation.key)
+        if given.offset % 5:
+            self._sequence = self._engine.write_records(Family.JOURNAL, [("put", key, record)])
+        self._add(self._logs(shard), given.log, given.offset, place)
+
+    return replaced((Journal, "_store", store))
+
+
+def _start_not_told_apart() -> _Context:
+    """Every start of a node gives its ids in the same log."""
+
+    def give(self: Any, shard: Shard, mutation: Mutation, now_us: int) -> MutationId:
+        given = MutationId(NodeId(self._own_id()), 1, self._next.get(shard, 0), now_us)
+        if not self._logs(shard).contains(given.log, given.offset):
+            self._store(shard, given, mutation)
+        self._next[shard] = given.offset + 1
+        return given
+
+    return replaced((Journal, "give", give))
+
+
+def _one_replica_not_awaited() -> _Context:
+    """What all but one replica hold counts as held by all."""
+    original = Reconciler._others
+
+    def others(self: Any, cluster: Any, shard: Shard) -> list[int]:
+        return original(self, cluster, shard)[:1]
+
+    return replaced((Reconciler, "_others", others))
+
+
+def _gap_filled() -> _Context:
+    """Who holds an offset is taken to hold all before it."""
+    original = ShardLogs._all
+
+    def everything(self: Any) -> tuple[Held, Held, Held]:
+        _, reconciled, _ = original(self)
+        held = held_of({log: of(range(runs.end)) for log, runs in self._held.items()})
+        return held, reconciled, held.difference(reconciled)
+
+    return replaced((ShardLogs, "_all", everything))
+
+
+TRACKED = (
+    Planted("tracked_others_ignored", "a write is missed", "tracked", _what_others_hold_ignored),
+    Planted("tracked_not_brought", "reads go back", "tracked", _shown_not_brought),
+    Planted("tracked_first_row", "a mutation is torn", "tracked", _first_row_brought),
+    Planted("tracked_brought_as_nothing", "an id without data", "tracked", _brought_as_nothing),
+    Planted("tracked_data_without_id", "ids and data are two sets", "tracked", _id_before_data),
+    Planted("tracked_start_forgotten", "an id is given twice", "tracked", _start_not_told_apart),
+    Planted("tracked_one_not_awaited", "a mutation is let go of", "tracked", _one_replica_not_awaited),
+    Planted("tracked_gap_filled", "an id is claimed that is not held", "tracked", _gap_filled),
+)

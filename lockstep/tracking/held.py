@@ -1,0 +1,91 @@
+"""What somebody holds of the logs of one range: a set of offsets a log.
+
+A log belongs to one start of one node. Whoever stores a mutation first gives it the next offset of its own
+log; the offset, the log and the range together name the mutation for ever.
+
+Invariant: no log is listed without an offset, and logs are listed once, in order: equal holdings are equal
+values with equal bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import reduce
+from typing import Final
+
+import msgspec
+
+from lockstep.tracking.intervals import EMPTY, IntervalSet
+
+#: The node, and which of its starts.
+LogId = tuple[int, int]
+
+
+class MutationId(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
+    """`given_us`: the clock of the node that gave it; for people and bounds of time, never for identity."""
+
+    node: int
+    start: int
+    offset: int
+    given_us: int = 0
+
+    @property
+    def log(self) -> LogId:
+        return self.node, self.start
+
+
+class Held(msgspec.Struct, frozen=True, array_like=True, dict=True):
+    """`logs`: (node, start, runs of offsets) of each log."""
+
+    logs: tuple[tuple[int, int, tuple[int, ...]], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.logs)
+
+    @property
+    def count(self) -> int:
+        return sum(found.count for _, found in self.items())
+
+    def items(self) -> Iterator[tuple[LogId, IntervalSet]]:
+        return (((node, start), IntervalSet(runs)) for node, start, runs in self.logs)
+
+    def by_log(self) -> dict[LogId, IntervalSet]:
+        return dict(self.items())
+
+    def contains(self, wanted: MutationId) -> bool:
+        return any(log == wanted.log and found.contains(wanted.offset) for log, found in self.items())
+
+    def union(self, other: Held) -> Held:
+        if not other.logs or self.logs == other.logs:
+            return self
+        found = self.by_log()
+        for log, offsets in other.items():
+            found[log] = found.get(log, EMPTY).union(offsets)
+        return held_of(found)
+
+    def intersection(self, other: Held) -> Held:
+        if self.logs == other.logs:
+            return self
+        theirs = other.by_log()
+        return held_of({log: mine.intersection(theirs.get(log, EMPTY)) for log, mine in self.items()})
+
+    def difference(self, other: Held) -> Held:
+        if not self.logs or self.logs == other.logs:
+            return NOTHING
+        theirs = other.by_log()
+        return held_of({log: mine.difference(theirs.get(log, EMPTY)) for log, mine in self.items()})
+
+    def covers(self, other: Held) -> bool:
+        return not other.difference(self).logs
+
+
+NOTHING: Final = Held()
+
+
+def held_of(found: Mapping[LogId, IntervalSet]) -> Held:
+    return Held(tuple((*log, offsets.runs) for log, offsets in sorted(found.items()) if offsets.runs))
+
+
+def all_of(several: Iterable[Held]) -> Held:
+    """What anybody holds."""
+    return reduce(Held.union, several, NOTHING)

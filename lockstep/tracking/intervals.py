@@ -1,0 +1,121 @@
+"""Sets of offsets as runs of them: what a dense log is held of, most of it one run.
+
+Invariant: the runs are sorted, apart from each other by one offset at least and never empty, so equal sets
+are equal values. What a set operation costs is the number of runs, never of offsets.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import msgspec
+
+
+class IntervalSet(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """`runs`: first and last offset of each run in turn."""
+
+    runs: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.runs)
+
+    @property
+    def count(self) -> int:
+        runs = self.runs
+        return sum(runs[1::2]) - sum(runs[::2]) + len(runs) // 2
+
+    def contains(self, offset: int) -> bool:
+        at = bisect_right(self.runs, offset)
+        # Behind a first offset, or on a last one.
+        return at % 2 == 1 or (at > 0 and self.runs[at - 1] == offset)
+
+    def add(self, offset: int) -> IntervalSet:
+        assert offset >= 0, "offsets count from 0"
+        runs = self.runs
+        if runs and runs[-1] + 1 == offset:
+            return IntervalSet((*runs[:-1], offset))
+        return self if self.contains(offset) else self.union(IntervalSet((offset, offset)))
+
+    def union(self, other: IntervalSet) -> IntervalSet:
+        if not other.runs or self.runs == other.runs:
+            return self
+        if not self.runs:
+            return other
+        merged: list[int] = []
+        for first, last in sorted((*self.pairs(), *other.pairs())):
+            if merged and first <= merged[-1] + 1:
+                merged[-1] = max(merged[-1], last)
+            else:
+                merged += (first, last)
+        return IntervalSet(tuple(merged))
+
+    def intersection(self, other: IntervalSet) -> IntervalSet:
+        if self.runs == other.runs:
+            return self
+        found: list[int] = []
+        mine, theirs = self.runs, other.runs
+        here = there = 0
+        while here < len(mine) and there < len(theirs):
+            first, last = max(mine[here], theirs[there]), min(mine[here + 1], theirs[there + 1])
+            if first <= last:
+                found += (first, last)
+            if mine[here + 1] < theirs[there + 1]:
+                here += 2
+            else:
+                there += 2
+        return IntervalSet(tuple(found))
+
+    def difference(self, other: IntervalSet) -> IntervalSet:
+        if not self.runs or self.runs == other.runs:
+            return EMPTY
+        found: list[int] = []
+        theirs, there = other.runs, 0
+        for first, last in self.pairs():
+            while there < len(theirs) and theirs[there + 1] < first:
+                there += 2
+            at, look = first, there
+            while look < len(theirs) and theirs[look] <= last:
+                if at < theirs[look]:
+                    found += (at, theirs[look] - 1)
+                at = theirs[look + 1] + 1
+                look += 2
+            if at <= last:
+                found += (at, last)
+        return IntervalSet(tuple(found))
+
+    def covers(self, other: IntervalSet) -> bool:
+        return not other.difference(self).runs
+
+    def pairs(self) -> Iterator[tuple[int, int]]:
+        """(first, last) of each run, ascending."""
+        return zip(self.runs[::2], self.runs[1::2], strict=True)
+
+    def offsets(self, count: int) -> list[int]:
+        """The first `count` offsets."""
+        found: list[int] = []
+        for first, last in self.pairs():
+            found.extend(range(first, min(last + 1, first + count - len(found))))
+            if len(found) >= count:
+                break
+        return found
+
+    @property
+    def end(self) -> int:
+        """The smallest offset behind all of them."""
+        return self.runs[-1] + 1 if self.runs else 0
+
+
+EMPTY: Final = IntervalSet()
+
+
+def of(offsets: Iterable[int]) -> IntervalSet:
+    """The set of these offsets."""
+    runs: list[int] = []
+    for offset in sorted(set(offsets)):
+        if runs and runs[-1] + 1 == offset:
+            runs[-1] = offset
+        else:
+            runs += (offset, offset)
+    return IntervalSet(tuple(runs))

@@ -1,0 +1,310 @@
+"""Tracked tables on real nodes in a simulated world: ids, journals, reads and reconciliation together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from lockstep.metadata.schema_change import ChangeSchema
+from lockstep.node.node import Node
+from lockstep.schema.changes import (
+    AlterKeyspace,
+    CreateKeyspace,
+    CreateTable,
+    DropTable,
+    EmptyTable,
+    NewColumn,
+)
+from lockstep.schema.model import ColumnKind
+from lockstep.sim.door import command_for, mutation_for
+from lockstep.sim.load.history import Change, Look
+from lockstep.storage.journal import Shard
+from lockstep.tracking.held import Held
+from lockstep.values.errors import InvalidRequest, Rejected, WriteTimeout
+from lockstep.values.ids import Consistency
+from lockstep.values.rows import ReadCommand
+from tests.node.support import Outcome, Town, leave
+from tests.node.test_hints import away, back, pending
+from tests.node.test_requests_while_moving import cut, table_of
+
+TIMEOUT_MS = 1000
+KEY = b"p"
+ROWS = tuple(range(10))
+QUORUM, ONE, ALL = Consistency.QUORUM, Consistency.ONE, Consistency.ALL
+REPLICATION = (("class", "SimpleStrategy"), ("replication_factor", "3"))
+COLUMNS = (
+    NewColumn("pk", "blob", ColumnKind.PARTITION_KEY, 0),
+    NewColumn("ck", "int", ColumnKind.CLUSTERING, 0),
+    NewColumn("v", "text"),
+)
+
+
+def tracked(seed: int, nodes: int = 3) -> Town:
+    """Nodes with a tracked table on three of them."""
+    town = Town(seed, nodes)
+    town.found()
+    wanted = CreateKeyspace("ks", REPLICATION, replication_type="tracked")
+    assert town.finish(town.submit(1, ChangeSchema(wanted))).error is None
+    made = CreateTable("ks", "t", "00000000-0000-4000-8000-000000000001", COLUMNS)
+    assert town.finish(town.submit(1, ChangeSchema(made))).error is None
+    town.agreed(*range(1, nodes + 1))
+    return town
+
+
+def begin_write(
+    town: Town, number: int, level: Consistency = QUORUM, rows: Sequence[int] = ROWS, value: bytes = b"v"
+) -> Outcome:
+    """One mutation of these rows of the partition."""
+
+    async def work(node: Node) -> None:
+        at = node.runtime.clock.wall_us()
+        change = Change("t", KEY, at, level, TIMEOUT_MS, tuple((row, value) for row in rows))
+        made = mutation_for(change, table_of(node), node.data.new_mutation_id(), 1)
+        await node.data.coordinator.write(made, level, TIMEOUT_MS)
+
+    return town.begin(number, work)
+
+
+def write(town: Town, number: int, level: Consistency = QUORUM, value: bytes = b"v") -> Outcome:
+    return town.finish(begin_write(town, number, level, value=value))
+
+
+def looked_for(node: Node, row: int | None) -> ReadCommand:
+    return command_for(Look("t", KEY, row, QUORUM, TIMEOUT_MS), table_of(node), 1, None)
+
+
+def rows_read(town: Town, number: int, row: int | None = None, level: Consistency = QUORUM) -> list[bytes]:
+    """The values of the rows that a client is told of."""
+
+    async def work(node: Node) -> list[bytes]:
+        result = await node.data.coordinator.read(looked_for(node, row), level, TIMEOUT_MS)
+        found = (cell.value for part in result.partitions for one in part.rows for cell in one.cells)
+        return [value for value in found if value is not None]
+
+    outcome = town.finish(town.begin(number, work))
+    assert outcome.error is None, outcome.error
+    values: list[bytes] = outcome.value
+    return values
+
+
+def rows_of(town: Town, number: int) -> int:
+    """How many rows a node holds by itself."""
+
+    async def work(node: Node) -> int:
+        result = await node.data.engine.read(looked_for(node, None))
+        return sum(len(part.rows) for part in result.partitions)
+
+    return int(town.finish(town.begin(number, work)).value)
+
+
+def paused(town: Town, *numbers: int, is_paused: bool = True) -> None:
+    """Have these nodes bring each other nothing of their own accord."""
+    for number in numbers:
+        town.node(number).data.reconciler.is_paused = is_paused
+
+
+def held(town: Town, number: int) -> dict[Shard, Held]:
+    journal = town.node(number).data.replica.journal
+    assert journal is not None
+    journal.validate()
+    return {shard: logs.held for shard, logs in journal.shards.items()}
+
+
+def unreconciled(town: Town, number: int) -> int:
+    journal = town.node(number).data.replica.journal
+    assert journal is not None
+    journal.validate()
+    return sum(logs.open.count for logs in journal.shards.values())
+
+
+def settled(town: Town) -> None:
+    """Wait until all replicas hold the same, and know it."""
+
+    def same() -> bool:
+        found = [held(town, number) for number in (1, 2, 3)]
+        return found[0] == found[1] == found[2] and not any(unreconciled(town, n) for n in (1, 2, 3))
+
+    town.until(same)
+
+
+def isolated(town: Town, number: int, others: Sequence[int], *, heal: bool = False) -> None:
+    for other in others:
+        cut(town, number, other, heal=heal)
+
+
+def lone_write(town: Town) -> None:
+    """A write whose coordinator stored it and told nobody, the client neither."""
+    paused(town, 1, 2, 3)
+
+    async def work(node: Node) -> None:
+        data = node.data
+        change = Change("t", KEY, node.runtime.clock.wall_us(), QUORUM, 1, tuple((row, b"v") for row in ROWS))
+        made = mutation_for(change, table_of(node), data.new_mutation_id(), 1)
+        data.replica.give(data.coordinator.plans.plan_of(made, QUORUM), made)
+
+    town.finish(town.begin(1, work))
+    assert [rows_of(town, number) for number in (1, 2, 3)] == [10, 0, 0]
+
+
+def test_writes_are_held_by_id_and_let_go_of_once_all_hold_them() -> None:
+    with tracked(1) as town:
+        for _ in range(5):
+            assert write(town, 1).error is None
+        assert write(town, 2).error is None
+        settled(town)
+        assert held(town, 1) == held(town, 2) == held(town, 3)
+        (everything,) = held(town, 1).values()
+        assert sorted(runs for _, _, runs in everything.logs) == [(0, 0), (0, 4)]
+        assert rows_read(town, 3) == [b"v"] * 10
+
+
+def test_scenario_1_a_row_that_is_read_brings_its_whole_mutation() -> None:
+    with tracked(2) as town:
+        lone_write(town)
+        cut(town, 1, 3)
+        assert rows_read(town, 1, 3) == [b"v"]
+        assert rows_of(town, 2) == 10
+        cut(town, 1, 3, heal=True)
+        isolated(town, 1, (2, 3))
+        assert rows_read(town, 2) == [b"v"] * 10
+
+
+def test_scenario_2_what_no_replica_asked_holds_is_not_seen_at_all() -> None:
+    with tracked(3) as town:
+        lone_write(town)
+        isolated(town, 1, (2, 3))
+        assert rows_read(town, 2) == []
+        isolated(town, 1, (2, 3), heal=True)
+        paused(town, 1, 2, 3, is_paused=False)
+        settled(town)
+        assert [rows_of(town, number) for number in (1, 2, 3)] == [10, 10, 10]
+
+
+def test_the_replica_with_the_data_gets_what_another_one_holds_before_it_answers() -> None:
+    with tracked(4) as town:
+        lone_write(town)
+        cut(town, 2, 3)
+        assert rows_read(town, 2, 7) == [b"v"]
+        assert rows_of(town, 2) == 10
+
+
+def test_scenario_5_no_read_omits_what_an_earlier_one_showed() -> None:
+    with tracked(5) as town:
+        lone_write(town)
+        seen = False
+        for turn in range(30):
+            number, other = 1 + turn % 3, 1 + (turn + 1 + turn // 3 % 2) % 3
+            third = 6 - number - other
+            isolated(town, third, (number, other))
+            found = len(rows_read(town, number, turn % 10))
+            isolated(town, third, (number, other), heal=True)
+            assert found or not seen
+            seen = seen or bool(found)
+        assert seen
+
+
+def test_scenario_8_a_lost_acknowledgement_leaves_nothing_open() -> None:
+    with tracked(6) as town:
+        town.world.network.block("127.0.0.2", "127.0.0.1")
+        town.world.network.block("127.0.0.3", "127.0.0.1")
+        assert isinstance(write(town, 1).error, WriteTimeout)
+        town.world.network.heal()
+        settled(town)
+        assert held(town, 1) == held(town, 2) == held(town, 3)
+        assert rows_read(town, 2) == [b"v"] * 10
+
+
+def test_scenario_10_a_coordinator_that_is_no_replica_has_one_lead() -> None:
+    with tracked(7, 4) as town:
+        outsider = next(number for number in range(1, 5) if _is_outside(town, number))
+        assert write(town, outsider).error is None
+        assert not held(town, outsider)
+        assert rows_read(town, outsider) == [b"v"] * 10
+        assert sum(bool(held(town, number)) for number in range(1, 5)) == 3
+
+
+def _is_outside(town: Town, number: int) -> bool:
+    node = town.node(number)
+    plan = node.data.coordinator.plans.read_plan(table_of(node).id, looked_for(node, None).right, QUORUM)
+    return plan.local is None
+
+
+def test_scenario_11_no_id_is_given_again_after_a_power_loss() -> None:
+    with tracked(8) as town:
+        assert write(town, 1, value=b"a").error is None
+        before = held(town, 1)
+        town.process(1).crash("power")
+        back(town, 1)
+        assert write(town, 1, ALL, value=b"b").error is None
+        settled(town)
+        (shard,) = before
+        starts = {
+            start for node, start, _ in held(town, 1)[shard].logs if node == town.node(1).context.own_id()
+        }
+        assert len(starts) == 2
+        assert rows_read(town, 3) == [b"b"] * 10
+
+
+def test_scenario_14_a_replica_that_was_away_gets_what_it_missed_and_nobody_keeps_hints() -> None:
+    with tracked(9) as town:
+        away(town, 3)
+        for _ in range(20):
+            assert write(town, 1).error is None
+        assert pending(town, 1, 2) == 0
+        assert unreconciled(town, 1) == unreconciled(town, 2) == 20
+        back(town, 3)
+        settled(town)
+        assert rows_of(town, 3) == 10
+        assert held(town, 1) == held(town, 3)
+
+
+def test_scenario_30_what_is_of_a_dropped_table_is_held_as_nothing() -> None:
+    with tracked(10) as town:
+        away(town, 3)
+        assert write(town, 1).error is None
+        assert town.finish(town.submit(1, ChangeSchema(DropTable("ks", "t")))).error is None
+        again = CreateTable("ks", "t", "00000000-0000-4000-8000-000000000002", COLUMNS)
+        assert town.finish(town.submit(1, ChangeSchema(again))).error is None
+        back(town, 3)
+        settled(town)
+        assert rows_read(town, 3) == []
+
+
+def test_what_is_late_does_not_bring_back_what_was_truncated() -> None:
+    with tracked(11) as town:
+        lone_write(town)
+        assert town.finish(town.submit(2, ChangeSchema(EmptyTable("ks", "t")))).error is None
+        town.agreed(1, 2, 3)
+        paused(town, 1, 2, 3, is_paused=False)
+        settled(town)
+        assert held(town, 1) == held(town, 2) == held(town, 3)
+        assert [rows_read(town, number) for number in (1, 2, 3)] == [[], [], []]
+
+
+def test_an_untracked_keyspace_goes_on_with_what_there_is() -> None:
+    with tracked(12) as town:
+        assert write(town, 1, value=b"a").error is None
+        change = ChangeSchema(AlterKeyspace("ks", replication_type="untracked"))
+        assert town.finish(town.submit(1, change)).error is None
+        town.agreed(1, 2, 3)
+        assert rows_read(town, 2) == [b"a"] * 10
+        assert write(town, 2, value=b"b").error is None
+        assert rows_read(town, 3) == [b"b"] * 10
+        town.until(lambda: not any(held(town, number) for number in (1, 2, 3)))
+        back_again = ChangeSchema(AlterKeyspace("ks", replication_type="tracked"))
+        assert isinstance(town.finish(town.submit(1, back_again)).error, Rejected)
+
+
+def test_replicas_of_tracked_tables_stay() -> None:
+    with tracked(13) as town:
+        error = town.finish(town.submit(1, leave(3))).error
+        assert isinstance(error, Rejected) and "tracked" in error.message
+
+
+@pytest.mark.parametrize("level", [Consistency.ANY])
+def test_no_write_is_content_with_a_hint(level: Consistency) -> None:
+    with tracked(14) as town:
+        error = write(town, 1, level).error
+        assert isinstance(error, InvalidRequest) and "hints" in error.message
+        assert not held(town, 1)
