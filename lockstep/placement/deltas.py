@@ -91,6 +91,9 @@ def changes(replication: Replication, before: Circle, after: Circle) -> tuple[De
     found: list[Delta] = []
     for delta in sorted(pair.found, key=lambda delta: delta.range):
         _append_joined(found, delta)
+    assert all(one.range.right <= other.range.left for one, other in itertools.pairwise(found)), (
+        "no token is told twice, and ranges are in order"
+    )
     return tuple(found)
 
 
@@ -250,7 +253,9 @@ def _pairs_at(ring: RingPlacement, tokens: Iterable[int]) -> Iterator[tuple[Plac
         if TOKEN_MIN < token < TOKEN_MAX:
             placed = ring.range_at(token)
             if placed.range.right == token:
-                yield placed, ring.range_at(token + 1)
+                behind = ring.range_at(token + 1)
+                assert behind.range.left == token, "ranges of a ring meet"
+                yield placed, behind
 
 
 def _same_replicas(one: ReplicaGroup, other: ReplicaGroup) -> bool:

@@ -279,6 +279,7 @@ Shape = tuple[tuple[str, int], ...]
 
 def shape_of(lists: Sequence[Sequence[NodeId]], dc_of: Callable[[NodeId], str]) -> Shape:
     """The shape of these lists taken together; their order counts, that of the nodes in them does not."""
+    assert lists, "a shape is that of some lists"
     member = dict.fromkeys(lists[0], 1)
     bit = 1
     for nodes in lists[1:]:

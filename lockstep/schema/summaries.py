@@ -80,6 +80,7 @@ def summaries_between(before: Schema, after: Schema) -> list[ChangeSummary]:
         found.extend(_signed("FUNCTION", name, old.functions if old is not None else (), new.functions))
         found.extend(_signed("AGGREGATE", name, old.aggregates if old is not None else (), new.aggregates))
         found.extend(_named("TABLE", name, old.by_name if old is not None else {}, new.by_name))
+    assert len(set(found)) == len(found), "drivers are told of each thing once"
     return found
 
 

@@ -110,6 +110,7 @@ def _is_one_bit_off(data: bytes, offset: int, record_bytes_max: int) -> bool:
 def _is_of_one_bit(difference: int, size: int) -> bool:
     """Whether changing one bit of `size` bytes changes their CRC-32 so: each bit before the last one changes
     it as the one behind it does, shifted once more."""
+    assert size > 0, "a record has a body"
     shifted = _LAST_BIT_CHANGES
     for _ in range(8 * size):
         if shifted == difference:

@@ -235,6 +235,7 @@ def changed(before: HashTree[V], after: HashTree[V]) -> list[tuple[int, V | None
                 for key in sorted(old.keys() | new.keys()):
                     if old.get(key) is not new.get(key):
                         found.append((key, old.get(key), new.get(key)))
+    assert abs(after.count - before.count) <= len(found), "each pair that came or went is told"
     return sorted(found, key=itemgetter(0))
 
 

@@ -93,6 +93,7 @@ def wanted(table: CountedTable, racks: Mapping[Rack, int], settings: CountSettin
     if table.current:
         asks.append(by_size(table, settings))
     count, rule = max(asks, key=lambda ask: ask[0])
+    assert count >= 1, "a table has a tablet"
     caps = [hints.max_tablet_count for hints in table.hints if hints.max_tablet_count]
     if caps and min(caps) < count:
         return float(min(caps)), "max_tablet_count"

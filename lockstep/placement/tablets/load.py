@@ -133,6 +133,7 @@ class LoadStatistics(msgspec.Struct, frozen=True):
                 of_group = {**tablets.get(group, {}), **loads}
                 tablets[group] = {right: load for right, load in of_group.items() if load is not None}
             nodes[node] = msgspec.structs.replace(known, tablets=tablets)
+        assert nodes.keys() == self.nodes.keys(), "a node is known by what it says alone"
         return msgspec.structs.replace(self, nodes=nodes)
 
 
@@ -168,6 +169,7 @@ def _steadied_loads(known: Mapping[int, TabletLoad], said: Mapping[int, TabletLo
             _steady_rate(was.reads_per_s, now.reads_per_s),
             _steady_rate(was.writes_per_s, now.writes_per_s),
         )
+    assert found.keys() == said.keys(), "what a node does not say any more is gone"
     return found
 
 
@@ -182,6 +184,7 @@ def _with_cost(load: NodeLoad, was: NodeLoad, now: NodeLoad) -> NodeLoad:
         said = (*said, now.cpu / rate)[-COST_ROUNDS:]
     middle = sorted(said)[len(said) // 2] if said else 0.0
     cost = was.cost if abs(middle - was.cost) <= COST_BAND * was.cost else middle
+    assert len(said) <= COST_ROUNDS and cost >= 0, "the newest rounds tell what a request costs"
     return msgspec.structs.replace(load, cost=cost, costs_said=said)
 
 

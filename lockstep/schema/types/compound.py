@@ -86,6 +86,7 @@ class CollectionType(CqlType):
     def join(self, parts: Iterable[bytes]) -> bytes:
         """Canonical bytes of the collection that has these parts."""
         listed = list(parts)
+        assert len(listed) % self.parts_per_entry == 0, "a key comes with its value"
         return pack_parts(listed, len(listed) // self.parts_per_entry)
 
     def validate(self, data: bytes) -> None:
@@ -113,6 +114,7 @@ class CollectionType(CqlType):
         while key[at] == 1:
             part, at = next(kinds).take_component(key, at + 1)
             parts.append(part)
+        assert len(parts) % self.parts_per_entry == 0, "a key comes with its value"
         return pack_parts(parts, len(parts) // self.parts_per_entry)
 
 

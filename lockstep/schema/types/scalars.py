@@ -42,6 +42,7 @@ def date_of(days: int) -> tuple[int, int, int]:
     shifted_month = (5 * day_of_year + 2) // 153
     month = (shifted_month + 2) % 12 + 1
     day = day_of_year - (153 * shifted_month + 2) // 5 + 1
+    assert 1 <= month <= 12 and 1 <= day <= 31, "a day is one of a month"
     return year_of_era + era * 400 + (month <= 2), month, day
 
 
