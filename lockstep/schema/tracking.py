@@ -33,6 +33,7 @@ def means_tracked(word: str) -> bool:
 
 def is_tracked(keyspace: Keyspace, table: Table) -> bool:
     word = option(table.options, REPLICATION_TYPE)
+    assert word == "keyspace" or word in _WORDS, "other words are refused at the statement"
     return keyspace.tracked if word == "keyspace" else word == TRACKED
 
 

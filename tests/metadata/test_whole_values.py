@@ -23,6 +23,7 @@ from lockstep.metadata.directory import (
     FeatureState,
     Reset,
 )
+from lockstep.metadata.groups.ringed import QUORUM, RINGED, Ringed
 from lockstep.metadata.groups.service import MANAGEMENT_PLACE, SERVICE, ManagementPlace
 from lockstep.metadata.loads import LOADS, Load, Loads, LoadState
 from lockstep.metadata.log.apply import part_digests, state_digest
@@ -77,6 +78,7 @@ def rich() -> ClusterMetadata:
     return value.changed(
         IDENTITY.set(replace(identity, lineage=(*identity.lineage, "other"))),
         LINEAGE.set((repair,)),
+        RINGED.set(Ringed(QUORUM)),
         MANAGEMENT_PLACE.set(ManagementPlace((NodeId(1), NodeId(2), NodeId(4)))),
         REQUESTS.set(ended),
         SERVICE.set(replace(value.service, leaving=(NodeId(3),))),
