@@ -370,18 +370,12 @@ class StorageEngine:
 
     async def leaf_digests(self, table_id: int, leaves: Sequence[Range], before_s: int) -> bytes:
         """The digests of `storage.leaf_digests`, joined; everything they cover is durable."""
-        return (await self.leaf_tallies(table_id, leaves, before_s))[0]
-
-    async def leaf_tallies(
-        self, table_id: int, leaves: Sequence[Range], before_s: int
-    ) -> tuple[bytes, tuple[int, ...]]:
-        """As `leaf_digests`, with the number of rows in each leaf."""
         bounds = [keys.token_bounds(table_id, leaf) for leaf in leaves]
         sequence = self._commit.unsynced_between(bounds[0][0], bounds[-1][1])
         snapshot = self._store.snapshot()
         try:
             pace = CooperativeYield(self._runtime.clock)
-            found = await leaf_digests(snapshot, table_id, leaves, before_s, pace)
+            found, _ = await leaf_digests(snapshot, table_id, leaves, before_s, pace)
         finally:
             snapshot.close()
         await self._commit.synced(sequence)

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import msgspec
 
 from lockstep.metadata.purging import purge_before_s
 from lockstep.node.services import NodeServices
+from lockstep.scans.bucket_digests import BucketDigests
+from lockstep.scans.scan_table import ScanTable
 from lockstep.schema.model import Table
 from lockstep.server.admin.http import HttpRequest
 from lockstep.server.admin.operations import Operation, Parameter, get, integer, later, required
@@ -23,7 +26,6 @@ from lockstep.storage.rows.reconcile import is_empty
 from lockstep.storage.rows.visible import partition_left
 from lockstep.values import codec
 from lockstep.values.errors import ConfigurationError, NotReplica
-from lockstep.values.hash_tree import LEAF_BYTES
 from lockstep.values.limits import PAGE_ROWS_MAX
 from lockstep.values.node_limits import AUDIT_BUCKETS_MAX, AUDIT_DIGESTS_AT_ONCE_MAX
 from lockstep.values.rows import ALL_ROWS, Position, ReadCommand, ReadResult
@@ -39,6 +41,8 @@ _OF = (
     Parameter("now_s", "The second at which it is decided what may be purged", "integer", True),
 )
 _POSITION = codec.decoder(Position)
+#: Fragments that are taken at once: some milliseconds of the loop.
+_TAKEN: Final = 4096
 
 
 class ReplicaContent:
@@ -73,17 +77,33 @@ class ReplicaContent:
             raise ConfigurationError(f"a range has 1 to {AUDIT_BUCKETS_MAX} parts, not {count}")
         async with self._turns:
             epoch = self._held(table, range_)
-            digests, rows = await self._node.data.engine.leaf_tallies(
-                table.id, parts(range_, count), before_s
-            )
-        at = range(0, len(digests), LEAF_BYTES)
+            found = await self._digested(table, range_, parts(range_, count), before_s)
         return {
             "schema": "replica-digests/1",
             "node": self._node.context.own_id(),
             "epoch": epoch,
-            "digests": [digests[one : one + LEAF_BYTES].hex() for one in at],
-            "rows": list(rows),
+            "digests": [digest.hex() for digest, _ in found],
+            "rows": [rows for _, rows in found],
         }
+
+    async def _digested(
+        self, table: Table, range_: Range, buckets: tuple[Range, ...], before_s: int
+    ) -> list[tuple[bytes, int]]:
+        """Digests and row counts; what is in them is durable. Only fragments are taken on the loop."""
+        run = self._node.context.runtime.tasks.run_blocking
+        types = self._node.log.cluster.schema.by_name[table.keyspace].types
+        kinds = ScanTable(table, types).kinds
+        widths = {column.id: kinds[column.name].fixed_bytes or 0 for column in table.columns}
+        digests = BucketDigests(buckets, before_s, {column: one for column, one in widths.items() if one})
+        fragments = await self._node.data.engine.fragments(table.id, range_)
+        try:
+            while pairs := fragments.take(_TAKEN):
+                await run(partial(digests.feed, pairs))
+                if len(pairs) < _TAKEN:
+                    break
+            return await run(digests.finish)
+        finally:
+            fragments.close()
 
     async def _rows(self, request: HttpRequest) -> dict[str, Any]:
         table, range_, before_s = self._asked(request)
