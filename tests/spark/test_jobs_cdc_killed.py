@@ -24,6 +24,7 @@ from lockstep.spark.cql_client import CqlConnection, Endpoint
 from lockstep.spark.jobs import cdc
 from lockstep.spark.jobs.running import Silent
 from lockstep.spark.jobs.tables import Access, TableName
+from lockstep.spark.report import QUICK_JAVA_OPTIONS
 from lockstep.values.errors import LockstepError
 from lockstep.values.ids import Consistency
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 _WAIT_S = 150.0
+#: Between writes. All that a slow machine writes meanwhile is read by the last run.
+_PAUSE_S = 0.05
 _QUICK = (("safetyIntervalMs", "1500"),)
 
 
@@ -61,7 +64,7 @@ class Writer(threading.Thread):
 
     def run(self) -> None:
         connection = CqlConnection.open(self._endpoint, TIMEOUT_S)
-        while not self.ends.wait(0.02):
+        while not self.ends.wait(_PAUSE_S):
             value, self.sent = self.sent, self.sent + 1
             with contextlib.suppress(LockstepError):
                 statement = connection.prepare("INSERT INTO shop.killed (id, v) VALUES (?, ?)")
@@ -111,6 +114,8 @@ def test_15_each_change_is_there_once_though_executor_node_and_driver_are_killed
         "--port", str(PORTS[0]), "--option", "safetyIntervalMs=1500", "--master", "local-cluster[2,1,1024]",
         "--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.driver.bindAddress=127.0.0.1",
         "--conf", "spark.ui.enabled=false",
+        "--conf", f"spark.driver.extraJavaOptions={QUICK_JAVA_OPTIONS}",
+        "--conf", f"spark.executor.extraJavaOptions={QUICK_JAVA_OPTIONS}",
     ]  # fmt: skip
 
     def batches() -> int:

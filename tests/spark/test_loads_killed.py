@@ -37,6 +37,7 @@ import time
 from pathlib import Path
 
 import lockstep.spark
+from lockstep.spark.report import QUICK_JAVA_OPTIONS
 
 place, options, partitions, each = json.loads(sys.argv[1])
 go, held_from = Path(place) / "go", partitions // 2 * each
@@ -51,6 +52,7 @@ def held(number):
 spark = lockstep.spark.session(
     "load", spark_master="local-cluster[2,1,1024]", spark_driver_host="127.0.0.1",
     spark_driver_bindAddress="127.0.0.1", spark_ui_enabled="false",
+    spark_executor_extraJavaOptions=QUICK_JAVA_OPTIONS,
 )
 spark.udf.register("held", held, "long")
 numbers = spark.range(0, partitions * each, 1, partitions)
