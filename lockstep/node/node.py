@@ -349,7 +349,8 @@ class Node:
 
     async def start(self) -> None:
         """Load unless that was done, listen, take part in consensus, become a member. Errors leave nothing
-        running; what breaks the node meanwhile is raised here too. After `stop` it may be started again."""
+        running, but for an entry that it could not apply before: then it is `broken` on return. What breaks
+        it meanwhile is raised here too. After `stop` it may be started again."""
         await self._or_stop(self._start)
 
     async def _or_stop(self, step: Callable[[], Awaitable[None]]) -> None:
@@ -414,6 +415,12 @@ class Node:
             await self._load()
         standing, context, log = self._standing, self.context, self.log
         assert standing is not None and self.broken is not None, "a node that read its disk is whole"
+        if log.state.broken is not None:
+            # It was so before it stopped: nobody hears of it but its operators.
+            self._breaking = True
+            context.log("node.broken", error=str(log.state.broken))
+            self.broken.set_result(log.state.broken)
+            return
         await context.internode.start(*context.address)
         standing.start()
         log.state.start()

@@ -362,9 +362,10 @@ async def _serve_clients(
     # The clients' door is the last to open: whoever finds it open finds the others open too.
     admin = await serve_admin(node.services, server, token)
     try:
-        await server.start()
-        _spare_the_collector()
-        _say_ready(node)
+        if node.broken is None or not node.broken.done():
+            await server.start()
+            _spare_the_collector()
+            _say_ready(node)
         return await _until_the_end(node, server, said, stop)
     finally:
         admin.close()

@@ -393,6 +393,10 @@ class SimCluster:
             except LockstepError as error:
                 self._refused(name, error)
                 return
+            if node.broken is not None and node.broken.done():
+                self._refused(name, node.broken.result())
+                await node.stop()
+                return
             # Partitions of a run are small: what replicas tell of is to be more than what they give.
             node.data.outlined.few_rows = 2
             if int(name[1:]) % 2:

@@ -201,6 +201,26 @@ def test_what_was_given_up_changes_nothing(poisoned: Any) -> None:
         assert isinstance(decided(town, 1, plan).error, Rejected)
 
 
+def test_21_also_when_all_of_them_were_started_again(poisoned: Any) -> None:
+    """Who knows that the entry is committed comes up broken; one that does not waits for others."""
+    poisoned()
+    with Town(1) as town:
+        epoch = broken(town)
+        for number in ALL:
+            town.process(number).crash("power")
+        town.start(*ALL)
+        town.wait(10)
+        assert len(town.ended) >= 2, "without a majority"
+        told = held(town, epoch)
+        assert all(one.last_epoch == epoch for one in told) and sum(bool(one.broken) for one in told) >= 2
+        plan: ResetPlan = planned(town, Cut(epoch, "operator", committed=True)).value
+        assert plan.raft_index > 1 and plan.raft_term > 1
+        carried_out(town, plan)
+        town.until(lambda: goes_on(town, plan))
+        assert town.finish(town.submit(town.leader(), keyspace("after"))).error is None
+        one_history(town)
+
+
 def test_an_absent_node_is_brought_without_what_was_taken_out(poisoned: Any) -> None:
     """It was up, broken too, and nobody asked it."""
     poisoned()
@@ -329,6 +349,9 @@ def test_21_a_crash_at_every_record_leads_to_the_same(place: str, poisoned: Any)
         town.until(lambda: goes_on(town, plan, (1, 3)))
         town.start(2)
         if place == "recovery.prepared":
-            return  # It holds the entry that it cannot apply, and does not start: see the page for operators.
+            # It comes up broken and is told again, or hears of the decision from those that went on.
+            town.wait(5)
+            if "n2" in town.ended:
+                assert decided(town, 2, plan).error is None
         town.until(lambda: goes_on(town, plan, ALL), 120.0)
         one_history(town)

@@ -258,12 +258,13 @@ class MetadataState:
             value = apply_entry(value, entry, self._registry)
         self.entries = loaded.entries
         self.newest.show(value)
-        self._take_from_journal(up_to)
+        self._take_from_journal(up_to, quiet=quiet)
         if not quiet:
             self._observe(installed=False)
 
-    def _take_from_journal(self, up_to: int) -> None:
-        """Apply what the journal of the group knows to be committed and the metadata's own files lack."""
+    def _take_from_journal(self, up_to: int, *, quiet: bool) -> None:
+        """Apply what the journal of the group knows to be committed and the metadata's own files lack. A node
+        that lives comes up broken where it cannot, with all that is before."""
         value = self.current
         missing = committed_after(self._runtime.disk, value.epoch)
         if up_to >= 0:
@@ -271,10 +272,17 @@ class MetadataState:
         if missing and missing[0].epoch > value.epoch + 1:
             lost = f"entries {value.epoch + 1} to {missing[0].epoch - 1} were applied here and are missing"
             raise CorruptFile(metadata_store.DIRECTORY, 0, lost)
-        for entry in missing:
+        for at, entry in enumerate(missing):
+            try:
+                after = apply_entry(value, entry, self._registry)
+            except CannotApply as error:
+                if quiet:
+                    raise
+                missing, self.broken = missing[:at], error
+                break
             if entry.kind == EntryKind.SNAPSHOT:
                 self._saver.due(value, entry)
-            value = apply_entry(value, entry, self._registry)
+            value = after
         self.store.keep(missing)
         self._flush_wanted.set()
         self.entries.extend(missing)

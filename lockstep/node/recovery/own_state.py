@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from lockstep.metadata.log.entries import LogEntry
+from lockstep.node.context import NodeContext
+from lockstep.node.log.metadata_store import committed_after
 from lockstep.node.log_service import NodeLog
 from lockstep.node.membership.management import Management
 from lockstep.node.processors.raft import logged_entries
+from lockstep.node.recovery.journals import Position, position_in
 from lockstep.recovery.survey import Survey
 from lockstep.values.errors import CannotApply, PreconditionError
 from lockstep.values.node_limits import RECOVERY_TAIL_BYTES_MAX
 
 
 class OwnState:
-    def __init__(self, own_id: Callable[[], int], log: NodeLog, management: Management) -> None:
-        self._own_id = own_id
+    def __init__(self, context: NodeContext, log: NodeLog, management: Management) -> None:
+        self._own_id = context.own_id
+        self._disk = context.runtime.disk
         self._log = log
         self._management = management
 
@@ -35,6 +37,8 @@ class OwnState:
         last = tail[-1] if tail else None
         group = self._management.group
         managing = group.driver if group is not None else None
+        # Who came up broken takes part in nothing, and its journals have what it promised.
+        aside = position_in(self._disk) if driver is None and state.broken is not None else Position()
         return Survey(
             node=self._own_id(),
             cluster_id=cluster.identity.cluster_id,
@@ -42,8 +46,8 @@ class OwnState:
             hash=cluster.hash,
             log_epoch=last.epoch if last is not None else cluster.epoch,
             log_term=last.term if last is not None else (kept[-1].term if kept else 0),
-            raft_index=driver.raft.last_index if driver is not None else 0,
-            raft_term=max((one.raft.term for one in (driver, managing) if one is not None), default=0),
+            raft_index=driver.raft.last_index if driver is not None else aside.index,
+            raft_term=max([one.raft.term for one in (driver, managing) if one is not None] + [aside.term]),
             leader=(driver.raft.leader or 0) if driver is not None else 0,
             expelled=group.state.expelled if group is not None else (),
             management_leader=(managing.raft.leader or 0) if managing is not None else 0,
@@ -53,7 +57,8 @@ class OwnState:
         """Entries above the epoch that are durable in this node's journal of the group, in order."""
         driver = self._log.driver
         if driver is None:
-            return []
+            # Of a node that came up broken and takes part in nothing: what it cannot apply.
+            return committed_after(self._disk, epoch) if self._log.state.broken is not None else []
         found: list[LogEntry] = []
         size, raft = 0, driver.raft
         for index in range(raft.durable_index, raft.first_index - 1, -1):

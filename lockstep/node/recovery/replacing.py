@@ -81,8 +81,10 @@ class Replacing:
     def _committed(self, tail: list[LogEntry]) -> int:
         """The newest epoch that this node knows to be committed: it may have no way to apply it."""
         driver, applied = self._log.driver, self._log.state.epoch
-        if driver is None or not tail:
+        if not tail:
             return applied
+        if driver is None:
+            return tail[-1].epoch
         raft = driver.raft
         for index in range(min(raft.commit_index, raft.last_index), raft.first_index - 1, -1):
             logged = logged_entries((raft.entry(index),))

@@ -111,7 +111,7 @@ class ResetService:
         self._management = management
         self._restart = restart
         self._is_ready = is_ready
-        self.own = OwnState(context.own_id, log, management)
+        self.own = OwnState(context, log, management)
         self.file = RecoveryFile(context.runtime.disk)
         self.audit = AuditFile(context.runtime)
         #: One step of a repair at a time.
