@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+import msgspec
 import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata
@@ -323,6 +324,48 @@ def test_one_voter_of_which_every_other_is_gone_is_a_cluster_again() -> None:
         desk = town.node(2).membership.recovery
         said, _ = town.finish(town.begin(2, lambda _node: desk.migrate(target, dry_run=False))).value
         assert [(one.node, one.refused) for one in said] == [(2, ""), (3, "")]
+        town.until(lambda: goes_on(town, plan, ALL), 120.0)
+        one_history(town)
+
+
+def test_16_who_slept_through_ten_repairs_is_judged_against_each() -> None:
+    """Voters change from one to two and back; a node that took no part has only a prefix."""
+    with Town(1) as town:
+        town.found()
+        town.agreed(*ALL)
+        town.process(3).crash("power")
+        town.wait(5)
+        town.world.monitors.remove(town.log)
+        for number in range(10):
+            voters = (NodeId(1),) if number % 2 else (NodeId(1), NodeId(2))
+            wish = Put(FORCED, "operator", voters=voters)
+            plan: ResetPlan = put(town, b"", wish, (1, 2)).value
+            carried_out(town, plan, (1, 2))
+            town.until(lambda plan=plan: goes_on(town, plan, (1, 2)))  # type: ignore[misc]
+            done = town.finish(town.submit(town.leader(), keyspace(f"k{number}")))
+            assert done.error is None
+            town.until(lambda: town.node(1).log.state.epoch == town.node(2).log.state.epoch)
+        cluster = town.node(1).log.cluster
+        assert len(cluster.identity.lineage) == 11
+        kinds = [one.repair.kind for one in town.node(1).membership.management.state.lineage]
+        assert kinds[1:] == [FORCED] * 10
+        town.start(3)
+        town.until(lambda: town.node(3).is_loaded)
+        town.wait(2)
+        target = town.node(1).membership.recovery.as_target(512)
+        desk = town.node(3).membership.recovery
+        first = town.node(3).log.state.hash_at(town.node(3).log.state.epoch)
+        said, _ = town.finish(town.begin(3, lambda _node: desk.migrate(target, dry_run=True))).value
+        assert [(one.node, one.refused) for one in said] == [(3, "")] and first
+        # A fork that it does not share is seen through all of them.
+        forged = msgspec.structs.replace(
+            target,
+            hashes=tuple((epoch, b"another") for epoch, _ in target.hashes),
+            repairs=(msgspec.structs.replace(target.repairs[0], hash=b"another"), *target.repairs[1:]),
+        )
+        said, _ = town.finish(town.begin(3, lambda _node: desk.migrate(forged, dry_run=True))).value
+        assert said[0].refused and said[0].diverged_at
+        town.finish(town.begin(3, lambda _node: desk.migrate(target, dry_run=False)))
         town.until(lambda: goes_on(town, plan, ALL), 120.0)
         one_history(town)
 

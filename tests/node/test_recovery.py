@@ -314,6 +314,55 @@ def test_12_a_crash_on_the_way_back_leads_to_the_same(place: str) -> None:
         one_history(town, (leader, *LEFT))
 
 
+def test_5_a_recipient_that_is_silent_leaves_every_node_where_it_was() -> None:
+    with struck() as town:
+        before = former_id(town)
+        town.world.probes.add(CrashRule(label="recovery.prepared", process="n5", kind="power", hit=1))
+        outcome = town.finish(reset(town, 4, Wish(actor="operator")))
+        assert (
+            isinstance(outcome.error, PreconditionError) and "node 5 takes no part" in outcome.error.message
+        )
+        assert steps(town, 4) == ["planned", "refused"], "who conducts it prepares last"
+        for number in LEFT:
+            town.process(number).crash("power")
+        town.start(*LEFT)
+        town.until(lambda: town.ready(*LEFT))
+        town.wait(10)
+        assert cluster_ids(town, LEFT) == {before}
+        assert not town.logged("recovery.applied")
+
+
+def test_17_the_next_disaster_is_repaired_by_the_voters_of_now() -> None:
+    """No node has had another start than those in its process."""
+    with struck() as town:
+        town.finish(reset(town, 4))
+        town.until(lambda: leads(town, LEFT))
+        assert tuple(town.node(5).log.cluster.voters) == (4,), "and not 1, 2 and 3 as when it joined"
+        town.finish(town.submit(4, keyspace("between")))
+        town.agreed(*LEFT)
+        town.process(4).crash("power")
+        town.wait(5)
+        outcome = town.finish(reset(town, 5))
+        assert outcome.error is None and outcome.value.plan.voters == (5,)
+        town.until(lambda: leads(town, (5,)))
+        cluster = town.node(5).log.cluster
+        assert len(cluster.identity.lineage) == 3 and cluster.schema.by_name.get("between")
+        town.finish(town.submit(5, keyspace("after")))
+
+
+def test_20_nodes_that_were_all_started_again_without_a_majority_are_repaired() -> None:
+    with struck() as town:
+        for number in LEFT:
+            town.process(number).crash("power")
+        town.start(*LEFT)
+        town.until(lambda: town.ready(*LEFT))
+        assert town.finish(reset(town, 5)).error is None
+        town.until(lambda: leads(town, LEFT))
+        leader = next(number for number in LEFT if town.node(number).log.is_leader)
+        assert town.finish(town.submit(leader, keyspace("after"))).error is None
+        one_history(town, LEFT)
+
+
 def test_18_migrations_backwards_and_to_itself_are_refused() -> None:
     with struck() as town:
         backwards = town.node(5).membership.recovery.as_target(512)
