@@ -1,9 +1,9 @@
 """The form that stored rows share: which bytes of a fragment are the same in all, and where values are.
 
 A shape is made from one fragment and then looked for in many: a fragment has it when all bytes but those of
-values and times are equal. Invariant: a fragment that has a shape is a row by itself whose cells neither
-expire nor lie under a deletion of the row, and what is found in it is what decoding it gives. A fragment that
-has none is decoded alone.
+values and times are equal. Invariant: a fragment that has a shape is a row by itself whose cells have not
+expired and do not lie under a deletion of the row, and what is found in it is what decoding it gives. A
+fragment that has none is decoded alone.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ _ARRAY, _ARRAY_MANY, _ARRAY_LONG = 0x90, 0x0F, 0xDC
 _NUMBERS: Final = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
 _BYTES: Final = {0xC4: 1, 0xC5: 2, 0xC6: 4}
 _SMALL: Final = 0x80
+#: A second of these years is a number of so many bytes.
+_SECOND: Final = 0xCE
+_SECOND_BYTES: Final = _NUMBERS[_SECOND]
 #: Stretches are compared in words of so many bytes.
 _WORD: Final = 8
 #: Forms that are made from one portion, and kept: rows beyond them are merged one by one, and so are the rest
@@ -44,6 +47,8 @@ class _Stretch:
         self.bytes = bytearray()
         self.compared = bytearray()
         self.fields: list[tuple[int, int, int]] = []
+        #: Places of the seconds at which something of the row expires.
+        self.ends: list[int] = []
         self.then: int | None = None
 
     def put(self, data: bytes, *, compared: bool = True) -> None:
@@ -66,6 +71,14 @@ class _Stretch:
         for at, mask, wanted in self._words:
             differs |= (words[:, at] & mask) ^ wanted
         return differs == 0
+
+    def lives(self, table: Any, now_s: int) -> Any:
+        """In which rows of the table nothing has expired."""
+        good = np.ones(len(table), dtype=bool)
+        for place in self.ends:
+            seconds = np.ascontiguousarray(table[:, place : place + _SECOND_BYTES]).view(">u4")[:, 0]
+            good &= seconds > now_s
+        return good
 
 
 class Found:
@@ -91,11 +104,13 @@ class Found:
 
 class ShapeRules(msgspec.Struct, frozen=True):
     """`widths`: of the columns whose values have one length. A row without a marker exists by a cell of a
-    column that is not `gone`. Cells of columns that are `dated` may be dead by their time."""
+    column that is not `gone`. Cells of columns that are `dated` may be dead by their time. `now_s`: as of
+    which second rows are looked at; None: what may expire has no shape."""
 
     widths: dict[int, int]
     gone: frozenset[int]
     dated: frozenset[int]
+    now_s: int | None = None
 
 
 class RowShape:
@@ -128,8 +143,7 @@ class RowShape:
             exists = True
             self._expect(_ARRAY + 3)
             self._number()
-            self._expect(0)
-            self._expect(0)
+            self._expiry()
         self._expect(_NONE)
         for _ in range(self._count()):
             exists = self._cell() or exists
@@ -149,13 +163,29 @@ class RowShape:
             self._expect(_NONE)
             self.dead += 1
         self._number()
-        self._expect(0)
         if is_value:
-            self._expect(0)
+            self._expiry()
         else:
+            self._expect(0)
             self._number()
         self._expect(_NONE)
         return is_value and column not in self._rules.gone
+
+    def _expiry(self) -> None:
+        """A time to live, and the second at which it ends; nothing of both, or one that has not ended."""
+        now_s = self._rules.now_s
+        if not self._fragment[self._at] or now_s is None:
+            self._expect(0)
+            self._expect(0)
+            return
+        self._number()
+        self._expect(_SECOND)
+        last = self._stretches[-1]
+        last.ends.append(len(last.bytes))
+        at = self._at
+        self._take(_SECOND_BYTES, compared=False)
+        if int.from_bytes(self._fragment[at : self._at], "big") <= now_s:
+            raise NoShape
 
     def _value(self, column: int) -> None:
         width = self._rules.widths.get(column)
@@ -231,6 +261,9 @@ class RowShape:
                 behind = at + stretch.size
             table = windows(octets, at, stretch.padded)
             good &= stretch.equal(table)
+            if stretch.ends:
+                assert self._rules.now_s is not None, "what expires does so by a clock"
+                good &= stretch.lives(table, self._rules.now_s)
             for column, place, width in stretch.fields:
                 found.fixed[column] = table[:, place : place + width]
             at = behind

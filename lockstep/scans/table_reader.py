@@ -67,7 +67,7 @@ class TableReader:
             column.id: width for column in definition.columns if (width := _width(table.kinds[column.name]))
         }
         dated = frozenset(column for column, _ in definition.dead)
-        self._shapes = Shapes(ShapeRules(widths, frozenset(definition.gone), dated))
+        self._shapes = Shapes(ShapeRules(widths, frozenset(definition.gone), dated, now_s))
         self.schema = pa.schema(
             [pa.field(column.name, arrow_type(kind, decimal_scale)) for column, kind in self._wanted]
         )

@@ -24,7 +24,7 @@ from lockstep.values.rows import (
 )
 from lockstep.values.tokens import token_of
 
-TABLE_ID, NOW_S = 256, 1_000
+TABLE_ID, NOW_S = 256, 1_700_000_000
 MICROS = 1_700_000_000_000_000
 GONE_ID, AGAIN_US = 90, MICROS + 4
 
@@ -139,7 +139,12 @@ class Writer:
         return Row(
             clustering,
             dice.choice(
-                [None, Liveness(dice.choice([stamp, 5]), *dice.choice([(9, 1), (9, 5_000), (0, 0)]))]
+                [
+                    None,
+                    Liveness(
+                        dice.choice([stamp, 5]), *dice.choice([(9, NOW_S), (90_000, NOW_S + 5_000), (0, 0)])
+                    ),
+                ]
             ),
             Deletion(MICROS + dice.randrange(8), 1) if dice.random() < 0.3 else None,
             cells,
@@ -167,7 +172,7 @@ class Writer:
             return
         value = dice.choice(self._pools[column.name])
         if dice.random() < odd / 2:
-            yield Cell(column.id, value, stamp, 9, dice.choice([1, 5_000]))
+            yield Cell(column.id, value, stamp, *dice.choice([(9, NOW_S), (90_000, NOW_S + 1)]))
         elif self._gaps and dice.random() < 0.2:
             yield Cell(column.id, None, stamp, 0, NOW_S - 1)
         else:

@@ -24,13 +24,17 @@ from lockstep.schema.clustering import decode, split_key
 from lockstep.schema.model import ColumnKind
 from lockstep.schema.types import CqlType, parse_type
 from lockstep.storage.reading import partitions_between
+from lockstep.storage.rows import keys
+from lockstep.storage.rows.fragments import fragments_of
 from lockstep.storage.rows.visible import live_view, without_dead
 from lockstep.storage.store import Pair
 from lockstep.values.errors import InvalidRequest
-from lockstep.values.rows import Cell, Partition
+from lockstep.values.ids import mutation_id
+from lockstep.values.rows import Cell, Liveness, Mutation, Partition, Row
+from lockstep.values.tokens import token_of
 from tests.schema.kinds import KINDS, SCALARS, Kind
 
-from .support import NOW_S, Writer, table_of
+from .support import MICROS, NOW_S, TABLE_ID, Writer, table_of
 
 SCALE = 18
 _ALL = 1 << 20
@@ -237,3 +241,32 @@ def test_arrow_types_are_those_of_the_columns() -> None:
     names = [column.name for column in table.in_order]
     reader = TableReader(table, names, NOW_S, SCALE)
     assert [field.type for field in reader.schema] == [arrow_type(table.kinds[name]) for name in names]
+
+
+def test_rows_that_expire_later_are_looked_at_together() -> None:
+    """Those that have expired are not shown, whether they are the first ones or not."""
+    table = table_of(["int"], [("int", False)], [], ["int", "text"])
+    columns = {column.name: column.id for column in table.table.columns}
+    pairs: list[Pair] = []
+    for number in range(2000):
+        ends_s = NOW_S if number % 100 < 3 else NOW_S + 1 + number
+        kept = {"timestamp_us": MICROS + number, "ttl_s": 86_400 + number, "expires_at_s": ends_s}
+        cells = tuple(
+            Cell(columns[name], value, **kept)
+            for name, value in (("r0", number.to_bytes(4, "big")), ("r1", b"x" * (number % 7)))
+        )
+        key = (number // 50).to_bytes(4, "big")
+        row = Row((number % 50).to_bytes(4, "big").join([b"\x02", b""]), Liveness(**kept), None, cells)
+        token = token_of(key)
+        made = Mutation(TABLE_ID, token, key, mutation_id(1, 1, number + 1), MICROS + number, rows=(row,))
+        found = fragments_of(made, keys.partition_prefix(TABLE_ID, token, key))
+        pairs += [(store_key, value) for _, store_key, value in found]
+    pairs.sort()
+    told = []
+    for together in (True, False):
+        reader = TableReader(table, ["p0", "c0", "r0", "r1"], NOW_S, SCALE, together=together)
+        batches = [*reader.feed(pairs), *reader.finish()]
+        told.append(pa.Table.from_batches(batches).combine_chunks())
+        assert (reader.merged_rows < 200) == together
+    assert told[0].equals(told[1])
+    assert told[0].num_rows == 2000 - 60
