@@ -64,11 +64,11 @@ class TrackedReads:
             self.reread += 1
             self._runtime.probes.reach("read.tracked_reread")
             holders = [answer[0] for answer in others]
-            await self._bring(plan, data[0], wanted, holders, deadline_s)
+            await self._bring(plan, data[0], request, wanted, holders, deadline_s)
             data = (data[0], await self._read(plan, data[0], request, deadline_s))
         shown = known_of(data).recent
         bringing: list[Awaitable[None]] = [
-            self._bring(plan, answer[0], lacking, (data[0],), deadline_s)
+            self._bring(plan, answer[0], request, lacking, (data[0],), deadline_s)
             for answer in others
             if (lacking := shown.difference(held_by(answer)))
         ]
@@ -87,12 +87,26 @@ class TrackedReads:
         return reply
 
     async def _bring(
-        self, plan: Plan, target: Target, wanted: Held, sources: Sequence[Target], deadline_s: float
+        self,
+        plan: Plan,
+        target: Target,
+        request: ReadRequest,
+        wanted: Held,
+        sources: Sequence[Target],
+        deadline_s: float,
     ) -> None:
         assert plan.shard is not None, "the table is tracked"
         addresses = tuple(source.address for source in sources)
         left_ms = self._left_ms(deadline_s)
-        bring = Bring(plan.epoch, plan.needs_epoch, plan.shard, wanted, addresses, int(left_ms))
+        bring = Bring(
+            plan.epoch,
+            plan.needs_epoch,
+            request.command.table_id,
+            plan.shard,
+            wanted,
+            addresses,
+            int(left_ms),
+        )
         if target is plan.local:
             await self._tracked.bring(bring)
         else:

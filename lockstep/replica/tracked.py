@@ -2,7 +2,7 @@
 
 Invariant: what is brought is stored whole, with its id, in one batch, and counts as brought once durable. It
 is taken whenever it comes: an id that one replica holds is to be held by all. Its table may be gone by then:
-the id is held all the same, of nothing.
+the id is held all the same, of nothing, as of a table that is tracked no more.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from lockstep.internode.handshake import Address, PeerInfo
 from lockstep.internode.internode import Internode
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.placement.placements import ReplicaGroup
+from lockstep.quorum.failure_codes import STALE_TABLE
 from lockstep.runtime.ports import Runtime
+from lockstep.schema.tracking import is_tracked
 from lockstep.storage.journal import Journal, Named, Shard
 from lockstep.tracking.held import Held
-from lockstep.values.errors import LockstepError, NotReplica, PeerTimeout
+from lockstep.values.errors import LockstepError, NotReplica, PeerTimeout, StaleEpoch
 from lockstep.values.node_limits import JOURNAL_PULL_BYTES, JOURNAL_PULLS_MAX
 
 
@@ -39,10 +41,11 @@ class Pulled(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Bring(msgspec.Struct, frozen=True, array_like=True):
-    """Hold these, durably: `sources` hold each of them between them."""
+    """Hold these, durably, for a read of a table: `sources` hold each of them between them."""
 
     epoch: int
     needs_epoch: int
+    table_id: int
     shard: Shard
     wanted: Held
     sources: tuple[Address, ...]
@@ -100,8 +103,11 @@ class TrackedReplica:
             raise NotReplica(f"node {self._own_id()} is no replica of the range up to {shard[1]}")
 
     async def bring(self, request: Bring) -> None:
-        """Return when this node holds all that is wanted, durably. PeerTimeout when nobody has brought it."""
+        """Return when this node holds all that is wanted, durably. StaleEpoch when the table is not tracked
+        any more, PeerTimeout when nobody has brought it."""
         self._require_replica(request.shard)
+        if not self._is_tracked(request.table_id):
+            raise StaleEpoch(self._metadata().epoch, STALE_TABLE)
         deadline_s = self._runtime.clock.monotonic_s() + request.timeout_ms / 1000
         last: LockstepError | None = None
         for source in request.sources:
@@ -138,14 +144,18 @@ class TrackedReplica:
         if self._unknown(pulled.entries) and self._metadata().epoch < pulled.epoch:
             await self._catch_up(pulled.epoch, source)
         self._require_replica(shard)
-        known = self._metadata().schema.tables_by_id
         for entry in pulled.entries:
             mutation = entry.mutation
-            if mutation is not None and known.get(mutation.table_id) is None:
+            if mutation is not None and not self._is_tracked(mutation.table_id):
                 mutation = None
             self.journal.take(shard, entry.id, mutation)
             self.pulled += 1
         self._runtime.probes.reach("tracked.pulled")
+
+    def _is_tracked(self, table_id: int) -> bool:
+        schema = self._metadata().schema
+        table = schema.tables_by_id.get(table_id)
+        return table is not None and is_tracked(schema.by_name[table.keyspace], table)
 
     def _unknown(self, entries: Sequence[Named]) -> bool:
         known = self._metadata().schema.tables_by_id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +11,7 @@ from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
 from lockstep.schema.changes import (
     AlterKeyspace,
+    AlterOptions,
     CreateKeyspace,
     CreateTable,
     DropTable,
@@ -23,7 +25,7 @@ from lockstep.storage.journal import Shard
 from lockstep.tracking.held import Held
 from lockstep.values.errors import InvalidRequest, Rejected, WriteTimeout
 from lockstep.values.ids import Consistency
-from lockstep.values.rows import ReadCommand
+from lockstep.values.rows import ReadCommand, ReadResult
 from tests.node.support import Outcome, Town, leave
 from tests.node.test_hints import away, back, pending
 from tests.node.test_requests_while_moving import cut, table_of
@@ -308,3 +310,63 @@ def test_no_write_is_content_with_a_hint(level: Consistency) -> None:
         error = write(town, 1, level).error
         assert isinstance(error, InvalidRequest) and "hints" in error.message
         assert not held(town, 1)
+
+
+def test_one_replica_reads_data_for_a_quorum() -> None:
+    with tracked(15) as town:
+        assert write(town, 1).error is None
+        settled(town)
+        reads = {number: _counted_reads(town.node(number)) for number in (1, 2, 3)}
+        for _ in range(50):
+            assert rows_read(town, 1) == [b"v"] * 10
+        assert [found[0] for found in reads.values()] == [50, 0, 0]
+
+
+def _counted_reads(node: Node) -> list[int]:
+    """Counts what a node's store is read for replicas' answers, from now on."""
+    count, replica = [0], node.data.replica
+    engine = replica._engine
+    now = engine.read_now
+
+    def read_now(command: ReadCommand) -> ReadResult | None:
+        found = now(command)
+        count[0] += found is not None
+        return found
+
+    async def read(command: ReadCommand) -> ReadResult:
+        count[0] += 1
+        return await node.data.engine.read(command)
+
+    replica._engine = SimpleNamespace(  # type: ignore[assignment]
+        read_now=read_now, read=read, apply=engine.apply, synced=engine.synced
+    )
+    return count
+
+
+def test_a_table_may_differ_from_its_keyspace() -> None:
+    with tracked(16) as town:
+        change = ChangeSchema(AlterOptions("ks", "t", (("replication_type", "untracked"),)))
+        assert write(town, 1).error is None
+        assert town.finish(town.submit(1, change)).error is None
+        town.agreed(1, 2, 3)
+        away(town, 3)
+        assert write(town, 1).error is None
+        assert pending(town, 1) == 1
+        town.until(lambda: not held(town, 1))
+
+
+def test_tombstones_wait_for_what_may_be_older() -> None:
+    with tracked(17) as town:
+        reconciler = town.node(1).data.reconciler
+        table = table_of(town.node(1))
+        token = looked_for(town.node(1), None).right
+        town.wait(120)
+        away(town, 3)
+        assert write(town, 1).error is None
+        town.wait(150)
+        assert not reconciler.purge_before_s(table, token)
+        back(town, 3)
+        settled(town)
+        town.wait(130)
+        before_s = reconciler.purge_before_s(table, token)
+        assert before_s is not None and before_s > town.node(1).runtime.clock.wall_us() // 1_000_000 - 300

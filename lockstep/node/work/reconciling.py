@@ -78,7 +78,13 @@ class Reconciler:
         #: (moment, what anybody held then) of a range; and the last moment of which all is reconciled.
         self._watched: dict[Shard, tuple[int, Held]] = {}
         self._complete_us: dict[Shard, int] = {}
+        self._seen: ClusterMetadata | None = None
         context.internode.register(verbs.TRACKED_COMPARE, Compare, Compared, self._serve)
+
+    @property
+    def pulled(self) -> int:
+        """Mutations that this node got from other replicas."""
+        return self._tracked.pulled
 
     def start(self) -> None:
         self._runtime.tasks.spawn(self._run(), "reconcile")
@@ -186,6 +192,9 @@ class Reconciler:
 
     def _forget(self, cluster: ClusterMetadata) -> None:
         """Let go of ranges that are none any more, or of which no table is tracked."""
+        seen, self._seen = self._seen, cluster
+        if seen is not None and seen.schema is cluster.schema and seen.placements is cluster.placements:
+            return
         groups = {
             cluster.schema.by_name[table.keyspace].group_of(table) for table in tracked_tables(cluster.schema)
         }

@@ -25,6 +25,7 @@ from lockstep.server.reports.leader_views import GROUPS
 from lockstep.server.views.live_views import condition_samples, gossip_samples, seen_epoch
 from lockstep.server.views.load_views import load_samples
 from lockstep.server.views.read_session_views import read_session_samples
+from lockstep.server.views.tracking_views import tracking_samples
 from lockstep.server.views.work_views import (
     hint_samples,
     purge_samples,
@@ -195,6 +196,7 @@ def samples(node: NodeServices, cql: CqlServer) -> Iterator[Sample]:
     yield from conditional_samples(node)
     yield from view_samples(node)
     yield from read_session_samples(node)
+    yield from tracking_samples(node)
     yield Sample("lockstep_topology_operations_running", len(cluster.operations))
     yield Sample("lockstep_topology_barriers_relaxed_total", node.work.topology.relaxed_count)
     yield Sample("lockstep_replication_writes_in_flight", writes)

@@ -405,6 +405,11 @@ _TABLE: Final = (
         "Ranges that may lack writes since a node was given up by force, or left with hints that nobody took",
     ),
     Metric("lockstep_topology_operations_running", GAUGE, (), "Topology operations that run"),
+    Metric(
+        "lockstep_tracking_mutations_pulled_total", COUNTER, (), "Mutations got from other replicas by id"
+    ),
+    Metric("lockstep_tracking_mutations_reconciled_total", COUNTER, (), "Mutations that all replicas hold"),
+    Metric("lockstep_tracking_mutations_unreconciled", GAUGE, (), "Mutations in this node's journal"),
     Metric("lockstep_views_building", GAUGE, (), "Views that this node builds"),
     Metric(
         "lockstep_views_left_to_replay_total",

@@ -24,6 +24,7 @@ from lockstep.server.metrics.metric_table import Sample
 from lockstep.server.reports.leader_views import BARRIERS, drivers_rows, leaders_rows
 from lockstep.server.views.load_views import LOAD_VIEWS
 from lockstep.server.views.read_session_views import READ_SESSION_VIEWS
+from lockstep.server.views.tracking_views import TRACKING_VIEWS
 from lockstep.server.views.virtual import AskedRows, Between, KeyedRows, VirtualRow, VirtualTable, define
 from lockstep.server.views.work_views import (
     CLUSTERING,
@@ -188,7 +189,7 @@ class LiveTables:
             ),
             *(
                 view(one.name, one.columns, one.partition, one.clustering, partial(one.rows, node), one.text)
-                for one in (*HINT_VIEWS, *CONDITION_VIEWS, *LOAD_VIEWS, *READ_SESSION_VIEWS)
+                for one in (*HINT_VIEWS, *CONDITION_VIEWS, *LOAD_VIEWS, *READ_SESSION_VIEWS, *TRACKING_VIEWS)
             ),
             view(
                 "streams",

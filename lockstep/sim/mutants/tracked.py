@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -35,7 +34,7 @@ def _shown_not_brought() -> _Context:
     """Who lacks what an answer holds does not get it before the client has the answer."""
 
     async def brought(
-        self: Any, plan: Any, target: Any, wanted: Held, sources: Sequence[Any], deadline_s: float
+        self: Any, plan: Any, target: Any, request: Any, wanted: Held, sources: Any, deadline_s: float
     ) -> None: ...
 
     return replaced((TrackedReads, "_bring", brought))
