@@ -15,6 +15,7 @@ from typing import Any, Final
 import click
 
 from lockstep.cli import replacing
+from lockstep.cli.recovery_diff import compare
 from lockstep.cli.recovery_metadata import metadata
 from lockstep.cli.shared import client, render
 from lockstep.cli.shared.client import ClusterClient
@@ -122,6 +123,7 @@ def audit(call: render.Call) -> None:
 
 
 recovery.add_command(metadata)
+recovery.add_command(compare)
 
 
 @recovery.group()

@@ -162,4 +162,6 @@ def test_2_and_10_a_majority_that_went_on_has_diverged(home: Path) -> None:
         for _ in range(2):
             told = run(home, "recovery", "cluster", "migrate", *both, "--yes")
             assert "stays" in told and "has diverged at epoch" in told
+        shown = run(home, "recovery", "diff", *both)
+        assert f"only at {host(cluster, 1)}" in shown and "elsewhere" in shown and "reset_cluster" in shown
         assert state(cluster, "n1")["cluster_id"] != state(cluster, "n4")["cluster_id"]
