@@ -178,7 +178,7 @@ def wire_log(
     detector = FailureDetector(configuration.gossip.phi_threshold)
     opinions = Opinions(detector, newest, own_id, runtime.clock.monotonic_s)
     founders_file = FoundersFile(runtime.disk)
-    voters = Voters(state, founders_file)
+    voters = Voters(state, founders_file, opinions.alive)
     introduction = Introduction(configuration, identity, cluster, own_id, opinions.alive)
     internode = _connections(runtime, configuration, log, introduction, newest)
     histories = _histories(runtime, state, internode, voters, identity, log)

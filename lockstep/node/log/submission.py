@@ -209,6 +209,16 @@ _GROUP: Final = Group(
 )
 
 
+#: Where there is no log, and the node that changes go through is asked.
+_ON_RING: Final = msgspec.structs.replace(
+    _GROUP,
+    name="member of the ring that changes go through",
+    effect="the change may have been agreed on",
+    hint="lockstep ring status",
+    unreachable_hint="lockstep ring why",
+)
+
+
 class Submitter:
     def __init__(
         self,
@@ -224,7 +234,8 @@ class Submitter:
         self._voters = voters
         self._member = member
         self._own = context.address
-        self._members = GroupSubmitter(context.runtime, _GROUP, self._addresses)
+        group = _ON_RING if context.configuration.cluster.is_on_ring else _GROUP
+        self._members = GroupSubmitter(context.runtime, group, self._addresses)
         self._own_id = context.own_id
         self.times = CommitTimes()
         #: Term in which each voter last said it leads.
@@ -242,9 +253,9 @@ class Submitter:
             processor.take(submit, _Answer(respond, term))
 
     def _addresses(self) -> tuple[Address, ...]:
-        """Voters, the likeliest leader first."""
+        """Voters, the likeliest leader first; on the ring the one node that changes go through."""
         driver = self._member.driver
-        addresses = [member.address for member in self._voters.members().values()]
+        addresses = [member.address for member in self._voters.asked().values()]
         leader = driver.leader_address if driver is not None else None
         if leader in addresses:
             addresses.remove(leader)

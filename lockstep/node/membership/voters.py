@@ -9,7 +9,7 @@ until the first entry of the log is applied.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -64,9 +64,17 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class Voters:
-    def __init__(self, state: MetadataState, founders: FoundersFile) -> None:
+    """`alive(node)` is an opinion."""
+
+    def __init__(
+        self,
+        state: MetadataState,
+        founders: FoundersFile,
+        alive: Callable[[int], bool] = lambda _: True,
+    ) -> None:
         self._state = state
         self._founders = founders
+        self.alive = alive
         self._seen_at: dict[str, Address] = {}
 
     def ids(self) -> Sequence[int]:
@@ -111,6 +119,17 @@ class Voters:
         numbers = dict.fromkeys((*named_managers(self._state.current), *self.ids()))
         found = ((number, self.member(number)) for number in numbers)
         return {number: member for number, member in found if member is not None}
+
+    def asked(self) -> dict[int, Member]:
+        """Whom to ask for a change: the voters, or without a log the one of them that seems alive and has the
+        lowest id."""
+        members = self.members()
+        if not self._state.current.is_on_ring:
+            return members
+        own = self._state.newest.host_id
+        living = (n for n, member in sorted(members.items()) if member.host_id == own or self.alive(n))
+        chosen = next(living, None)
+        return {chosen: members[chosen]} if chosen is not None else members
 
     def id_of(self, host_id: str) -> int | None:
         """Which member this host is: a voter, or a node that becomes one."""

@@ -136,9 +136,9 @@ def refuse_needing_a_log(kind: int) -> None:
 def refuse_lacking_a_log(after: ClusterMetadata) -> None:
     """Raises Rejected for a schema with something that a cluster without a log does not have."""
     assert after.is_on_ring, "a cluster with a log has all of it"
-    if after.tablets.by_group:
-        raise _lacks("a keyspace with tablets")
     for keyspace in after.schema.keyspaces:
+        if keyspace.tablets is not None:
+            raise _lacks(f"keyspace {keyspace.name} with tablets")
         for table in keyspace.tables:
             if capture_options(table) is not None:
                 raise _lacks(f"change data capture of {keyspace.name}.{table.name}")
