@@ -1,8 +1,8 @@
 """Owns `lockstep ring`: who owns which tokens; and the ring of a cluster that runs without a log, what its
 members have promised, why nothing is agreed on, and an operator's abort.
 
-Invariant: nothing is decided here; an abort that two changes of one ring may come of is refused by the node
-unless `--force` says so. Changes that `propose` asks for are the operations of `lockstep topology`.
+Invariant: nothing is decided here; an abort of what may be committed is refused by the node unless `--force`
+says so. Changes that `propose` asks for are the operations of `lockstep topology`.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def why(call: render.Call) -> None:
 
 @ring.command()
 @click.argument("name", metavar="PROPOSAL")
-@click.option("--force", is_flag=True, help="Although two changes of one ring may come of it.")
+@click.option("--force", is_flag=True, help="Although its initiator may have committed it.")
 @render.of_call
 def abort(name: str, force: bool, call: render.Call) -> None:
     """End a pending PROPOSAL at the asked node; `promises` lists them.

@@ -79,8 +79,11 @@ TRACKED_BRING: Final = 118
 TRACKED_PULL: Final = 119
 TRACKED_COMPARE: Final = 120
 
-#: What an excluded node may still say and be told: that it is there, and what it lacks of the log.
-CATCH_UP: Final = frozenset((FETCH_LOG, FETCH_SNAPSHOT, ANNOUNCE, EPOCH_QUERY, HASH_AT, MEMBERS, PING))
+#: What an excluded node may still say and be told: that it is there, and what it lacks of the log. Without a
+#: log it keeps its voice on the ring until it is removed, or nobody could take it back where few are left.
+CATCH_UP: Final = frozenset(
+    (FETCH_LOG, FETCH_SNAPSHOT, ANNOUNCE, EPOCH_QUERY, HASH_AT, MEMBERS, PING, RING_MAIL)
+)
 
 NAMES: Final = {
     HELLO: "hello",

@@ -189,6 +189,13 @@ class RingMember:
         self._begin(Proposal(delta.op, self._node, (), delta), now_ms)
         return self._effects()
 
+    def finish(self, now_ms: int) -> Effects:
+        """Propose what this node has accepted and knows no end of: it may be decided, and nobody told."""
+        pending = self._votes.pending
+        assert pending is not None and self._ballots.proposing is None, "something is to be finished"
+        self._begin(pending, now_ms)
+        return self._effects()
+
     def follow(self, delta: Delta, now_ms: int) -> Effects:
         """The change was agreed on, and is written here already."""
         assert delta.carried and delta.history, "what was written here came with the change"

@@ -87,6 +87,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     tablets: int = 0
     #: Whether replicas know by ids what they hold.
     tracked: bool = False
+    #: How nodes agree on the ring without a log; empty: there is a log.
+    ring_mode: str = ""
 
 
 def draw_shape(
@@ -353,6 +355,8 @@ class SimCluster:
                 founders=founders if founding else (),
                 seeds=() if founding else seeds,
                 replaces=self.replacing.get(name, 0),
+                membership="ring" if shape.ring_mode else "log",
+                ring_mode="unanimous" if shape.ring_mode == "unanimous" else "quorum",
             ),
             network=NetworkSection(address=host),
             placement=PlacementSection(dc=self.dc_of(name), num_tokens=shape.tokens),

@@ -127,6 +127,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     tablets: int = 0
     #: Whether replicas know by ids what they hold.
     tracked: bool = False
+    #: How nodes agree on the ring without a log, one of these; empty: there is a log.
+    ring_mode: tuple[str, ...] = ("",)
     #: Mean pause between two steps of the keyspace from the ring to tablets, or back; 0 is none.
     migrates_s: float = 0.0
     #: Mean pause between two changes of how many tablets are asked for; 0 is none.
@@ -281,6 +283,27 @@ def _renewed(change: Change, timestamp: int) -> Change:
     return msgspec.structs.replace(change, timestamp_us=timestamp, puts=puts)
 
 
+def _drawn_shape(scenario: Scenario, world: World, draw: Stream) -> Shape:
+    dcs = world.stream("dcs").choice(scenario.dcs)
+    shape = draw_shape(
+        draw,
+        founders=tuple(dcs * founders for founders in scenario.founders),
+        spares=dcs * scenario.spares,
+        sync_ms=scenario.sync_ms,
+        factors=scenario.factors,
+        dcs=dcs,
+    )
+    if scenario.duplicate:
+        duplicate = world.stream("duplicate").choice(scenario.duplicate)
+        shape = msgspec.structs.replace(shape, duplicate=duplicate)
+    hints = world.stream("hints").choice(scenario.hints)
+    ring_mode = world.stream("ring mode").choice(scenario.ring_mode)
+    shape = msgspec.structs.replace(shape, hints=hints, ring_mode=ring_mode, tracked=scenario.tracked)
+    if scenario.tablets or scenario.migrates_s:
+        shape = msgspec.structs.replace(shape, tablets=scenario.tablets, strategy="NetworkTopologyStrategy")
+    return shape
+
+
 class Run:
     """`result()` runs it all; afterwards `cluster.story` tells what happened when a trace was asked for."""
 
@@ -289,24 +312,7 @@ class Run:
         self.seed = seed
         self.world = World(seed, WorldSettings(keep_trace=trace))
         draw = self.world.stream("scenario")
-        dcs = self.world.stream("dcs").choice(scenario.dcs)
-        shape: Shape = draw_shape(
-            draw,
-            founders=tuple(dcs * founders for founders in scenario.founders),
-            spares=dcs * scenario.spares,
-            sync_ms=scenario.sync_ms,
-            factors=scenario.factors,
-            dcs=dcs,
-        )
-        if scenario.duplicate:
-            duplicate = self.world.stream("duplicate").choice(scenario.duplicate)
-            shape = msgspec.structs.replace(shape, duplicate=duplicate)
-        hints, tracked = self.world.stream("hints").choice(scenario.hints), scenario.tracked
-        shape = msgspec.structs.replace(shape, hints=hints, tracked=tracked)
-        if scenario.tablets or scenario.migrates_s:
-            shape = msgspec.structs.replace(
-                shape, tablets=scenario.tablets, strategy="NetworkTopologyStrategy"
-            )
+        shape = _drawn_shape(scenario, self.world, draw)
         load = self._load(draw)
         self.cluster = SimCluster(self.world, shape)
         self.cluster.append_bytes_max = self.world.stream("appends").choice(scenario.append_bytes)

@@ -10,6 +10,7 @@ from lockstep.sim.faults.kinds import ALL_KINDS, DC_FAULTS, FAULTS, STAGE_FAULTS
 from lockstep.sim.faults.lost_stores import FACTS as LOST_STORE_FACTS
 from lockstep.sim.load.conditional_workload import LACKED
 from lockstep.sim.load_scenarios import LOAD_SCENARIOS
+from lockstep.sim.ring.scenarios import RING_SCENARIOS
 from lockstep.sim.scenario import Scenario
 from lockstep.sim.tablet_scenarios import CAPTURE_SCENARIOS, TABLET_SCENARIOS
 from lockstep.sim.tracked_scenarios import TRACKED_SCENARIOS
@@ -30,6 +31,7 @@ SCENARIOS: dict[str, Scenario] = {
         *TRACKED_SCENARIOS,
         *LOAD_SCENARIOS,
         *CAPTURE_SCENARIOS,
+        *RING_SCENARIOS,
         Scenario(
             name="swarm",
             chaos_s=15.0,

@@ -9,14 +9,14 @@ import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
 from lockstep.metadata.directory import NodeState
-from lockstep.metadata.groups.ring_entries import EndRing, FoundRing
+from lockstep.metadata.groups.ring_entries import EndRing, FoundRing, refuse_needing_a_log
 from lockstep.metadata.log.entries import LogEntry
 from lockstep.metadata.log.registry import EntryKind, Registry, Transformation
 from lockstep.metadata.log.snapshot_entries import TakeSnapshot
 from lockstep.metadata.log.tip import Appended, Refused, Tip
 from lockstep.metadata.transformations import Founder, Initialize, Register
 from lockstep.node.kinds import every_kind
-from lockstep.node.ring.carrying import carried_by, judge, refuse_needing_a_log, ring_of
+from lockstep.node.ring.carrying import carried_by, judge, ring_of
 from lockstep.ring.member import Effects, RingMember, first_kept
 from lockstep.ring.messages import Accept, Message, Proposal, Propose
 from lockstep.ring.ring import Delta, Mode, Ring, Status, applied

@@ -1,10 +1,13 @@
-"""Entries of a cluster that runs on the ring without a log: what founds it, and what ends a ring without a
-change.
+"""Entries of a cluster that runs on the ring without a log: what founds it, what ends a ring without a
+change, and which others are refused there.
 
 Invariant: a cluster that was founded so has no voters, and one that was founded with a log never gets there.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
@@ -13,7 +16,36 @@ from lockstep.metadata.groups.ringed import RING_MODES, RINGED, Ringed
 from lockstep.metadata.groups.service import NO_SERVICE, SERVICE
 from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.transformations import Initialize
+from lockstep.schema.log_tables import capture_options
 from lockstep.values.errors import Rejected
+
+#: Entries that need a log, and what people know them as.
+_NEED_A_LOG: Final[Mapping[int, str]] = {
+    EntryKind.SNAPSHOT: "a snapshot of the log",
+    EntryKind.TRUNCATE_LOG: "a truncation of the log",
+    EntryKind.PREPARE_MEMBERSHIP: "a change of voters",
+    EntryKind.ADVANCE_MEMBERSHIP: "a change of voters",
+    EntryKind.CANCEL_MEMBERSHIP: "a change of voters",
+    EntryKind.SET_SERVICE: "a change of voters",
+    EntryKind.RESET_CLUSTER: "a repair of lost groups",
+    EntryKind.INITIALIZE: "a founding with a log",
+    EntryKind.ADVANCE_TRANSITIONS: "a move of tablets",
+    EntryKind.BEGIN_MOVES: "a move of tablets",
+    EntryKind.SET_BALANCING: "balancing of tablets",
+    EntryKind.DECIDE_RESIZES: "a split or merge of tablets",
+    EntryKind.ADVANCE_RESIZE: "a split or merge of tablets",
+    EntryKind.ASK_RESIZE: "a split or merge of tablets",
+    EntryKind.MIGRATE_KEYSPACE: "tablets",
+    EntryKind.BEGIN_LOAD: "a bulk load",
+    EntryKind.COMMIT_LOAD: "a bulk load",
+    EntryKind.END_LOAD: "a bulk load",
+    EntryKind.REPAIR_STREAMS: "a change capture",
+    EntryKind.ADVANCE_CAPTURED: "a change capture",
+    EntryKind.CHANGE_CAPTURED: "a change capture",
+    EntryKind.PUBLISH_STREAMS: "a change capture",
+}
+
+_HINT: Final = "docs/operate/ring.md says what works on the ring without a log"
 
 
 class FoundRing(msgspec.Struct, frozen=True, array_like=True):
@@ -40,6 +72,28 @@ class EndRing(msgspec.Struct, frozen=True, array_like=True):
         if not cluster.is_on_ring:
             raise Rejected("only a cluster that runs on the ring ends one")
         return cluster
+
+
+def refuse_needing_a_log(kind: int) -> None:
+    """Raises Rejected for an entry that a cluster without a log does not take."""
+    what = _NEED_A_LOG.get(kind)
+    if what is not None:
+        raise Rejected(f"{what} needs the log, and this cluster runs on the ring without one", hint=_HINT)
+
+
+def refuse_lacking_a_log(after: ClusterMetadata) -> None:
+    """Raises Rejected for a schema with something that a cluster without a log does not have."""
+    assert after.is_on_ring, "a cluster with a log has all of it"
+    for keyspace in after.schema.keyspaces:
+        if keyspace.tablets is not None:
+            raise _lacks(f"keyspace {keyspace.name} with tablets")
+        for table in keyspace.tables:
+            if capture_options(table) is not None:
+                raise _lacks(f"change data capture of {keyspace.name}.{table.name}")
+
+
+def _lacks(what: str) -> Rejected:
+    return Rejected(f"{what} needs the log, and this cluster runs on the ring without one", hint=_HINT)
 
 
 KINDS: dict[int, type] = {EntryKind.FOUND_RING: FoundRing, EntryKind.END_RING: EndRing}

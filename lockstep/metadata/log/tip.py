@@ -15,6 +15,7 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.groups.membership import refuse_while_frozen
+from lockstep.metadata.groups.ring_entries import refuse_lacking_a_log, refuse_needing_a_log
 from lockstep.metadata.log.apply import apply_entry, completed
 from lockstep.metadata.log.entries import LogEntry, seal
 from lockstep.metadata.log.registry import EntryKind, Prepared, Registry, refuse_newer_kind
@@ -122,6 +123,8 @@ class Tip:
                 f"the change is {len(body)} bytes long; at most {ENTRY_BODY_BYTES_MAX} are allowed"
             )
         refuse_while_frozen(tip, kind)
+        if tip.is_on_ring:
+            refuse_needing_a_log(kind)
         if kind == EntryKind.RESET_CLUSTER:
             raise Rejected("a group that has a majority is not repaired")
         bound = self._applied.identity.cluster_id
@@ -136,7 +139,10 @@ class Tip:
         if self._registry.is_prepared(kind):
             transformation = cast(Prepared, transformation).prepared(tip)
             _, body = self._registry.encode(transformation)
-        return body, transformation.apply(tip, tip.epoch + 1)
+        changed = transformation.apply(tip, tip.epoch + 1)
+        if tip.is_on_ring and kind == EntryKind.SCHEMA_CHANGE:
+            refuse_lacking_a_log(changed)
+        return body, changed
 
     def applied_now(self, cluster: ClusterMetadata) -> None:
         """The committed entries up to `cluster.epoch` were applied; forget their speculative values."""

@@ -255,7 +255,7 @@ class Submitter:
     def _addresses(self) -> tuple[Address, ...]:
         """Voters, the likeliest leader first; on the ring the one node that changes go through."""
         driver = self._member.driver
-        addresses = [member.address for member in self._voters.asked().values()]
+        addresses = [member.address for member in self._voters.asked()]
         leader = driver.leader_address if driver is not None else None
         if leader in addresses:
             addresses.remove(leader)

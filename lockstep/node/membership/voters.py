@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from lockstep.internode.handshake import Address
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.directory import NodeState
 from lockstep.metadata.groups.placing import named_managers
 from lockstep.node.log.journal import Journal
 from lockstep.node.log.metadata_state import MetadataState
@@ -61,6 +63,22 @@ class Member(msgspec.Struct, frozen=True):
 
     address: Address
     host_id: str
+
+
+#: Who goes on without the node that it sees off: who leaves may be gone before it has told the others so.
+_STAYING = (NodeState.NORMAL, NodeState.REBUILDING)
+
+
+def designated(cluster: ClusterMetadata, own: int, alive: Callable[[int], bool]) -> NodeId:
+    """The node that changes go through where there is no log; 0 where no member of the ring seems alive.
+
+    It stays, if anybody does. One that is shut out is asked for nothing but its voice.
+    """
+    shut_out = cluster.excluded_by_node
+    members = [node for node in cluster.directory.nodes if node.owns_tokens and node.id not in shut_out]
+    living = [node for node in members if node.id == own or alive(node.id)]
+    staying = [node for node in living if node.state in _STAYING]
+    return next((node.id for node in (*staying, *living)), NodeId(0))
 
 
 class Voters:
@@ -120,16 +138,14 @@ class Voters:
         found = ((number, self.member(number)) for number in numbers)
         return {number: member for number, member in found if member is not None}
 
-    def asked(self) -> dict[int, Member]:
-        """Whom to ask for a change: the voters, or without a log the one of them that seems alive and has the
-        lowest id."""
-        members = self.members()
-        if not self._state.current.is_on_ring:
-            return members
-        own = self._state.newest.host_id
-        living = (n for n, member in sorted(members.items()) if member.host_id == own or self.alive(n))
-        chosen = next(living, None)
-        return {chosen: members[chosen]} if chosen is not None else members
+    def asked(self) -> tuple[Member, ...]:
+        """Whom to ask for a change: the voters, or without a log the one node that changes go through."""
+        members, cluster = self.members(), self._state.current
+        if not cluster.is_on_ring:
+            return tuple(members.values())
+        own = cluster.directory.by_host_id.get(self._state.newest.host_id)
+        chosen = members.get(designated(cluster, own.id if own is not None else 0, self.alive))
+        return (chosen,) if chosen is not None else tuple(members.values())
 
     def id_of(self, host_id: str) -> int | None:
         """Which member this host is: a voter, or a node that becomes one."""

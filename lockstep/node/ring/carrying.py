@@ -14,13 +14,13 @@ from typing import Final
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeInfo, NodeState
+from lockstep.metadata.groups.ring_entries import refuse_lacking_a_log, refuse_needing_a_log
 from lockstep.metadata.log.apply import apply_entry
 from lockstep.metadata.log.entries import ENTRY_DECODER, LogEntry
 from lockstep.metadata.log.registry import EntryKind, Registry
 from lockstep.metadata.operations import Operation
 from lockstep.ring.messages import Proposal
 from lockstep.ring.ring import Delta, Member, Mode, Ring, Status, delta_to
-from lockstep.schema.log_tables import capture_options
 from lockstep.values.codec import UNREADABLE, encode
 from lockstep.values.errors import CannotApply, Rejected
 from lockstep.values.ids import NodeId
@@ -36,33 +36,6 @@ _STATUS: Final[Mapping[NodeState, Status]] = {
     NodeState.REMOVING: Status.REMOVING,
     NodeState.LEFT: Status.LEFT,
 }
-#: Entries that need a log, and what people know them as.
-_NEED_A_LOG: Final[Mapping[int, str]] = {
-    EntryKind.SNAPSHOT: "a snapshot of the log",
-    EntryKind.TRUNCATE_LOG: "a truncation of the log",
-    EntryKind.PREPARE_MEMBERSHIP: "a change of voters",
-    EntryKind.ADVANCE_MEMBERSHIP: "a change of voters",
-    EntryKind.CANCEL_MEMBERSHIP: "a change of voters",
-    EntryKind.SET_SERVICE: "a change of voters",
-    EntryKind.RESET_CLUSTER: "a repair of lost groups",
-    EntryKind.INITIALIZE: "a founding with a log",
-    EntryKind.ADVANCE_TRANSITIONS: "a move of tablets",
-    EntryKind.BEGIN_MOVES: "a move of tablets",
-    EntryKind.SET_BALANCING: "balancing of tablets",
-    EntryKind.DECIDE_RESIZES: "a split or merge of tablets",
-    EntryKind.ADVANCE_RESIZE: "a split or merge of tablets",
-    EntryKind.ASK_RESIZE: "a split or merge of tablets",
-    EntryKind.MIGRATE_KEYSPACE: "tablets",
-    EntryKind.BEGIN_LOAD: "a bulk load",
-    EntryKind.COMMIT_LOAD: "a bulk load",
-    EntryKind.END_LOAD: "a bulk load",
-    EntryKind.REPAIR_STREAMS: "a change capture",
-    EntryKind.ADVANCE_CAPTURED: "a change capture",
-    EntryKind.CHANGE_CAPTURED: "a change capture",
-    EntryKind.PUBLISH_STREAMS: "a change capture",
-}
-
-_HINT: Final = "docs/operate/ring.md says what works on the ring without a log"
 
 
 def ring_of(cluster: ClusterMetadata) -> Ring:
@@ -124,28 +97,6 @@ def entry_in(delta: Delta) -> LogEntry:
 def is_end(proposal: Proposal) -> bool:
     """Whether it ends its ring without a change."""
     return entry_in(proposal.delta).kind == EntryKind.END_RING
-
-
-def refuse_needing_a_log(kind: int) -> None:
-    """Raises Rejected for an entry that a cluster without a log does not take."""
-    what = _NEED_A_LOG.get(kind)
-    if what is not None:
-        raise Rejected(f"{what} needs the log, and this cluster runs on the ring without one", hint=_HINT)
-
-
-def refuse_lacking_a_log(after: ClusterMetadata) -> None:
-    """Raises Rejected for a schema with something that a cluster without a log does not have."""
-    assert after.is_on_ring, "a cluster with a log has all of it"
-    for keyspace in after.schema.keyspaces:
-        if keyspace.tablets is not None:
-            raise _lacks(f"keyspace {keyspace.name} with tablets")
-        for table in keyspace.tables:
-            if capture_options(table) is not None:
-                raise _lacks(f"change data capture of {keyspace.name}.{table.name}")
-
-
-def _lacks(what: str) -> Rejected:
-    return Rejected(f"{what} needs the log, and this cluster runs on the ring without one", hint=_HINT)
 
 
 def judge(cluster: ClusterMetadata, registry: Registry, proposal: Proposal) -> str:

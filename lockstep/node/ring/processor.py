@@ -15,13 +15,14 @@ from collections.abc import Callable
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.groups.ring_entries import refuse_needing_a_log
 from lockstep.node.configuration import ClusterSection
 from lockstep.node.context import NodeContext
 from lockstep.node.log.messages import Submit
 from lockstep.node.log.metadata_state import MetadataState
-from lockstep.node.membership.voters import Voters
+from lockstep.node.membership.voters import Voters, designated
 from lockstep.node.processors.base import TERM, Processor, Settle
-from lockstep.node.ring.carrying import name_of, refuse_needing_a_log, ring_of
+from lockstep.node.ring.carrying import name_of, ring_of
 from lockstep.ring.ring import Mode, Ring
 from lockstep.values.errors import (
     ConfigurationError,
@@ -37,15 +38,13 @@ from lockstep.values.limits import ENTRY_BODY_BYTES_MAX, REFUSED_IDS_MAX
 from lockstep.values.node_limits import RING_SUBMISSIONS_MAX
 
 
-def designated(cluster: ClusterMetadata, own: int, alive: Callable[[int], bool]) -> NodeId:
-    """The node that changes go through; 0 where no member of the ring seems alive."""
-    members = sorted(int(name) for name in ring_of(cluster).voters)
-    return NodeId(next((node for node in members if node == own or alive(node)), 0))
-
-
-def silent(ring: Ring, own: int, alive: Callable[[int], bool]) -> tuple[str, ...]:
-    """Members whose word a change needs, and that seem dead."""
-    return tuple(name for name in ring.voters if int(name) != own and not alive(int(name)))
+def silent(cluster: ClusterMetadata, own: int, alive: Callable[[int], bool]) -> tuple[str, ...]:
+    """Members whose word a change needs, and that seem dead; of who is shut out that is not known."""
+    return tuple(
+        name
+        for name in ring_of(cluster).voters
+        if int(name) != own and not alive(int(name)) and int(name) not in cluster.excluded_by_node
+    )
 
 
 def blocked(ring: Ring, dead: tuple[str, ...]) -> str:
@@ -141,12 +140,13 @@ class RingProcessor(Processor):
         try:
             refuse_needing_a_log(submit.kind)
         except Rejected as error:
-            error.epoch = self._state.epoch
+            # It is so at every epoch.
+            error.epoch = max(self._state.epoch, submit.base_epoch)
             raise
         cluster = self._state.current
         if cluster.epoch:
             ring, own = ring_of(cluster), self._own_id()
-            why = blocked(ring, silent(ring, own, self._alive))
+            why = blocked(ring, silent(cluster, own, self._alive))
             if why:
                 hint = "start them again, or in the mode of majorities remove them: docs/operate/ring.md"
                 raise PeerUnreachable(why, hint=hint)

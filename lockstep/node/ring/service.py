@@ -25,7 +25,7 @@ from lockstep.node.configuration import split_address
 from lockstep.node.context import NodeContext
 from lockstep.node.log.messages import Submit
 from lockstep.node.log.metadata_state import MetadataState
-from lockstep.node.membership.voters import Voters
+from lockstep.node.membership.voters import Voters, designated
 from lockstep.node.processors.base import TERM, expired
 from lockstep.node.ring.carrying import (
     carried_by,
@@ -33,7 +33,6 @@ from lockstep.node.ring.carrying import (
     judge,
     name_of,
     proposal_name,
-    refuse_lacking_a_log,
     ring_of,
 )
 from lockstep.node.ring.messages import RingMail
@@ -41,11 +40,11 @@ from lockstep.node.ring.processor import (
     RingProcessor,
     Waiting,
     blocked,
-    designated,
     own_name,
     silent,
 )
 from lockstep.node.ring.ring_file import RingFile
+from lockstep.ring.limits import RING_ASK_MS
 from lockstep.ring.member import Effects, Ended, Outcome, RingMember
 from lockstep.ring.messages import Deltas, Proposal, Summary, Whole
 from lockstep.ring.ring import Delta, Ring
@@ -91,6 +90,9 @@ class RingService:
         #: The submission that is being agreed on, and the name of its proposal.
         self._current: Waiting | None = None
         self._current_name = ""
+        #: What was accepted here and not seen to end, and since when.
+        self._pending_name = ""
+        self._pending_ms = 0
         #: What an operator ended last.
         self._aborted_name = ""
         self._alarms: deque[str] = deque(maxlen=RING_REMEMBERED_MAX)
@@ -162,6 +164,7 @@ class RingService:
             try:
                 await self._take(step)
                 await self._see_to_submissions()
+                await self._finish_others()
             except LockstepError as error:
                 # Its disk failed, or what was agreed on cannot be applied: it promises nothing any more.
                 self._fail(error)
@@ -210,9 +213,11 @@ class RingService:
             await self.file.write(effects.kept)
         nodes, sender = self._state.current.directory.by_id, own_name(self._context.own_id())
         for name, message in effects.messages:
-            node = nodes[NodeId(int(name))]
-            address = (node.address, node.internode_port)
-            self._context.internode.send(address, verbs.RING_MAIL, RingMail(sender, message))
+            node = nodes.get(NodeId(int(name)))
+            # Who asks may be known by entries that have not come here yet; it asks again.
+            if node is not None:
+                address = (node.address, node.internode_port)
+                self._context.internode.send(address, verbs.RING_MAIL, RingMail(sender, message))
         for alarm in effects.alarms:
             self.alarm_count += 1
             self._alarms.append(alarm)
@@ -235,12 +240,30 @@ class RingService:
                 return
             await self._begin(waiting)
 
+    async def _finish_others(self) -> None:
+        """What was accepted here long ago may be decided, and its initiator dead: the designated member finds
+        out, and finishes it."""
+        member = self._member
+        pending = member.standing.pending if member is not None and not member.unanimous else None
+        if member is None or pending is None or pending.op != self._pending_name:
+            self._pending_name, self._pending_ms = pending.op if pending is not None else "", self._now_ms
+            return
+        late = self._now_ms >= self._pending_ms + RING_ASK_MS
+        if late and self.processor.leads and member.standing.proposing is None:
+            self._pending_ms = self._now_ms
+            self._log("ring.finishes", name=pending.op, of=pending.initiator)
+            await self._carry_out(member.finish(self._now_ms))
+
     async def _begin(self, waiting: Waiting) -> None:
         member = await self._up_to_date()
         if member is not None and member.standing.proposing is not None:
             self.processor.settled(waiting, Overloaded("this node is proposing another change"))
             return
         cluster = self._state.current
+        if cluster.epoch < waiting.submit.base_epoch:
+            text = f"this node has not applied epoch {waiting.submit.base_epoch} yet"
+            self.processor.settled(waiting, Overloaded(text))
+            return
         try:
             entry, after = self._judged(cluster, waiting.submit)
         except LockstepError as error:
@@ -278,8 +301,6 @@ class RingService:
         )
         match outcome:
             case Appended():
-                if submit.kind == EntryKind.SCHEMA_CHANGE:
-                    self._refuse_lacking(tip.value, cluster.epoch)
                 return outcome.entry, tip.value
             case Duplicate():
                 return None, None
@@ -287,14 +308,6 @@ class RingService:
                 raise outcome.rejection
             case Expired():
                 raise expired(outcome)
-
-    @staticmethod
-    def _refuse_lacking(after: ClusterMetadata, epoch: int) -> None:
-        try:
-            refuse_lacking_a_log(after)
-        except Rejected as refusal:
-            refusal.epoch = epoch
-            raise
 
     def _note_ended(self, ended: Ended) -> None:
         self.ended_counts[ended.outcome.value] += 1
@@ -330,8 +343,8 @@ class RingService:
 
     async def abort(self, name: str, *, force: bool) -> str:
         """End the pending proposal of that name, as far as this mode lets this node; what was done, for
-        people. PreconditionError when there is none, or when two changes may come of it and nobody forced
-        it."""
+        people. PreconditionError when there is none, or when its initiator may have committed it and nobody
+        forced it."""
         told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         def step(member: RingMember, now_ms: int) -> Effects:
@@ -376,6 +389,13 @@ class RingService:
         delta = carried_by(cluster, tip.value, outcome.entry)
         return Proposal(delta.op, own_name(own), (), delta, ends=True)
 
+    def blocked(self) -> str:
+        """Why nothing can be agreed on now; "" when something can, or this node is of no ring."""
+        cluster = self._state.current
+        if not cluster.is_on_ring:
+            return ""
+        return blocked(ring_of(cluster), silent(cluster, self._context.own_id(), self._context.alive))
+
     def report(self) -> RingReport:
         """PreconditionError where this node is no member of a ring (yet)."""
         member, cluster, own = self._member, self._state.current, self._context.own_id()
@@ -383,7 +403,7 @@ class RingService:
             raise PreconditionError("this node is no member of a ring", hint="lockstep status")
         standing, alive = member.standing, self._context.alive
         ring = standing.ring
-        dead = silent(ring, own, alive)
+        dead = silent(cluster, own, alive)
         pending, proposing = standing.pending, standing.proposing
         return RingReport(
             node=own,

@@ -20,7 +20,7 @@ _BODY: Final[dict[str, Any]] = {
     "required": ["name"],
     "properties": {
         "name": {"type": "string", "description": "Of the proposal"},
-        "force": {"type": "boolean", "description": "Although two changes of one ring may come of it"},
+        "force": {"type": "boolean", "description": "Although its initiator may have committed it"},
     },
 }
 

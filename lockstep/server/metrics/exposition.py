@@ -56,6 +56,20 @@ def metadata_samples(node: NodeServices) -> Iterator[Sample]:
     yield from _catch_up(node)
     yield from _announcements(node)
     yield from _groups(node)
+    yield from _ring(node)
+
+
+def _ring(node: NodeServices) -> Iterator[Sample]:
+    """Of a cluster that runs on the ring without a log."""
+    ring = node.log.ring
+    if ring is None:
+        return
+    yield Sample("lockstep_ring_blocked_bool", bool(ring.blocked()))
+    yield Sample("lockstep_ring_waiting_changes", ring.processor.waiting)
+    for outcome, count in ring.ended_counts.items():
+        yield Sample("lockstep_ring_proposals_total", count, (("outcome", outcome),))
+    yield Sample("lockstep_ring_alarms_total", ring.alarm_count)
+    yield Sample("lockstep_ring_mail_lost_total", ring.lost_count)
 
 
 def _lags(node: NodeServices) -> Iterator[Sample]:

@@ -273,6 +273,13 @@ _TABLE: Final = (
         "Reads that asked one more replica since others were slow",
     ),
     Metric("lockstep_replication_writes_in_flight", GAUGE, (), "Writes coordinated now"),
+    Metric("lockstep_ring_alarms_total", COUNTER, (), "Signs of two changes agreed on for one ring"),
+    Metric("lockstep_ring_blocked_bool", GAUGE, (), "Whether too few members seem alive to agree"),
+    Metric("lockstep_ring_mail_lost_total", COUNTER, (), "Messages of members dropped as too many waited"),
+    Metric(
+        "lockstep_ring_proposals_total", COUNTER, ("outcome",), "Proposals of this node by how they ended"
+    ),
+    Metric("lockstep_ring_waiting_changes", GAUGE, (), "Changes that wait here to be proposed"),
     Metric("lockstep_scans_sessions_expired_total", COUNTER, (), "Read sessions whose lease ran out"),
     Metric("lockstep_scans_sessions_open", GAUGE, (), "Read sessions, each with files of its own"),
     Metric("lockstep_scans_sessions_total", COUNTER, (), "Read sessions opened"),

@@ -307,7 +307,14 @@ _WHILE_FROZEN = (
 
 
 def check_voters(before: ClusterMetadata, after: ClusterMetadata) -> None:
-    """At each new epoch: any majority of the voters before meets any majority of those after."""
+    """At each new epoch: any majority of the voters before meets any majority of those after. Without a log
+    nobody votes, and it stays so."""
+    if before.epoch and before.ring_mode != after.ring_mode:
+        raise Violation("CMS-1", f"epoch {after.epoch} has another way to agree")
+    if after.is_on_ring:
+        if after.service.members:
+            raise Violation("CMS-1", f"epoch {after.epoch} has voters, and no log")
+        return
     if not after.voters:
         raise Violation("CMS-1", f"epoch {after.epoch} has no voters")
     if before.epoch and len(set(before.voters) ^ set(after.voters)) > 1:
@@ -384,6 +391,8 @@ def check_entry(before: ClusterMetadata, entry: LogEntry) -> None:
 
 def unsettled_voters(cluster: ClusterMetadata, leader: Node | None) -> str:
     """Why the voters are not yet those that should be, by the metadata and by Raft; empty when they are."""
+    if cluster.is_on_ring:
+        return ""
     service = cluster.service
     if service.change is not None:
         return f"{service.change.title()} runs"

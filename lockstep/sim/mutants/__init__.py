@@ -15,6 +15,7 @@ from lockstep.sim.mutants.overload import DIRECTED as _STAMPS_DIRECTED
 from lockstep.sim.mutants.overload import OVERLOAD, SHARING, STAMPS
 from lockstep.sim.mutants.repairs import DAMAGE, DEGRADED, LOST_STORES, PURGING, REPAIRS
 from lockstep.sim.mutants.repairs import DIRECTED as _PURGING_DIRECTED
+from lockstep.sim.mutants.ringed import RINGED
 from lockstep.sim.mutants.service import ACCESS, LOG, MACHINES, SERVICE
 from lockstep.sim.mutants.service import DIRECTED as _SERVICE_DIRECTED
 from lockstep.sim.mutants.sessions import DIRECTED as _DIRECTED
@@ -53,6 +54,7 @@ REGISTRY: dict[str, Planted] = {
         *LOADS,
         *CAPTURED,
         *TRACKED,
+        *RINGED,
     )
 }
 #: Those that a test brings about; no seed is looked for.
