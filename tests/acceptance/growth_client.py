@@ -70,7 +70,7 @@ class Client:
         self.thread.start()
 
     def run(self):
-        while not self.ending.wait(0.008):
+        while not self.ending.wait(0.02):
             key, value = self.key_base + self.count % KEYS, self.count
             try:
                 self.session.execute(self.insert, (key, value))

@@ -173,7 +173,7 @@ def make_table(session: Session, keyspace: str = KEYSPACE, replicas: int = 3) ->
 class Load:
     """One client that writes and reads back at QUORUM until it is told to stop; it counts what went wrong."""
 
-    def __init__(self, points: list[str], pause_s: float = 0.005, *, keyspace: str = "") -> None:
+    def __init__(self, points: list[str], pause_s: float = 0.02, *, keyspace: str = "") -> None:
         """It makes its table, unless a `keyspace` is named that has it."""
         self._cluster = connect(points)
         self.session = self._cluster.connect()
