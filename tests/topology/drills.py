@@ -197,3 +197,24 @@ def refused(history: History, body: Transformation) -> str:
     refusal: Rejected | None = history.tried(body)
     assert refusal is not None, f"{body} was accepted"
     return refusal.message
+
+
+def options(replication: Replication) -> tuple[tuple[str, str], ...]:
+    """As a statement names them."""
+    named = ((dc or "replication_factor", str(factor)) for dc, factor in replication.factors)
+    return (("class", replication.strategy), *named)
+
+
+def advance(history: History) -> None:
+    """The first operation takes its next step."""
+    operation = history.now.operations[0]
+    history.submit(AdvanceOperation(operation.id, operation.stage, operation.step))
+
+
+def finish(history: History) -> None:
+    """Until no operation is left."""
+    for _ in range(1000):
+        if not history.now.operations:
+            return
+        advance(history)
+    raise AssertionError("it does not end")

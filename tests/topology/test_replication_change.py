@@ -34,15 +34,10 @@ from lockstep.topology.streams import filled_nodes, refills, stream_plan
 from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
 from lockstep.values.ids import Consistency, NodeId
 from tests.metadata.histories import History, founder, network, registry, ring_with, simple
-from tests.topology.drills import Coordinator, refused, run_out
+from tests.topology.drills import Coordinator, advance, finish, options, refused, run_out
 
 NONE = Waiting(0, Rule.TURN, "")
 STAGES = [row.stage for row in RANGE_MOVEMENT if row.stage is not Stage.ROLLBACK_TO_NORMAL]
-
-
-def options(replication: Replication) -> tuple[tuple[str, str], ...]:
-    named = ((dc or "replication_factor", str(factor)) for dc, factor in replication.factors)
-    return (("class", replication.strategy), *named)
 
 
 def with_table(
@@ -78,19 +73,6 @@ def add_table(history: History, name: str) -> None:
 
 def change(history: History, target: Replication, policy: Policy = Policy.REFUSE) -> None:
     history.submit(EnqueueRequest(ReplicationChange("ks", target), policy=policy, actor="a"))
-
-
-def advance(history: History) -> None:
-    operation = history.now.operations[0]
-    history.submit(AdvanceOperation(operation.id, operation.stage, operation.step))
-
-
-def finish(history: History) -> None:
-    for _ in range(1000):
-        if not history.now.operations:
-            return
-        advance(history)
-    raise AssertionError("it does not end")
 
 
 def replication_of(history: History) -> Replication:

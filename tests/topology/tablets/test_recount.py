@@ -29,19 +29,14 @@ from lockstep.topology.preview import needed_sizes, present_ring, preview
 from lockstep.topology.requests import CancelRequest, EnqueueRequest, Rule, why
 from lockstep.topology.tablets.balancing import Planner
 from lockstep.topology.tablets.moves import BeginMoves
-from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
+from lockstep.topology.transformations import CancelOperation, PrepareOperation
 from lockstep.values.errors import OperationRunning
 from lockstep.values.ids import Consistency, NodeId
 from tests.metadata.histories import History, founder, network, simple
-from tests.topology.drills import Coordinator, refused
+from tests.topology.drills import Coordinator, advance, finish, options, refused
 from tests.topology.tablets.worlds import TABLE, begin, map_of, move, on_its_way
 
 OTHER = structs.replace(TABLE, name="u", uuid="00000000-0000-0000-0000-000000000002")
-
-
-def options(replication: Replication) -> tuple[tuple[str, str], ...]:
-    named = ((dc or "replication_factor", str(factor)) for dc, factor in replication.factors)
-    return (("class", replication.strategy), *named)
 
 
 def world(
@@ -66,19 +61,6 @@ def world(
 
 def ask(history: History, target: Replication, policy: Policy = Policy.REFUSE) -> None:
     history.submit(EnqueueRequest(ReplicationChange("k", target), policy=policy, actor="a"))
-
-
-def advance(history: History) -> None:
-    operation = history.now.operations[0]
-    history.submit(AdvanceOperation(operation.id, operation.stage, operation.step))
-
-
-def finish(history: History) -> None:
-    for _ in range(1000):
-        if not history.now.operations:
-            return
-        advance(history)
-    raise AssertionError("it does not end")
 
 
 def replication_of(history: History) -> Replication:
