@@ -1,9 +1,10 @@
 """Whole tables written, compared and followed on Spark: a three-node cluster, three replicas.
 
 A DataFrame of five columns is written as Parquet (the measure) and as one bulk load, in turns, and loaded
-once more without Spark by one process; what was loaded is audited on all replicas; and the changes of a table
-whose changes are captured are streamed to nowhere. Best of some rounds; node CPU is that of all nodes' own
-processes together. Usage: python bench/spark_pipeline.py [rows] [changes] [rounds].
+once more without Spark by one process; both are read to nowhere, the table from snapshots at ONE and at
+LOCAL_QUORUM; what was loaded is audited on all replicas; and the changes of a table whose changes are
+captured are streamed to nowhere, by pages and from snapshots of their log. Best of some rounds; node CPU is
+that of all nodes' own processes together. Usage: python bench/spark_pipeline.py [rows] [changes] [rounds].
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +32,16 @@ from lockstep.spark.loads.writer import bulk_load
 from lockstep.spark.report import local_session
 
 LOADED = TableName("bench", "rows")
-#: Of Parquet's writing rate, changes a second, and rows of the table a second.
-GOALS = {"bulk load": 0.2, "stream": 300_000.0, "audit": 5_000_000.0}
+#: Of the rates at which Parquet is written and read, changes a second, and rows of the table a second.
+GOALS = {
+    "bulk load": 0.2,
+    "read, ONE": 0.3,
+    "read, LOCAL_QUORUM": 0.2,
+    "stream": 300_000.0,
+    "stream, snapshot": 300_000.0,
+    "audit": 5_000_000.0,
+}
+PARQUET, PARQUET_READ = "parquet", "parquet, read"
 TIMEOUT_S = 600
 
 
@@ -88,7 +98,7 @@ def writes(session: Any, cluster: LocalCluster, pids: list[int], rows: int, roun
         rounds,
         pids,
         {
-            "parquet": lambda: frame.write.mode("overwrite").parquet(target),
+            PARQUET: lambda: frame.write.mode("overwrite").parquet(target),
             "bulk load": lambda: (
                 frame.write.format("lockstep").options(**given, writeMode="bulk").mode("overwrite").save()
             ),
@@ -97,11 +107,21 @@ def writes(session: Any, cluster: LocalCluster, pids: list[int], rows: int, roun
     whole: pa.Table = frame.toArrow()
     more = {"bulk load, no Spark": lambda: bulk_load(whole, mode="overwrite", **given)}
     figures |= best(1, pids, more)
-    found = session.read.format("lockstep").options(**given, snapshot="true").load().count()
-    assert found == rows, f"{found} of {rows} rows are there"
     frame.unpersist()
+    frames = {PARQUET_READ: session.read.parquet(target)}
+    for level in ("ONE", "LOCAL_QUORUM"):
+        wanted = {**given, "snapshot": "true", "consistencyLevel": level}
+        frames[f"read, {level}"] = session.read.format("lockstep").options(**wanted).load()
+    for name, one in frames.items():
+        assert (found := one.count()) == rows, f"{found} of {rows} rows are there: {name}"
+    figures |= best(rounds, pids, {name: partial(drain, one) for name, one in frames.items()})
     shutil.rmtree(Path(target), ignore_errors=True)
     return {name: {"rows": rows, **one} for name, one in figures.items()}
+
+
+def drain(frame: Any) -> None:
+    """Read all of it."""
+    frame.write.format("noop").mode("overwrite").save()
 
 
 def audited(session: Any, cluster: LocalCluster, pids: list[int], rows: int, rounds: int) -> dict[str, Any]:
@@ -125,10 +145,10 @@ def streamed(session: Any, cluster: LocalCluster, pids: list[int], count: int, r
     given = options(cluster, "changes")
     # Changes of the table are captured, so these are statements.
     rows_of(session, count).write.format("lockstep").options(**given).mode("append").save()
-    told = {**given, "changes": "rows", "startingOffsets": "earliest", "safetyIntervalMs": "0"}
+    asked = {**given, "changes": "rows", "startingOffsets": "earliest", "safetyIntervalMs": "0"}
     turn = 0
 
-    def run() -> None:
+    def run(told: dict[str, str]) -> None:
         nonlocal turn
         turn += 1
         place = SCRATCH / f"spark_pipeline_checkpoint_{turn}"
@@ -147,7 +167,15 @@ def streamed(session: Any, cluster: LocalCluster, pids: list[int], count: int, r
         shutil.rmtree(place, ignore_errors=True)
         assert seen == count, f"{seen} of {count} changes came"
 
-    return {"stream": {"rows": count, **best(rounds, pids, {"": run})[""]}}
+    figures = best(
+        rounds,
+        pids,
+        {
+            "stream": lambda: run(asked),
+            "stream, snapshot": lambda: run({**asked, "snapshot": "true"}),
+        },
+    )
+    return {name: {"rows": count, **one} for name, one in figures.items()}
 
 
 def measure(rows: int, changes: int, rounds: int) -> dict[str, Any]:
@@ -177,13 +205,12 @@ def main() -> None:
     sys.stderr.write(" ".join(f"{name}={value}" for name, value in environment().items()) + "\n")
     figures = measure(given.rows, given.changes, given.rounds)
     save("spark_pipeline", figures)
-    base = figures["jobs"]["parquet"]["rows_per_s"]
+    base = {name: figures["jobs"][name]["rows_per_s"] for name in (PARQUET, PARQUET_READ)}
     listed: list[list[object]] = [["", "rows", "rows/s", "of parquet", "goal", "node cpu us/row"]]
     for name, one in figures["jobs"].items():
-        goal = GOALS.get(name, "")
-        listed.append(
-            [name, one["rows"], one["rows_per_s"], one["rows_per_s"] / base, goal, one["node_cpu_us_per_row"]]
-        )
+        goal, rate = GOALS.get(name, ""), one["rows_per_s"]
+        measure_ = base[PARQUET_READ if "read" in name else PARQUET]
+        listed.append([name, one["rows"], rate, rate / measure_, goal, one["node_cpu_us_per_row"]])
     print(table(f"Jobs on Spark, local[{CORES}]", listed))
 
 
