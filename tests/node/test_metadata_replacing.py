@@ -14,10 +14,12 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.log.entries import LogEntry
 from lockstep.node.log import metadata_state
 from lockstep.node.log.metadata_member import MetadataMember
+from lockstep.node.membership.identity import IdentityFile
+from lockstep.node.recovery import applying
 from lockstep.node.recovery.messages import Decide
 from lockstep.node.recovery.replacing import Replacing
 from lockstep.recovery.plan import ResetPlan
-from lockstep.recovery.replacing import FORCED, LOADED, Cut, Held, Put, packed
+from lockstep.recovery.replacing import FORCED, LOADED, Cut, Held, Put, begun, packed
 from lockstep.recovery.steps import Phase
 from lockstep.sim.runtime.probes import CrashRule
 from lockstep.values.errors import CannotApply, PreconditionError, Rejected
@@ -398,3 +400,44 @@ def test_21_a_crash_at_every_record_leads_to_the_same(place: str, poisoned: Any)
                 assert decided(town, 2, plan).error is None
         town.until(lambda: goes_on(town, plan, ALL), 120.0)
         one_history(town)
+
+
+async def _nothing(*_: object) -> None:
+    """Planted in the place of a step."""
+
+
+def _keep_the_journal(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(applying, "_begin_metadata_group", _nothing)
+
+
+def _keep_the_id(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(IdentityFile, "move", _nothing)
+
+
+def _forget_the_repair(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(applying, "replace_metadata", _own_value)
+
+
+async def _own_value(runtime: Any, registry: Any, plan: ResetPlan) -> ClusterMetadata:
+    _, after = begun(plan, registry)
+    return after
+
+
+@pytest.mark.parametrize("plant", [_keep_the_journal, _keep_the_id, _forget_the_repair])
+def test_planted_bugs_of_a_truncation_are_found(
+    plant: Callable[[pytest.MonkeyPatch], None], poisoned: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poisoned()
+    with Town(1) as town:
+        epoch = broken(town)
+        plan: ResetPlan = planned(town, Cut(epoch, "operator", committed=True)).value
+        plant(monkeypatch)
+        with pytest.raises(AssertionError):
+            carried_out(town, plan)
+            town.until(lambda: goes_on(town, plan))
+            assert town.finish(town.submit(town.leader(), keyspace("after"))).error is None
+            one_history(town)
+            for number in ALL:
+                town.process(number).crash("power")
+            town.start(*ALL)
+            town.until(lambda: goes_on(town, plan))
