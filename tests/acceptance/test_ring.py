@@ -189,6 +189,9 @@ def test_what_needs_a_log_is_refused_with_a_sentence(home: Path) -> None:
             ("cms", "snapshot"),
             ("cms", "freeze", "a test"),
             ("cms", "reconfigure", "1"),
+            ("cms", "describe"),
+            ("recovery",),
+            ("recovery", "cluster", "reset", "--dry-run"),
         ):
             said = run(home, *command, "--host", at, code=None)
             assert "on the ring without" in said, (command, said)

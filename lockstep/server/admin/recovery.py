@@ -34,7 +34,7 @@ from lockstep.recovery.plan import ResetPlan, Wish
 from lockstep.server.admin.http import HttpRequest
 from lockstep.server.admin.operations import Operation, get, later, now, read_body
 from lockstep.server.log import ANONYMOUS
-from lockstep.server.reports.leader_views import GROUPS, named
+from lockstep.server.reports.leader_views import GROUPS, named, refuse_on_ring
 from lockstep.values.errors import ConfigurationError, PreconditionError
 from lockstep.values.node_limits import RECOVERY_AUDIT_TOLD_MAX, RECOVERY_HASHES_TOLD
 
@@ -98,6 +98,7 @@ class RecoveryRequests:
     async def reset(self, body: Any, actor: str = "") -> ClusterReset:
         """Plan a repair, and carry it out unless that is not wanted. PreconditionError where there is nothing
         to repair, and when another plan is made now than the one that was looked at."""
+        refuse_on_ring(self._node)
         wanted = read_body(body or {}, _Wanted, "the body is no such wish")
         management = named(self._node, ",".join(wanted.cmg_node_names)) if wanted.cmg_node_names else []
         excluded = named(self._node, ",".join(wanted.exclude)) if wanted.exclude else []
@@ -199,6 +200,7 @@ class RecoveryRequests:
 
     async def migrate(self, body: Any, actor: str = "") -> ClusterMigration:
         """Bring every node of this cluster that answers to the repaired one, each unless it has diverged."""
+        refuse_on_ring(self._node)
         wanted = read_body(body or {}, _Migration, "the body is no state of a cluster")
         told, silent = await self._desk.migrate(_target(wanted.state), actor, dry_run=wanted.dry_run)
         nodes = [
@@ -221,6 +223,7 @@ class RecoveryRequests:
     async def restart(self, group: str, body: Any, actor: str = "") -> GroupRestart:
         """Have the nodes of a group begin another life, one after the other; all that have a part in it when
         none is named. ConfigurationError for another group, or a node that is none."""
+        refuse_on_ring(self._node)
         if group not in GROUPS:
             raise ConfigurationError(f"there is no group {group}", hint=f"there are {', '.join(GROUPS)}")
         wanted = read_body(body or {}, _Restart, "the body is no such wish")

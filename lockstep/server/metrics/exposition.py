@@ -122,7 +122,9 @@ def _announcements(node: NodeServices) -> Iterator[Sample]:
 
 
 def _groups(node: NodeServices) -> Iterator[Sample]:
-    """Both groups, as this node takes part in them; voters as it knows them."""
+    """Both groups, as this node takes part in them; voters as it knows them. Without a log there are none."""
+    if node.log.ring is not None:
+        return
     drivers: dict[str, RaftDriver | None] = {"metastorage": node.log.driver, "cmg": None}
     if node.membership.management.group is not None:
         drivers["cmg"] = node.membership.management.group.driver

@@ -23,6 +23,7 @@ from lockstep.node.log.raft_driver import RaftDriver
 from lockstep.node.membership.group_reports import GroupWord
 from lockstep.node.services import NodeServices
 from lockstep.server.admin.service_requests import ServiceRequests
+from lockstep.server.reports.leader_views import refuse_on_ring
 from lockstep.server.views.live_views import seen_epoch
 from lockstep.values.errors import ConfigurationError, CorruptFile
 from lockstep.values.limits import ENTRIES_PER_TURN_MAX, LOG_CHECKPOINT_EPOCHS
@@ -32,6 +33,7 @@ Document = dict[str, Any]
 
 async def described(node: NodeServices, service: ServiceRequests) -> Document:
     """The `cms/1` document of this node."""
+    refuse_on_ring(node)
     metadata = await node.membership.groups.whole(METADATA_GROUP)
     management = await node.membership.groups.whole(MANAGEMENT_GROUP)
     voters = await service.status()

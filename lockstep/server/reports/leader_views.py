@@ -24,7 +24,7 @@ from lockstep.node.log.messages import GroupReport
 from lockstep.node.services import NodeServices
 from lockstep.server.views.virtual import VirtualRow
 from lockstep.server.views.work_views import repair_rows
-from lockstep.values.errors import ConfigurationError, LockstepError, PeerUnreachable
+from lockstep.values.errors import ConfigurationError, LockstepError, PeerUnreachable, PreconditionError
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import ADMIN_FORWARD_TIMEOUT_MS
 
@@ -124,9 +124,18 @@ async def _asked(node: NodeServices, info: NodeInfo, view: str) -> Document:
 def likely_leaders(node: NodeServices) -> Iterator[NodeInfo]:
     """Live voters, the likeliest leader first."""
     known = node.log.leader_id
-    for voter in sorted(node.log.cluster.voters, key=lambda voter: voter != known):
+    for voter in sorted(node.log.voters.ids(), key=lambda voter: voter != known):
         if voter != node.context.own_id() and node.membership.liveness.alive(voter):
-            yield node.log.cluster.directory.by_id[voter]
+            yield node.log.cluster.directory.by_id[NodeId(voter)]
+
+
+def refuse_on_ring(node: NodeServices) -> None:
+    """PreconditionError where the cluster runs without a log: there are no groups."""
+    if node.log.ring is not None:
+        raise PreconditionError(
+            "this cluster runs on the ring without a log, and has no groups",
+            hint="lockstep ring status, lockstep ring why; docs/operate/ring.md",
+        )
 
 
 #: Name in paths, commands and gauges -> group.
@@ -144,6 +153,7 @@ class GroupAnswers:
     async def local(self, request: HttpRequest, _values: dict[str, str]) -> Document:
         """What each node says of itself: of those named (ids, host ids or addresses, with commas), else of
         all that take part in the group. A node that does not answer has a row with the reason."""
+        refuse_on_ring(self._node)
         group = GROUPS[self._name]
         nodes = request.query.get("nodes")
         asked = named(self._node, nodes) if nodes else _all(self._node)
@@ -160,6 +170,7 @@ class GroupAnswers:
 
     async def whole(self, _request: HttpRequest, _values: dict[str, str]) -> Document:
         """The group as a whole, from what its voters answer now."""
+        refuse_on_ring(self._node)
         word = await self._node.membership.groups.whole(GROUPS[self._name])
         reports = {report.node: report for report in word.reports}
         silent = dict(word.unreachable)
