@@ -15,7 +15,7 @@ from lockstep.metadata.groups.membership_step import Observed, plan
 from lockstep.metadata.groups.placing import PlaceManagement, named_managers
 from lockstep.node.services import NodeServices
 from lockstep.server.admin.operations import Operation, later, read_body
-from lockstep.server.reports.leader_views import GROUPS, named
+from lockstep.server.reports.leader_views import GROUPS, named, refuse_on_ring
 from lockstep.values.errors import ConfigurationError, Rejected
 from lockstep.values.ids import NodeId
 
@@ -41,6 +41,7 @@ class Reconfiguration:
     async def change(self, group: str, body: Any) -> GroupReconfiguration:
         """Have the group live on these nodes. ConfigurationError for another group, or a node that is none;
         Rejected where they cannot be its members."""
+        refuse_on_ring(self._node)
         if group not in GROUPS:
             raise ConfigurationError(f"there is no group {group}", hint=f"there are {', '.join(GROUPS)}")
         wanted = read_body(body or {}, _Wanted, "the body is no such wish")

@@ -26,7 +26,7 @@ from lockstep.recovery.plan import ResetPlan
 from lockstep.recovery.replacing import FORCED, LOADED, TRUNCATION, Cut, Held, Put
 from lockstep.server.admin.operations import Operation, later, read_body
 from lockstep.server.admin.recovery import actor_of
-from lockstep.server.reports.leader_views import GROUPS, named
+from lockstep.server.reports.leader_views import GROUPS, named, refuse_on_ring
 from lockstep.server.reports.stories import entry_summary, kind_name
 from lockstep.values.codec import UNREADABLE, decoder, encode
 from lockstep.values.errors import ConfigurationError, PreconditionError
@@ -92,6 +92,7 @@ class Replacements:
         self._part = Replacing(node.context.runtime, node.log, self._desk)
 
     async def held(self, body: Any) -> HeldMetadata:
+        refuse_on_ring(self._node)
         asked = read_body(body, _Asked, "the body names no epoch")
         told = await self._part.hold(asked.epoch)
         return HeldMetadata(
@@ -108,6 +109,7 @@ class Replacements:
 
     async def truncate(self, group: str, body: Any, actor: str) -> MetadataReplacement:
         """The plan; nothing is changed. Without what others hold, that of this node alone."""
+        refuse_on_ring(self._node)
         wanted = read_body(body, _Truncation, "the body is no such wish")
         _refuse_other_group(group)
         cut = Cut(wanted.index, actor, wanted.below_commit_index)
@@ -134,6 +136,7 @@ class Replacements:
         return await self._put(FORCED, wanted, actor)
 
     async def _put(self, kind: str, wanted: _Load, actor: str) -> MetadataReplacement:
+        refuse_on_ring(self._node)
         own = await self._part.hold(0)
         told = [_decoded(_HELD, one) for one in wanted.held]
         held = [own, *(one for one in told if one.survey.node != own.survey.node)]
@@ -189,6 +192,7 @@ class Replacements:
         )
 
     async def prepare(self, body: Any) -> ReplacementStep:
+        refuse_on_ring(self._node)
         wanted = read_body(body, _Plan, "the body has no plan")
         return ReplacementStep(await self._part.prepare(_decoded(_PLAN, wanted.plan)))
 
