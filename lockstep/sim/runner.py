@@ -25,8 +25,8 @@ import msgspec
 from lockstep.sim.faults.kinds import LEAVER_FAULTS, STAGE_FAULTS, TIMED
 from lockstep.sim.faults.nemesis import KIND_ON
 from lockstep.sim.plant import Planted
-from lockstep.sim.scenario import Run, SeedResult
-from lockstep.sim.scenarios import SCENARIOS
+from lockstep.sim.scenario import SeedResult
+from lockstep.sim.scenarios import SCENARIOS, run_of
 from lockstep.values.errors import ConfigurationError
 
 #: A fact or effect is missed only by a batch that had this many seeds in which it could happen.
@@ -362,7 +362,7 @@ def work(job: Job) -> SeedResult:
     """One seed in this process."""
     scenario, seed = job
     began = time.process_time()
-    result = Run(SCENARIOS[scenario], seed).result()
+    result = run_of(scenario, seed).result()
     return msgspec.structs.replace(result, cpu_s=time.process_time() - began)
 
 
@@ -371,10 +371,10 @@ def replay(what: str | int, scenario: str = "swarm", *, trace: bool = True, last
     text = str(what)
     if not text.isdecimal():
         raise ConfigurationError(f"{text!r} is not a seed", hint="lockstep sim replay SEED --scenario NAME")
-    again = Run(SCENARIOS[checked(scenario)], int(text), trace=trace)
+    again = run_of(checked(scenario), int(text), trace=trace)
     result = again.result()
-    if trace and again.cluster.story is not None:
-        print(story_text(again.cluster.story[-last:]))
+    if trace and again.story is not None:
+        print(story_text(again.story[-last:]))
     if result.violation:
         print(failure_text(result), file=sys.stderr)
     print(f"{scenario} seed {text}: {result.invariant or 'ok'}, digest {result.digest}")

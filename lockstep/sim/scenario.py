@@ -360,6 +360,11 @@ class Run:
         self.watch.listeners += _listeners(scenario, self.cluster, self.watch, load.rows)
         self.judged = 0
 
+    @property
+    def story(self) -> list[tuple[int, str, str]] | None:
+        """What happened, when a trace was asked for."""
+        return self.cluster.story
+
     def _load(self, draw: Stream) -> Load:
         return _drawn_load(self.scenario, self.world, draw)
 

@@ -7,13 +7,13 @@ import pytest
 from lockstep.sim import runner
 from lockstep.sim.runner import Batch, failure_text, summary
 from lockstep.sim.scenario import Run, SeedResult
-from lockstep.sim.scenarios import SCENARIOS
+from lockstep.sim.scenarios import SCENARIOS, run_of
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_seed_passes(name: str, seed: int) -> None:
-    result = Run(SCENARIOS[name], seed).result()
+    result = run_of(name, seed).result()
     assert not result.violation, failure_text(result)
     assert result.events > 1000
     assert result.judged > 0

@@ -436,7 +436,7 @@ class MetadataState:
                     raise
 
     def hold_at(self, epoch: int | None) -> None:
-        """Apply nothing above `epoch` until it is raised or None; only tests do that."""
+        """Apply nothing above `epoch` until it is raised or None, as before the node goes on elsewhere."""
         self._held_at = epoch
         self._work.set()
 

@@ -222,12 +222,26 @@ class ResetService:
             if standing.plan is None or standing.attempt != attempt:
                 raise Rejected(f"node {self._own_id()} has not prepared attempt {attempt}")
             self._refuse_other_state(standing.plan)
-            self._fall_silent()
+            if standing.plan.value:
+                # What it applies meanwhile is replaced, and it may never get further.
+                self._fall_silent()
+            else:
+                self._stand_still()
             await self._note(Step.ACTIVATED, f"cluster {standing.plan.former_id} ends here", standing.plan)
             await self.file.record(Activated(attempt))
             self._runtime.probes.reach("recovery.activated")
         self._say("recovery.activated", attempt=attempt, cluster=standing.plan.cluster_id)
         return Done(self._own_id())
+
+    def _stand_still(self) -> None:
+        """No voice, and nothing more is applied: what is carried out is planned for what this node has now.
+        Rejected while it is applying something."""
+        state = self._log.state
+        if state.tail[0] != state.epoch:
+            raise Rejected(f"node {self._own_id()} is applying entries up to epoch {state.tail[0]}")
+        self._fall_silent()
+        self._log.catch_up.stop()
+        state.hold_at(state.epoch)
 
     def _fall_silent(self) -> None:
         """No voice under the former id from now on, whatever becomes of what is recorded next."""
@@ -257,7 +271,7 @@ class ResetService:
             done = Migrated(own, cluster.epoch, waived=found.harmless)
             if dry_run:
                 return done
-            self._fall_silent()
+            self._stand_still()
             left = f"it leaves cluster {cluster.identity.cluster_id} at epoch {found.epoch}{found.given_up}"
             tail = self.own.tail(cluster.epoch)
             if tail:

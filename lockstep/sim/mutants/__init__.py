@@ -10,6 +10,7 @@ from lockstep.sim.mutants.columns import DECISION_DIRECTED as _DECISIONS_DIRECTE
 from lockstep.sim.mutants.columns import DIRECTED as _VIEWS_DIRECTED
 from lockstep.sim.mutants.data import DATA, OWED
 from lockstep.sim.mutants.data import DIRECTED as _OWED_DIRECTED
+from lockstep.sim.mutants.disasters import DISASTERS
 from lockstep.sim.mutants.loads import LOADS
 from lockstep.sim.mutants.overload import DIRECTED as _STAMPS_DIRECTED
 from lockstep.sim.mutants.overload import OVERLOAD, SHARING, STAMPS
@@ -55,6 +56,7 @@ REGISTRY: dict[str, Planted] = {
         *CAPTURED,
         *TRACKED,
         *RINGED,
+        *DISASTERS,
     )
 }
 #: Those that a test brings about; no seed is looked for.
