@@ -316,6 +316,14 @@ _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 @click.option("--spark/--no-spark", default=True, show_default=True, help="End with the Spark job.")
 @click.option("--first-address", default="127.0.0.1", show_default=True, help="Address of the first node.")
 @click.option("--keep", is_flag=True, help="Leave the cluster running at the end.")
+@click.option(
+    "--act",
+    type=click.Choice(["tour", "disaster"]),
+    default="tour",
+    show_default=True,
+    help="disaster: five nodes lose most voters with their disks, and are repaired; takes no other options "
+    "but --first-address and --keep.",
+)
 def demo(
     input_: Path | None,
     rows: int | None,
@@ -325,8 +333,14 @@ def demo(
     spark: bool,
     first_address: str,
     keep: bool,
+    act: str,
 ) -> int:
     """Start three nodes, load them, change the topology under traffic, and check that nothing was lost."""
+    if act == "disaster":
+        from lockstep.local import demo_disaster
+
+        chosen = demo_disaster.DisasterOptions(first_address=first_address, keep=keep)
+        return demo_disaster.run(chosen)
     # The tour loads much that no other command needs, so it is imported only when it is used.
     from lockstep.local.demo import run
     from lockstep.local.demo_tour import Options

@@ -118,6 +118,16 @@ def verdict_document(verdict: list[Check], results: Results, view: View) -> dict
 
 def show(verdict: list[Check], results: Results, seconds: float, stream: TextIO) -> None:
     """Print the verdict as a table, how long it took, and what the errors were when there were any."""
+    show_checks(verdict, seconds, stream)
+    errors = sorted(results.counts.errors.items(), key=lambda item: -item[1])[:ERROR_KINDS_SHOWN]
+    if errors:
+        print("\nerrors seen, the most frequent kinds with an example:", file=stream)
+    for kind, number in errors:
+        print(f"  {number:>6,}  {kind}: {results.counts.examples.get(kind, '')}", file=stream)
+
+
+def show_checks(verdict: list[Check], seconds: float, stream: TextIO) -> None:
+    """As a table, and how long it took."""
     if stream.isatty():
         _show_table(verdict, stream)
     else:
@@ -127,11 +137,6 @@ def show(verdict: list[Check], results: Results, seconds: float, stream: TextIO)
     failed = sum(check.held is False for check in verdict)
     ending = f"{failed} checks FAILED" if failed else "every check held"
     print(f"\n{ending}, after {seconds:.0f} s", file=stream)
-    errors = sorted(results.counts.errors.items(), key=lambda item: -item[1])[:ERROR_KINDS_SHOWN]
-    if errors:
-        print("\nerrors seen, the most frequent kinds with an example:", file=stream)
-    for kind, number in errors:
-        print(f"  {number:>6,}  {kind}: {results.counts.examples.get(kind, '')}", file=stream)
 
 
 _OPERATIONS: Final = (
@@ -244,7 +249,7 @@ def run(options: Options) -> int:
     keep = False
     tour: Tour | None = None
     process: DemoProcess | None = None
-    with _termination_as_interrupt():
+    with termination_as_interrupt():
         try:
             _remove_earlier_outputs(options.report)
             process = DemoProcess()
@@ -350,7 +355,7 @@ def _tell_the_end(options: Options) -> None:
 
 
 @contextlib.contextmanager
-def _termination_as_interrupt() -> Iterator[None]:
+def termination_as_interrupt() -> Iterator[None]:
     """SIGTERM and SIGHUP end the demo as ctrl-C does, so that its processes end with it."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
