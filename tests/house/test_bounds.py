@@ -22,14 +22,15 @@ WALKS_MAX = {
     "SELECT of a partition at QUORUM": {"calls up": 0},
     "SELECT of a token range": {"calls up": 0},
 }
-#: Whose validate() is called by that of another one; a joining node asks its own state, and the simulation of
-#: rings asks members after each step.
+#: Whose validate() is called by that of another one; a joining node asks its own state, and the simulations
+#: of rings and of tracked replicas ask them after each step.
 PARTS_OF_OTHERS = {
     "lockstep.consensus": "Raft",
     "lockstep.metadata": "ClusterMetadata",
     "lockstep.placement": "Placements",
     "lockstep.topology.joining": "JoinState",
     "lockstep.ring": "RingMember",
+    "lockstep.tracking": "RangeLog",
 }
 #: Modules that write into values that are frozen: memos, and bodies that put their tokens in order when made.
 MEMOS = {"lockstep.values.memo", "lockstep.topology.kinds.bootstrap", "lockstep.topology.kinds.move"}

@@ -25,7 +25,7 @@ FLOORS: Final[Mapping[str, float]] = {
     "ring": 0.45,
     "schema": 0.175,
     "topology": 0.31,
-    "tracking": 0.04,
+    "tracking": 0.3,
     "values": 0.27,
 }
 
