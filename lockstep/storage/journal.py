@@ -35,6 +35,8 @@ _LOG = struct.Struct(">ccQQQQ")
 _ENTRY = struct.Struct(">ccQQQQQ")
 _BIAS: Final = 1 << 63
 _FAMILY: Final = Family.JOURNAL.value
+#: Above the first byte of any node's number.
+_BEHIND: Final = b"\xff"
 _RECORD: Final = b"e"
 _RECONCILED: Final = b"r"
 
@@ -303,7 +305,7 @@ class Journal:
             self._engine.write_records(
                 Family.JOURNAL,
                 [
-                    ("delete_range", _shard_key(kind, shard), _shard_key(kind, (shard[0], shard[1] + 1)))
+                    ("delete_range", _shard_key(kind, shard), _shard_key(kind, shard) + _BEHIND)
                     for kind in (_RECORD, _RECONCILED)
                 ],
             )

@@ -1,0 +1,99 @@
+"""What is tracked, and what a tracked table may not have."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockstep.schema.changes import (
+    AlterKeyspace,
+    AlterOptions,
+    CreateKeyspace,
+    CreateTable,
+    NewColumn,
+    SchemaChange,
+    apply_change,
+)
+from lockstep.schema.model import ColumnKind, Schema
+from lockstep.schema.tracking import is_tracked, newly_tracked, tracked_tables
+from lockstep.values.errors import Rejected
+
+ONE = (("class", "SimpleStrategy"), ("replication_factor", "1"))
+TWO = (("class", "SimpleStrategy"), ("replication_factor", "2"))
+SPREAD = (("class", "NetworkTopologyStrategy"), ("dc1", "1"))
+KEY = NewColumn("k", "int", ColumnKind.PARTITION_KEY, 0)
+
+
+def table(name: str, *options: tuple[str, str], column: str = "int") -> CreateTable:
+    columns = (KEY, NewColumn("v", column))
+    return CreateTable("ks", name, f"00000000-0000-4000-8000-0000000000{ord(name):02x}", columns, options)
+
+
+def applied(*changes: SchemaChange) -> Schema:
+    schema = Schema()
+    for epoch, change in enumerate(changes, start=1):
+        schema, _ = apply_change(schema, change, epoch)
+    return schema
+
+
+def keyspace(word: str | None = "tracked") -> CreateKeyspace:
+    return CreateKeyspace("ks", ONE, replication_type=word)
+
+
+@pytest.mark.parametrize(
+    ("word", "option", "expected"),
+    [
+        ("tracked", None, True),
+        ("logged", None, True),
+        ("legacy", None, False),
+        ("untracked", None, False),
+        (None, None, False),
+        ("tracked", "keyspace", True),
+        ("tracked", "untracked", False),
+        ("tracked", "legacy", False),
+        ("untracked", "tracked", True),
+        ("untracked", "LOGGED", True),
+    ],
+)
+def test_a_table_is_what_it_says_or_what_its_keyspace_says(
+    word: str | None, option: str | None, expected: bool
+) -> None:
+    options = (("replication_type", option),) if option is not None else ()
+    schema = applied(keyspace(word), table("t", *options))
+    found = schema.table("ks", "t")
+    assert found is not None and is_tracked(schema.by_name["ks"], found) is expected
+    assert list(tracked_tables(schema)) == [found] * expected
+    assert (newly_tracked(Schema(), schema) is found) is expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ((keyspace("maybe"),), "not 'maybe'"),
+        ((keyspace(), table("t", ("replication_type", "maybe"))), "not 'maybe'"),
+        ((keyspace(), table("t", column="counter")), "no counters"),
+        ((keyspace(), table("t", ("cdc", "true"))), "captured"),
+        ((keyspace(), table("t"), AlterOptions("ks", "t", (("cdc", "true"),))), "captured"),
+        ((keyspace(), table("t"), AlterKeyspace("ks", TWO)), "replicas stay"),
+        ((keyspace(None), AlterKeyspace("ks", replication_type="tracked")), "no ids"),
+        ((keyspace(None), table("t"), AlterOptions("ks", "t", (("replication_type", "tracked"),))), "no ids"),
+        ((CreateKeyspace("ks", SPREAD, tablets=(), replication_type="tracked"),), "tablets"),
+        (
+            (CreateKeyspace("ks", SPREAD, tablets=()), table("t", ("replication_type", "tracked"))),
+            "tablets",
+        ),
+    ],
+)
+def test_what_cannot_be_tracked_is_refused_with_the_reason(
+    changes: tuple[SchemaChange, ...], words: str
+) -> None:
+    assert applied(*changes[:-1]) is not None
+    with pytest.raises(Rejected, match=words):
+        applied(*changes)
+
+
+def test_tracking_ends_at_any_time() -> None:
+    schema = applied(keyspace(), table("t"), AlterKeyspace("ks", replication_type="untracked"))
+    assert list(tracked_tables(schema)) == []
+    again = applied(keyspace(), table("t"), AlterOptions("ks", "t", (("replication_type", "untracked"),)))
+    assert list(tracked_tables(again)) == []
+    assert applied(keyspace(), AlterKeyspace("ks", TWO)).by_name["ks"].replication.total == 2

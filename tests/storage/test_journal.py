@@ -1,0 +1,141 @@
+"""The journal: ids that are claimed are mutations that are held, on both kinds of store."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from lockstep.storage import journal as journal_module
+from lockstep.storage.engine import StorageEngine
+from lockstep.storage.journal import Journal
+from lockstep.tracking.held import Held, MutationId, held_of
+from lockstep.tracking.intervals import of
+from lockstep.values.errors import InvalidRequest
+from lockstep.values.ids import NodeId
+from lockstep.values.limits import MUTATION_BYTES_MAX
+from lockstep.values.rows import ALL_ROWS, Mutation, ReadCommand
+from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
+
+from .support import LossyDisk, open_store, runtime_of
+from .test_engine import TABLE, put
+
+SHARD = (3, TOKEN_MAX)
+OTHER = (3, -5)
+NOW_US = 1_000_000
+KINDS = ("model", "rocks")
+
+
+async def opened(
+    path: Path, kind: str, start: int = 1, disk: LossyDisk | None = None
+) -> tuple[StorageEngine, Journal]:
+    runtime = runtime_of(disk)
+    engine = StorageEngine(await open_store(kind, path, runtime), runtime, background_merge=False)
+    return engine, Journal(engine, lambda: 7, start)
+
+
+def mutation(number: int, token: int = 5, value: bytes = b"v") -> Mutation:
+    return put((token, b"k%d" % token), b"c", value, number + 1, number)
+
+
+def read_of(token: int, key: bytes | None = None) -> ReadCommand:
+    left = token - 1 if key is not None else TOKEN_MIN
+    return ReadCommand(TABLE, left, token, key, ALL_ROWS, (), False, False, 0, 0, 1)
+
+
+def held(*offsets: int, start: int = 1) -> Held:
+    return held_of({(7, start): of(offsets)})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_held_is_known_again_after_a_start(kind: str, tmp_path: Path) -> None:
+    async def check() -> None:
+        disk = LossyDisk()
+        engine, journal = await opened(tmp_path, kind, 1, disk)
+        given = [journal.give(SHARD, mutation(number), NOW_US) for number in range(5)]
+        assert [one.offset for one in given] == [0, 1, 2, 3, 4]
+        journal.take(OTHER, MutationId(NodeId(9), 4, 2, NOW_US), mutation(9, -9))
+        assert journal.reconcile(SHARD, held(0, 1, 3)) == 3
+        await journal.synced()
+        await engine.close()
+        engine, again = await opened(tmp_path, kind, 2, disk)
+        again.validate()
+        assert again.held(SHARD) == held(0, 1, 2, 3, 4)
+        assert again.reconciled(SHARD) == held(0, 1, 3)
+        assert again.held(OTHER) == held_of({(9, 4): of([2])})
+        entries = again.entries(SHARD, again.held(SHARD), MUTATION_BYTES_MAX)
+        assert [(one.id.offset, one.mutation) for one in entries] == [(2, mutation(2)), (4, mutation(4))]
+        assert again.give(SHARD, mutation(6), NOW_US) == MutationId(NodeId(7), 2, 0, NOW_US)
+        await engine.close()
+
+    asyncio.run(check())
+
+
+def test_what_is_refused_gets_no_id_and_what_comes_twice_is_held_once(tmp_path: Path) -> None:
+    async def check() -> None:
+        engine, journal = await opened(tmp_path, "model")
+        large = mutation(1, value=b"x" * (MUTATION_BYTES_MAX + 1))
+        with pytest.raises(InvalidRequest):
+            journal.give(SHARD, large, NOW_US)
+        assert not journal.held(SHARD)
+        given = journal.give(SHARD, mutation(1), NOW_US)
+        assert given.offset == 0
+        sequence = journal.sequence
+        journal.take(SHARD, given, mutation(1))
+        assert journal.sequence == sequence and journal.held(SHARD) == held(0)
+        journal.reconcile(SHARD, held(0))
+        journal.take(SHARD, given, mutation(1))
+        journal.validate()
+        assert journal.entries(SHARD, held(0), 1) == []
+        await engine.close()
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("bound", [3, 1000])
+def test_reads_are_told_of_their_partition_and_of_more_where_too_many_are_listed(
+    bound: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "JOURNAL_PLACES_MAX", bound)
+
+    async def check() -> None:
+        engine, journal = await opened(tmp_path, "model")
+        dice, of_token = Random(1), dict[int, list[int]]()
+        for number in range(40):
+            token = dice.randrange(3)
+            of_token.setdefault(token, []).append(journal.give(SHARD, mutation(number, token), NOW_US).offset)
+        journal.reconcile(SHARD, held(*range(7)))
+        journal.validate()
+        for token, offsets in of_token.items():
+            found = journal.recent(SHARD, read_of(token, b"k%d" % token))
+            exact = held(*(offset for offset in offsets if offset >= 7))
+            assert found.covers(exact)
+            assert (found == exact) == (bound == 1000)
+        assert journal.recent(SHARD, read_of(TOKEN_MAX)) == held(*range(7, 40))
+        journal.reconcile(SHARD, held(*range(40)))
+        journal.give(SHARD, mutation(50, 1), NOW_US)
+        assert journal.recent(SHARD, read_of(1, b"k1")) == held(40)
+        assert not journal.recent(SHARD, read_of(2, b"k2"))
+        journal.validate()
+        await engine.close()
+
+    asyncio.run(check())
+
+
+def test_entries_come_in_bounds_and_a_range_that_is_forgotten_gives_no_id_again(tmp_path: Path) -> None:
+    async def check() -> None:
+        engine, journal = await opened(tmp_path, "model")
+        for number in range(6):
+            journal.give(SHARD, mutation(number, value=b"x" * 1000), NOW_US)
+        assert [one.id.offset for one in journal.entries(SHARD, held(1, 2, 4), 2500)] == [1, 2]
+        assert [one.id.offset for one in journal.entries(SHARD, held(5), 1)] == [5]
+        journal.forget([SHARD])
+        journal.validate()
+        assert not journal.held(SHARD)
+        assert journal.give(SHARD, mutation(7), NOW_US).offset == 6
+        journal.validate()
+        await engine.close()
+
+    asyncio.run(check())
