@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from lockstep.metadata.directory import NodeState
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
 from lockstep.schema.changes import (
@@ -370,3 +371,13 @@ def test_tombstones_wait_for_what_may_be_older() -> None:
         town.wait(130)
         before_s = reconciler.purge_before_s(table, token)
         assert before_s is not None and before_s > town.node(1).runtime.clock.wall_us() // 1_000_000 - 300
+
+
+def test_a_newcomer_waits_with_the_reason_until_tracking_ends() -> None:
+    with tracked(18) as town:
+        town.start(4)
+        town.until(lambda: bool(town.logged("join.waits", "n4")))
+        assert "ks.t is tracked" in town.logged("join.waits", "n4")[-1]["reason"]
+        change = ChangeSchema(AlterKeyspace("ks", replication_type="untracked"))
+        assert town.finish(town.submit(1, change)).error is None
+        town.until(lambda: town.state_of(4) is NodeState.NORMAL, 120)
