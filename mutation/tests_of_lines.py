@@ -45,6 +45,7 @@ ALSO: Mapping[str, tuple[str, ...]] = {
     ),
     "storage": ("replication",),
     "ring": (),
+    "tracking": (),
 }
 #: Rooms whose lines are remembered by test: one measure of a module serves all of them.
 ROOMS: Final = (*ALSO, "gossip")
