@@ -22,15 +22,22 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from lockstep.sim.disasters.run import DisasterRun
 from lockstep.sim.faults.kinds import LEAVER_FAULTS, STAGE_FAULTS, TIMED
 from lockstep.sim.faults.nemesis import KIND_ON
 from lockstep.sim.plant import Planted
-from lockstep.sim.scenario import SeedResult
-from lockstep.sim.scenarios import SCENARIOS, run_of
+from lockstep.sim.scenario import Run
+from lockstep.sim.scenarios import DISASTERS, SCENARIOS
+from lockstep.sim.seed_result import SeedResult
 from lockstep.values.errors import ConfigurationError
 
 #: A fact or effect is missed only by a batch that had this many seeds in which it could happen.
 _SEEDS_TO_JUDGE = 60
+
+
+def run_of(name: str, seed: int, *, trace: bool = False) -> Run | DisasterRun:
+    """One seed of a scenario."""
+    return DisasterRun(seed, trace=trace) if name == DISASTERS else Run(SCENARIOS[name], seed, trace=trace)
 
 
 class Mismatch(msgspec.Struct, frozen=True):

@@ -60,6 +60,7 @@ from lockstep.sim.load.workload import Client, Load, Workload, draw_load
 from lockstep.sim.plant import replaced
 from lockstep.sim.runtime.streams import Stream
 from lockstep.sim.runtime.world import World, WorldSettings
+from lockstep.sim.seed_result import SeedResult
 from lockstep.sim.watch import StageListener, Watch, check_replays
 from lockstep.sim.working_nodes import slow_limits, tight_limits
 from lockstep.topology.kinds.decommission import Decommission
@@ -253,28 +254,6 @@ def _drawn_load(scenario: Scenario, world: World, draw: Stream) -> Load:
         load = msgspec.structs.replace(load, rare_levels=scenario.rare_levels)
     volley = world.stream("volley").choice(scenario.volley)
     return msgspec.structs.replace(load, volley=volley, unread=scenario.unread)
-
-
-class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one seed gave; `violation` is empty when everything held."""
-
-    scenario: str
-    seed: int
-    violation: str = ""
-    invariant: str = ""
-    digest: str = ""
-    events: int = 0
-    virtual_s: float = 0.0
-    cpu_s: float = 0.0
-    requests: int = 0
-    acknowledged: int = 0
-    judged: int = 0
-    inspected: int = 0
-    epochs: int = 0
-    effects: dict[str, int] = {}
-    facts: dict[str, int] = {}
-    probes: dict[str, int] = {}
-    faults: tuple[str, ...] = ()
 
 
 def _renewed(change: Change, timestamp: int) -> Change:

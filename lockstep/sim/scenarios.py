@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from lockstep.sim.disasters.run import NAME as DISASTERS
-from lockstep.sim.disasters.run import SOMETIMES, DisasterRun
+from lockstep.sim.disasters.run import SOMETIMES
 from lockstep.sim.faults.data_centres import FACTS as DC_FACTS
 from lockstep.sim.faults.halfway import LONE
 from lockstep.sim.faults.kinds import ALL_KINDS, DC_FAULTS, FAULTS, STAGE_FAULTS
@@ -13,7 +13,7 @@ from lockstep.sim.faults.lost_stores import FACTS as LOST_STORE_FACTS
 from lockstep.sim.load.conditional_workload import LACKED
 from lockstep.sim.load_scenarios import LOAD_SCENARIOS
 from lockstep.sim.ring.scenarios import RING_SCENARIOS
-from lockstep.sim.scenario import Run, Scenario
+from lockstep.sim.scenario import Scenario
 from lockstep.sim.tablet_scenarios import CAPTURE_SCENARIOS, TABLET_SCENARIOS
 from lockstep.sim.tracked_scenarios import TRACKED_SCENARIOS
 from lockstep.values.ids import Consistency
@@ -597,8 +597,3 @@ SCENARIOS["damaged_views"] = structs.replace(SCENARIOS["damage"], name="damaged_
 
 #: What a run of its own plays: groups that lose their majority for good.
 SCENARIOS[DISASTERS] = Scenario(name=DISASTERS, by_default=False, sometimes=SOMETIMES)
-
-
-def run_of(name: str, seed: int, *, trace: bool = False) -> Run | DisasterRun:
-    """One seed of a scenario."""
-    return DisasterRun(seed, trace=trace) if name == DISASTERS else Run(SCENARIOS[name], seed, trace=trace)

@@ -11,6 +11,7 @@ from lockstep.metadata.directory import NodeState
 from lockstep.metadata.groups.placing import PlaceManagement, named_managers
 from lockstep.metadata.groups.service import GlobalState
 from lockstep.node.log.journal import MANAGEMENT_GROUP, METADATA_GROUP
+from lockstep.node.recovery.judging import as_target
 from lockstep.node.recovery.messages import Done, Prepare
 from lockstep.recovery.plan import Wish
 from lockstep.recovery.steps import Phase
@@ -130,7 +131,7 @@ def test_5_a_node_that_hangs_is_left_out_by_name_and_migrates_later() -> None:
         town.until(lambda: town.ready(3, 4) and members(town) == outcome.value.plan.management)
         town.world.monitors.remove(town.log)  # Two incarnations have two histories from here on.
         assert town.node(5).log.cluster.identity.cluster_id == former
-        target = town.node(4).membership.recovery.as_target(512)
+        target = as_target(town.node(4).log, 512)
         going = town.begin(5, lambda _node: town.node(5).membership.recovery.migrate(target, dry_run=False))
         town.finish(going)
         wanted = outcome.value.plan.cluster_id

@@ -16,6 +16,7 @@ from lockstep.node.log import metadata_state
 from lockstep.node.log.metadata_member import MetadataMember
 from lockstep.node.membership.identity import IdentityFile
 from lockstep.node.recovery import applying
+from lockstep.node.recovery.judging import as_target
 from lockstep.node.recovery.messages import Decide
 from lockstep.node.recovery.replacing import Replacing
 from lockstep.recovery.plan import ResetPlan
@@ -233,7 +234,7 @@ def test_an_absent_node_is_brought_without_what_was_taken_out(poisoned: Any) -> 
         assert plan.absent == (3,) and "only nodes 3" in plan.lost
         carried_out(town, plan, (1, 2))
         town.until(lambda: goes_on(town, plan, (1, 2)))
-        target = town.node(1).membership.recovery.as_target(512)
+        target = as_target(town.node(1).log, 512)
         desk = town.node(3).membership.recovery
         said, _ = town.finish(town.begin(3, lambda _node: desk.migrate(target, dry_run=False))).value
         assert [one.refused for one in said if one.node == 3] == [""]
@@ -320,7 +321,7 @@ def test_one_voter_of_which_every_other_is_gone_is_a_cluster_again() -> None:
         town.until(lambda: goes_on(town, plan, (1,)))
         assert town.finish(town.submit(1, keyspace("after"))).error is None
         # The others have a prefix of its history.
-        target = town.node(1).membership.recovery.as_target(512)
+        target = as_target(town.node(1).log, 512)
         town.start(2, 3)
         town.until(lambda: town.ready(2, 3) and any(town.node(n).log.is_leader for n in (2, 3)))
         desk = town.node(2).membership.recovery
@@ -354,7 +355,7 @@ def test_16_who_slept_through_ten_repairs_is_judged_against_each() -> None:
         town.start(3)
         town.until(lambda: town.node(3).is_loaded)
         town.wait(2)
-        target = town.node(1).membership.recovery.as_target(512)
+        target = as_target(town.node(1).log, 512)
         desk = town.node(3).membership.recovery
         first = town.node(3).log.state.hash_at(town.node(3).log.state.epoch)
         said, _ = town.finish(town.begin(3, lambda _node: desk.migrate(target, dry_run=True))).value

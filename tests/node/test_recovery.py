@@ -12,6 +12,7 @@ import pytest
 
 from lockstep.metadata.log.snapshot_entries import TakeSnapshot
 from lockstep.node.recovery import applying, audit_file
+from lockstep.node.recovery.judging import as_target
 from lockstep.node.recovery.reset_service import Decided
 from lockstep.recovery.audit import problem_in
 from lockstep.recovery.plan import Wish
@@ -154,7 +155,7 @@ def test_8_the_old_majority_serves_itself_alone() -> None:
 
 
 def migrate(town: Town, old: int, new: int, *, dry_run: bool = False, actor: str = "") -> Outcome:
-    target = town.node(new).membership.recovery.as_target(512)
+    target = as_target(town.node(new).log, 512)
 
     async def go(node: object) -> object:
         return await town.node(old).membership.recovery.migrate(target, actor, dry_run=dry_run)
@@ -306,7 +307,7 @@ def test_12_a_crash_on_the_way_back_leads_to_the_same(place: str) -> None:
         leader, _ = astray(town, TakeSnapshot("rehearsal"))
         town.wait(2)
         town.world.probes.add(CrashRule(label=place, process=f"n{leader}", kind="power", hit=1))
-        target = town.node(4).membership.recovery.as_target(512)
+        target = as_target(town.node(4).log, 512)
         town.begin(leader, lambda _node: town.node(leader).membership.recovery.migrate(target, dry_run=False))
         town.until(lambda: not town.process(leader).alive)
         town.start(leader)
@@ -365,7 +366,7 @@ def test_20_nodes_that_were_all_started_again_without_a_majority_are_repaired() 
 
 def test_18_migrations_backwards_and_to_itself_are_refused() -> None:
     with struck() as town:
-        backwards = town.node(5).membership.recovery.as_target(512)
+        backwards = as_target(town.node(5).log, 512)
         town.finish(reset(town, 4))
         town.until(lambda: leads(town, LEFT))
         own = migrate(town, 4, 5).value[0]

@@ -16,6 +16,7 @@ import pytest
 
 from lockstep.metadata.directory import LINEAGE, Reset
 from lockstep.node.recovery import applying, judging
+from lockstep.node.recovery.judging import as_target
 from lockstep.node.recovery.recovery_file import RecoveryFile
 from lockstep.recovery.plan import Wish
 from lockstep.recovery.steps import Applied, Phase, Record
@@ -149,7 +150,7 @@ class Story:
         if len(up) < 2:
             return
         old, new = self.draw.sample(up, 2)
-        target = self.town.node(new).membership.recovery.as_target(512)
+        target = as_target(self.town.node(new).log, 512)
 
         async def go(_node: object) -> Any:
             return await self.town.node(old).membership.recovery.migrate(target, dry_run=False)

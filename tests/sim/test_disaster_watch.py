@@ -13,7 +13,7 @@ from lockstep.metadata.groups.management import EMPTY_STATE, GENESIS, Link, Repa
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.disasters.run import PLACES, ROLES, DisasterRun
 from lockstep.sim.disasters.watch import DisasterWatch
-from lockstep.sim.scenarios import run_of
+from lockstep.sim.runner import run_of
 from tests.metadata.histories import History, registry
 
 

@@ -23,8 +23,8 @@ from _pytest.outcomes import Failed
 from lockstep.sim import runner
 from lockstep.sim.mutants import DIRECTED, REGISTRY
 from lockstep.sim.runner import noticed_by
-from lockstep.sim.scenario import SeedResult
 from lockstep.sim.scenarios import SCENARIOS
+from lockstep.sim.seed_result import SeedResult
 from tests.node import (
     test_batches,
     test_failed_work,

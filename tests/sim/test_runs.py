@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from lockstep.sim import runner
-from lockstep.sim.runner import Batch, failure_text, summary
-from lockstep.sim.scenario import Run, SeedResult
-from lockstep.sim.scenarios import SCENARIOS, run_of
+from lockstep.sim.runner import Batch, failure_text, run_of, summary
+from lockstep.sim.scenario import Run
+from lockstep.sim.scenarios import SCENARIOS
+from lockstep.sim.seed_result import SeedResult
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -28,7 +28,7 @@ from lockstep.node.context import NodeContext
 from lockstep.node.log_service import NodeLog
 from lockstep.node.membership.management import Management
 from lockstep.node.recovery.audit_file import AuditFile
-from lockstep.node.recovery.judging import as_target, judged
+from lockstep.node.recovery.judging import judged
 from lockstep.node.recovery.messages import (
     AskSurvey,
     AskTail,
@@ -468,9 +468,6 @@ class ResetService:
         said = [answer for answer in answers.values() if isinstance(answer, Migrated)]
         said.append(await self._migrate(target, actor, dry_run=dry_run))
         return tuple(sorted(said, key=lambda one: one.node)), silent
-
-    def as_target(self, epochs_back: int) -> Target:
-        return as_target(self._log, epochs_back)
 
     async def _ask_each(
         self, nodes: Sequence[int], verb: int, message: Any, timeout_ms: int = SURVEY_TIMEOUT_MS

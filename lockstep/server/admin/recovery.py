@@ -27,6 +27,7 @@ from lockstep.documents.recovery import (
 )
 from lockstep.metadata.directory import LINEAGE, Reset
 from lockstep.metadata.lineage import links_of
+from lockstep.node.recovery.judging import as_target
 from lockstep.node.recovery.reset_service import Surveyed
 from lockstep.node.services import NodeServices
 from lockstep.recovery.fences import Target
@@ -168,7 +169,7 @@ class RecoveryRequests:
         cluster, management = node.log.cluster, node.membership.management
         repairs: tuple[Reset, ...] = cluster.parts[LINEAGE]
         links = links_of(cluster.identity, repairs)
-        target = self._desk.as_target(RECOVERY_HASHES_TOLD)
+        target = as_target(self._node.log, RECOVERY_HASHES_TOLD)
         told = (None, *repairs)
         group = management.group
         return ClusterState(

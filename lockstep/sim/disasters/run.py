@@ -20,6 +20,7 @@ from lockstep.metadata.log.entries import LogEntry
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
 from lockstep.node.processors.raft import logged_entries
+from lockstep.node.recovery.judging import as_target
 from lockstep.recovery.plan import Wish
 from lockstep.recovery.steps import Phase
 from lockstep.schema.changes import CreateKeyspace
@@ -30,7 +31,7 @@ from lockstep.sim.disasters.watch import DisasterWatch
 from lockstep.sim.plant import replaced
 from lockstep.sim.runtime.probes import CrashRule
 from lockstep.sim.runtime.world import World, WorldSettings
-from lockstep.sim.scenario import SeedResult
+from lockstep.sim.seed_result import SeedResult
 from lockstep.values.errors import LockstepError, Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.node_limits import RECOVERY_HASHES_TOLD
@@ -393,7 +394,7 @@ class DisasterRun:
         self._bring(old, new)
 
     def _bring(self, old: int, new: int) -> None:
-        target = self.nodes.node(new).membership.recovery.as_target(RECOVERY_HASHES_TOLD)
+        target = as_target(self.nodes.node(new).log, RECOVERY_HASHES_TOLD)
 
         async def go(node: Node) -> Any:
             return await node.membership.recovery.migrate(target, dry_run=False)

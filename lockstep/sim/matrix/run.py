@@ -18,7 +18,8 @@ from lockstep.sim.matrix.cells import Cell, Fault
 from lockstep.sim.matrix.operator import CellOperator, Strike
 from lockstep.sim.matrix.tablet_cells import TabletCell
 from lockstep.sim.runtime.streams import Stream
-from lockstep.sim.scenario import Run, Scenario, SeedResult
+from lockstep.sim.scenario import Run, Scenario
+from lockstep.sim.seed_result import SeedResult
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
 

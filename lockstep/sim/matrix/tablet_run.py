@@ -20,7 +20,8 @@ from lockstep.sim.matrix.run import CellResult
 from lockstep.sim.matrix.tablet_cells import LONE, TabletCell, TabletFault, Way, may_end
 from lockstep.sim.matrix.tablet_operator import TabletCellOperator, TabletStrike
 from lockstep.sim.runtime.streams import Stream
-from lockstep.sim.scenario import Run, Scenario, SeedResult
+from lockstep.sim.scenario import Run, Scenario
+from lockstep.sim.seed_result import SeedResult
 
 #: Virtual seconds for the change, the fault and all that an operator does after it.
 _CELL_S = 90.0
