@@ -172,12 +172,14 @@ class RecoveryRequests:
         target = as_target(self._node.log, RECOVERY_HASHES_TOLD)
         told = (None, *repairs)
         group = management.group
+        is_bound = node.context.identity.value.cluster_id == cluster.identity.cluster_id
         return ClusterState(
             node=node.context.own_id(),
             cluster_name=cluster.identity.cluster_name,
             cluster_id=cluster.identity.cluster_id,
             epoch=cluster.epoch,
-            leader=node.log.leader_id or 0,
+            # Whoever leads while this node is about to go on under another id does not lead there.
+            leader=(node.log.leader_id or 0) if is_bound else 0,
             voters=tuple(cluster.voters),
             management=group.driver.raft.configuration.voters if group is not None else (),
             lineage=tuple(
