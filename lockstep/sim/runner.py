@@ -22,12 +22,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from lockstep.sim.disasters.run import NAME as DISASTERS
 from lockstep.sim.disasters.run import DisasterRun
 from lockstep.sim.faults.kinds import LEAVER_FAULTS, STAGE_FAULTS, TIMED
 from lockstep.sim.faults.nemesis import KIND_ON
 from lockstep.sim.plant import Planted
 from lockstep.sim.scenario import Run
-from lockstep.sim.scenarios import DISASTERS, SCENARIOS
+from lockstep.sim.scenarios import SCENARIOS
 from lockstep.sim.seed_result import SeedResult
 from lockstep.values.errors import ConfigurationError
 
