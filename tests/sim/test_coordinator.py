@@ -41,6 +41,8 @@ _OTHERS = (
     "replica.refused.stale",
     "replica.write.accepted",
     "replica.write.applied",
+    # Of tracked tables, which the scenario `tracked` must see.
+    *("read.tracked_anew", "read.tracked_brought", "read.tracked_reread", "write.another_leads"),
 )
 _LABEL = re.compile(r'"((?:replica|read|write)\.[a-z_.]+)"')
 
