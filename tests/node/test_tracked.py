@@ -262,7 +262,7 @@ def test_scenario_14_a_replica_that_was_away_gets_what_it_missed_and_nobody_keep
         assert held(town, 1) == held(town, 3)
 
 
-def test_scenario_30_what_is_of_a_dropped_table_is_held_as_nothing() -> None:
+def test_30_what_is_of_a_dropped_table_is_held_as_nothing() -> None:
     with tracked(10) as town:
         away(town, 3)
         assert write(town, 1).error is None
