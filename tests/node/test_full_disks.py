@@ -58,7 +58,7 @@ def test_full_disks_refuse_writes_while_reads_work_and_take_them_again_when_ther
         assert write(town, 1, b"before").error is None
         leave_free(town, 2, 900_000)
         assert write(town, 1, b"one full").error is None, "two of three are enough"
-        assert town.node(1).data.hints.store.count() == 1
+        town.until(lambda: town.node(1).data.hints.store.count() == 1)
         leave_free(town, 3, 900_000)
         failure = write(town, 1, b"two full").error
         assert isinstance(failure, WriteFailure) and (failure.failures, failure.required) == (2, 2)

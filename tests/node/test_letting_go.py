@@ -41,7 +41,6 @@ class Driven:
             SimpleNamespace(listen=lambda listener: None),  # type: ignore[arg-type]
             None,  # type: ignore[arg-type]
             is_leader=lambda: True,
-            term=lambda: 1,
             heard_since=lambda node, wall_us: False,
             follows=lambda: "",
             stragglers=lambda: (),

@@ -237,7 +237,7 @@ class ResetService:
         """No voice, and nothing more is applied: what is carried out is planned for what this node has now.
         Rejected while it is applying something."""
         state = self._log.state
-        if state.tail[0] != state.epoch:
+        if state.broken is None and state.tail[0] != state.epoch:
             raise Rejected(f"node {self._own_id()} is applying entries up to epoch {state.tail[0]}")
         self._fall_silent()
         self._log.catch_up.stop()

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from lockstep.node.membership.identity import IdentityFile
-from lockstep.node.recovery import applying, moving, reset_service
+from lockstep.node.recovery import applying, judging, moving
+from lockstep.node.recovery.own_state import OwnState
 from lockstep.node.recovery.recovery_file import RecoveryFile
 from lockstep.recovery.steps import Applied, Record
 from lockstep.sim.plant import Plant, Planted, replaced
@@ -77,7 +78,7 @@ def _bound_first() -> Iterator[None]:
 @contextlib.contextmanager
 def _tail_dropped() -> Iterator[None]:
     """What stands in journals and was not applied is not looked at."""
-    with replaced((reset_service.ResetService, "_tail", lambda self, epoch: [])):
+    with replaced((OwnState, "tail", lambda self, epoch: [])):
         yield
 
 
@@ -87,7 +88,7 @@ DISASTERS: Final = (
         "migrates_diverged",
         "a node with another history is let in",
         "disasters",
-        _swapped((reset_service, "judge", lambda *_: None)),
+        _swapped((judging, "judge", lambda *_: None)),
     ),
     Planted(
         "reset_keeps_journals",
