@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 #: A page of some ten commands, each starting or asking real processes.
-PAGE_TIMEOUT_S = 120
+PAGE_TIMEOUT_S = 240
 BLOCK = re.compile(r"<!-- (run|output) -->\n```\w+\n(.*?)```", re.DOTALL)
 EXITS = re.compile(r"^(?P<command>.*?)\s+# exits (?P<code>\d+)$")
 
