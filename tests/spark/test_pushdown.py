@@ -137,7 +137,7 @@ def table(cluster: LocalCluster) -> str:
     """Rows of all kinds: partitions without rows, without static values, with deletions."""
     connection = connect(cluster)
     connection.query(
-        "CREATE TABLE shop.chosen (a int, b text, c int, d text, e timestamp, s text static, v int, "
+        "CREATE TABLE shop.filtered (a int, b text, c int, d text, e timestamp, s text static, v int, "
         "PRIMARY KEY ((a, b), c, d, e)) WITH CLUSTERING ORDER BY (c DESC, d ASC, e DESC)"
     )
     dice = Random(5)
@@ -146,13 +146,13 @@ def table(cluster: LocalCluster) -> str:
         for a in POOLS["a"] for b in POOLS["b"] for c in POOLS["c"] for d in POOLS["d"] for e in POOLS["e"]
         if dice.random() < 0.6 and (a, b) != (3, "x")
     ]  # fmt: skip
-    insert(connection, "chosen", "a int; b text; c int; d text; e timestamp; v int", rows)
-    insert(connection, "chosen", "a int; b text; s text", [(1, "x", "here"), (3, "x", "here")])
-    connection.query("DELETE FROM shop.chosen WHERE a = 1 AND b = 'x' AND c > -1 AND c < 7")
-    connection.query("DELETE FROM shop.chosen WHERE a = 2 AND b = 'y' AND c = 7")
-    connection.query("DELETE v FROM shop.chosen WHERE a = 2 AND b = 'x' AND c = 7 AND d = 'k' AND e = 0")
+    insert(connection, "filtered", "a int; b text; c int; d text; e timestamp; v int", rows)
+    insert(connection, "filtered", "a int; b text; s text", [(1, "x", "here"), (3, "x", "here")])
+    connection.query("DELETE FROM shop.filtered WHERE a = 1 AND b = 'x' AND c > -1 AND c < 7")
+    connection.query("DELETE FROM shop.filtered WHERE a = 2 AND b = 'y' AND c = 7")
+    connection.query("DELETE v FROM shop.filtered WHERE a = 2 AND b = 'x' AND c = 7 AND d = 'k' AND e = 0")
     connection.close()
-    return "chosen"
+    return "filtered"
 
 
 def read(cluster: LocalCluster, table: str, filters: Sequence[Filter], **others: str) -> list[Any]:
