@@ -212,7 +212,7 @@ def test_a_wrong_cluster_name_cannot_join(tmp_path: Path) -> None:
 
 
 def test_an_unreachable_seed_is_told_and_asked_again(tmp_path: Path) -> None:
-    ended = run_node(joiner(tmp_path, seeds=[UNUSED]), timeout_s=3)
+    ended = run_node(joiner(tmp_path, seeds=[UNUSED]), timeout_s=6)
     assert ended.code is None, "the seed may come up: the node waits"
     assert "join.waits" in ended.err, ended.err
     assert UNUSED in ended.err, ended.err
