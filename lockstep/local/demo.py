@@ -230,6 +230,7 @@ OUTPUTS: Final = (
     "tablets-after.png",
     "verdict.json",
     "samples.csv",
+    "export",
     "spark.log",
     "traffic.parquet",
     LOGS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -230,3 +231,12 @@ def test_nodes_of_a_status_are_named_as_the_local_cluster_names_them() -> None:
         ("n2", "stopped", "leader", 0),
         ("c", "?", "", 0),
     ]
+
+
+def test_nothing_of_an_earlier_run_is_left_in_a_report(tmp_path: Path) -> None:
+    """An export that stood there ended the next tour: it is never written over."""
+    for name in demo.OUTPUTS:
+        (tmp_path / name).mkdir()
+    (tmp_path / "of somebody else").touch()
+    demo._remove_earlier_outputs(tmp_path)
+    assert "export" in demo.OUTPUTS and [one.name for one in tmp_path.iterdir()] == ["of somebody else"]
