@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -60,7 +59,7 @@ from lockstep.sim.load.workload import Client, Load, Workload, draw_load
 from lockstep.sim.plant import replaced
 from lockstep.sim.runtime.streams import Stream
 from lockstep.sim.runtime.world import World, WorldSettings
-from lockstep.sim.seed_result import SeedResult
+from lockstep.sim.seed_result import SeedResult, classified
 from lockstep.sim.watch import StageListener, Watch, check_replays
 from lockstep.sim.working_nodes import slow_limits, tight_limits
 from lockstep.topology.kinds.decommission import Decommission
@@ -359,7 +358,7 @@ class Run:
             except Violation as found:
                 invariant, violation = found.invariant, str(found)
             except AssertionError as found:
-                invariant, violation = self._classify(found)
+                invariant, violation = classified(self.world.errors, found)
             digest = self.world.digest()
         history = self.cluster.history
         return SeedResult(
@@ -380,17 +379,6 @@ class Run:
             probes=dict(self.world.probes.counts),
             faults=self.nemesis.swarm.kinds,
         )
-
-    def _classify(self, found: AssertionError) -> tuple[str, str]:
-        if not self.world.errors:
-            return "HARNESS", "".join(traceback.format_exception(found))
-        first = self.world.errors[0]
-        if isinstance(first.error, Violation):
-            return first.error.invariant, str(first)
-        text = str(first)
-        if first.error is not None:
-            text += "\n" + "".join(traceback.format_exception(first.error))
-        return first.kind.upper(), text
 
     # ---- phases
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Sequence
+
 import msgspec
+
+from lockstep.sim.checkers.violation import Violation
+from lockstep.sim.runtime.world import RunError
 
 
 class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,3 +31,16 @@ class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
     facts: dict[str, int] = {}
     probes: dict[str, int] = {}
     faults: tuple[str, ...] = ()
+
+
+def classified(errors: Sequence[RunError], found: AssertionError) -> tuple[str, str]:
+    """Which invariant an assertion of a run stands for, and its text: the first error of the world tells."""
+    if not errors:
+        return "HARNESS", "".join(traceback.format_exception(found))
+    first = errors[0]
+    if isinstance(first.error, Violation):
+        return first.error.invariant, str(first)
+    text = str(first)
+    if first.error is not None:
+        text += "\n" + "".join(traceback.format_exception(first.error))
+    return first.kind.upper(), text

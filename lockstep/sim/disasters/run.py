@@ -10,7 +10,6 @@ leaders and takes a change, and every node that is not destroyed serves.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -31,7 +30,7 @@ from lockstep.sim.disasters.watch import DisasterWatch
 from lockstep.sim.plant import replaced
 from lockstep.sim.runtime.probes import CrashRule
 from lockstep.sim.runtime.world import World, WorldSettings
-from lockstep.sim.seed_result import SeedResult
+from lockstep.sim.seed_result import SeedResult, classified
 from lockstep.values.errors import LockstepError, Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.node_limits import RECOVERY_HASHES_TOLD
@@ -137,19 +136,8 @@ class DisasterRun:
         except Violation as found:
             return found.invariant, str(found)
         except AssertionError as found:
-            return self._classified(found)
+            return classified(self.world.errors, found)
         return "", ""
-
-    def _classified(self, found: AssertionError) -> tuple[str, str]:
-        if not self.world.errors:
-            return "HARNESS", "".join(traceback.format_exception(found))
-        first = self.world.errors[0]
-        if isinstance(first.error, Violation):
-            return first.error.invariant, str(first)
-        text = str(first)
-        if first.error is not None:
-            text += "\n" + "".join(traceback.format_exception(first.error))
-        return first.kind.upper(), text
 
     def _phases(self) -> None:
         for number in self.nodes.numbers:
