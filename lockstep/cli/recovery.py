@@ -31,7 +31,7 @@ from lockstep.documents.recovery import (
 )
 from lockstep.documents.service import GlobalState, LocalStates
 from lockstep.documents.status import Nodes
-from lockstep.values.errors import ConfigurationError, LockstepError, OutcomeUnknown
+from lockstep.values.errors import ConfigurationError
 
 #: Between two looks at a cluster that begins anew.
 LOOK_S: Final = 0.1
@@ -200,7 +200,13 @@ def reset(
     began_s = time.monotonic()
     answer = asked.cluster_reset(wanted | {"digest": digest})
     done = read(ClusterReset, answer)
-    state = _verified(asked, done.cluster_id, call.call_timeout_s)
+    state = replacing.verified(
+        asked,
+        done.cluster_id,
+        max(call.call_timeout_s, 30.0),
+        late="the new group has no leader yet",
+        hint="start the participants that are down; `lockstep recovery` shows how it stands",
+    )
     if call.as_json(answer, "cluster-reset/1"):
         return
     took_s = time.monotonic() - began_s
@@ -232,27 +238,6 @@ def _digest_in(plan_file: str) -> str:
         raise ConfigurationError(f"{plan_file} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(f"{plan_file} is no plan of a repair") from error
-
-
-def _verified(asked: ClusterClient, cluster_id: str, timeout_s: float) -> ClusterState:
-    """The state of the conductor once it is of the new cluster and knows a leader. OutcomeUnknown when that
-    takes too long: the repair goes on."""
-    deadline_s = time.monotonic() + max(timeout_s, 30.0)
-    last = "it did not answer"
-    while time.monotonic() < deadline_s:
-        try:
-            state = read(ClusterState, asked.cluster_state())
-        except LockstepError as error:
-            last = error.message
-        else:
-            if state.cluster_id == cluster_id and state.leader:
-                return state
-            last = f"it is of cluster {state.cluster_id}, and knows {state.leader or 'nobody'} as leader"
-        time.sleep(LOOK_S)
-    raise OutcomeUnknown(
-        f"the repair was decided, and the new group has no leader yet: {last}",
-        hint="start the participants that are down; `lockstep recovery` shows how it stands",
-    )
 
 
 def _show_reset(told: ClusterReset) -> None:

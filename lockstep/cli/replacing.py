@@ -136,10 +136,17 @@ def went_on(sites: Sites, *, dry_run: bool) -> bool:
     return True
 
 
-def verified(client: ClusterClient, cluster_id: str) -> ClusterState:
+def verified(
+    client: ClusterClient,
+    cluster_id: str,
+    timeout_s: float = BACK_S,
+    *,
+    late: str = "its group has no leader yet",
+    hint: str = "give the command again; `lockstep recovery` shows how it stands",
+) -> ClusterState:
     """The state of a node once it is of the new cluster and knows a leader. OutcomeUnknown when that takes
-    too long: the repair goes on."""
-    deadline_s = time.monotonic() + BACK_S
+    too long: the repair goes on, and `late` and `hint` say so."""
+    deadline_s = time.monotonic() + timeout_s
     last = "it did not answer"
     while time.monotonic() < deadline_s:
         try:
@@ -152,8 +159,8 @@ def verified(client: ClusterClient, cluster_id: str) -> ClusterState:
             last = f"it is of cluster {state.cluster_id}, and knows {state.leader or 'nobody'} as leader"
         time.sleep(LOOK_S)
     raise OutcomeUnknown(
-        f"the repair was decided, and its group has no leader yet: {last}",
-        hint="give the command again; `lockstep recovery` shows how it stands",
+        f"the repair was decided, and {late}: {last}",
+        hint=hint,
     )
 
 
