@@ -44,6 +44,7 @@ ALSO: Mapping[str, tuple[str, ...]] = {
         ("replication", "storage", *_OF_REQUESTS),
     ),
     "storage": ("replication",),
+    "recovery": (),
     "ring": (),
     "tracking": (),
 }

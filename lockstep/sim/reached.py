@@ -36,6 +36,8 @@ _STATEMENTS: Final = 1500
 _STATEMENTS_UNDER_FAULTS: Final = 600
 _FOLLOWERS: Final = 40
 _COMMITS: Final = 60
+_RINGS: Final = 40
+_TRACKINGS: Final = 12
 
 #: Runs, and tells what failed; "" when nothing did.
 Part = Callable[[], str]
@@ -53,6 +55,9 @@ def parts(first: int = 1, seeds: int = NIGHTLY_SEEDS) -> dict[str, Part]:
         "dissemination": partial(_dissemination, first),
         "statements": partial(_statements, first, _STATEMENTS, 1),
         "statements under faults": partial(_statements, first, _STATEMENTS_UNDER_FAULTS, 3),
+        "rings": partial(_rings, first, _RINGS, "quorum"),
+        "rings of all": partial(_rings, first, _RINGS, "unanimous"),
+        "tracking": partial(_tracking, first, _TRACKINGS),
     }
     return {**tools, **seeded}
 
@@ -92,9 +97,25 @@ def _statements(seed: int, statements: int, nodes: int) -> str:
     return "; ".join(told)
 
 
+def _rings(first: int, seeds: int, mode: str) -> str:
+    from lockstep.ring.ring import Mode
+    from lockstep.sim.ring import report
+    from lockstep.sim.ring.harness import Setting
+
+    verdict = report.check(Setting(Mode(mode), first, aborting=mode == "quorum"), seeds)
+    return "" if verdict.holds else verdict.text()
+
+
+def _tracking(first: int, seeds: int) -> str:
+    from lockstep.sim.tracking import report
+
+    verdict = report.check(first, seeds)
+    return "" if verdict.holds else verdict.text()
+
+
 #: Rooms without I/O, and the one that replicates.
 ROOMS: Final = (
-    *("consensus", "metadata", "placement", "topology", "gossip"),
+    *("consensus", "metadata", "placement", "topology", "gossip", "recovery", "ring", "tracking"),
     *("storage", "internode", "quorum", "replica", "streaming", "coordination", "handoff"),
 )
 _PACKAGE = Path(lockstep.__file__).parent
