@@ -294,11 +294,9 @@ class WholeFold(PartitionFold):
     __slots__ = ()
 
     def __init__(self, token: int, key: bytes, prefix: bytes, ask_merge: AskMerge | None = None) -> None:
-        super().__init__(token, key, prefix, command=_WHOLE, room=_UNLIMITED, ask_merge=ask_merge)
-
-    def add(self, pair: tuple[bytes, bytes]) -> bool:
-        self.bytes_read = 0
-        return super().add(pair)
+        super().__init__(
+            *(token, key, prefix), command=_WHOLE, room=_UNLIMITED, ask_merge=ask_merge, bytes_max=_UNLIMITED
+        )
 
     def taken(self) -> tuple[Row, ...]:
         """The rows that are finished, but for those that were taken before."""

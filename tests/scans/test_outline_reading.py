@@ -13,13 +13,14 @@ from lockstep.scans.outline_reading import OutlineReading
 from lockstep.scans.scan_table import ScanTable
 from lockstep.scans.telling import Telling, joined
 from lockstep.schema.model import ColumnKind
-from lockstep.storage.reading import Reading
+from lockstep.storage.reading import Reading, partitions_between
 from lockstep.storage.rows import keys
-from lockstep.storage.rows.fragments import decode_rows, encode_row, merge_id
+from lockstep.storage.rows.fragments import decode_rows, encode_row, fragments_of, merge_id
 from lockstep.storage.rows.reconcile import merge_rows
 from lockstep.storage.rows.visible import counts_static, live_view
 from lockstep.storage.store import Pair
 from lockstep.values import limits
+from lockstep.values.ids import mutation_id
 from lockstep.values.outlines import (
     CLUSTERING,
     PARTITION_KEY,
@@ -29,7 +30,7 @@ from lockstep.values.outlines import (
     OutlineColumn,
     OutlineFold,
 )
-from lockstep.values.rows import ALL_ROWS, ReadCommand, ReadResult, Slice
+from lockstep.values.rows import ALL_ROWS, Cell, Mutation, ReadCommand, ReadResult, Row, Slice
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 
 from .support import NOW_S, TABLE_ID, View, Writer, table_of
@@ -270,6 +271,19 @@ def test_an_answer_ends_with_the_row_that_fills_it(monkeypatch: pytest.MonkeyPat
             told = joined(outline, parts)
             assert (told.rows, told.packed, told.folds) == expected[outline]
             assert rounds > (1 if size < 5_000 else 0)
+
+
+def test_what_follows_a_row_larger_than_an_answer_is_read_too() -> None:
+    """Streams, digests, readers of whole tables and counts look at partitions by such a fold."""
+    prefix = keys.partition_prefix(TABLE_ID, 0, b"a")
+    pairs: list[Pair] = []
+    values = {b"c": b"v" * (limits.READ_RESULT_BYTES_MAX + 1), b"d": b"w", b"e": b"x"}
+    for number, (clustering, value) in enumerate(values.items(), start=1):
+        row = Row(clustering, cells=(Cell(1, value, number),))
+        mutation = Mutation(TABLE_ID, 0, b"a", mutation_id(1, 1, number), number, rows=(row,))
+        pairs += [(key, data) for _, key, data in fragments_of(mutation, prefix)]
+    (found,) = [part for part in partitions_between(View(pairs), prefix, keys.partition_end(prefix)) if part]
+    assert {row.clustering: row.cells[0].value for row in found.rows} == values
 
 
 def _plain(outline: Outline) -> ReadCommand:

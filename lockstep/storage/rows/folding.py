@@ -42,6 +42,7 @@ class PartitionFold:
     __slots__ = (
         "_ahead",
         "_ask_merge",
+        "_bytes_max",
         "_dead",
         "_deletion",
         "_dropped",
@@ -73,7 +74,10 @@ class PartitionFold:
         command: ReadCommand,
         room: int,
         ask_merge: AskMerge | None,
+        bytes_max: int | None = None,
     ) -> None:
+        """`bytes_max`: what is read of the partition before it is full; None: READ_RESULT_BYTES_MAX."""
+        self._bytes_max = limits.READ_RESULT_BYTES_MAX if bytes_max is None else bytes_max
         self.token = token
         self.key = key
         self.prefix = prefix
@@ -150,7 +154,7 @@ class PartitionFold:
         size = sum([len(pair[0]) + len(pair[1]) for pair in done])
         if len(places) <= len(pairs) or self.live + len(done) >= self._room:
             return False
-        if self.bytes_read + size >= limits.READ_RESULT_BYTES_MAX:
+        if self.bytes_read + size >= self._bytes_max:
             return False
         self._finish_rows(decode_rows(done, at + 1))
         self.bytes_read += size
@@ -232,4 +236,4 @@ class PartitionFold:
             self._rows.append(row)
             if row_is_live(row, self._now_s, self._dropped):
                 self.live += 1
-        return self.live >= self._room or self.bytes_read >= limits.READ_RESULT_BYTES_MAX
+        return self.live >= self._room or self.bytes_read >= self._bytes_max
