@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,14 @@ LONG = ("spark", "docs", "sim", "acceptance", "node", "server", "local")
 #: The modules of this room share a cluster and a Java runtime, so one process does them all.
 SHARING = "tests/spark"
 
+
+# Where a shell wants no `__pycache__` beside the sources, compiled code is kept in another folder: without it
+# each process of a run, and each that a test starts, compiles all it imports: most of its time to begin.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = os.environ.setdefault(
+        "PYTHONPYCACHEPREFIX", str(Path(__file__).parents[1] / "build" / "bytecode")
+    )
 
 # Examples are the same in each run, so a failure is of the change at hand; how fast they are made tells of
 # the machine alone. HYPOTHESIS_PROFILE=fresh draws others.
