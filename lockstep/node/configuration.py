@@ -8,7 +8,6 @@ Precedence: the environment variable `LOCKSTEP_<SECTION>_<KEY>`, then the file, 
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
@@ -433,8 +432,15 @@ def _refuse_nul(written: Configuration, source: str) -> None:
                 )
 
 
+def _close_to(word: str, known: list[str], cutoff: float = 0.6) -> list[str]:
+    """At most one. What tells it is loaded for a mistake only: nodes keep all their lives what they load."""
+    import difflib
+
+    return difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
+
+
 def _suggestion(word: str, known: list[str], prefix: str = "") -> str:
-    close = difflib.get_close_matches(word, known, n=1)
+    close = _close_to(word, known)
     if close:
         return f"did you mean {prefix}{close[0]}?"
     return "known here: " + ", ".join(known)
@@ -451,7 +457,7 @@ def _overlay(environment: Mapping[str, str]) -> dict[tuple[str, str], Any]:
         if not variable.startswith(ENVIRONMENT_PREFIX) or not separator:
             continue
         if section not in _SECTIONS:
-            close = difflib.get_close_matches(section, list(_SECTIONS), n=1, cutoff=0.75)
+            close = _close_to(section, list(_SECTIONS), 0.75)
             if close:
                 meant = f"{ENVIRONMENT_PREFIX}{close[0]}_{key}".upper()
                 raise ConfigurationError(

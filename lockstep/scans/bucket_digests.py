@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import xxhash
 
@@ -24,10 +24,8 @@ from lockstep.storage.rows.visible import deletion_left, ranges_left, row_left
 from lockstep.storage.store import Pair
 from lockstep.values.tokens import Range
 
-try:
-    from lockstep.scans import stored_rows
-except ImportError:  # numpy is not installed
-    stored_rows = None  # type: ignore[assignment]
+if TYPE_CHECKING:
+    from lockstep.scans.stored_rows import StoredRows
 
 #: Fewer are not worth looking at together.
 _TOGETHER_MIN: Final = 16
@@ -51,6 +49,15 @@ class _Bucket:
         return xxhash.xxh3_128_digest(b"".join([one.digest() for one in self.hashes]))
 
 
+def _looked_at_together(rights: Sequence[int], widths: dict[int, int]) -> StoredRows | None:
+    """None without numpy. It is loaded for digests alone: its 12 MB are not needed to administer a node."""
+    try:
+        from lockstep.scans.stored_rows import StoredRows
+    except ImportError:
+        return None
+    return StoredRows(rights, widths)
+
+
 class BucketDigests:
     """Give it the pairs of `buckets`, sorted and adjacent, in key order with `feed`, then `finish`.
 
@@ -64,9 +71,7 @@ class BucketDigests:
         self._rights = [bucket.right for bucket in buckets]
         self._buckets = [_Bucket() for _ in buckets]
         self._before_s = before_s
-        self._stored = None
-        if together and stored_rows is not None:
-            self._stored = stored_rows.StoredRows(self._rights, widths)
+        self._stored = _looked_at_together(self._rights, widths) if together else None
         self._held: list[Pair] = []
         self._fold: WholeFold | None = None
         self._has_head = False

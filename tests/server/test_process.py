@@ -13,6 +13,8 @@ from pathlib import Path
 from tests.server.parts import ADMIN_PORT, CQL_PORT, INTERNODE_PORT, addresses
 
 MAIN = [sys.executable, "-m", "lockstep.server.main", "--config"]
+#: What digests and scans of content load: 12 MB that a node without them need not hold.
+FOR_CONTENT = ("numpy", "pyarrow")
 
 
 def configured(directory: Path, address: str, extra: str = "") -> Path:
@@ -126,12 +128,23 @@ def test_operators_mistakes_end_as_one_error(tmp_path: Path) -> None:
 
 
 def test_importing_the_entry_loads_nothing_that_a_start_does_not_need() -> None:
-    heavy = ("lark", "starlette", "uvicorn", "h11", "prometheus_client", "structlog", "rocksdict", "rich")
-    script = f"import sys, lockstep.server.main; print([m for m in {heavy!r} if m in sys.modules])"
+    web = ("starlette", "uvicorn", "h11")
+    other = ("lark", "prometheus_client", "structlog", "rocksdict", "rich", "ctypes", "difflib")
+    assert loaded("lockstep.server.main", *web, *other, *FOR_CONTENT) == "[]"
+
+
+def test_the_admin_api_loads_nothing_that_only_content_needs() -> None:
+    """Every node of a local cluster has answered there once."""
+    assert loaded("lockstep.server.admin.api", *FOR_CONTENT) == "[]"
+
+
+def loaded(module: str, *looked_for: str) -> str:
+    """Which of these an import of the module loads."""
+    script = f"import sys, {module}; print([name for name in {looked_for!r} if name in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=True
     )
-    assert done.stdout.strip() == "[]"
+    return done.stdout.strip()
 
 
 def test_a_node_that_waits_for_its_cluster_ends_at_once_when_told(tmp_path: Path) -> None:

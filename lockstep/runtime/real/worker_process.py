@@ -9,7 +9,6 @@ process; it cannot be undone.
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import os
 import platform
@@ -67,13 +66,15 @@ _CALLS: Final = {
 }
 
 
-class _Program(ctypes.Structure):
-    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
-
-
 def confine(memory_bytes: int, cpu_s: int) -> str:
     """Confine this process to computing, and to reading 0 and writing 1. The reason when it cannot be: then
     the limits hold, but system calls are not filtered."""
+    # Loaded while files may still be opened; a node, which has this module for its doors, does without it.
+    import ctypes
+
+    class Program(ctypes.Structure):
+        _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
+
     os.closerange(3, 1024)
     for what, most in (
         (resource.RLIMIT_AS, memory_bytes),
@@ -95,7 +96,7 @@ def confine(memory_bytes: int, cpu_s: int) -> str:
         return f"the kernel refuses to give up privileges: {os.strerror(ctypes.get_errno())}"
     code = filter_program(*found)
     held = ctypes.create_string_buffer(code, len(code))
-    program = _Program(len(code) // 8, ctypes.addressof(held))
+    program = Program(len(code) // 8, ctypes.addressof(held))
     if libc.prctl(_SET_SECCOMP, _FILTER_MODE, ctypes.byref(program), 0, 0) != 0:
         return f"the kernel does not filter system calls: {os.strerror(ctypes.get_errno())}"
     return ""
@@ -104,6 +105,8 @@ def confine(memory_bytes: int, cpu_s: int) -> str:
 def end_with_parent() -> None:
     """Have the kernel end this process with the one that started it, which may have no chance to do so."""
     if sys.platform == "linux":
+        import ctypes
+
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, _SIGKILL, 0, 0, 0)
 
 
