@@ -8,6 +8,7 @@ import cProfile
 import mmap
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def run() -> int:
         os.fsync = _counted(os.fsync, count)  # type: ignore[assignment]
         if not profiled:
             return main(arguments)
-        profile = cProfile.Profile()
+        profile = cProfile.Profile(time.process_time)
         try:
             return profile.runcall(main, arguments)
         finally:

@@ -3,12 +3,13 @@
 Prepared statements, token-aware routing, a fixed number of requests in flight. Reads one JSON command a
 line from standard input and writes one JSON answer a line: `{"run": KIND, ...}` starts a phase and answers
 "began" when the warm-up is over and the figures when it has ended, so that the caller can read the servers'
-CPU between the two. Kinds: write and read of one row; overwrite of the same rows, `keys` of them, and read of
-those; slice of 100 rows of one partition; scan, page by page, of the table that slices are of (a request is a
-page); partition, page by page, of 10,000 rows (a request is the whole of it), by_index, of 10 rows, and
-conditional, a batch of five inserts and a conditional update. `"run": "prepare"` makes the tables of the last
-three. `"run": "space"` makes a keyspace of a `name` with `options`; writes, reads and fills of a row that say
-it as `space` are about that. Usage: load_driver.py HOST,HOST,... PORT [DATA CENTRE]
+CPU between the two. Kinds: write and read of one row; overwrite of the same rows, `keys` of them from the
+`first` on, and read of those; slice of 100 rows of one partition; scan, page by page, of the table that
+slices are of (a request is a page); partition, page by page, of 10,000 rows (a request is the whole of it),
+by_index, of 10 rows, and conditional, a batch of five inserts and a conditional update. `"run": "prepare"`
+makes the tables of the last three. `"run": "space"` makes a keyspace of a `name` with `options`; writes,
+reads and fills of a row that say it as `space` are about that. Usage: load_driver.py HOST,HOST,... PORT
+[DATA CENTRE]
 """
 
 from __future__ import annotations
@@ -102,6 +103,8 @@ class Phase:
         self._is_noise = command.get("noise", False)
         self._of = command.get("space", "")
         self._overwritten = command.get("keys") or OVERWRITTEN
+        #: The first of those keys.
+        self._first = command.get("first", 0)
         self._level = acsylla.Consistency[command.get("consistency", "QUORUM")]
         #: (partition, its version) that no request is about.
         self._versions = command.get("versions") or []
@@ -138,7 +141,7 @@ class Phase:
         await self._timed(self._bound(f"write{self._of}", [self._overwritten_key(), self._value]))
 
     def _overwritten_key(self) -> bytes:
-        return b"overwritten-%04d" % random.randrange(self._overwritten)
+        return b"overwritten-%04d" % (self._first + random.randrange(self._overwritten))
 
     async def _read(self) -> None:
         await self._read_row(random.choice(self._keys))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import cProfile
 import sys
+import time
 from pathlib import Path
 
 from lockstep.server.main import main
@@ -13,7 +14,7 @@ from lockstep.server.main import main
 def run() -> int:
     directory, arguments = Path(sys.argv[1]), sys.argv[2:]
     directory.mkdir(parents=True, exist_ok=True)
-    profile = cProfile.Profile()
+    profile = cProfile.Profile(time.process_time)
     try:
         return profile.runcall(main, arguments)
     finally:
