@@ -71,6 +71,8 @@ OWNERS, OWNED = 500, 10
 DECIDED, INSERTS = 64, 5
 #: Writes at once of a fill.
 FILL_AT_ONCE = 200
+#: Attempts of each of them, and the pause before another one.
+FILL_ATTEMPTS, FILL_PAUSE_S = 20, 0.5
 
 
 def say(answer: dict[str, Any]) -> None:
@@ -231,7 +233,18 @@ class Phase:
             numbers = range(first, min(first + FILL_AT_ONCE, self._overwritten))
             rows = ((b"overwritten-%04d" % number, self._filled()) for number in numbers)
             bound = (self._bound(f"write{self._of}", list(row)) for row in rows)
-            await asyncio.gather(*(self._session.execute(row) for row in bound))
+            await asyncio.gather(*(self._written(row) for row in bound))
+
+    async def _written(self, row: Any) -> None:
+        """Write a row of a fill; nodes refuse some where others keep the processors busy."""
+        for left in reversed(range(FILL_ATTEMPTS)):
+            try:
+                await self._session.execute(row)
+                return
+            except acsylla.errors.CassException:
+                if not left:
+                    raise
+            await asyncio.sleep(FILL_PAUSE_S)
 
     def _filled(self) -> bytes:
         return os.urandom(self._value_bytes) if self._is_noise else self._value
