@@ -7,7 +7,7 @@ import random
 import msgspec
 import pytest
 
-from lockstep.metadata.cdc import Generation
+from lockstep.metadata.cdc import Generation, write_allowed
 from lockstep.metadata.log.apply import state_digest
 from lockstep.metadata.log.snapshot import SnapshotDecoder, pieces
 from lockstep.metadata.operations import Stage
@@ -62,7 +62,7 @@ def test_a_new_cluster_has_a_generation_that_counts_at_once() -> None:
     assert first.is_published and first.operation_id == 0 and ends(first) == [0, 1000, 2000]
 
 
-def test_a_join_commits_a_generation_that_is_published_before_it_takes_effect() -> None:
+def test_scenario_24_a_join_commits_a_generation_that_is_published_before_it_takes_effect() -> None:
     history = joining(500)
     made = commit(history, 1)
     assert history.now.operations[0].stage is Stage.COMMIT_CDC_GENERATION
@@ -71,6 +71,11 @@ def test_a_join_commits_a_generation_that_is_published_before_it_takes_effect() 
     published = publish(history, 1, NOON_MS + 1000)[-1]
     assert published.published_epoch == history.now.epoch and published.timestamp_ms == made.timestamp_ms
     assert history.now.operations[0].stage is Stage.WRITE_BOTH_READ_OLD
+    known, takes_effect_us = history.now.generations, made.timestamp_ms * 1000
+    off_us = (LEEWAY_MS + 1) * 1000
+    assert "ahead of" in write_allowed(known, takes_effect_us, takes_effect_us - off_us)
+    assert "behind" in write_allowed(known, takes_effect_us - 1, takes_effect_us - 1 + off_us)
+    assert not write_allowed(known, takes_effect_us - 1, takes_effect_us - 1 + LEEWAY_MS * 1000 - 1000)
 
 
 def test_a_barrier_that_took_too_long_moves_the_timestamp_into_the_future_again() -> None:
