@@ -53,6 +53,8 @@ class TabletBalancer:
         self._is_leader = is_leader
         self._refresh_s = context.configuration.tablets.load_refresh_ms / 1000
         self._wake = asyncio.Event()
+        #: Set when a node begins to come, is there, or is no more: then there is no pause before planning.
+        self._came = asyncio.Event()
         self._target_bytes = context.configuration.tablets.target_size_bytes
         self._planner = Planner(self._target_bytes)
         self._resizes = ResizeDriver(context, submitter, readiness, self.wake)
@@ -98,11 +100,15 @@ class TabletBalancer:
         if before.tablets is not after.tablets:
             tables = tables or _settled(before) != _settled(after)
         ended = before.transitions.lone_count > after.transitions.lone_count == 0
-        came = _normal(before) != _normal(after)
-        if came:
-            # A newcomer is to have its share soon, and nodes come and go seldom.
-            self._asked_s = None
-        if tables or ended or came:
+        was, now = _normal(before), _normal(after)
+        if was != now or _asked(before) != _asked(after):
+            # Nodes come and go seldom. One that begins to join is asked by the time it may have tablets.
+            self._came.set()
+            is_known = set(was) <= set(now) <= self._planner.statistics.nodes.keys()
+            if was == now or not is_known:
+                self._asked_s = None
+            self._is_due = True
+        if tables or ended:
             self._is_due = True
         if after.tablets.by_group:
             self._wake.set()
@@ -127,7 +133,10 @@ class TabletBalancer:
 
     async def _next(self) -> None:
         """Until something changes, or nodes are to be asked."""
-        await asyncio.sleep(PLAN_PAUSE_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PLAN_PAUSE_S):
+                await self._came.wait()
+        self._came.clear()
         with suppress(TimeoutError):
             # Not `wait_for`, which misses its cancellation where the event comes at the same time.
             is_soon = self._is_due or self._resizes.waits_for_time
@@ -146,8 +155,7 @@ class TabletBalancer:
         self._asking = self._context.runtime.tasks.spawn(self._ask(self._planner), "tablets.loads")
 
     async def _ask(self, planner: Planner) -> None:
-        cluster = self._state.current
-        present = [node.id for node in cluster.directory.nodes if node.state is NodeState.NORMAL]
+        present = _asked(self._state.current)
         planner.refreshed(await self._loads.ask(node for node in present if self._context.alive(node)))
         self._wake.set()
 
@@ -183,6 +191,13 @@ class TabletBalancer:
 def _settled(cluster: ClusterMetadata) -> list[int]:
     """The tablet groups whose map is new."""
     return [one.id for one in cluster.tablets.groups if one.head.resizing.phase is ResizePhase.SETTLING]
+
+
+def _asked(cluster: ClusterMetadata) -> list[NodeId]:
+    """Who is asked for its load: also who is on its way into the ring, so that what it can hold is known when
+    it is there."""
+    states = (NodeState.NORMAL, NodeState.BOOTSTRAPPING, NodeState.REPLACING)
+    return [node.id for node in cluster.directory.nodes if node.state in states]
 
 
 def _normal(cluster: ClusterMetadata) -> list[NodeId]:

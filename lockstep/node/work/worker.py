@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -39,6 +41,7 @@ from lockstep.values.errors import (
     ServerFault,
     SessionClosed,
 )
+from lockstep.values.ids import NodeId
 from lockstep.values.limits import REPLICA_RETRY_MS, WORK_ATTEMPTS_MAX, WORK_FAREWELL_MS
 from lockstep.values.tokens import Range
 
@@ -47,6 +50,9 @@ WORK_POLL_MS = 1000
 #: Streams one target pulls at once: two keep source and target both busy while there is something to send,
 #: two more hide the round trips of the many ranges that hold next to nothing.
 STREAMS_AT_ONCE_MAX = 4
+#: Of transitions that move by themselves, from one source: the second has its files built while those of the
+#: first are sent. With more at once all of them would be there at the end, and none of them sooner.
+LONE_STREAMS_PER_SOURCE_MAX = 2
 #: What must have been moved for the rate to say something: of less, most of the time went to round trips.
 RATE_TOLD_BYTES_MIN = 16 * 1024 * 1024
 
@@ -88,6 +94,8 @@ class WorkService:
         #: When every request has ended that an earlier start of this node may have answered.
         self._settled_s = context.runtime.clock.monotonic_s() + settle_ms / 1000
         self._running: dict[_Key, _Running] = {}
+        #: By source; one that cannot be reached holds up no other.
+        self._lone_gates: dict[NodeId, asyncio.Semaphore] = {}
         #: Of the last stream that says something about it; 0 before there was one.
         self.rate_bytes_s = 0
         #: How often in a row each piece of work failed for a reason that may not pass by itself.
@@ -346,16 +354,24 @@ class WorkService:
             if cluster.table(table) is None:
                 return
             node = cluster.directory.by_id[source]
-            # Ballots first: what they call decided is then in the rows that follow.
-            for stored in (ballots_of(table), table):
-                await self._streams.stream_range(
-                    source=(node.address, node.internode_port),
-                    session_id=operation.session_id,
-                    table_id=stored,
-                    range=task.range,
-                    epoch=operation.stage_epoch,
-                    progress=progress,
-                )
+            async with self._gate(operation, source):
+                # Ballots first: what they call decided is then in the rows that follow.
+                for stored in (ballots_of(table), table):
+                    await self._streams.stream_range(
+                        source=(node.address, node.internode_port),
+                        session_id=operation.session_id,
+                        table_id=stored,
+                        range=task.range,
+                        epoch=operation.stage_epoch,
+                        progress=progress,
+                    )
+
+    def _gate(self, mover: Mover, source: NodeId) -> AbstractAsyncContextManager[Any]:
+        """Passed in the order in which it was asked for; an operation has its own limit."""
+        if not isinstance(mover, Lone):
+            return nullcontext()
+        gates = self._lone_gates
+        return gates.setdefault(source, asyncio.Semaphore(LONE_STREAMS_PER_SOURCE_MAX))
 
     def _forget_closed(self, _before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
         if not self._running:
