@@ -118,6 +118,8 @@ def _place(owner: Owner) -> tuple[str, str]:
 _RING = 1 << 64
 #: Largest share of a range that one new token takes, as a fraction: the former owner keeps a part.
 _PIECE_LARGEST: Final = (3, 4)
+#: Ranges of at least so much of a node's widest are as good to take from.
+_AS_WIDE: Final = (3, 4)
 
 
 def even_tokens(counts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -141,9 +143,11 @@ def even_tokens(counts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
 def splitting_tokens(owned: Sequence[Sequence[int]], count: int) -> tuple[int, ...]:
     """`count` new tokens for a node that joins nodes with the tokens `owned[i]`.
 
-    Each takes the front of the widest range of whichever node owns most by then, so that all nodes give;
-    how much is what the newcomer still lacks of a share in proportion to its tokens, but never a whole
-    range. Ties go to the first node, then to the lowest token.
+    Each takes the front of a range of whichever node owns most by then, so that all nodes give; how much is
+    what the newcomer still lacks of a share in proportion to its tokens, but never a whole range. Of those
+    about as wide as the node's widest it is the one farthest from the newcomer's other tokens: a token makes
+    it a replica of the ranges before it, too, and of those that two tokens have before them only once.
+    Ties go to the first node, then to the wider range, then to the lowest token.
     """
     widths = [widths_of for widths_of in _widths(owned) if widths_of]
     if not widths:
@@ -153,7 +157,7 @@ def splitting_tokens(owned: Sequence[Sequence[int]], count: int) -> tuple[int, .
     chosen: list[int] = []
     for still in range(count, 0, -1):
         giver = totals.index(max(totals))
-        end, width = max(widths[giver].items(), key=lambda item: (item[1], -item[0]))
+        end, width = _farthest(widths[giver], chosen)
         piece = max(1, min(lacking // still, width * _PIECE_LARGEST[0] // _PIECE_LARGEST[1]))
         while _moved(end, piece - width) in (TOKEN_MIN, TOKEN_MAX):
             piece += 1
@@ -164,6 +168,22 @@ def splitting_tokens(owned: Sequence[Sequence[int]], count: int) -> tuple[int, .
         lacking -= piece
     assert len(set(chosen)) == count, "a token is given once"
     return tuple(sorted(chosen))
+
+
+def _farthest(widths_of: Mapping[int, int], chosen: Sequence[int]) -> tuple[int, int]:
+    """The range of one node, by its end, that lies farthest from the chosen tokens, and its width."""
+    wide = max(widths_of.values()) * _AS_WIDE[0] // _AS_WIDE[1]
+
+    def rank(item: tuple[int, int]) -> tuple[int, int, int]:
+        end, width = item
+        return min((min(_apart(end, one), _apart(one, end)) for one in chosen), default=0), width, -end
+
+    return max((item for item in widths_of.items() if item[1] >= wide), key=rank)
+
+
+def _apart(low: int, high: int) -> int:
+    """How far along the ring it is from one token to another one."""
+    return (high - low) % _RING
 
 
 def _widths(owned: Sequence[Sequence[int]]) -> list[dict[int, int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,6 +43,30 @@ def test_shares_stay_fair_as_the_cluster_grows() -> None:
     for newcomers in range(1, 10):
         parts = shares(grown(3, 16, newcomers))
         assert max(parts) < Fraction(3, 2) * min(parts), newcomers
+
+
+def stored(owned: list[tuple[int, ...]], factor: int) -> list[Fraction]:
+    """The part of the ring that each node has replicas of, when all are in one rack."""
+    owner = {token: node for node, tokens in enumerate(owned) for token in tokens}
+    ends = sorted(owner)
+    parts = [Fraction(0)] * len(owned)
+    for index, end in enumerate(ends):
+        left = ends[index - 1] if index else ends[-1] - RING
+        behind = [owner[ends[(index + step) % len(ends)]] for step in range(len(ends))]
+        for node in list(dict.fromkeys(behind))[:factor]:
+            parts[node] += Fraction(end - left, RING)
+    assert sum(parts) == factor
+    return parts
+
+
+@pytest.mark.parametrize("tokens", [4, 16, 64])
+def test_a_newcomer_stores_about_as_much_as_the_others(tokens: int) -> None:
+    """Tokens side by side would make the fourth node a replica of 39 % of the ring, not of 75 %."""
+    parts = stored(grown(3, tokens, 1), 3)
+    assert parts[3] > Fraction(2, 3), float(parts[3])
+    for newcomers in range(1, 6):
+        parts = stored(grown(3, 16, newcomers), 3)
+        assert max(parts) < Fraction(4, 3) * min(parts), (newcomers, list(map(float, parts)))
 
 
 @settings(max_examples=100, deadline=None)
