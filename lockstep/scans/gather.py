@@ -18,30 +18,60 @@ PADDING: Final = 256
 class Joined:
     """Values laid one behind the other; value i is `octets[starts[i]:ends[i]]`."""
 
-    def __init__(self, values: Sequence[bytes]) -> None:
+    def __init__(self, values: Sequence[bytes], head: int = 0, tail: int = 0) -> None:
+        """Each without so many bytes at its beginning and end, which it has."""
         count = len(values)
         bounds = np.zeros(count + 1, dtype="i8")
         np.cumsum(np.fromiter(map(len, values), dtype="i8", count=count), out=bounds[1:])
-        self._data = b"".join([*values, bytes(PADDING)])
-        self.octets = np.frombuffer(self._data, dtype="u1")
+        self.octets = np.frombuffer(b"".join([*values, bytes(PADDING)]), dtype="u1")
+        if head or tail:
+            self.octets, bounds = _cut(self.octets, bounds, head, tail)
         self.starts, self.ends = bounds[:-1], bounds[1:]
-        self._values = values
 
     @property
     def size_bytes(self) -> int:
-        return len(self._data) - PADDING
+        return len(self.octets) - PADDING
 
     @property
     def content(self) -> memoryview:
         """All of them, one behind the other."""
-        return memoryview(self._data)[: self.size_bytes]
+        return self.octets[: self.size_bytes].data
 
     @property
     def lengths(self) -> Any:
         return self.ends - self.starts
 
     def value(self, number: int) -> bytes:
-        return self._values[number]
+        return bytes(self.content[int(self.starts[number]) : int(self.ends[number])])
+
+    def repeats(self) -> Any:
+        """Of each value whether it is that before it, and False behind the last."""
+        count = len(self.starts)
+        found = np.zeros(count + 1, dtype=bool)
+        if count < 2:
+            return found
+        lengths = self.lengths
+        # Values that are equal end alike; few others of one length do.
+        width = next(size for size in (8, 4, 2, 1, 0) if size <= lengths.min())
+        like = lengths[1:] == lengths[:-1]
+        if width:
+            last = windows(self.octets, self.ends - width, width).view(f"u{width}")[:, 0]
+            like &= last[1:] == last[:-1]
+        for at in np.flatnonzero(like).tolist():
+            found[at + 1] = self.value(at) == self.value(at + 1)
+        return found
+
+
+def _cut(octets: Any, bounds: Any, head: int, tail: int) -> tuple[Any, Any]:
+    """(octets, bounds) of values that lose so many bytes at their beginning and end."""
+    lost = np.arange(len(bounds), dtype="i8") * (head + tail)
+    kept = bounds - lost
+    count = int(kept[-1])
+    places = np.arange(count, dtype="i8")
+    places += np.repeat(lost[:-1] + head, kept[1:] - kept[:-1])
+    left = np.zeros(count + PADDING, dtype="u1")
+    left[:count] = octets[places]
+    return left, kept
 
 
 def windows(octets: Any, starts: Any, width: int) -> Any:
@@ -50,7 +80,7 @@ def windows(octets: Any, starts: Any, width: int) -> Any:
     return np.lib.stride_tricks.sliding_window_view(octets, width)[starts]
 
 
-def cells_at(octets: Any, starts: Any, lengths: Any) -> list[bytes | None]:
+def cells_at(octets: Any, starts: Any, lengths: Any) -> list[bytes]:
     """The stretches as values of their own."""
     data = octets.tobytes()
     pairs = zip(starts.tolist(), lengths.tolist(), strict=True)
@@ -69,7 +99,7 @@ class Fixed:
         """Those of the rows, in their order."""
         return Fixed(self.table[rows])
 
-    def cells(self) -> list[bytes | None]:
+    def cells(self) -> Sequence[bytes | None]:
         data, width = np.ascontiguousarray(self.table).tobytes(), self.table.shape[1]
         return [data[at : at + width] for at in range(0, len(data), width)]
 
@@ -88,7 +118,7 @@ class Varying:
         """Those of the rows, in their order."""
         return Varying(self.octets, self.starts[rows], self.lengths[rows])
 
-    def cells(self) -> list[bytes | None]:
+    def cells(self) -> Sequence[bytes | None]:
         return cells_at(self.octets, self.starts, self.lengths)
 
     def equal_table(self, most: int) -> Any:

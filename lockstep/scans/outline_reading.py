@@ -185,7 +185,7 @@ class OutlineReading:
         if together.is_uniform and self._take_uniform(together, len(pairs)):
             self._end_behind(pairs[-1])
             return
-        portion, packs = _Portion(row_keys.bodies, pairs), self._telling.packs
+        portion, packs = _Portion(row_keys.places(), pairs), self._telling.packs
         for alike, columns in together.groups:
             portion.dead += alike.shape.dead * len(alike.rows)
             count = len(alike.rows)

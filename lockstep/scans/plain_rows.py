@@ -7,14 +7,13 @@ several fragments, and of forms that few share, are left to be merged alone.
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from lockstep.scans.gather import PADDING, Cells, Fixed, Joined, Raw, Varying
-from lockstep.scans.row_keys import RowKeys, Unescaped, bodies
+from lockstep.scans.row_keys import RowKeys, Unescaped
 from lockstep.scans.row_shapes import Alike, ShapeRules, Shapes
 from lockstep.scans.telling import FoldedValues, OutlineShape, Telling
 from lockstep.storage.store import Pair
@@ -97,13 +96,11 @@ class PlainRows:
 
     @staticmethod
     def keys(pairs: Sequence[Pair]) -> RowKeys:
-        return RowKeys(bodies(pairs))
+        return RowKeys(pairs)
 
     def together(self, pairs: Sequence[Pair], row_keys: RowKeys) -> Together:
         """Of fragments of rows only."""
-        same = np.zeros(len(pairs) + 1, dtype=bool)
-        found = row_keys.bodies
-        same[1:-1] = np.fromiter(map(operator.eq, found, found[1:]), dtype=bool, count=len(pairs) - 1)
+        same = row_keys.joined.repeats()
         unescaped = row_keys.unescaped()
         of_keys = self._of_keys(unescaped)
         candidates = ~(same[:-1] | same[1:]) & unescaped.good

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from lockstep.scans.gather import PADDING, Cells, Fixed, Joined, Raw, Varying, windows
+from lockstep.scans.gather import PADDING, Cells, Fixed, Joined, Raw, Varying, cells_at, windows
 from lockstep.schema.types import CqlType
 from lockstep.schema.types.base import VALUE_MARK
 from lockstep.schema.types.numbers import FixedInteger
@@ -28,17 +28,12 @@ _TIMEUUID_PLACES: Final = (4, 5, 6, 7, 2, 3, 0, 1, 8, 9, 10, 11, 12, 13, 14, 15)
 _TIMEUUID_TURNED: Final = 8
 
 
-def bodies(pairs: Sequence[Pair]) -> list[bytes]:
-    """Of each key what names its place within the table: equal for the fragments of one row."""
-    return [key[_HEAD:-_TAIL] for key, _ in pairs]
-
-
 class RowKeys:
-    """Keys of fragments, by their bodies. `are_rows` says which belong to rows, not to whole partitions."""
+    """Keys of fragments. `joined` is of each key what names its place within the table, equal for the
+    fragments of one row. `are_rows` says which belong to rows, not to whole partitions."""
 
-    def __init__(self, found: Sequence[bytes]) -> None:
-        self.bodies = found
-        self.joined = joined = Joined(found)
+    def __init__(self, pairs: Sequence[Pair]) -> None:
+        self.joined = joined = Joined([key for key, _ in pairs], _HEAD, _TAIL)
         octets, starts, ends = joined.octets, joined.starts, joined.ends
         zeros = np.flatnonzero(octets[: ends[-1]] == 0)
         is_escape = octets[zeros + 1] == _ESCAPE
@@ -50,6 +45,11 @@ class RowKeys:
             self.are_rows = np.searchsorted(marks, ends) - np.searchsorted(marks, starts) == 1
         self._octets, self._starts, self._ends = octets, starts, ends
         self._marks, self._escapes = marks, escapes
+
+    def places(self) -> list[bytes]:
+        """`joined` taken apart."""
+        joined = self.joined
+        return cells_at(joined.octets, joined.starts, joined.lengths)
 
     def unescaped(self) -> Unescaped:
         """Only where all are rows."""

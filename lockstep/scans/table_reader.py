@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from lockstep.scans.arrow_columns import arrow_type, decode_cells, decode_raw, wire_layout
 from lockstep.scans.gather import Joined
-from lockstep.scans.row_keys import RowKeys, Unescaped, bodies
+from lockstep.scans.row_keys import RowKeys, Unescaped
 from lockstep.scans.row_shapes import Alike, ShapeRules, Shapes
 from lockstep.scans.scan_table import ScanTable
 from lockstep.scans.shown_rows import Shown
@@ -111,14 +111,13 @@ class TableReader:
         """Whole rows, partition by partition where these have more than rows."""
         if not pairs:
             return []
-        found, values = bodies(pairs), [value for _, value in pairs]
         if not self._together:
             heads = np.arange(len(pairs))
         else:
-            row_keys = RowKeys(found)
+            row_keys = RowKeys(pairs)
             heads = np.flatnonzero(~row_keys.are_rows)
             if not len(heads) and self._fold is None:
-                return _listed(self._rows(pairs, values, found, row_keys))
+                return _listed(self._rows(pairs, row_keys))
         batches: list[pa.RecordBatch] = []
         at = 0
         while at < len(pairs):
@@ -126,7 +125,7 @@ class TableReader:
                 rest = heads[np.searchsorted(heads, at) :]
                 head = int(rest[0]) if len(rest) else len(pairs)
                 if head > at:
-                    batches += _listed(self._rows(pairs[at:head], values[at:head], found[at:head]))
+                    batches += _listed(self._rows(pairs[at:head], RowKeys(pairs[at:head])))
                 at = head
                 if at < len(pairs):
                     self._fold = WholeFold(*keys.split_partition(pairs[at][0]))
@@ -172,18 +171,12 @@ class TableReader:
 
     # -- many rows ------------------------------------------------------------------------------------
 
-    def _rows(
-        self,
-        pairs: Sequence[Pair],
-        values: Sequence[bytes],
-        found: Sequence[bytes],
-        row_keys: RowKeys | None = None,
-    ) -> pa.RecordBatch | None:
-        """Of partitions that have nothing but rows; `found` are the bodies of the keys."""
-        same = np.zeros(len(pairs) + 1, dtype=bool)
-        same[1:-1] = np.fromiter(map(operator.eq, found, found[1:]), dtype=bool, count=len(pairs) - 1)
+    def _rows(self, pairs: Sequence[Pair], row_keys: RowKeys) -> pa.RecordBatch | None:
+        """Of partitions that have nothing but rows."""
+        same = row_keys.joined.repeats()
+        values = [value for _, value in pairs]
         try:
-            parts = self._together_of(values, (row_keys or RowKeys(found)).unescaped(), same)
+            parts = self._together_of(values, row_keys.unescaped(), same)
         except InvalidRequest:
             # A value has no Arrow form, maybe of a row that does not show: told once the rows are known.
             parts = []
