@@ -131,10 +131,11 @@ def audited(session: Any, cluster: LocalCluster, pids: list[int], rows: int, rou
     doors: dict[int, Any] = {
         cluster.node_id(node.name): cluster.admin(node.name) for node in cluster.file.nodes
     }
-    described = tables.describe(Access(",".join(cluster.contact_points), PORTS[0]), LOADED)
+    access = Access(",".join(cluster.contact_points), PORTS[0])
+    described = tables.describe(access, LOADED)
 
     def run() -> None:
-        found = audit.run(session, doors, placements, described, audit.Audit(LOADED), Silent())
+        found = audit.run(session, doors, placements, described, audit.Audit(LOADED), Silent(), access)
         assert found.equal and found.complete, "replicas of a clean cluster differ"
         assert [count for _, count in found.rows] == [rows] * 3, found.rows
 

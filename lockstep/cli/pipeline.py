@@ -303,7 +303,7 @@ def audit(
     report = jobs.run(
         job,
         f"audit {table}",
-        lambda session, told: job_of.run(session, doors, placements, described, wanted, told),
+        lambda session, told: job_of.run(session, doors, placements, described, wanted, told, access),
     )
     if not job.as_json(report, "audit/1"):
         _show_audit(report)

@@ -217,7 +217,8 @@ def _pipeline(session: SparkSession, job: Job) -> PipelineResult:
     compared = verify.run(session, access, verify.Verify(to, again.text), silent)
     told = next(iter(job.doors.values())).get("/v1/placements", keyspace=KEYSPACE, table=job.loaded_table)
     placements = read(Placements, told)
-    audited = audit.run(session, job.doors, placements, describe(access, table), audit.Audit(table), silent)
+    described = describe(access, table)
+    audited = audit.run(session, job.doors, placements, described, audit.Audit(table), silent, access)
     return PipelineResult(
         exported=exported.rows,
         loaded_again=loaded.written,

@@ -6,8 +6,10 @@ repaired: there, in mode `repair`, nothing may go.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.repairs import oldest
+from lockstep.metadata.repairs import Repaired, oldest
 from lockstep.schema.model import Table
 from lockstep.schema.table_options import option, option_map
 from lockstep.values.tokens import Range
@@ -19,6 +21,11 @@ def decided_by_repairs(table: Table) -> bool:
 
 def purge_before_s(cluster: ClusterMetadata, table: Table, tokens: Range, now_s: int) -> int:
     """Tombstones made, and content expired, before this second may go; 0: none may."""
+    return purged_before_s(cluster.repairs.by_table.get(table.id, ()), table, tokens, now_s)
+
+
+def purged_before_s(repaired: Sequence[Repaired], table: Table, tokens: Range, now_s: int) -> int:
+    """As `purge_before_s`, by the repairs that are recorded of the table."""
     assert now_s >= 0 and tokens.left < tokens.right, "a moment, and tokens"
     wanted = option_map(option(table.options, "tombstone_gc"))
     mode = wanted["mode"]
@@ -28,7 +35,7 @@ def purge_before_s(cluster: ClusterMetadata, table: Table, tokens: Range, now_s:
         return max(0, now_s - int(option(table.options, "gc_grace_seconds")))
     if mode == "disabled":
         return 0
-    found = oldest(cluster.repairs.by_table.get(table.id, ()), tokens)
+    found = oldest(repaired, tokens)
     if found is None or not found.before_s:
         return 0
     return max(0, found.before_s - int(wanted["propagation_delay_in_seconds"]))

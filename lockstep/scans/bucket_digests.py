@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import xxhash
 
+from lockstep.scans.scan_table import ScanTable
 from lockstep.scans.telling import LENGTH
 from lockstep.storage.reading import WholeFold
 from lockstep.storage.rows import keys
@@ -29,6 +30,19 @@ if TYPE_CHECKING:
 
 #: Fewer are not worth looking at together.
 _TOGETHER_MIN: Final = 16
+
+
+def parts(whole: Range, count: int) -> tuple[Range, ...]:
+    """`count` neighbouring ranges that cover the whole, of equal width but for one token."""
+    width = whole.right - whole.left
+    bounds = [whole.left + width * at // count for at in range(count + 1)]
+    return tuple(Range(bounds[at], bounds[at + 1]) for at in range(count))
+
+
+def widths_of(table: ScanTable) -> dict[int, int]:
+    """Of the columns whose values have one length, by their ids."""
+    widths = {column.id: table.kinds[column.name].fixed_bytes or 0 for column in table.table.columns}
+    return {column: width for column, width in widths.items() if width}
 
 
 class _Bucket:

@@ -14,10 +14,14 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 from msgspec.structs import replace
 
+from lockstep.metadata.purging import purged_before_s
+from lockstep.scans.bucket_digests import BucketDigests, parts, widths_of
 from lockstep.scans.messages import (
     FACTS,
     WANTED,
     BatchHead,
+    Bounds,
+    DigestsWanted,
     Refusal,
     RowsWanted,
     SessionFacts,
@@ -35,7 +39,8 @@ from lockstep.storage.rows import keys
 from lockstep.storage.store import Pair
 from lockstep.values.codec import UNREADABLE
 from lockstep.values.errors import InvalidRequest, LockstepError
-from lockstep.values.tokens import Range
+from lockstep.values.node_limits import AUDIT_BUCKETS_MAX
+from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range
 
 #: Pairs that are taken at first and at most, and the bytes of them that are aimed at.
 _TAKEN_FIRST, _TAKEN_MAX = 1024, 8192
@@ -52,6 +57,11 @@ _PORTIONS_MAX: Final = 8
 _RENEWAL_S: Final = 0.2
 #: Contents that one process keeps open: each holds files.
 _OPEN_MAX: Final = 4
+#: Fragments whose digests are made at once: what a processor has beside it holds them.
+_DIGESTED: Final = 2048
+#: Portions of them after which a reader hears that it goes on, well before it would give up.
+_DIGESTED_PORTIONS: Final = 128
+DIGESTS_SCHEMA: Final = pa.schema([pa.field("digest", pa.binary(16)), pa.field("rows", pa.int64())])
 STORED_SCHEMA: Final = pa.schema([pa.field("key", pa.binary()), pa.field("value", pa.binary())])
 
 Answered = tuple[BatchHead | Trailer | Refusal, Any]
@@ -158,12 +168,16 @@ class Contents:
         content = self._content(wanted.session)
         if not hmac.compare_digest(content.facts.secret, wanted.secret):
             raise InvalidRequest(f"this is not the secret of read session {wanted.session}")
-        require_owned(content.facts, wanted.bounds)
+        bounds = wanted.bounds if wanted.digests is None else _digested(content.facts, wanted.digests)
+        require_owned(content.facts, bounds)
         content.renew()
         tally, read = Tally(), _Read()
         ended = True
         sent = given = 0
-        batches = _stored(content, wanted, read) if wanted.fragments else _rows(content, wanted, read)
+        if wanted.digests is not None:
+            batches = _digests(content, wanted.digests, read)
+        else:
+            batches = _stored(content, wanted, read) if wanted.fragments else _rows(content, wanted, read)
         for rows, batch, next_key, begun_in in batches:
             if batch is None:
                 body: Any = b""
@@ -293,6 +307,47 @@ def _joined(
         return 0, None, reader.next_key, reader.begun
     batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
     return batch.num_rows, batch, reader.next_key, reader.begun
+
+
+def _digested(facts: SessionFacts, wanted: DigestsWanted) -> Bounds:
+    """What the digests are of. InvalidRequest for what are no parts of ranges."""
+    for left, right, count in wanted.ranges:
+        if not TOKEN_MIN <= left < right <= TOKEN_MAX or not 1 <= count <= min(
+            AUDIT_BUCKETS_MAX, right - left
+        ):
+            raise InvalidRequest(
+                f"({left}, {right}] has no {count} parts; 1 to {AUDIT_BUCKETS_MAX} may be asked for"
+            )
+    table_id = facts.table.table.id
+    return tuple(keys.token_bounds(table_id, Range(left, right)) for left, right, _ in wanted.ranges)
+
+
+def _digests(content: _Content, wanted: DigestsWanted, read: _Read) -> _Batches:
+    facts = content.facts
+    widths = widths_of(facts.table)
+    for left, right, count in wanted.ranges:
+        tokens = Range(left, right)
+        before_s = purged_before_s(facts.repaired, facts.table.table, tokens, wanted.now_s)
+        digests = BucketDigests(parts(tokens, count), before_s, widths)
+        cursor = content.cursor(*keys.token_bounds(facts.table.table.id, tokens))
+        try:
+            taken = 0
+            while pairs := cursor.take(_DIGESTED):
+                digests.feed(pairs)
+                taken += 1
+                read.fragments += len(pairs)
+                if len(pairs) < _DIGESTED:
+                    break
+                if not taken % _DIGESTED_PORTIONS:
+                    yield 0, None, b"", b""
+        finally:
+            cursor.close()
+        found = digests.finish()
+        columns = [
+            pa.array([digest for digest, _ in found], pa.binary(16)),
+            pa.array([rows for _, rows in found], pa.int64()),
+        ]
+        yield len(found), pa.RecordBatch.from_arrays(columns, schema=DIGESTS_SCHEMA), b"", b""
 
 
 def _stored(content: _Content, wanted: RowsWanted, read: _Read) -> _Batches:

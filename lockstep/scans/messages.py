@@ -14,6 +14,7 @@ from typing import Final, Literal, TypeAlias
 import mmh3
 import msgspec
 
+from lockstep.metadata.repairs import Repaired
 from lockstep.scans.scan_table import ScanTable
 from lockstep.values.codec import decoder, encode
 
@@ -67,19 +68,30 @@ class SessionOpened(msgspec.Struct, frozen=True, array_like=True):
 
 class SessionFacts(msgspec.Struct, frozen=True, array_like=True):
     """What readers are told of a session in a file beside its content. `owned` are the ranges that the
-    node was asked for when it was opened."""
+    node was asked for when it was opened, `repaired` is what was recorded of the table then."""
 
     secret: bytes
     lease_ms: int
     table: ScanTable
     owned: tuple[tuple[int, int], ...]
+    repaired: tuple[Repaired, ...] = ()
+
+
+class DigestsWanted(msgspec.Struct, frozen=True, array_like=True):
+    """Of each range of tokens, (left, right, parts), the number of rows and a digest of each of its equal
+    parts: an Arrow batch of `DIGESTS_SCHEMA` a range. `now_s`: when it is decided what may be purged, which
+    counts as gone."""
+
+    ranges: tuple[tuple[int, int, int], ...]
+    now_s: int
 
 
 class RowsWanted(msgspec.Struct, frozen=True, array_like=True):
     """Rows of a session's table between keys of its store, in key order, in about `bytes_max` bytes.
 
     `fragments`: what is stored, to be merged with what other replicas store, in place of rows. `rows_max`: an
-    answer may end when it has so many, of either; 0: no matter how many.
+    answer may end when it has so many, of either; 0: no matter how many. `digests`: these in place of rows,
+    and of their ranges in place of bounds.
     """
 
     session: str
@@ -93,11 +105,12 @@ class RowsWanted(msgspec.Struct, frozen=True, array_like=True):
     begun_in: bytes = b""
     fragments: bool = False
     rows_max: int = 0
+    digests: DigestsWanted | None = None
 
 
 class BatchHead(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
-    """An Arrow record batch of `size` bytes follows. Reading goes on at `next_key`; `begun_in`: as it is
-    to be asked for then."""
+    """An Arrow record batch of `size` bytes follows, none with 0: it goes on. Reading goes on at `next_key`;
+    `begun_in`: as it is to be asked for then."""
 
     size: int
     rows: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ import pytest
 
 from lockstep.documents.status import PlacedRange, Placements
 from lockstep.local.clusters import LocalCluster
-from lockstep.spark.cql_client import CqlConnection, Endpoint
+from lockstep.spark.cql_client import CqlConnection, Endpoint, pool_of
 from lockstep.spark.jobs import audit, tables
 from lockstep.spark.jobs.audit import Audit, AuditPart, AuditReport
 from lockstep.spark.jobs.elements import Place, State, elements_of
 from lockstep.spark.jobs.tables import Access, TableName
+from lockstep.spark.replica_digests import fix_replicas
 from lockstep.values import codec
 from lockstep.values.errors import ConfigurationError, NotReplica, PeerUnreachable
 from lockstep.values.ids import Consistency
@@ -161,6 +163,7 @@ def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         made.start(["n3"])
         connection.close()
         yield made
+        pool_of(os.getpid()).close()
 
 
 def audited(cluster: LocalCluster, phases: Phases, **changed: Any) -> AuditReport:
@@ -173,14 +176,27 @@ def audited(cluster: LocalCluster, phases: Phases, **changed: Any) -> AuditRepor
     )
     doors: dict[int, Any] = {cluster.node_id(name): cluster.admin(name) for name in ("n1", "n2", "n3")}
     doors |= changed.pop("doors", {})
-    described = tables.describe(Access(",".join(cluster.contact_points), PORTS[0]), T)
+    access = Access(",".join(cluster.contact_points), PORTS[0])
+    described = tables.describe(access, T)
+    by_nodes = changed.pop("by_nodes", False)
     wanted = Audit(T, buckets=64, settle_s=0.0)
-    return audit.run(InProcess(), doors, placements, described, wanted, phases)  # type: ignore[arg-type]
+    return audit.run(
+        InProcess(),
+        doors,
+        placements,
+        described,
+        wanted,
+        phases,
+        None if by_nodes else access,  # type: ignore[arg-type]
+    )
 
 
 @pytest.mark.slow
-def test_a_replica_that_missed_writes_is_named_with_values_and_times(behind: LocalCluster) -> None:
-    found = audited(behind, Phases())
+@pytest.mark.parametrize("by_nodes", [False, True])
+def test_a_replica_that_missed_writes_is_named_with_values_and_times(
+    behind: LocalCluster, by_nodes: bool
+) -> None:
+    found = audited(behind, Phases(), by_nodes=by_nodes)
     third = behind.node_id("n3")
     assert (found.equal, found.complete) == (False, True)
     by_place = {
@@ -217,9 +233,35 @@ def test_a_replica_that_does_not_answer_is_told_of(behind: LocalCluster) -> None
             raise PeerUnreachable("no node answers")
 
     third = behind.node_id("n3")
-    found = audited(behind, Phases(), doors={third: Gone()})
+    found = audited(behind, Phases(), doors={third: Gone()}, by_nodes=True)
     assert (found.equal, found.complete) == (True, False)
     assert {(one.node, one.why) for one in found.unanswered} == {(third, "no node answers")}
+
+
+@pytest.mark.slow
+def test_readers_beside_nodes_tell_the_digests_that_nodes_tell(behind: LocalCluster) -> None:
+    wanted = Access(",".join(behind.contact_points), PORTS[0]).checked(T)
+    fixed = fix_replicas(wanted)
+    assert fixed is not None
+    whole = (TOKEN_MIN, TOKEN_MAX, 64)
+    asked: dict[int, list[tuple[int, int, int]]] = {}
+    for part in fixed.snapshot.ranges:
+        for node in part.nodes:
+            asked.setdefault(node, []).append((part.left, part.right, 3))
+    told = fixed.digests(asked, 1)
+    assert len(told) == sum(map(len, asked.values())) and set(asked) == {
+        behind.node_id(name) for name in ("n1", "n2", "n3")
+    }
+    for (node, (left, right, count)), digests in told.items():
+        name = next(name for name in ("n1", "n2", "n3") if behind.node_id(name) == node)
+        admin = behind.admin(name).get(
+            "/v1/replica/digests", keyspace="shop", table="t", left=left, right=right, now_s=1, buckets=count
+        )
+        assert digests == list(zip(admin["digests"], admin["rows"], strict=True))
+    # What is no range of the node, and what has no parts, is not told.
+    assert fixed.digests({next(iter(asked)): [(*whole[:2], 0)]}, 1) == {}
+    fixed.close()
+    assert fixed.digests(asked, 1) == {}
 
 
 @pytest.mark.slow

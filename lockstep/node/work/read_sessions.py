@@ -204,7 +204,8 @@ class ReadSessions:
         )
         shown = ScanTable(table, cluster.schema.by_name[table.keyspace].types)
         ranges = tuple((one.range.left, one.range.right) for one in owned)
-        facts = SessionFacts(session.secret, session.lease_ms, shown, ranges)
+        repaired = tuple(cluster.repairs.by_table.get(table.id, ()))
+        facts = SessionFacts(session.secret, session.lease_ms, shown, ranges, repaired)
         disk.append(f"{DIRECTORY}/{session.id}{FACTS_SUFFIX}", encode(facts))
         directory = f"{configuration.node.data_directory}/{DIRECTORY}"
         network = configuration.network

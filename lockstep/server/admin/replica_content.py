@@ -17,7 +17,7 @@ import msgspec
 
 from lockstep.metadata.purging import purge_before_s
 from lockstep.node.services import NodeServices
-from lockstep.scans.bucket_digests import BucketDigests
+from lockstep.scans.bucket_digests import BucketDigests, parts, widths_of
 from lockstep.scans.scan_table import ScanTable
 from lockstep.schema.model import Table
 from lockstep.server.admin.http import HttpRequest
@@ -92,9 +92,7 @@ class ReplicaContent:
         """Digests and row counts; what is in them is durable. Only fragments are taken on the loop."""
         run = self._node.context.runtime.tasks.run_blocking
         types = self._node.log.cluster.schema.by_name[table.keyspace].types
-        kinds = ScanTable(table, types).kinds
-        widths = {column.id: kinds[column.name].fixed_bytes or 0 for column in table.columns}
-        digests = BucketDigests(buckets, before_s, {column: one for column, one in widths.items() if one})
+        digests = BucketDigests(buckets, before_s, widths_of(ScanTable(table, types)))
         fragments = await self._node.data.engine.fragments(table.id, range_)
         try:
             while pairs := fragments.take(_TAKEN):
@@ -152,13 +150,6 @@ class ReplicaContent:
                 )
         self._node.data.replica.require_held(table.id, tokens)
         return cluster.epoch
-
-
-def parts(whole: Range, count: int) -> tuple[Range, ...]:
-    """`count` neighbouring ranges that cover the whole, of equal width but for one token."""
-    width = whole.right - whole.left
-    bounds = [whole.left + width * at // count for at in range(count + 1)]
-    return tuple(Range(bounds[at], bounds[at + 1]) for at in range(count))
 
 
 def _position(text: str) -> Position | None:

@@ -3,7 +3,8 @@
 Every replica counts and hashes what it stores of each bucket of tokens, tombstones and write times included;
 only buckets that differ are compared row by row. What is written meanwhile is no difference: an element
 counts only where nothing of it was written after the audit began, and where it still differs, in the same
-way, when writes that were under way have ended.
+way, when writes that were under way have ended. Digests are made beside the nodes, of a content that each
+replica fixed; where there is none, nodes make them of what they hold.
 
 Invariant: a replica is asked by itself and answers from its own store, so no read repair hides a difference
 and none is made. A replica that cannot answer is told of, and the audit is not complete then.
@@ -20,10 +21,13 @@ import msgspec
 
 from lockstep.documents.status import Placements
 from lockstep.replica.merging import merge_answers
-from lockstep.server.admin.replica_content import DIGESTS_PATH, ROWS_PATH, parts, position_text
+from lockstep.scans.bucket_digests import parts
+from lockstep.server.admin.replica_content import DIGESTS_PATH, ROWS_PATH, position_text
 from lockstep.spark.jobs.elements import Element, Naming, elements_of
 from lockstep.spark.jobs.running import Progress, spread, watched
-from lockstep.spark.jobs.tables import Described, TableName
+from lockstep.spark.jobs.tables import Access, Described, TableName
+from lockstep.spark.replica_digests import FixedReplicas, Wanted, fix_replicas
+from lockstep.spark.replica_digests import Told as DigestsTold
 from lockstep.values import codec
 from lockstep.values.errors import ConfigurationError, LockstepError
 from lockstep.values.limits import REPAIR_RANGES_NAMED_MAX
@@ -65,6 +69,11 @@ class AuditPart(msgspec.Struct, frozen=True):
     right: int
     replicas: tuple[int, ...]
     buckets: int
+
+    @property
+    def wanted(self) -> Wanted:
+        """What is asked for."""
+        return self.left, self.right, self.buckets
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -159,8 +168,8 @@ def plan(placements: Placements, wanted: Audit) -> AuditPlan:
 
 
 def tasks(found: Sequence[AuditPart], cores: int) -> list[tuple[AuditPart, ...]]:
-    """Parts together that one task compares: some tasks a core, and neighbours in different ones."""
-    count = min(len(found), max(1, 4 * cores))
+    """Parts together that one task compares: two tasks a core, and neighbours in different ones."""
+    count = min(len(found), max(1, 2 * cores))
     return [tuple(found[at::count]) for at in range(count)]
 
 
@@ -171,11 +180,30 @@ def run(
     described: Described,
     wanted: Audit,
     progress: Progress,
+    access: Access | None = None,
 ) -> AuditReport:
-    """Compare. ConfigurationError; what replicas do not answer is in the report."""
+    """Compare. ConfigurationError; what replicas do not answer is in the report. `access`: how contents are
+    fixed; without it nodes are asked about what they hold."""
+    fixed = None if access is None else fix_replicas(access.checked(wanted.table))
+    try:
+        return _run(session, doors, placements, described, wanted, progress, fixed)
+    finally:
+        if fixed is not None:
+            fixed.close()
+
+
+def _run(
+    session: SparkSession,
+    doors: Mapping[int, Door],
+    placements: Placements,
+    described: Described,
+    wanted: Audit,
+    progress: Progress,
+    fixed: FixedReplicas | None,
+) -> AuditReport:
     began, began_us = time.monotonic(), time.time_ns() // 1000
     found = divide(placements, wanted.buckets)
-    asked = Asking(wanted.table, dict(doors), began_us)
+    asked = Asking(wanted.table, dict(doors), began_us, fixed)
     chunks = tasks(found, session.sparkContext.defaultParallelism)
     with watched(session, progress, f"digests of {sum(part.buckets for part in found):,} buckets"):
         first = spread(session, chunks, asked.compared)
@@ -224,24 +252,37 @@ def repair_ranges(report: AuditReport) -> tuple[tuple[int, int], ...]:
 
 
 class Asking(msgspec.Struct, frozen=True):
-    """How tasks ask replicas; `began_us` is when the audit began, by the clock of who drives it."""
+    """How tasks ask replicas; `began_us` is when the audit began, by the clock of who drives it. `fixed`:
+    what they fixed."""
 
     table: TableName
     doors: dict[int, Any]
     began_us: int
+    fixed: FixedReplicas | None = None
 
     def compared(self, chunk: Sequence[AuditPart]) -> list[Found]:
         """One task: digests of its parts, and the elements of buckets that differ."""
-        return [self._part(part) for part in chunk]
+        told: dict[tuple[int, Wanted], DigestsTold] = {}
+        if self.fixed is not None:
+            asked: dict[int, list[Wanted]] = {}
+            for part in chunk:
+                for node in part.replicas:
+                    asked.setdefault(node, []).append(part.wanted)
+            told = self.fixed.digests(asked, self._now_s)
+        return [self._part(part, told) for part in chunk]
 
     def looked_again(self, chunk: Sequence[Found]) -> list[Found]:
         """One task: the elements of buckets that differed."""
         return [self._elements(one.part, one.rows, one.unlike, one.unanswered) for one in chunk]
 
-    def _part(self, part: AuditPart) -> Found:
-        digests: dict[int, Sequence[tuple[str, int]]] = {}
+    def _part(self, part: AuditPart, told: Mapping[tuple[int, Wanted], DigestsTold]) -> Found:
+        digests: dict[int, DigestsTold] = {}
         unanswered = []
         for node in part.replicas:
+            fixed = told.get((node, part.wanted))
+            if fixed is not None:
+                digests[node] = fixed
+                continue
             try:
                 answer = self._get(node, DIGESTS_PATH, part.left, part.right, buckets=part.buckets)
             except LockstepError as error:
@@ -297,13 +338,17 @@ class Asking(msgspec.Struct, frozen=True):
             if after is None:
                 return
 
+    @property
+    def _now_s(self) -> int:
+        return self.began_us // 1_000_000
+
     def _get(self, node: int, path: str, left: int, right: int, **more: str | int | None) -> dict[str, Any]:
         door = self.doors.get(node)
         if door is None:
             raise ConfigurationError(f"node {node} is not in the list of nodes")
         found: dict[str, Any] = door.get(
             path, keyspace=self.table.keyspace, table=self.table.table, left=left, right=right,
-            now_s=self.began_us // 1_000_000, **more,
+            now_s=self._now_s, **more,
         )  # fmt: skip
         return found
 
