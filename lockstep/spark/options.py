@@ -46,7 +46,8 @@ class Options(msgspec.Struct, frozen=True):
 
     `splits_per_range` 0 lets the reader group the ring's ranges; `columns` empty means all columns;
     `write_time_us` 0 means the time at which the job was planned, and `limit` 0 all rows; `lease_ms` is of a
-    load, or of a fixed content. `filter_pushdown` None: where Spark hands filters on. `token_ranges` (left,
+    load, or of a fixed content. `filter_pushdown` None: where Spark hands filters on; `snapshot` None: of
+    changes where there are many, of tables not. `token_ranges` (left,
     right], in order, are those that are read; without any, all.
     """
 
@@ -74,7 +75,7 @@ class Options(msgspec.Struct, frozen=True):
     user: str = ""
     password: str = ""
     ca: str = ""
-    snapshot: bool = False
+    snapshot: bool | None = None
     limit: int = 0
     token_ranges: tuple[tuple[int, int], ...] = ()
 

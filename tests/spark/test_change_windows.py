@@ -13,7 +13,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.spark.changes import windows
+from lockstep.spark.changes import planning, windows
 from lockstep.spark.changes.planning import ChangePartition, Planner, dealt
 from lockstep.spark.changes.stream_options import EARLIEST, SKIP, StreamOptions
 from lockstep.spark.changes.windows import EXPIRY_MARGIN_US, Found, Log, Position, Stretch
@@ -239,6 +239,25 @@ def test_a_stream_that_goes_on_stays_where_it_is_while_nothing_is_written() -> N
     assert end.until_us == 9 * SECOND and len(one.partitions(position, end, 9)) == 1
     written.told = msgspec.structs.replace(written.told, now_us=80 * SECOND)
     assert one.latest(end, limited=False).until_us == 80 * SECOND
+
+
+def test_windows_of_many_rows_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are more than were looked at, fewer tell."""
+
+    def is_large(streams: int, rows: int) -> bool:
+        written = Written([0], streams, 9 * SECOND)
+        for at in range(rows):
+            written.write(at, SECOND + at)
+        one = planner(written)
+        assert not one.is_large
+        one.latest(Position("log", 0, 0), limited=False)
+        return one.is_large
+
+    # Of two streams 64 rows each are looked at, of twenty enough.
+    assert not is_large(2, 1400) and is_large(20, 1400)
+    assert not is_large(40, 1400), "all are known, and are few"
+    monkeypatch.setattr(planning, "_LARGE_ROWS", 1400)
+    assert is_large(40, 1400)
 
 
 def test_17_a_position_that_is_too_old_is_an_error_or_passed_by() -> None:

@@ -16,11 +16,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from lockstep.local.clusters import LocalCluster
+from lockstep.spark.changes import planning
+from lockstep.spark.changes import reader as reading
 from lockstep.spark.changes.columns import CHANGE_DELETED, CHANGE_ELEMENTS, CHANGE_OPERATION
 from lockstep.spark.changes.reader import ChangeReader
 from lockstep.spark.cql_client import CqlConnection
 from lockstep.spark.source import LockstepSource
-from lockstep.values.errors import ChangesGone, ConfigurationError
+from lockstep.values.errors import ChangesGone, ConfigurationError, LockstepError, Unavailable
 from lockstep.values.ids import Consistency
 
 from .support import NOBODYS_ADDRESS, connect, insert, options
@@ -117,6 +119,37 @@ def test_each_kind_of_change_has_its_row(cluster: LocalCluster, connection: CqlC
             assert len(row["_change_stream"]) == 16 and len(row["_change_id"]) == 36
             assert row["_change_time"].timestamp() == pytest.approx(row["_change_written_us"] / 1e6)
         assert sum(bool(row["_change_ends"]) for row in rows) == 7
+
+
+def test_a_large_batch_comes_from_fixed_contents_where_there_are_some(
+    cluster: LocalCluster, connection: CqlConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture(connection, "many (id int PRIMARY KEY, v int)")
+    written = [(number, 0) for number in range(60)]
+    insert(connection, "many", PAIR, written)
+    monkeypatch.setattr(planning, "_LARGE_ROWS", 50)
+    for more, fixed in (({}, True), ({"snapshot": "false"}, False)):
+        reader = reader_of(cluster, "many", startingOffsets="earliest", **more)
+        reader.prepareForTriggerAvailableNow()
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, ALL)
+        rows = rows_between(reader, start, end)
+        assert sorted((row["id"], row["v"]) for row in rows) == written
+        parts = reader.partitions(start, end)
+        assert [bool(part.snapshot) for part in parts] == [fixed] * len(parts)  # type: ignore[attr-defined]
+        reader.stop()
+        if fixed:
+            with pytest.raises(LockstepError, match="snapshot expired"):
+                list(reader.read(parts[0]))
+
+    def refuse(_: object) -> None:
+        raise Unavailable(6, 2, 1)
+
+    monkeypatch.setattr(reading, "open_snapshot", refuse)
+    ((rows,), _) = drained(reader_of(cluster, "many", startingOffsets="earliest"))
+    assert len(rows) == len(written), "by pages"
+    with pytest.raises(Unavailable):
+        drained(reader_of(cluster, "many", startingOffsets="earliest", snapshot="true"))
 
 
 def test_a_stream_goes_on_where_it_was(cluster: LocalCluster, connection: CqlConnection) -> None:

@@ -24,6 +24,9 @@ from lockstep.values.errors import ChangesGone
 _PROBE_ROWS: Final = 64
 #: Rows of a task at the least, while they are known: below, starting it takes longer than reading them.
 _TASK_ROWS: Final = 4096
+#: Rows of a window from which on it is large, where all are known, and where there are more than are known.
+_LARGE_ROWS: Final = 16_384
+_LARGE_KNOWN_ROWS: Final = 1024
 _US_PER_S: Final = 1_000_000
 
 
@@ -146,6 +149,14 @@ class Planner:
             for group in dealt(streams, tasks):
                 found.append(ChangePartition(len(found), tuple(group), low_us, high_us, lost_us))
         return found
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the window that was planned last has so many rows that fixing the log costs less."""
+        window = self._window
+        if window is None:
+            return False
+        return sum(window.rows.values()) >= (_LARGE_ROWS if window.known else _LARGE_KNOWN_ROWS)
 
     def _planned(self, log: Log, start_us: int, end_us: int, *, limited: bool) -> _Window:
         ((at, _, _),) = windows.parts(log.stretches, start_us, end_us) or ((-1, 0, 0),)

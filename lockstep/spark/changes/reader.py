@@ -34,10 +34,10 @@ from lockstep.spark.options import Options
 from lockstep.spark.ring import TASKS_PER_HOST
 from lockstep.spark.scan import Hosts, PageDecoder
 from lockstep.spark.snapshot_reading import SnapshotScan
-from lockstep.spark.snapshots import SNAPSHOT, open_snapshot
+from lockstep.spark.snapshots import SNAPSHOT, Snapshot, close_snapshot, open_snapshot
 from lockstep.storage.rows import keys
 from lockstep.values.codec import encode
-from lockstep.values.errors import ChangesGone
+from lockstep.values.errors import ChangesGone, LockstepError
 from lockstep.values.rows import Slice
 from lockstep.values.tokens import stream_token
 
@@ -66,6 +66,8 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._shape = shape
         self._planner: Planner | None = None
         self._hosts = 1
+        #: The contents that batches are read from, with where these begin.
+        self._held: list[tuple[Position, Snapshot]] = []
 
     def initialOffset(self) -> dict[str, Any]:
         return self._planning().initial().as_json()
@@ -91,7 +93,28 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first, last = position_of(start), position_of(end)
         planner = self._planning()
         found = planner.partitions(first, last, TASKS_PER_HOST * self._hosts)
-        return self._of_snapshot(first, found) if self._options.snapshot and found else found
+        # The batches before this one have been read.
+        self._release([one for one in self._held if one[0] != first])
+        wanted = self._options.snapshot
+        if not found or wanted is False or (wanted is None and not planner.is_large):
+            return found
+        try:
+            return self._of_snapshot(first, found)
+        except ChangesGone:
+            raise
+        except LockstepError:
+            if wanted:
+                raise
+            return found
+
+    def stop(self) -> None:
+        self._release(self._held)
+
+    def _release(self, held: Sequence[tuple[Position, Snapshot]]) -> None:
+        """Contents that nobody reads any more end before their leases do."""
+        for one in list(held):
+            close_snapshot(log_options(self._options), one[1])
+            self._held.remove(one)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Record batches of about `batchRows` rows. ChangesGone when rows may have expired meanwhile."""
@@ -142,6 +165,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _of_snapshot(self, start: Position, parts: Sequence[ChangePartition]) -> list[ChangePartition]:
         snapshot = open_snapshot(log_options(self._options))
+        self._held.append((start, snapshot))
         if parts[0].lost_after_us:
             # What is in it does not expire for its readers.
             self._check(snapshot.now_s * _US_PER_S, parts[0].lost_after_us)
