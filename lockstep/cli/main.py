@@ -49,6 +49,11 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
         "Ask a running cluster",
         "The story of a node, a request or a range; why it waits.",
     ),
+    "upgrade": (
+        "upgrade:upgrade",
+        "Change a running cluster",
+        "From the ring without a log to a cluster with one.",
+    ),
     "topology": (
         "topology:topology",
         "Change a running cluster",

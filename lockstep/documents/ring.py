@@ -76,3 +76,30 @@ class RingWhy(msgspec.Struct, frozen=True):
     schema: str = "ring-why/1"
     epoch: int = 0
     reasons: tuple[str, ...] = ()
+
+
+class UpgradeReport(msgspec.Struct, frozen=True):
+    """`upgrade/1`: how far the cluster is on its way from the ring to a log, as the asked node has it.
+    `state` is `not_upgraded`, `build_coordinator_state` or `done`; `joined`: whether this node has begun its
+    part of the log. `waits`: what is missing, where this node drives it; `gave_up`: why the last one came to
+    nothing. `can_abort`: as long as the log is not built."""
+
+    schema: str = "upgrade/1"
+    node: int = 0
+    state: str = ""
+    epoch: int = 0
+    joined: bool = False
+    initiator: int = 0
+    ignored: tuple[int, ...] = ()
+    begun_epoch: int = 0
+    built_epoch: int = 0
+    can_abort: bool = False
+    waits: str = ""
+    gave_up: str = ""
+
+
+class UpgradeAborted(msgspec.Struct, frozen=True):
+    """`upgrade-abort/1`"""
+
+    schema: str = "upgrade-abort/1"
+    text: str = ""

@@ -74,6 +74,7 @@ RECOVERY_DECIDE: Final = 103
 RECOVERY_MIGRATE: Final = 104
 RECOVERY_RESTART: Final = 105
 RING_MAIL: Final = 94
+UPGRADE_SURVEY: Final = 128
 TRACKED_WRITE: Final = 117
 TRACKED_BRING: Final = 118
 TRACKED_PULL: Final = 119
@@ -144,6 +145,7 @@ NAMES: Final = {
     RECOVERY_MIGRATE: "recovery-migrate",
     RECOVERY_RESTART: "recovery-restart",
     RING_MAIL: "ring-mail",
+    UPGRADE_SURVEY: "upgrade-survey",
     TRACKED_WRITE: "tracked-write",
     TRACKED_BRING: "tracked-bring",
     TRACKED_PULL: "tracked-pull",

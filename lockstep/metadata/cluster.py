@@ -27,7 +27,7 @@ from lockstep.metadata.directory import (
     NodeInfo,
 )
 from lockstep.metadata.extensions import EXTENSIONS, Extensions
-from lockstep.metadata.groups.ringed import RINGED
+from lockstep.metadata.groups.ringed import RINGED, UpgradeState
 from lockstep.metadata.groups.service import MANAGEMENT_PLACE, SERVICE, Service
 from lockstep.metadata.loads import LOADS, Loads
 from lockstep.metadata.log.entries import HASH_BYTES
@@ -200,6 +200,11 @@ class ClusterMetadata(msgspec.Struct, frozen=True, dict=True):
     def ring_mode(self) -> str:
         """How nodes agree where the cluster runs on the ring without a log; empty where it has one."""
         return self.parts[RINGED].mode
+
+    @property
+    def upgrade_state(self) -> UpgradeState:
+        """Where it is on its way from the ring to a log."""
+        return self.parts[RINGED].upgrade_state
 
     @property
     def is_on_ring(self) -> bool:

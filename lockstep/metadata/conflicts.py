@@ -146,6 +146,10 @@ WANTED_OF_KIND: Mapping[int, Wanted] = {
     EntryKind.PLACE_MANAGEMENT: Wanted.FACTS,
     EntryKind.RESET_MANAGEMENT: Wanted.FACTS,
     EntryKind.CHANGE_CAPTURED: Wanted.SCHEMA,
+    EntryKind.BEGIN_UPGRADE: Wanted.MEMBERSHIP,
+    EntryKind.BUILD_LOG: Wanted.FACTS,
+    EntryKind.ABORT_UPGRADE: Wanted.FACTS,
+    EntryKind.END_RING: Wanted.FACTS,
 }
 
 

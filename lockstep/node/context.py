@@ -15,6 +15,7 @@ from lockstep.internode.handshake import Address
 from lockstep.internode.internode import Internode
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeInfo, NodeState
+from lockstep.metadata.groups.ringed import RINGED
 from lockstep.node.configuration import Configuration
 from lockstep.node.log.catch_up import CatchUp
 from lockstep.node.membership.identity import IdentityFile
@@ -52,6 +53,21 @@ class NodeContext(msgspec.Struct, frozen=True, eq=False):
         metadata says of voters is of the cluster before."""
         stored, identity = self.identity.value.cluster_id, self.cluster().identity
         return bool(stored and identity.cluster_id) and stored != identity.cluster_id
+
+    @property
+    def is_on_ring(self) -> bool:
+        """Whether nodes agree on the ring, without a log: the metadata says it, and before there is any the
+        configuration."""
+        cluster = self.cluster()
+        return cluster.is_on_ring if cluster.epoch else self.configuration.cluster.is_on_ring
+
+    @property
+    def awaits_log(self) -> bool:
+        """Whether members of the ring agreed on a log, and this node, one of them, has not begun its part of
+        it."""
+        built, info = self.cluster().parts[RINGED].built_epoch, self.info
+        begun = self.identity.value.log_epoch
+        return begun < built and info is not None and info.accepted_epoch <= built
 
     @property
     def info(self) -> NodeInfo | None:

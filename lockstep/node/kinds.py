@@ -18,7 +18,7 @@ from lockstep.metadata import (
     transformations,
 )
 from lockstep.metadata.access import role_changes
-from lockstep.metadata.groups import membership, placing, ring_entries
+from lockstep.metadata.groups import membership, placing, ring_entries, upgrade_entries
 from lockstep.metadata.log import snapshot_entries
 from lockstep.metadata.log.registry import SINCE, EntryKind, Registry
 from lockstep.metadata.part import Part
@@ -55,6 +55,7 @@ _TABLES: Final[tuple[Mapping[int, type[Any]], ...]] = (
     lineage.KINDS,
     placing.KINDS,
     ring_entries.KINDS,
+    upgrade_entries.KINDS,
 )
 
 

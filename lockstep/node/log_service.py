@@ -92,8 +92,8 @@ class Introduction:
 
 
 class NodeLog(msgspec.Struct, frozen=True, eq=False):
-    """`liveness` is kept here because the group's members look at it. `ring` is there in a cluster that runs
-    on the ring without a log."""
+    """`liveness` is kept here because the group's members look at it. `ring` acts while the cluster runs on
+    the ring without a log."""
 
     context: NodeContext
     state: MetadataState
@@ -108,7 +108,7 @@ class NodeLog(msgspec.Struct, frozen=True, eq=False):
     stamps: Stamps
     clocks: Clocks
     liveness: Liveness
-    ring: RingService | None
+    ring: RingService
 
     @property
     def cluster(self) -> ClusterMetadata:
@@ -271,12 +271,8 @@ def _assembled(
     liveness: Liveness,
 ) -> NodeLog:
     transport = RaftTransport(context.internode)
-    ring: RingService | None = None
-    if context.configuration.cluster.is_on_ring:
-        ring = RingService(context, state, voters, fail)
-        processor = ring.processor
-        factory = lambda _given: processor  # noqa: E731
-    member = MetadataMember(context, state, voters, transport, factory, bounds, fail)
+    ring = RingService(context, state, voters, fail)
+    member = MetadataMember(context, state, voters, transport, factory, bounds, fail, ring.processor)
     submitter = Submitter(context, state, voters, member)
     return NodeLog(
         context=context,

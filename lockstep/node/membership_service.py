@@ -19,6 +19,7 @@ from lockstep.node.membership.members import Members
 from lockstep.node.membership.membership import Membership, Voting
 from lockstep.node.membership.validator import TopologyValidator
 from lockstep.node.recovery.reset_service import ResetService
+from lockstep.node.ring.upgrading import UpgradeService
 from lockstep.node.work.condition_watches import watch_metadata
 from lockstep.values.errors import LockstepError, NodeRestarting
 
@@ -34,6 +35,7 @@ class NodeMembership(msgspec.Struct, frozen=True, eq=False):
     membership: Membership
     recovery: ResetService
     validator: TopologyValidator
+    upgrade: UpgradeService
 
     @property
     def configured(self) -> tuple[Address, ...]:
@@ -45,6 +47,7 @@ class NodeMembership(msgspec.Struct, frozen=True, eq=False):
         self.gossip.start()
         self.members.start()
         self.validator.start()
+        self.upgrade.start()
 
 
 def configured(context: NodeContext) -> tuple[Address, ...]:
@@ -88,4 +91,5 @@ def wire_membership(
         membership=membership,
         recovery=recovery,
         validator=TopologyValidator(context, log),
+        upgrade=UpgradeService(context, log, voting.join_groups, fail),
     )

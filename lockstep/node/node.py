@@ -40,6 +40,7 @@ from lockstep.node.membership_service import NodeMembership, wire_membership
 from lockstep.node.processors.kinds import Factory, chosen
 from lockstep.node.recovery.applying import apply_recovery, follow_the_log
 from lockstep.node.recovery.audit_file import AUDIT_PATH
+from lockstep.node.recovery.building import begin_log
 from lockstep.node.recovery.recovery_file import RECOVERY_PATH
 from lockstep.node.recovery.store import refuse_half_recovered
 from lockstep.node.ring.processor import refuse_other_membership
@@ -384,11 +385,11 @@ class Node:
         log.state.newest.host_id = identity.host_id
         await log.stamps.load()
         log.founders_file.load()
-        if log.ring is not None:
-            log.ring.file.load()
+        log.ring.file.load()
         self.membership.members.load()
         log.state.load()
         await follow_the_log(self.runtime, log.state, self.context.identity, self._say)
+        await begin_log(self.runtime, log.state, self.context.identity, self._say)
         self._sealable = True
         self.membership.validator.load()
         refuse_other_cluster(log.cluster.identity.cluster_name, configuration.cluster.name)
@@ -424,8 +425,7 @@ class Node:
         await context.internode.start(*context.address)
         standing.start()
         log.state.start()
-        if log.ring is not None:
-            log.ring.start()
+        log.ring.start()
         await standing.refuse_copy()
         log.voters.seen(context.host_id(), context.address)
         self.membership.voting.take_part()
@@ -433,8 +433,7 @@ class Node:
         self.membership.start()
         self.data.start()
         self.work.start()
-        if log.ring is None:
-            log.snapshots.start()
+        log.snapshots.start()
         if context.has_left:
             await self.data.decommission_handoff.finish()
         await self.membership.membership.become_member()

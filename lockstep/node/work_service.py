@@ -49,8 +49,6 @@ class NodeWork(msgspec.Struct, frozen=True, eq=False):
 
     def start(self) -> None:
         self.topology.start()
-        if self.context.configuration.cluster.is_on_ring:
-            return  # Neither tablets nor voters are there to be seen to.
         self.balancer.start()
         self.service.start()
 
@@ -79,7 +77,9 @@ def wire_work(log: NodeLog, membership: NodeMembership, data: NodeData) -> NodeW
     log.member.roles.add(topology.wake)
     loads = TabletLoads(context, data.engine, data.replica.counts)
     readiness = TabletReadiness(context, data.replica)
-    balancer = TabletBalancer(context, state, submitter, loads, readiness, lambda: log.is_leader)
+    # On the ring there are no tablets to be moved.
+    balances = lambda: log.is_leader and not context.is_on_ring  # noqa: E731
+    balancer = TabletBalancer(context, state, submitter, loads, readiness, balances)
     log.member.roles.add(balancer.wake)
     log.member.roles.add(service.wake)
     conditions.watch(watch_groups(conditions, management, topology, service, context.runtime.clock))

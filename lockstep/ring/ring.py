@@ -49,6 +49,8 @@ class Status(enum.StrEnum):
     LEAVING = "leaving"
     #: As that, because others said so.
     REMOVING = "removing"
+    #: Owns its tokens, and has no voice: it was lost together with most others.
+    SILENCED = "silenced"
     #: A tombstone: the name is never used again.
     LEFT = "left"
 
@@ -76,7 +78,8 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     def validate(self) -> None:
         assert self.node and len(self.node) <= RING_NAME_CHARACTERS_MAX, "a member has a name"
         assert self.sequence > 0, "an entry belongs to a ring"
-        assert bool(self.tokens) == (self.status in VOTING), "who has a voice owns tokens, and nobody else"
+        owns = self.status in VOTING or self.status is Status.SILENCED
+        assert bool(self.tokens) == owns, "who has a voice or had one owns tokens, and nobody else"
         assert bool(self.pending) == (self.status in _PENDING), "who is on its way knows what it is to own"
         assert bool(self.replaces) == (self.status is Status.REPLACING), "a replacement replaces somebody"
         for tokens in (self.tokens, self.pending):

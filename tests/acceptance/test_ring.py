@@ -204,6 +204,11 @@ def test_a_node_that_would_agree_otherwise_is_not_let_in(home: Path) -> None:
     with begun(home, "other", "127.0.2.61", 1) as cluster:
         file = cluster.paths.configuration("n1")
         cluster.stop()
-        file.write_text(file.read_text().replace('membership = "ring"', 'membership = "log"'))
+        named = file.read_text()
+        # Who is told nothing learns it from the cluster.
+        file.write_text(named.replace('membership = "ring"', 'membership = "log"'))
+        cluster.start()
+        cluster.stop()
+        file.write_text(named.replace('ring_mode = "quorum"', 'ring_mode = "unanimous"'))
         with pytest.raises((ConfigurationError, LockstepError), match="runs on the ring without a log"):
             cluster.start()

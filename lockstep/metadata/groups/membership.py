@@ -14,6 +14,7 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.conflicts import TABLE, Held, Scope, Wanted, refuse_during, wanted_of
 from lockstep.metadata.directory import NodeState
+from lockstep.metadata.groups.ringed import RINGED
 from lockstep.metadata.groups.service import SERVICE, MembershipChange, Service
 from lockstep.metadata.groups.voter_choice import crowded_dc, eligible, has_place, size_problem
 from lockstep.metadata.log.registry import EntryKind
@@ -30,9 +31,16 @@ _STATUS_HINT = "`lockstep cms reconfigure --status` shows it, `--cancel` takes i
 
 def refuse_while_frozen(cluster: ClusterMetadata, kind: int) -> None:
     """Raises Rejected with the operator's reason for kinds that must wait for the thaw."""
-    reason = cluster.service.frozen
-    if reason and TABLE[wanted_of(kind), Held.FREEZE].scope is Scope.ALWAYS:
-        raise Rejected(f"the metadata is frozen: {reason}", hint="`lockstep cms thaw` ends it")
+    reason, upgrading = cluster.service.frozen, cluster.parts[RINGED].upgrading
+    if not (reason or upgrading) or TABLE[wanted_of(kind), Held.FREEZE].scope is not Scope.ALWAYS:
+        return
+    if upgrading is not None:
+        raise Rejected(
+            f"the cluster is on its way to a log since epoch {upgrading.begun_epoch}, and changes nothing "
+            "else until that has ended",
+            hint="lockstep upgrade status; `lockstep upgrade abort` gives it up",
+        )
+    raise Rejected(f"the metadata is frozen: {reason}", hint="`lockstep cms thaw` ends it")
 
 
 class PrepareMembership(msgspec.Struct, frozen=True, array_like=True):

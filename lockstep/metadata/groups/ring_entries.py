@@ -81,14 +81,19 @@ def refuse_needing_a_log(kind: int) -> None:
         raise Rejected(f"{what} needs the log, and this cluster runs on the ring without one", hint=_HINT)
 
 
-def refuse_lacking_a_log(after: ClusterMetadata) -> None:
-    """Raises Rejected for a schema with something that a cluster without a log does not have."""
+def refuse_lacking_a_log(before: ClusterMetadata, after: ClusterMetadata) -> None:
+    """Raises Rejected for a schema that has more of what a cluster without a log does not have; what there is
+    from before a log was lost stays as it is."""
     assert after.is_on_ring, "a cluster with a log has all of it"
     for keyspace in after.schema.keyspaces:
+        known = before.schema.by_name.get(keyspace.name)
+        if known is keyspace:
+            continue
         if keyspace.tablets is not None:
             raise _lacks(f"keyspace {keyspace.name} with tablets")
+        tables = known.tables if known is not None else ()
         for table in keyspace.tables:
-            if capture_options(table) is not None:
+            if table not in tables and capture_options(table) is not None:
                 raise _lacks(f"change data capture of {keyspace.name}.{table.name}")
 
 

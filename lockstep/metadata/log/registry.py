@@ -75,6 +75,9 @@ class EntryKind(enum.IntEnum):
     RESET_MANAGEMENT = 72
     FOUND_RING = 60
     END_RING = 61
+    BEGIN_UPGRADE = 62
+    BUILD_LOG = 63
+    ABORT_UPGRADE = 64
 
 
 class Transformation(Protocol):

@@ -141,7 +141,7 @@ class Tip:
             _, body = self._registry.encode(transformation)
         changed = transformation.apply(tip, tip.epoch + 1)
         if tip.is_on_ring and kind == EntryKind.SCHEMA_CHANGE:
-            refuse_lacking_a_log(changed)
+            refuse_lacking_a_log(tip, changed)
         return body, changed
 
     def applied_now(self, cluster: ClusterMetadata) -> None:

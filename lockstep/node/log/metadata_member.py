@@ -159,8 +159,13 @@ class MetadataMember:
         factory: Factory | None,
         bounds: GroupBounds,
         fail: Callable[[LockstepError], None],
+        on_ring: Processor,
     ) -> None:
+        """`on_ring` judges submissions while the cluster runs on the ring."""
         self._runtime = context.runtime
+        self._context = context
+        self._on_ring = on_ring
+        self._judges_on_ring = False
         self._configuration = context.configuration
         self._state = state
         self._voters = voters
@@ -221,6 +226,14 @@ class MetadataMember:
         A voter is a host: whichever address it now has, and whoever else has the address it had. A node that
         is being added gets its vote by the Raft log, after it got that log.
         """
+        if self._context.is_on_ring or self._context.awaits_log:
+            if self.processor is None:
+                self._judges_on_ring = True
+                self._judge_with(self._on_ring)
+            return
+        if self._judges_on_ring:
+            self._judges_on_ring = False
+            self._judge_with(None)
         if self._factory is not None:
             if self.processor is None:
                 given = Surroundings(self._runtime, self._state, self._state.registry, self._configuration)

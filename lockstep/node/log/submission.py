@@ -234,13 +234,19 @@ class Submitter:
         self._voters = voters
         self._member = member
         self._own = context.address
-        group = _ON_RING if context.configuration.cluster.is_on_ring else _GROUP
-        self._members = GroupSubmitter(context.runtime, group, self._addresses)
+        self._context = context
+        self._group = GroupSubmitter(context.runtime, _GROUP, self._addresses)
+        self._ring = GroupSubmitter(context.runtime, _ON_RING, self._addresses)
         self._own_id = context.own_id
         self.times = CommitTimes()
         #: Term in which each voter last said it leads.
         self._terms: dict[Address, int] = {}
         context.internode.register_fast(verbs.SUBMIT, Submit, Submitted, self._serve)
+
+    @property
+    def _members(self) -> GroupSubmitter:
+        """Who is asked, as the cluster agrees on changes now."""
+        return self._ring if self._context.is_on_ring else self._group
 
     def _serve(self, _peer: object, submit: Submit, respond: Respond) -> None:
         processor = self._member.processor
@@ -400,6 +406,8 @@ class SnapshotTrigger:
     def due(self) -> str:
         """Why a snapshot is due; empty when it is not."""
         cluster = self._state.current
+        if cluster.is_on_ring:
+            return ""  # Where there is no log nothing shortens it.
         since = cluster.epoch - cluster.service.snapshot_epoch
         if self._every_epochs and since >= self._every_epochs:
             return f"{self._every_epochs} epochs"

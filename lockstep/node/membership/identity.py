@@ -25,11 +25,13 @@ _GENERATION = b"boot-generation"
 
 
 class Identity(msgspec.Struct, frozen=True, array_like=True):
-    """What is stored; cluster_id "" means the node belongs to no cluster yet."""
+    """What is stored; cluster_id "" means the node belongs to no cluster yet. `log_epoch`: of the entry that
+    built the log, once this node has begun its part of that; 0 where there was none."""
 
     host_id: str
     cluster_id: str
     generation: int
+    log_epoch: int = 0
 
 
 _DECODER = decoder(Identity)
@@ -65,7 +67,7 @@ class IdentityFile:
         if not last.host_id:
             self._refuse_others_data()
         host_id = last.host_id or self._runtime.random.uuid()
-        await self._store(Identity(host_id, last.cluster_id, last.generation + 1))
+        await self._store(Identity(host_id, last.cluster_id, last.generation + 1, last.log_epoch))
         return self.value
 
     def _refuse_others_data(self) -> None:
@@ -95,6 +97,11 @@ class IdentityFile:
         last = self.load()
         assert last.cluster_id, "only a member's cluster is repaired"
         await self._store(msgspec.structs.replace(last, cluster_id=cluster_id))
+
+    async def begin_log(self, epoch: int) -> None:
+        """This node has begun its part of the log that the entry of `epoch` built; never again after this."""
+        assert epoch > self.value.log_epoch, "a log is begun once"
+        await self._store(msgspec.structs.replace(self.value, log_epoch=epoch))
 
     async def _store(self, value: Identity) -> None:
         await self._journal.append(encode(value))

@@ -221,7 +221,7 @@ class Joiner:
             rack=described.rack,
             version=described.version,
             log_version=described.log_version,
-            may_vote=self._configuration.cms.processor == RAFT and not self._configuration.cluster.is_on_ring,
+            may_vote=self._configuration.cms.processor == RAFT,
             replaces=NodeId(self._configuration.cluster.replaces),
             num_tokens=described.num_tokens,
             features=described.features,

@@ -192,7 +192,7 @@ class Management:
         self._raft = context.configuration.raft
         self._host_id = context.host_id
         #: Without a log there is no such group either: who is in the ring is in the cluster.
-        self._is_there = not context.configuration.cluster.is_on_ring
+        self._context = context
         self._follows_repair: Callable[[], bool] = lambda: context.follows_repair
         self._alive = context.alive
         self._on_disk_failed = on_disk_failed
@@ -271,11 +271,13 @@ class Management:
 
     def start(self) -> None:
         """Take part if this node is a member, from now on and whenever it becomes one."""
-        if not self._is_there:
-            return
         self._metadata.listen(lambda *_: self.wake())
         self.take_part()
         self._runtime.tasks.spawn(self._steer_loop(), "management.steer")
+
+    @property
+    def _is_there(self) -> bool:
+        return not (self._context.is_on_ring or self._context.awaits_log)
 
     def wake(self) -> None:
         self._wanted.set()
@@ -418,6 +420,8 @@ class Management:
 
     async def _steer(self) -> None:
         """One look; what fails is tried again at the next one."""
+        if not self._is_there:
+            return
         self.take_part()
         await self._give_up_part()
         placed = self._metadata.current.parts[MANAGEMENT_PLACE].members

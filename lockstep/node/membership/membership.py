@@ -24,12 +24,13 @@ from lockstep.internode.handshake import Address, PeerInfo
 from lockstep.metadata.directory import NodeInfo, NodeState
 from lockstep.metadata.groups.management import Host
 from lockstep.metadata.groups.ring_entries import FoundRing
+from lockstep.metadata.groups.upgrade_entries import IGNORED
 from lockstep.metadata.joining import JOINING_STATES
 from lockstep.metadata.requests import RequestState
 from lockstep.metadata.transformations import Founder, Initialize, UpdateNode
 from lockstep.node.configuration import Configuration, split_address
 from lockstep.node.context import NodeContext
-from lockstep.node.log.messages import DescribeSelf, SelfDescription
+from lockstep.node.log.messages import AskMembers, DescribeSelf, MemberList, SelfDescription
 from lockstep.node.log_service import NodeLog
 from lockstep.node.membership.joiner import Joiner, JoinService
 from lockstep.node.membership.management import Management
@@ -64,6 +65,12 @@ class Voting:
         self._management.take_part()
         self._log.member.take_part()
 
+    def join_groups(self) -> None:
+        """The cluster has another way to agree: take part in that."""
+        self.take_part()
+        self._management.wake()
+        self._log.member.roles.tell()
+
     def follow(self) -> None:
         """The metadata says who takes part in consensus: begin or end this node's part."""
         cluster = self._log.cluster
@@ -81,6 +88,8 @@ POLL_MS = 20
 RETRY_MS = 250
 #: One question to a founder.
 ASK_TIMEOUT_MS = 2000
+#: One question of a node that starts on the ring to another one: others that run answer at once.
+RING_ASKED_MS = 1000
 #: Submission of the first entry.
 SUBMIT_TIMEOUT_MS = 10_000
 
@@ -320,6 +329,7 @@ class Membership:
         self._state = log.state
         self._submitter = log.submitter
         self._voters = log.voters
+        self._internode = context.internode
         self._log = context.log
         self.founding: Founding | None = None
         if context.address in founders_of(context.configuration):
@@ -352,7 +362,34 @@ class Membership:
         own = self.own
         assert own is not None and self._state.epoch >= own.accepted_epoch, "it serves what it was let into"
         await self._update_addresses(own)
+        await self._hear_of_log(own)
         return own
+
+    async def _hear_of_log(self, own: NodeInfo) -> None:
+        """A node of the ring asks the others whether they have a log by now, before clients come to it. Who
+        was ignored when it was built serves nobody until an operator takes it back."""
+        if self._state.current.is_on_ring:
+            others = (member for member in self._voters.members().values())
+            addresses = [one.address for one in others if one.address != self._own_address]
+            await asyncio.gather(*(self._hear(address) for address in addresses))
+        said = False
+        while (exclusion := self._state.current.excluded_by_node.get(own.id)) is not None:
+            if exclusion.reason != IGNORED:
+                return
+            if not said:
+                said = True
+                self._log("join.waits", reason=f"node {own.id} is shut out: {exclusion.reason}")
+            await asyncio.sleep(RETRY_MS / 1000)
+
+    async def _hear(self, address: Address) -> None:
+        try:
+            told: MemberList = await self._internode.request(
+                address, verbs.MEMBERS, AskMembers(self._state.epoch), RING_ASKED_MS
+            )
+            if told.epoch > self._state.epoch:
+                await self._catch_up.reach(told.epoch, address, RING_ASKED_MS)
+        except LockstepError:
+            return  # Another one may know; who is alone goes on as it was.
 
     async def _follow_repaired(self) -> None:
         """Where this node was brought to a repaired cluster: return once its log has come to that."""

@@ -27,6 +27,7 @@ from lockstep.metadata.groups.management import (
     Host,
     ManagementState,
     RecordVoters,
+    Repair,
 )
 from lockstep.metadata.lineage import former_of, repair_of
 from lockstep.metadata.log.apply import apply_entry
@@ -77,7 +78,7 @@ async def apply_recovery(runtime: Runtime, registry: Registry, log: Callable[...
         value = await _extend_metadata(runtime, registry, plan)
     probes.reach("recovery.extended")
     own = value.directory.by_host_id[IdentityFile(runtime).load().host_id].id
-    await _begin_groups(runtime, plan.anew, value, own)
+    await begin_groups(runtime, plan.anew, value, own)
     await IdentityFile(runtime).move(plan.cluster_id)
     probes.reach("recovery.moved")
     told = f"the log goes on at epoch {value.epoch}; voters {plan.voters}"
@@ -101,13 +102,14 @@ async def follow_the_log(
     await state.store.flush()
     runtime.probes.reach("recovery.extended")
     own = value.directory.by_host_id[identity.value.host_id].id
-    await _begin_groups(runtime, anew, value, own)
+    await begin_groups(runtime, anew, value, own)
     await identity.move(anew.cluster_id)
     runtime.probes.reach("recovery.moved")
     log("recovery.followed", cluster=anew.cluster_id, epoch=value.epoch)
 
 
-async def _begin_groups(runtime: Runtime, anew: Anew, value: ClusterMetadata, own: int) -> None:
+async def begin_groups(runtime: Runtime, anew: Anew, value: ClusterMetadata, own: int) -> None:
+    """Write what this node's members of both groups begin with, `value` is that of the entry behind which."""
     await _begin_management(runtime, anew, value, own)
     runtime.probes.reach("recovery.managed")
     await _begin_metadata_group(runtime, anew, own)
@@ -170,15 +172,15 @@ async def _begin_management(runtime: Runtime, plan: Anew, value: ClusterMetadata
 def first_state(plan: Anew, value: ClusterMetadata) -> ManagementState:
     """What the new management group begins with: all of it follows from plan and metadata."""
     repairs: tuple[Reset, ...] = value.parts[LINEAGE]
-    repaired = repairs[-1]
-    assert repaired.cluster_id == plan.cluster_id, "the metadata's last repair is this one"
+    repair = repair_of(repairs[-1]) if repairs else Repair()
+    assert not repairs or repairs[-1].cluster_id == plan.cluster_id, "the metadata's last repair is this one"
     here = [node for node in value.directory.nodes if node.state is not NodeState.LEFT]
     gone = {node.host_id for node in value.directory.nodes if node.state is NodeState.LEFT} | {*plan.expelled}
     found = Found(
         plan.cluster_id,
         plan.cluster_name,
         tuple(Host(node.host_id, node.address, node.internode_port, node.id) for node in here),
-        repair_of(repaired),
+        repair,
         former_of(value.identity, repairs),
     )
     record = RecordVoters(plan.voters, plan.raft_index, value.epoch, value.service.recovery_generation)
@@ -186,7 +188,7 @@ def first_state(plan: Anew, value: ClusterMetadata) -> ManagementState:
     actions: tuple[Any, ...] = (found, record)
     for index, action in enumerate(actions, 1):
         command_id = encode((plan.attempt, index))[-management.COMMAND_ID_BYTES :].rjust(16, b"\0")
-        state = management.apply(state, index, Command(command_id, index - 1, repaired.actor, action))
+        state = management.apply(state, index, Command(command_id, index - 1, plan.last.actor, action))
         outcome = state.outcome_of(command_id)
         assert outcome is not None and outcome.refusal is None, f"{action} is refused: {outcome}"
     expelled = gone - {node.host_id for node in here}

@@ -12,15 +12,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
+
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeInfo, NodeState
+from lockstep.metadata.groups.membership import refuse_while_frozen
 from lockstep.metadata.groups.ring_entries import refuse_lacking_a_log, refuse_needing_a_log
+from lockstep.metadata.groups.ringed import RINGED, Ringed
 from lockstep.metadata.log.apply import apply_entry
 from lockstep.metadata.log.entries import ENTRY_DECODER, LogEntry
 from lockstep.metadata.log.registry import EntryKind, Registry
 from lockstep.metadata.operations import Operation
 from lockstep.ring.messages import Proposal
-from lockstep.ring.ring import Delta, Member, Mode, Ring, Status, delta_to
+from lockstep.ring.ring import VOTING, Delta, Member, Mode, Ring, Status, delta_to
 from lockstep.values.codec import UNREADABLE, encode
 from lockstep.values.errors import CannotApply, Rejected
 from lockstep.values.ids import NodeId
@@ -45,10 +49,21 @@ def ring_of(cluster: ClusterMetadata) -> Ring:
 
 
 def _ring_of(cluster: ClusterMetadata) -> Ring:
+    return _ring_by(cluster, cluster.parts[RINGED])
+
+
+def _ring_by(cluster: ClusterMetadata, rules: Ringed) -> Ring:
+    """The ring of these nodes, with the mode and the voices of these rules."""
     running = {node: one for one in cluster.operations for node in (one.about.node,)}
     members = [_member(cluster, node, running.get(node.id)) for node in cluster.directory.nodes]
-    ordered = tuple(sorted(members, key=lambda member: member.node))
-    return Ring(Mode(cluster.ring_mode), cluster.epoch, ordered, cluster.hash)
+    voiced = [
+        msgspec.structs.replace(member, status=Status.SILENCED)
+        if int(member.node) in rules.silenced and member.status in VOTING
+        else member
+        for member in members
+    ]
+    ordered = tuple(sorted(voiced, key=lambda member: member.node))
+    return Ring(Mode(rules.mode), cluster.epoch, ordered, cluster.hash)
 
 
 def name_of(node: NodeId) -> str:
@@ -85,7 +100,9 @@ def carried_by(before: ClusterMetadata, after: ClusterMetadata, entry: LogEntry)
     """The change of the ring that carries `entry`, which makes `after` of `before`."""
     assert (after.epoch, after.hash) == (entry.epoch, entry.hash), "the entry makes the value"
     assert entry.previous_hash == before.hash, "the entry follows"
-    return delta_to(ring_of(before), proposal_name(entry), ring_of(after), encode(entry))
+    # The entry that builds the log makes the last ring, of the kind that the one before was.
+    made = ring_of(after) if after.is_on_ring else _ring_by(after, before.parts[RINGED])
+    return delta_to(ring_of(before), proposal_name(entry), made, encode(entry))
 
 
 def entry_in(delta: Delta) -> LogEntry:
@@ -105,9 +122,10 @@ def judge(cluster: ClusterMetadata, registry: Registry, proposal: Proposal) -> s
     try:
         entry = entry_in(proposal.delta)
         refuse_needing_a_log(entry.kind)
+        refuse_while_frozen(cluster, entry.kind)
         after = apply_entry(cluster, entry, registry)
         if entry.kind == EntryKind.SCHEMA_CHANGE:
-            refuse_lacking_a_log(after)
+            refuse_lacking_a_log(cluster, after)
     except UNREADABLE as error:
         return f"what it carries cannot be read: {error}"
     except (CannotApply, Rejected) as error:

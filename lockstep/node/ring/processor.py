@@ -16,6 +16,7 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.groups.ring_entries import refuse_needing_a_log
+from lockstep.metadata.groups.ringed import RINGED
 from lockstep.node.configuration import ClusterSection
 from lockstep.node.context import NodeContext
 from lockstep.node.log.messages import Submit
@@ -56,10 +57,12 @@ def blocked(ring: Ring, dead: tuple[str, ...]) -> str:
 
 
 def refuse_other_membership(cluster: ClusterMetadata, settings: ClusterSection) -> None:
-    """Raises ConfigurationError when the cluster agrees on changes in another way than this node would."""
-    wanted = settings.ring_mode if settings.is_on_ring else ""
-    if not cluster.epoch or cluster.ring_mode == wanted:
+    """Raises ConfigurationError when the node is told to run on a ring that the cluster does not have. What
+    is not told is learned from the cluster."""
+    if not cluster.epoch or not settings.is_on_ring or cluster.ring_mode == settings.ring_mode:
         return
+    if cluster.parts[RINGED].built_epoch:
+        return  # It ran on the ring, and got a log.
     if not cluster.is_on_ring:
         has, hint = "has a log", 'set [cluster] membership = "log"'
     else:
@@ -90,6 +93,7 @@ class RingProcessor(Processor):
         self._own_id = context.own_id
         self._host_id = context.host_id
         self._alive = context.alive
+        self._founds_ring = context.configuration.cluster.is_on_ring
         self._wake = wake
         self._by_id: dict[bytes, Waiting] = {}
         self._queue: deque[Waiting] = deque()
@@ -111,7 +115,9 @@ class RingProcessor(Processor):
             return False
         cluster = self._state.current
         if not cluster.epoch:
-            return self._voters.is_first(self._host_id())
+            return self._founds_ring and self._voters.is_first(self._host_id())
+        if not cluster.is_on_ring:
+            return False
         own = self._own_id()
         return bool(own) and designated(cluster, own, self._alive) == own
 

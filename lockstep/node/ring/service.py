@@ -178,7 +178,7 @@ class RingService:
     async def _up_to_date(self) -> RingMember | None:
         """This node's member with the ring that its metadata makes; None while it is no node of a ring."""
         cluster, own = self._state.current, self._context.own_id()
-        if not cluster.is_on_ring or not own:
+        if not own or (self._member is None and not cluster.is_on_ring):
             return None
         if self._member is None:
             ring = ring_of(cluster)
@@ -193,7 +193,11 @@ class RingService:
             if delta.sequence > member.ring.sequence:
                 self._see_end(delta)
                 await self._carry_out(member.follow(delta, self._now_ms))
-        return member
+        if not cluster.is_on_ring:
+            # The last change built the log: there is nothing to agree on here any more.
+            self._member = None
+            self._applied.clear()
+        return self._member
 
     def _seeds(self, cluster: ClusterMetadata) -> tuple[str, ...]:
         """The members that the configuration names."""
@@ -284,6 +288,14 @@ class RingService:
             delta = carried_by(cluster, after, entry)
             await self._carry_out(member.offer(delta, self._now_ms))
 
+    @property
+    def _term(self) -> int:
+        """Of the next entry: that of the last one, so that terms never go back, whatever was before the
+        ring."""
+        epoch = self._state.epoch
+        last = self._state.retained(epoch, epoch)
+        return max(TERM, last[-1].term if last else TERM)
+
     def _judged(
         self, cluster: ClusterMetadata, submit: Submit
     ) -> tuple[LogEntry | None, ClusterMetadata | None]:
@@ -296,7 +308,7 @@ class RingService:
             submit.body,
             submit.actor,
             self._runtime.clock.wall_us(),
-            TERM,
+            self._term,
             base_epoch=submit.base_epoch,
         )
         match outcome:
@@ -384,7 +396,7 @@ class RingService:
         ending, tip = EndRing(name), Tip(self._state.current, self._state.registry)
         entry_id = self._runtime.random.bytes(16)
         kind, body = registry.kind_of(ending), encode(ending)
-        outcome = tip.judge(entry_id, kind, body, f"node {own}", self._runtime.clock.wall_us(), TERM)
+        outcome = tip.judge(entry_id, kind, body, f"node {own}", self._runtime.clock.wall_us(), self._term)
         assert isinstance(outcome, Appended), "a ring can always be ended"
         delta = carried_by(cluster, tip.value, outcome.entry)
         return Proposal(delta.op, own_name(own), (), delta, ends=True)

@@ -57,6 +57,7 @@ from lockstep.server.admin.stream_repair import StreamRequests
 from lockstep.server.admin.tablet_migrations import MigrationRequests
 from lockstep.server.admin.tablet_requests import TabletRequests
 from lockstep.server.admin.tablet_resizes import ResizeRequests
+from lockstep.server.admin.upgrade import UpgradeRequests
 from lockstep.server.cql.cql_server import CqlServer
 from lockstep.server.metrics.exposition import CONTENT_TYPE, exposition
 from lockstep.server.reports import documents as reports
@@ -365,6 +366,7 @@ class Admin:
             *Reconfiguration(node).operations(),
             *Replacements(node).operations(),
             *RingRequests(node).operations(),
+            *UpgradeRequests(node).operations(),
             *operations(self._cql),
             *scrub_operations(self._node),
             *read_session_operations(self._node),

@@ -36,10 +36,9 @@ class RingRequests:
 
     @property
     def _ring(self) -> RingService:
-        ring = self._node.log.ring
-        if ring is None:
+        if not self._node.context.is_on_ring:
             raise PreconditionError("this cluster has a log, and no ring of its own", hint="lockstep status")
-        return ring
+        return self._node.log.ring
 
     def report(self) -> RingReport:
         return self._ring.report()

@@ -62,7 +62,7 @@ def metadata_samples(node: NodeServices) -> Iterator[Sample]:
 def _ring(node: NodeServices) -> Iterator[Sample]:
     """Of a cluster that runs on the ring without a log."""
     ring = node.log.ring
-    if ring is None:
+    if not node.context.is_on_ring:
         return
     yield Sample("lockstep_ring_blocked_bool", bool(ring.blocked()))
     yield Sample("lockstep_ring_waiting_changes", ring.processor.waiting)
@@ -123,7 +123,7 @@ def _announcements(node: NodeServices) -> Iterator[Sample]:
 
 def _groups(node: NodeServices) -> Iterator[Sample]:
     """Both groups, as this node takes part in them; voters as it knows them. Without a log there are none."""
-    if node.log.ring is not None:
+    if node.context.is_on_ring:
         return
     drivers: dict[str, RaftDriver | None] = {"metastorage": node.log.driver, "cmg": None}
     if node.membership.management.group is not None:

@@ -131,7 +131,7 @@ def likely_leaders(node: NodeServices) -> Iterator[NodeInfo]:
 
 def refuse_on_ring(node: NodeServices) -> None:
     """PreconditionError where the cluster runs without a log: there are no groups."""
-    if node.log.ring is not None:
+    if node.context.is_on_ring:
         raise PreconditionError(
             "this cluster runs on the ring without a log, and has no groups",
             hint="lockstep ring status, lockstep ring why; docs/operate/ring.md",
@@ -200,7 +200,7 @@ class GroupAnswers:
 def words(node: NodeServices) -> Document:
     """Both groups at a glance, from signs of life alone: for status answers, which wait for nobody. Without
     a log there are none."""
-    if node.log.ring is not None:
+    if node.context.is_on_ring:
         return {}
     found = {name: node.membership.groups.peers(group) for name, group in GROUPS.items()}
     return {

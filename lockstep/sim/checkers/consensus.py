@@ -28,6 +28,7 @@ from lockstep.consensus.raft import Raft
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.groups.management import EMPTY_STATE, ManagementState
+from lockstep.metadata.groups.ringed import RINGED
 from lockstep.sim.checkers.violation import Violation
 
 #: (node id) -> that member's consensus; None when it cannot be told now.
@@ -181,6 +182,11 @@ class ManagementMonitor:
     def first_applied(self, before: ClusterMetadata, after: ClusterMetadata) -> None:
         """A new epoch of the metadata; without a log there is no management group that it would follow."""
         if after.is_on_ring:
+            return
+        if before.is_on_ring:
+            # The group begins with the nodes that were there when the log was built.
+            self._admitted.update(dict.fromkeys(node.host_id for node in after.directory.nodes))
+        if after.parts[RINGED].built_epoch and not self._states:
             return
         if after.identity.cluster_id != self.newest.cluster_id:
             raise Violation("CMG-3", f"the metadata is of cluster {after.identity.cluster_id}")

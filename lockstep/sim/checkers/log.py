@@ -21,9 +21,10 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
 from lockstep.metadata.directory import NodeInfo, NodeState
+from lockstep.metadata.groups.ringed import RINGED
 from lockstep.metadata.groups.service import Service
 from lockstep.metadata.groups.voter_choice import choose_voters, dc_limit
-from lockstep.metadata.log.apply import state_digest
+from lockstep.metadata.log.apply import part_digests, state_digest
 from lockstep.metadata.log.entries import LogEntry
 from lockstep.metadata.log.registry import EntryKind, Registry
 from lockstep.metadata.log.tip import Refused, Tip
@@ -308,9 +309,11 @@ _WHILE_FROZEN = (
 
 def check_voters(before: ClusterMetadata, after: ClusterMetadata) -> None:
     """At each new epoch: any majority of the voters before meets any majority of those after. Without a log
-    nobody votes, and it stays so."""
+    nobody votes, and it gets one only by the entry that builds it, once no node is in the midst of
+    anything."""
     if before.epoch and before.ring_mode != after.ring_mode:
-        raise Violation("CMS-1", f"epoch {after.epoch} has another way to agree")
+        _check_built(before, after)
+        return
     if after.is_on_ring:
         if after.service.members:
             raise Violation("CMS-1", f"epoch {after.epoch} has voters, and no log")
@@ -329,6 +332,23 @@ def check_voters(before: ClusterMetadata, after: ClusterMetadata) -> None:
     for voter in after.voters:
         if after.directory.by_id[voter].state is NodeState.LEFT:
             raise Violation("CMS-1", f"voter {voter} has left")
+
+
+def _check_built(before: ClusterMetadata, after: ClusterMetadata) -> None:
+    """UPG-1: an upgrade that had begun, with nothing under way, ends by one entry that changes no node, no
+    token and no table, and names voters of whom all are there."""
+    running, built = before.parts[RINGED].upgrading, after.parts[RINGED].built_epoch
+    if not before.is_on_ring or running is None or built != after.epoch:
+        raise Violation("UPG-1", f"epoch {after.epoch} has another way to agree")
+    if before.operations:
+        raise Violation("UPG-1", f"epoch {after.epoch} builds a log while operations run")
+    was, now = dict(part_digests(before)), dict(part_digests(after))
+    if any(was[name] != now[name] for name in ("directory", "schema")):
+        raise Violation("UPG-1", f"epoch {after.epoch} builds a log and changes nodes or tables")
+    if not after.voters or {*after.voters} & {*running.ignored} or len(after.voters) % 2 == 0:
+        raise Violation("UPG-1", f"epoch {after.epoch} builds a log with voters {after.voters}")
+    if not {*running.ignored} <= {*after.excluded_by_node}:
+        raise Violation("UPG-1", f"epoch {after.epoch} lets in who was ignored")
 
 
 def _check_change(before: Service, after: Service) -> None:
