@@ -55,6 +55,7 @@ from lockstep.sim.load.overload_workload import OverloadWorkload
 from lockstep.sim.load.side_load import Side
 from lockstep.sim.load.side_workloads import BatchWorkload, CounterWorkload, TimestampWorkload
 from lockstep.sim.load.tablet_operators import TabletOperators
+from lockstep.sim.load.upgrade_operators import UpgradeOperators
 from lockstep.sim.load.workload import Client, Load, Workload, draw_load
 from lockstep.sim.plant import replaced
 from lockstep.sim.runtime.streams import Stream
@@ -129,6 +130,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     tracked: bool = False
     #: How nodes agree on the ring without a log, one of these; empty: there is a log.
     ring_mode: tuple[str, ...] = ("",)
+    #: Mean pause before a cluster on the ring is to get a log; 0 is never.
+    upgrades_s: float = 0.0
     #: Mean pause between two steps of the keyspace from the ring to tablets, or back; 0 is none.
     migrates_s: float = 0.0
     #: Mean pause between two changes of how many tablets are asked for; 0 is none.
@@ -328,6 +331,11 @@ class Run:
             repairs = RepairOperators(self.operators, scenario.repair_s, partial=scenario.partial_repairs)
             self.operators.when_ready.append(repairs.start)
             self.operators.at_end.append(repairs.end)
+        if scenario.upgrades_s:
+            assert isinstance(self.operators, BusyOperators), "operators who upgrade are busy"
+            upgrades = UpgradeOperators(self.operators, scenario.upgrades_s)
+            self.operators.when_ready.append(upgrades.start)
+            self.operators.at_end.append(upgrades.end)
         self.sides = _sides(scenario, self.operators, self.watch)
         swarm = draw_swarm(draw, scenario.faults, scenario.always)
         self.nemesis = Nemesis(self.cluster, self.watch, swarm, scenario.steps_clocks)

@@ -146,7 +146,7 @@ class BusyOperators(Operators):
             if not self.stopped:
                 await self._operate(runtime)
         # What the others wait for at the end may give ranges to a node that is shut out.
-        await self._include_all(runtime)
+        await self.include_all(runtime)
         for end in self.at_end:
             await end(runtime)
         await self._end_wishes(runtime)
@@ -246,7 +246,7 @@ class BusyOperators(Operators):
             wish = IncludeNodes((exclusion.node,), (reached,))
             await self.submit(runtime, EntryKind.INCLUDE_NODES, wish)
 
-    async def _include_all(self, runtime: Runtime) -> None:
+    async def include_all(self, runtime: Runtime) -> None:
         """One whose disk is gone is not taken back; it leaves as it is."""
         while any(one.node not in self.cluster.retired for one in self.cluster.newest.excluded):
             await self._include(runtime)
@@ -254,7 +254,7 @@ class BusyOperators(Operators):
 
     async def _end_wishes(self, runtime: Runtime) -> None:
         """What still waits for a node to leave is withdrawn, and voters are chosen automatically again."""
-        await self._include_all(runtime)
+        await self.include_all(runtime)
         while self.cluster.newest.service.leaving or self.cluster.newest.service.paused:
             service = self.cluster.newest.service
             for node in service.leaving:
