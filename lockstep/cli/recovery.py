@@ -154,6 +154,11 @@ def cluster() -> None:
     metavar="N",
     help="Voters of the new metadata group; what suits the nodes that answer when absent.",
 )
+@click.option(
+    "--to-ring",
+    is_flag=True,
+    help="Make no groups anew: what is left goes on on the ring, without those that do not answer.",
+)
 @click.option("--dry-run", is_flag=True, help="Show the plan; change nothing.")
 @click.option(
     "--plan",
@@ -168,6 +173,7 @@ def reset(
     node: str | None,
     exclude: str | None,
     size: int | None,
+    to_ring: bool,
     plan_file: str | None,
     yes: bool,
     call: render.Call,
@@ -180,6 +186,8 @@ def reset(
     if node is not None and management:
         raise click.UsageError("say --node or --cluster-management-group")
     wanted: dict[str, Any] = {"metastorageReplicationFactor": size or 0}
+    if to_ring:
+        wanted["toRing"] = True
     if node is not None:
         asked, wanted["keepCmg"] = _conductor(asked, node), True
     for key, names in (("cmgNodeNames", management), ("exclude", exclude)):
@@ -210,9 +218,12 @@ def reset(
     if call.as_json(answer, "cluster-reset/1"):
         return
     took_s = time.monotonic() - began_s
+    agrees = f"node {state.leader} leads voters {_listed(state.voters)}"
+    if done.ring_mode:
+        agrees = f"on the ring without a log, changes go through node {state.leader}"
     click.echo(
         f"cluster {state.cluster_name} goes on under id {state.cluster_id} at epoch {state.epoch}: "
-        f"node {state.leader} leads voters {_listed(state.voters)}; it took {took_s:.1f} s"
+        f"{agrees}; it took {took_s:.1f} s"
     )
     late = sorted({one.node for one in done.participants} - {*done.told})
     if late:
@@ -241,7 +252,8 @@ def _digest_in(plan_file: str) -> str:
 
 
 def _show_reset(told: ClusterReset) -> None:
-    click.echo(f"cluster {told.cluster_name}, id {told.former_id}: both groups are made anew")
+    what = "what is left goes on on the ring" if told.ring_mode else "both groups are made anew"
+    click.echo(f"cluster {told.cluster_name}, id {told.former_id}: {what}")
     if told.by_log:
         click.echo("metastorage works: its log goes on, with one more entry")
     render.table(

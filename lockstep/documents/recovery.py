@@ -50,6 +50,8 @@ class ClusterReset(msgspec.Struct, frozen=True):
     lost: str = ""
     told: tuple[int, ...] = ()
     by_log: bool = False
+    #: Without groups: how members of the ring that is left agree.
+    ring_mode: str = ""
     schema: str = "cluster-reset/1"
 
 

@@ -15,6 +15,7 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import IDENTITY, LINEAGE, Identity, NodeState, Reset
 from lockstep.metadata.groups.management import GENESIS, Former, Link, Repair, link_hash
+from lockstep.metadata.groups.ringed import RING_MODES, RINGED, Ringed
 from lockstep.metadata.groups.service import MANAGEMENT_PLACE, SERVICE, ManagementPlace
 from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.transformations import refuse_before_initialize
@@ -52,15 +53,20 @@ class ResetCluster(msgspec.Struct, frozen=True, array_like=True):
 
     It never passes through the group that was lost: a repair puts it at the end of every participant's log.
     `voters` ascending: whom the metadata group consists of from then on. `management` ascending: the same of
-    the management group; empty: of the voters.
+    the management group; empty: of the voters. With a `ring_mode` there are no groups any more: what is left
+    runs on the ring, and members that are `silenced`, ascending, have no voice there.
     """
 
     repaired: Reset
     voters: tuple[NodeId, ...]
     management: tuple[NodeId, ...] = ()
+    ring_mode: str = ""
+    silenced: tuple[NodeId, ...] = ()
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
         refuse_before_initialize(cluster)
+        if self.ring_mode:
+            self._refuse_ring(cluster)
         identity, repaired, service = cluster.identity, self.repaired, cluster.service
         if repaired.cluster_id in identity.lineage or not repaired.cluster_id:
             raise Rejected(f"cluster id {repaired.cluster_id!r} is not a new one")
@@ -68,20 +74,22 @@ class ResetCluster(msgspec.Struct, frozen=True, array_like=True):
             raise Rejected(f"this repair continues epoch {repaired.epoch}, and the log is at {cluster.epoch}")
         if len(identity.lineage) >= LINEAGE_MAX:
             raise Rejected(f"a cluster is repaired at most {LINEAGE_MAX - 1} times")
-        if not self.voters:
+        if not self.voters and not self.ring_mode:
             raise Rejected("voters are distinct and ascending, and there is one at least")
-        for members in (self.voters, self.management):
+        for members in (self.voters, self.management, self.silenced):
             if members != tuple(sorted(set(members))):
                 raise Rejected("voters are distinct and ascending, and there is one at least")
-            if len(members) > METADATA_VOTERS_MAX:
+            if len(members) > METADATA_VOTERS_MAX and members is not self.silenced:
                 raise Rejected(f"the group has at most {METADATA_VOTERS_MAX} voters")
-        for voter in (*self.voters, *self.management):
+        for voter in (*self.voters, *self.management, *self.silenced):
             node = cluster.node(voter)
             if node is None or node.state is NodeState.LEFT:
                 raise Rejected(f"there is no node {voter}")
         lineage = (*identity.lineage, repaired.cluster_id)
         assert lineage[:-1] == identity.lineage, "lineage only grows"
+        ring = Ringed(self.ring_mode, silenced=self.silenced) if self.ring_mode else cluster.parts[RINGED]
         return cluster.changed(
+            RINGED.set(ring),
             IDENTITY.set(Identity(repaired.cluster_id, identity.cluster_name, lineage)),
             LINEAGE.set((*cluster.parts[LINEAGE], repaired)),
             MANAGEMENT_PLACE.set(ManagementPlace(self.management)),
@@ -96,6 +104,14 @@ class ResetCluster(msgspec.Struct, frozen=True, array_like=True):
                 )
             ),
         )
+
+    def _refuse_ring(self, cluster: ClusterMetadata) -> None:
+        if self.ring_mode not in RING_MODES:
+            raise Rejected(f"a ring agrees by one of {', '.join(RING_MODES)}, not by {self.ring_mode}")
+        if cluster.is_on_ring or self.voters or self.management:
+            raise Rejected("only a cluster that lost its log goes on on the ring, and nobody votes there")
+        if not any(node.owns_tokens and node.id not in self.silenced for node in cluster.directory.nodes):
+            raise Rejected("none of the nodes that are left owns tokens, so none would have a voice")
 
 
 #: The `kind` of a repair of the management group alone in the lineage.

@@ -21,6 +21,7 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeInfo, NodeState, Reset
+from lockstep.metadata.groups.ringed import QUORUM
 from lockstep.metadata.groups.voter_choice import size_for
 from lockstep.metadata.lineage import MANAGEMENT_RESET, ResetCluster, ResetManagement
 from lockstep.metadata.log.entries import LogEntry, seal, verify_chain
@@ -48,6 +49,8 @@ class Wish(msgspec.Struct, frozen=True):
     actor: str = ""
     excluded: tuple[NodeId, ...] = ()
     keeps_managers: bool = False
+    #: No groups are made anew: what is left goes on on the ring, by majorities.
+    to_ring: bool = False
 
 
 class ResetPlan(msgspec.Struct, frozen=True, array_like=True):
@@ -84,6 +87,8 @@ class ResetPlan(msgspec.Struct, frozen=True, array_like=True):
     kind: str = RESET
     value: bytes = b""
     hashes: tuple[tuple[int, bytes], ...] = ()
+    #: Without groups: how members of the ring that is left agree.
+    ring_mode: str = ""
 
     @property
     def last(self) -> LogEntry:
@@ -122,6 +127,7 @@ class ResetPlan(msgspec.Struct, frozen=True, array_like=True):
             self.source,
             self.absent,
             self.kind,
+            *((self.ring_mode,) if self.ring_mode else ()),
             hashlib.blake2b(self.value).digest(),
         )
         return hashlib.blake2b(codec.encode(told), digest_size=16).hexdigest()
@@ -174,6 +180,8 @@ def refuse(cluster: ClusterMetadata, answers: Sequence[Survey], wish: Wish) -> N
         raise PreconditionError(
             "the metadata group has a majority, and no leader yet", hint="wait until one is elected"
         )
+    if wish.to_ring:
+        _refuse_ring(cluster, taking_part, wish, works=bool(lives))
     _refuse_wish(cluster, taking_part, wish)
 
 
@@ -192,6 +200,20 @@ def working(cluster: ClusterMetadata, answers: Sequence[Survey], wish: Wish) -> 
         return f"node {leaders[0]} leads it"
     has_most = 2 * len(living) > len(cluster.voters)
     return f"{len(living)} of {len(cluster.voters)} voters answer" if has_most else ""
+
+
+def _refuse_ring(cluster: ClusterMetadata, answers: Sequence[Survey], wish: Wish, *, works: bool) -> None:
+    """PreconditionError unless what is left can go on on the ring."""
+    if works:
+        raise PreconditionError(
+            "the metadata group works, and a log that works does not become a ring",
+            hint="`lockstep recovery cluster reset` without --to-ring repairs the management group",
+        )
+    if wish.management or wish.size or wish.keeps_managers:
+        raise PreconditionError("on the ring there are no groups whose members could be named")
+    here = {one.node for one in answers}
+    if not any(node.owns_tokens for node in cluster.directory.nodes if node.id in here):
+        raise PreconditionError("none of the nodes that answer owns tokens, so none would have a voice")
 
 
 def _refuse_wish(cluster: ClusterMetadata, answers: Sequence[Survey], wish: Wish) -> None:
@@ -242,17 +264,20 @@ def make_plan(
         )
     participants = tuple(sorted(NodeId(one.node) for one in answers))
     absent = _absent(cluster, participants)
-    voters = chosen(cluster, answers, wish.size)
+    voters = () if wish.to_ring else chosen(cluster, answers, wish.size)
     lost = _lost(cluster, last_epoch, absent)
     repaired = Reset(drawn.cluster_id, RESET, wish.actor, last_epoch, last_hash, drawn.at_us, lost)
     term = max(max(one.raft_term, one.log_term) for one in answers) + 1
     management = tuple(sorted(wish.management)) or voters
     named = management if management != voters else ()
+    ring_mode = QUORUM if wish.to_ring else ""
+    # Who is absent is asked for nothing any more, or those that are left could be too few to agree.
+    reset = ResetCluster(repaired, voters, named, ring_mode, absent if wish.to_ring else ())
     entry = seal(
         epoch=last_epoch + 1,
         entry_id=drawn.entry_id,
         kind=EntryKind.RESET_CLUSTER,
-        body=codec.encode(ResetCluster(repaired, voters, named)),
+        body=codec.encode(reset),
         actor=wish.actor,
         commit_time_us=drawn.at_us,
         term=term,
@@ -278,6 +303,7 @@ def make_plan(
         expelled=tuple(sorted({host for one in answers for host in one.expelled})),
         absent=absent,
         lost=lost,
+        ring_mode=ring_mode,
     )
     require_sound(made)
     return made

@@ -14,7 +14,10 @@ from lockstep.metadata.groups.ringed import RINGED, UpgradeState
 from lockstep.metadata.groups.upgrade_entries import IGNORED
 from lockstep.node.membership.voters import designated
 from lockstep.node.node import Node
+from lockstep.node.ring.carrying import ring_of
+from lockstep.recovery.plan import Wish
 from lockstep.sim.runtime.probes import CrashRule
+from lockstep.topology.force_remove import ForceRemove
 from lockstep.values.errors import LockstepError, PreconditionError, Rejected
 from lockstep.values.ids import NodeId
 from tests.node.support import Outcome, Town, keyspace
@@ -186,3 +189,52 @@ def test_where_all_must_accept_nobody_is_ignored_and_the_living_get_a_log() -> N
         assert town.finish(town.upgrade(1)).error is None
         town.until(town.built(1, 2, 3))
         town.changes(2, "after")
+
+
+def test_the_circle_from_a_lost_log_over_the_ring_to_another_log() -> None:
+    """The log's majority dies, what is left goes on on the ring, removes the dead there, and gets a log."""
+    with Town(1, founders=5) as town:
+        town.found()
+        voters, left = tuple(map(int, town.newest.voters)), [4, 5]
+        assert voters == (1, 2, 3)
+        town.finish(town.submit(town.leader(), keyspace("before", 1)))
+        town.agreed(*ALL)
+        former = town.newest.identity.cluster_id
+        for number in voters:
+            town.process(number).crash("power")
+            del town.nodes[f"n{number}"]
+        town.wait(5)
+
+        async def conduct(node: Node) -> Any:
+            desk = node.membership.recovery
+            return await desk.reset(await desk.plan(Wish(to_ring=True)))
+
+        told = town.finish(town.begin(4, conduct))
+        assert told.error is None and told.value.plan.ring_mode == "quorum"
+        town.until(lambda: town.ready(*left) and all(town.node(n).log.cluster.is_on_ring for n in left))
+        assert ring_of(town.newest).voters == ("4", "5") and town.newest.identity.lineage[0] == former
+        # On the ring what needs no log goes on, and the dead are removed.
+        assert town.finish(town.submit(5, keyspace("between", 1))).error is None
+        for dead in voters:
+            assert town.finish(town.submit(4, ForceRemove(NodeId(dead), "gone"))).error is None
+        # All of it is kept over a start of everybody.
+        for number in left:
+            town.process(number).crash("power")
+        town.start(*left)
+        town.until(lambda: town.ready(*left))
+        begun = town.begin(5, lambda node: node.membership.upgrade.begin((), "an operator"))
+        assert town.finish(begun).error is None
+        town.until(
+            lambda: (
+                all(town.node(n).log.cluster.upgrade_state is UpgradeState.DONE for n in left)
+                and town.voters_settled
+                and town.management_settled
+            )
+        )
+        assert town.finish(town.submit(4, keyspace("after", 1))).error is None
+        # A node of the lost log is of another cluster id, and stays what it is.
+        town.start(1)
+        town.wait(10)
+        assert town.node(1).log.cluster.identity.cluster_id == former
+        terms = [entry.term for entry in town.node(4).log.state.entries]
+        assert terms == sorted(terms), "terms never go back, over the ring and to another log"

@@ -84,7 +84,8 @@ class BuildLog(msgspec.Struct, frozen=True, array_like=True):
             raise Rejected(f"a log has an odd number of voters up to {METADATA_VOTERS_MAX}")
         if not {*self.voters} <= able:
             raise Rejected(f"nodes {_listed(sorted({*self.voters} - able))} cannot vote")
-        shut_out = (*running.ignored, *ring.silenced)
+        present = cluster.directory.present_ids
+        shut_out = [node for node in (*running.ignored, *ring.silenced) if node in present]
         added = [Exclusion(n, epoch, IGNORED) for n in shut_out if n not in cluster.excluded_by_node]
         excluded = tuple(sorted((*cluster.excluded, *added), key=lambda one: one.node))
         known: tuple[Generation, ...] = cluster.parts[GENERATIONS]

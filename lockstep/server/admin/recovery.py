@@ -51,6 +51,7 @@ _BODY: Final[dict[str, Any]] = {
         "metastorageReplicationFactor": {"type": "integer"},
         "exclude": {"type": "array", "items": {"type": "string"}},
         "keepCmg": {"type": "boolean", "description": "The members that the leader of cmg names"},
+        "toRing": {"type": "boolean", "description": "What is left goes on on the ring, without groups"},
         "dryRun": {"type": "boolean"},
         "digest": {"type": "string", "description": "Of the dry run that is to be carried out"},
     },
@@ -87,6 +88,7 @@ class _Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="c
     metastorage_replication_factor: int = 0
     exclude: tuple[str, ...] = ()
     keep_cmg: bool = False
+    to_ring: bool = False
     dry_run: bool = False
     digest: str = ""
 
@@ -111,6 +113,7 @@ class RecoveryRequests:
             actor,
             tuple(info.id for info in excluded),
             wanted.keep_cmg,
+            wanted.to_ring,
         )
         plan = await self._desk.plan(wish)
         surveyed = await self._desk.survey()
@@ -162,6 +165,7 @@ class RecoveryRequests:
             ),
             lost=plan.lost,
             by_log=plan.by_log,
+            ring_mode=plan.ring_mode,
         )
 
     def state(self) -> ClusterState:
