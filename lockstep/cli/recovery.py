@@ -16,6 +16,7 @@ import click
 
 from lockstep.cli import replacing
 from lockstep.cli.recovery_diff import compare
+from lockstep.cli.recovery_export import export
 from lockstep.cli.recovery_metadata import metadata
 from lockstep.cli.shared import client, render
 from lockstep.cli.shared.client import ClusterClient
@@ -124,6 +125,7 @@ def audit(call: render.Call) -> None:
 
 recovery.add_command(metadata)
 recovery.add_command(compare)
+recovery.add_command(export)
 
 
 @recovery.group()
@@ -278,9 +280,15 @@ def _show_reset(told: ClusterReset) -> None:
     "--new-cluster-url", "new", metavar="HOST[:PORT]", required=True, help="A node of the repaired cluster."
 )
 @click.option("--dry-run", is_flag=True, help="Say which nodes would go; change nothing.")
+@click.option(
+    "--park-diverged",
+    "parks",
+    is_flag=True,
+    help="Nodes that have diverged vote and serve no more, and are only read from: see `export`.",
+)
 @_yes
 @render.of_call
-def migrate(old: str, new: str, yes: bool, call: render.Call) -> None:
+def migrate(old: str, new: str, parks: bool, yes: bool, call: render.Call) -> None:
     """Bring nodes that were away while the groups were made anew to the repaired cluster.
 
     Each node that the old one can reach goes, unless it has applied what the repaired cluster lacks.
@@ -292,7 +300,7 @@ def migrate(old: str, new: str, yes: bool, call: render.Call) -> None:
         if call.output != "json":
             _show_migration(read(ClusterMigration, answer))
         replacing.confirm(yes, "These nodes leave the cluster that they are in. Go on?")
-        answer = at_old.cluster_migrate({"state": state})
+        answer = at_old.cluster_migrate({"state": state} | ({"parkDiverged": True} if parks else {}))
     if not call.as_json(answer, "cluster-migration/1"):
         _show_migration(read(ClusterMigration, answer))
 
@@ -370,7 +378,8 @@ def _show_migration(told: ClusterMigration) -> None:
     render.table(
         ["node", "epoch", "", "reason"],
         [
-            [one.node, one.epoch or "", would if not one.refused else "stays" if one.answered else "silent",
+            [one.node, one.epoch or "", "zombie" if one.zombie else
+             would if not one.refused else "stays" if one.answered else "silent",
              one.refused or (f"gives up {one.waived}" if one.waived else "")]
             for one in told.nodes
         ],

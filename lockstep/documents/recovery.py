@@ -113,6 +113,8 @@ class MigratedNode(msgspec.Struct, frozen=True):
     other_hash: str = ""
     #: Classes of the entries that only it has, and gives up.
     waived: str = ""
+    #: It has no voice and serves nobody from now on; what it holds can be exported.
+    zombie: bool = False
 
 
 class ClusterMigration(msgspec.Struct, frozen=True):
@@ -221,3 +223,14 @@ class MetadataReplacement(msgspec.Struct, frozen=True):
 class ReplacementStep(msgspec.Struct, frozen=True):
     node: int
     schema: str = "metadata-replacement-step/1"
+
+
+class ExportedPage(msgspec.Struct, frozen=True):
+    """`recovery-export/1`: rows that one node alone holds of a table, as CQL statements. `end`: where the
+    next page begins; empty for the last one."""
+
+    node: int
+    epoch: int
+    statements: tuple[str, ...] = ()
+    end: str = ""
+    schema: str = "recovery-export/1"

@@ -41,6 +41,7 @@ from lockstep.node.processors.kinds import Factory, chosen
 from lockstep.node.recovery.applying import apply_recovery, follow_the_log
 from lockstep.node.recovery.audit_file import AUDIT_PATH
 from lockstep.node.recovery.building import begin_log
+from lockstep.node.recovery.judging import parted
 from lockstep.node.recovery.recovery_file import RECOVERY_PATH
 from lockstep.node.recovery.store import refuse_half_recovered
 from lockstep.node.ring.processor import refuse_other_membership
@@ -416,6 +417,9 @@ class Node:
             await self._load()
         standing, context, log = self._standing, self.context, self.log
         assert standing is not None and self.broken is not None, "a node that read its disk is whole"
+        diverged = self.membership.recovery.file.standing.diverged
+        if diverged is not None and log.state.broken is None:
+            log.state.broken = parted(diverged)
         if log.state.broken is not None:
             # It was so before it stopped: nobody hears of it but its operators.
             self._breaking = True

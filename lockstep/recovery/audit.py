@@ -31,6 +31,7 @@ class Step(enum.StrEnum):
     MIGRATING = "migrating"
     MIGRATED = "migrated"
     RESTARTING = "restarting"
+    DIVERGED = "diverged"
 
 
 class Told(msgspec.Struct, frozen=True):

@@ -48,7 +48,19 @@ class Migrating(msgspec.Struct, frozen=True, array_like=True, tag=5):
     epoch: int = -1
 
 
-Record = Prepared | Activated | Applied | Withdrawn | Migrating
+class Diverged(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """This node has another history than the repaired cluster `cluster_id`, from `epoch` on, where the hashes
+    are these as far as they are known: from here on it is only read from."""
+
+    cluster_id: str
+    epoch: int
+    own_hash: bytes = b""
+    other_hash: bytes = b""
+    reason: str = ""
+    actor: str = ""
+
+
+Record = Prepared | Activated | Applied | Withdrawn | Migrating | Diverged
 
 _DECODER: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
 
@@ -72,6 +84,8 @@ class Standing(msgspec.Struct, frozen=True):
     phase: Phase = Phase.IDLE
     plan: ResetPlan | None = None
     move: Migrating | None = None
+    #: It is a zombie: it has no voice and serves nobody until it goes elsewhere, or is emptied.
+    diverged: Diverged | None = None
 
     @property
     def attempt(self) -> str:
@@ -88,6 +102,8 @@ _NEXT: Final[Mapping[tuple[Phase, type[Record]], Phase]] = {
     (Phase.IDLE, Migrating): Phase.MIGRATING,
     (Phase.PREPARED, Migrating): Phase.MIGRATING,
     (Phase.MIGRATING, Applied): Phase.IDLE,
+    (Phase.IDLE, Diverged): Phase.IDLE,
+    (Phase.PREPARED, Diverged): Phase.IDLE,
 }
 
 
@@ -98,13 +114,16 @@ def follow(standing: Standing, record: Record) -> Standing:
         raise Rejected(f"a node whose repair is {standing.phase} takes no {type(record).__name__.lower()}")
     if isinstance(record, Prepared):
         require_sound(record.plan)
-        return Standing(phase, record.plan, standing.move)
+        return Standing(phase, record.plan, standing.move, standing.diverged)
+    if isinstance(record, Diverged):
+        return Standing(phase, diverged=record)
     if isinstance(record, Activated | Withdrawn) and record.attempt != standing.attempt:
         raise Rejected(f"attempt {record.attempt} is not the one that was prepared, {standing.attempt}")
     if isinstance(record, Migrating):
         return Standing(phase, move=record)
     move = standing.move if standing.phase is not Phase.ACTIVATED else None
-    return Standing(phase, standing.plan if phase is Phase.ACTIVATED else None, move)
+    diverged = standing.diverged if not isinstance(record, Applied) else None
+    return Standing(phase, standing.plan if phase is Phase.ACTIVATED else None, move, diverged)
 
 
 def standing_of(records: Iterable[Record]) -> Standing:

@@ -5,8 +5,10 @@ Real processes and the command line. Numbers of scenarios are those of disasters
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,6 +90,12 @@ def count(cluster: LocalCluster, number: int, table: str) -> int:
     return int(next(iter(found.values())))
 
 
+def started(cluster: LocalCluster, name: str) -> None:
+    """It does not come to serve, and that is what is looked at."""
+    with contextlib.suppress(LockstepError):
+        cluster.start([name])
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
@@ -165,3 +173,23 @@ def test_2_and_10_a_majority_that_went_on_has_diverged(home: Path) -> None:
         shown = run(home, "recovery", "diff", *both)
         assert f"only at {host(cluster, 1)}" in shown and "elsewhere" in shown and "reset_cluster" in shown
         assert state(cluster, "n1")["cluster_id"] != state(cluster, "n4")["cluster_id"]
+        # Parked, they serve nobody, over a start too, and what they hold can be saved.
+        told = run(home, "recovery", "cluster", "migrate", *both, "--park-diverged", "--yes")
+        assert "zombie" in told
+
+        def parked(number: int) -> bool:
+            return "is a zombie" in run(home, "status", "--host", host(cluster, number), code=None)
+
+        until(lambda: parked(1) and parked(2), 60.0)
+        cluster.kill("n2")
+        threading.Thread(target=started, args=(cluster, "n2"), daemon=True).start()
+        until(lambda: parked(2), 60.0)
+        file = home / "k5.cql"
+        told = run(home, "recovery", "export", "k5.t", "--file", str(file), "--host", host(cluster, 1))
+        assert f"node 1 holds {ROWS} rows of k5.t" in told
+        lines = file.read_text().splitlines()
+        assert len(lines) == ROWS and lines[0].startswith("INSERT INTO k5.t (id, v) VALUES (")
+        session = connected(cluster, 3)
+        session.query(lines[0].rstrip(";"), (), Consistency.QUORUM)
+        session.close()
+        assert count(cluster, 4, "k5.t") == ROWS

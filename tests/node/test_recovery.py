@@ -10,7 +10,9 @@ from typing import Any, Final
 
 import pytest
 
+from lockstep.metadata.directory import LINEAGE
 from lockstep.metadata.log.snapshot_entries import TakeSnapshot
+from lockstep.node.node import Node
 from lockstep.node.recovery import applying, audit_file
 from lockstep.node.recovery.judging import as_target
 from lockstep.node.recovery.reset_service import Decided
@@ -185,6 +187,39 @@ def test_2_and_10_a_node_that_has_diverged_stays_out_whenever_it_is_asked() -> N
         said, _ = migrate(town, leader, 4).value
         assert all(one.refused for one in said)
         assert town.node(leader).log.cluster.identity.cluster_id != former_id(town)
+
+
+def test_10_a_node_that_has_diverged_is_parked_as_a_zombie_and_stays_one() -> None:
+    """It has no voice and serves nobody, over three starts, and its data are there to be read."""
+    with struck() as town:
+        town.keeps_broken = True
+        town.finish(reset(town, 4))
+        town.until(lambda: leads(town, LEFT))
+        town.world.monitors.remove(town.log)
+        town.start(*LOST)
+        town.until(lambda: town.ready(*LOST) and any(town.node(n).log.is_leader for n in LOST))
+        leader = next(number for number in LOST if town.node(number).log.is_leader)
+        fork = town.node(4).log.cluster.parts[LINEAGE][0].epoch
+        town.finish(town.submit(leader, keyspace("elsewhere")))
+        town.until(lambda: all(town.node(n).log.state.epoch > fork for n in LOST))
+        target = as_target(town.node(4).log, 64)
+
+        async def park(node: Node) -> object:
+            return await node.membership.recovery.migrate(target, "me", dry_run=False, parks=True)
+
+        said, _ = town.finish(town.begin(leader, park)).value
+        assert [one.zombie for one in said] == [True] * 3, said
+        for _ in range(3):
+            town.until(lambda: all("is a zombie" in str(town.ended.get(f"n{n}")) for n in LOST))
+            for number in LOST:
+                node = town.node(number)
+                assert not node.ready and node.log.driver is None and node.membership.management.group is None
+                assert node.membership.recovery.file.standing.diverged.epoch == fork + 1
+                assert str(fork + 1) in str(town.ended[f"n{number}"])
+                town.process(number).crash("power")
+            town.wait(1)
+            town.start(*LOST)
+        assert leads(town, LEFT)
 
 
 def test_9_and_19_who_was_away_follows_the_repaired_log_and_may_vote_again() -> None:

@@ -10,6 +10,7 @@ from lockstep.recovery.plan import ResetPlan, Wish, make_plan
 from lockstep.recovery.steps import (
     Activated,
     Applied,
+    Diverged,
     Migrating,
     Phase,
     Prepared,
@@ -37,6 +38,7 @@ RECORDS: dict[str, Record] = {
     "apply": Applied(PLAN.cluster_id),
     "withdraw": Withdrawn(PLAN.attempt),
     "migrate": Migrating("cluster-3", (("10.0.0.4", 7000),)),
+    "diverge": Diverged("cluster-3", 7, b"a", b"b", "it has another entry", "an operator"),
 }
 #: Where a node is, by what it recorded so far.
 REACHED = {
@@ -52,6 +54,8 @@ ALLOWED = {
     (Phase.PREPARED, "activate"): Phase.ACTIVATED,
     (Phase.PREPARED, "withdraw"): Phase.IDLE,
     (Phase.PREPARED, "migrate"): Phase.MIGRATING,
+    (Phase.IDLE, "diverge"): Phase.IDLE,
+    (Phase.PREPARED, "diverge"): Phase.IDLE,
     (Phase.ACTIVATED, "apply"): Phase.IDLE,
     (Phase.MIGRATING, "apply"): Phase.IDLE,
 }
@@ -83,6 +87,13 @@ def test_what_was_applied_is_not_applied_again() -> None:
     for name in ("activate", "apply", "withdraw"):
         with pytest.raises(Rejected):
             follow(ended, RECORDS[name])
+
+
+def test_a_zombie_stays_one_until_it_goes_elsewhere() -> None:
+    parked = standing_of([RECORDS["diverge"]])
+    assert parked.diverged == RECORDS["diverge"]
+    assert standing_of([RECORDS["diverge"], RECORDS["prepare"], RECORDS["withdraw"]]).diverged is not None
+    assert standing_of([RECORDS["diverge"], RECORDS["migrate"]]).diverged is None
 
 
 def test_only_the_attempt_that_was_prepared_last_goes_on() -> None:

@@ -11,7 +11,8 @@ from lockstep.node.log.metadata_past import Past
 from lockstep.node.log_service import NodeLog
 from lockstep.recovery.fences import Fenced, Target, judge
 from lockstep.recovery.harmless import waived
-from lockstep.values.errors import CorruptFile, LogTruncated
+from lockstep.recovery.steps import Diverged
+from lockstep.values.errors import CannotApply, CorruptFile, LogTruncated
 
 
 class Judged(msgspec.Struct, frozen=True):
@@ -51,6 +52,18 @@ async def _harmless(log: NodeLog, fenced: Fenced, now_ms: int) -> str:
     except (LogTruncated, CorruptFile):
         return ""
     return waived(entries, state.registry, now_ms)
+
+
+def parted(record: Diverged) -> CannotApply:
+    """Why a zombie serves nobody."""
+    hashes = (
+        f"{record.own_hash.hex()[:12] or 'unknown'} here, {record.other_hash.hex()[:12] or 'unknown'} there"
+    )
+    return CannotApply(
+        f"this node is a zombie: it has another entry at epoch {record.epoch} than cluster "
+        f"{record.cluster_id} ({hashes}): {record.reason}",
+        hint="`lockstep recovery export` saves what it holds; then empty its data directory, and let it join",
+    )
 
 
 def as_target(log: NodeLog, epochs_back: int) -> Target:

@@ -37,16 +37,19 @@ class Decide(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Migrate(msgspec.Struct, frozen=True, array_like=True):
-    """Go to the repaired cluster, or (`dry_run`) say whether you could. `actor`: who asked for it."""
+    """Go to the repaired cluster, or (`dry_run`) say whether you could. `actor`: who asked for it. `parks`:
+    who has diverged is only read from, from then on."""
 
     target: Target
     dry_run: bool = False
     actor: str = ""
+    parks: bool = False
 
 
 class Migrated(msgspec.Struct, frozen=True, array_like=True):
     """`refused`: why the node stays where it is; empty when it goes. `diverged_at` and the hashes: see
-    `fences.Fenced`. `waived`: classes of the entries that only this node has, and gives up."""
+    `fences.Fenced`. `waived`: classes of the entries that only this node has, and gives up. `zombie`: it is
+    only read from, from now on."""
 
     node: int
     epoch: int
@@ -55,6 +58,7 @@ class Migrated(msgspec.Struct, frozen=True, array_like=True):
     own_hash: bytes = b""
     other_hash: bytes = b""
     waived: str = ""
+    zombie: bool = False
 
 
 class Restart(msgspec.Struct, frozen=True, array_like=True):

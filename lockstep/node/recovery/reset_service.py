@@ -48,7 +48,7 @@ from lockstep.recovery.audit import Step, Told
 from lockstep.recovery.fences import Target
 from lockstep.recovery.plan import Drawn, ResetPlan, Wish
 from lockstep.recovery.replacing import problem_with
-from lockstep.recovery.steps import Activated, Migrating, Phase, Prepared, Withdrawn
+from lockstep.recovery.steps import Activated, Diverged, Migrating, Phase, Prepared, Withdrawn
 from lockstep.recovery.survey import Survey
 from lockstep.values.codec import decoder
 from lockstep.values.errors import (
@@ -250,11 +250,11 @@ class ResetService:
             self._management.group.driver.halt()
 
     async def _serve_migration(self, _peer: object, order: Migrate) -> Migrated:
-        return await self._migrate(order.target, order.actor, dry_run=order.dry_run)
+        return await self._migrate(order.target, order.actor, dry_run=order.dry_run, parks=order.parks)
 
-    async def _migrate(self, target: Target, actor: str, *, dry_run: bool) -> Migrated:
+    async def _migrate(self, target: Target, actor: str, *, dry_run: bool, parks: bool) -> Migrated:
         """Go to the repaired cluster unless what this node applied is not part of its history, and makes a
-        difference there."""
+        difference there. With `parks` a node that has diverged is only read from, from then on."""
         async with self._busy:
             cluster, own = self._log.state.current, self._own_id()
             found = await judged(self._log, target, self._runtime.clock.wall_us() // 1000)
@@ -264,7 +264,12 @@ class ResetService:
                     told = Told(Step.REFUSED, actor, fenced.reason, cluster_id=target.cluster_id)
                     await self.audit.note(told)
                 hashes = (fenced.own_hash, fenced.other_hash)
-                return Migrated(own, cluster.epoch, fenced.reason, fenced.diverged_at, *hashes)
+                parked = parks and fenced.diverged_at > 0 and not dry_run
+                if parked:
+                    await self._park(
+                        Diverged(target.cluster_id, fenced.diverged_at, *hashes, fenced.reason, actor)
+                    )
+                return Migrated(own, cluster.epoch, fenced.reason, fenced.diverged_at, *hashes, zombie=parked)
             if own in target.voters:
                 why = "it votes there and had no part in it yet; `lockstep cms reconfigure` has another vote"
                 return Migrated(own, cluster.epoch, why)
@@ -282,6 +287,16 @@ class ResetService:
         self._say("recovery.migrating", cluster=target.cluster_id, epoch=found.epoch)
         self._leave()
         return done
+
+    async def _park(self, record: Diverged) -> None:
+        """No voice and no clients any more: this node is a zombie, of which only its data are read."""
+        self._stand_still()
+        text = f"it has another history from epoch {record.epoch} on, and is only read from"
+        await self.audit.note(Told(Step.DIVERGED, record.actor, text, cluster_id=record.cluster_id))
+        await self.file.record(record)
+        self._runtime.probes.reach("recovery.diverged")
+        self._say("recovery.diverged", cluster=record.cluster_id, epoch=record.epoch)
+        self._begin_anew("this node has diverged, and is only read from")
 
     def _leave(self) -> None:
         """Begin another life, once what is to be answered was answered."""
@@ -458,15 +473,16 @@ class ResetService:
         return f"it did not come back within {BACK_TIMEOUT_MS} ms: {answer}"
 
     async def migrate(
-        self, target: Target, actor: str = "", *, dry_run: bool
+        self, target: Target, actor: str = "", *, dry_run: bool, parks: bool = False
     ) -> tuple[tuple[Migrated, ...], dict[int, str]]:
         """Every node of this cluster that answers goes to the repaired one, or says why not; and who did not
         answer. Each is judged by what it applied itself."""
         others = [node for node in self._log.cluster.directory.present_ids if node != self._own_id()]
-        answers = await self._ask_each(others, verbs.RECOVERY_MIGRATE, Migrate(target, dry_run, actor))
+        order = Migrate(target, dry_run, actor, parks)
+        answers = await self._ask_each(others, verbs.RECOVERY_MIGRATE, order)
         silent = {node: answer for node, answer in answers.items() if isinstance(answer, str)}
         said = [answer for answer in answers.values() if isinstance(answer, Migrated)]
-        said.append(await self._migrate(target, actor, dry_run=dry_run))
+        said.append(await self._migrate(target, actor, dry_run=dry_run, parks=parks))
         return tuple(sorted(said, key=lambda one: one.node)), silent
 
     async def _ask_each(

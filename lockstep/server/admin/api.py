@@ -25,6 +25,7 @@ from lockstep.node.work.table_damage import ScrubState
 from lockstep.server.admin.admin_access import CHALLENGE, CHANGING, AdminAccess, status_of
 from lockstep.server.admin.backups import BackupRequests
 from lockstep.server.admin.cms_operations import ServiceOperations
+from lockstep.server.admin.export import export_operations
 from lockstep.server.admin.http import (
     HttpConnection,
     HttpRequest,
@@ -367,6 +368,7 @@ class Admin:
             *Replacements(node).operations(),
             *RingRequests(node).operations(),
             *UpgradeRequests(node).operations(),
+            *export_operations(node),
             *operations(self._cql),
             *scrub_operations(self._node),
             *read_session_operations(self._node),

@@ -64,6 +64,7 @@ _MIGRATE_BODY: Final[dict[str, Any]] = {
     "properties": {
         "state": {"type": "object", "description": "What the repaired cluster says of itself"},
         "dryRun": {"type": "boolean"},
+        "parkDiverged": {"type": "boolean", "description": "Nodes that have diverged are only read from"},
     },
 }
 
@@ -81,6 +82,7 @@ class _Restart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Migration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     state: ClusterState
     dry_run: bool = False
+    park_diverged: bool = False
 
 
 class _Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -209,7 +211,9 @@ class RecoveryRequests:
         """Bring every node of this cluster that answers to the repaired one, each unless it has diverged."""
         refuse_on_ring(self._node)
         wanted = read_body(body or {}, _Migration, "the body is no state of a cluster")
-        told, silent = await self._desk.migrate(_target(wanted.state), actor, dry_run=wanted.dry_run)
+        told, silent = await self._desk.migrate(
+            _target(wanted.state), actor, dry_run=wanted.dry_run, parks=wanted.park_diverged
+        )
         nodes = [
             MigratedNode(
                 one.node,
@@ -219,6 +223,7 @@ class RecoveryRequests:
                 own_hash=one.own_hash.hex(),
                 other_hash=one.other_hash.hex(),
                 waived=one.waived,
+                zombie=one.zombie,
             )
             for one in told
         ]

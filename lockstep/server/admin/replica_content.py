@@ -108,7 +108,7 @@ class ReplicaContent:
         epoch = self._held(table, range_)
         command = ReadCommand(
             table.id, range_.left, range_.right, None, ALL_ROWS, (), True, False, PAGE_ROWS_MAX, 0,
-            integer(request, "now_s"), _position(request.query.get("after", "")),
+            integer(request, "now_s"), position(request.query.get("after", "")),
         )  # fmt: skip
         read = await self._node.data.engine.read(command)
         left = (partition_left(partition, before_s) for partition in read.partitions)
@@ -152,7 +152,7 @@ class ReplicaContent:
         return cluster.epoch
 
 
-def _position(text: str) -> Position | None:
+def position(text: str) -> Position | None:
     if not text:
         return None
     try:
