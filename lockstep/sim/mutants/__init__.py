@@ -25,6 +25,7 @@ from lockstep.sim.mutants.sessions import TOPOLOGY_DIRECTED as _TOPOLOGY_DIRECTE
 from lockstep.sim.mutants.tablets import DIRECTED as _TABLETS_DIRECTED
 from lockstep.sim.mutants.tablets import TABLETS
 from lockstep.sim.mutants.tracked import TRACKED
+from lockstep.sim.mutants.upgraded import UPGRADED
 from lockstep.sim.plant import Planted
 
 REGISTRY: dict[str, Planted] = {
@@ -56,6 +57,7 @@ REGISTRY: dict[str, Planted] = {
         *CAPTURED,
         *TRACKED,
         *RINGED,
+        *UPGRADED,
         *DISASTERS,
     )
 }
