@@ -16,7 +16,7 @@ from lockstep.metadata.log.snapshot_entries import TakeSnapshot
 from lockstep.metadata.log.tip import Appended, Refused, Tip
 from lockstep.metadata.transformations import Founder, Initialize, Register
 from lockstep.node.kinds import every_kind
-from lockstep.node.ring.carrying import carried_by, judge, ring_of
+from lockstep.node.ring.carrying import carried_by, judge, ring_after, ring_of
 from lockstep.ring.member import Effects, RingMember, first_kept
 from lockstep.ring.messages import Accept, Message, Proposal, Propose
 from lockstep.ring.ring import Delta, Mode, Ring, Status, applied
@@ -70,10 +70,11 @@ class History:
             delta = carried_by(self.value, after, entry)
             proposal = Proposal(delta.op, "1", (), delta, ends=entry.kind == EntryKind.END_RING)
             assert judge(self.value, REGISTRY, proposal) == "", "members accept what follows"
-            assert applied(ring_of(self.value), delta) == ring_of(after), "the change makes the ring"
+            made = ring_after(self.value, after)
+            assert applied(ring_of(self.value), delta) == made, "the change makes the ring"
             self.deltas.append(delta)
+        ring = ring_after(self.value, after) if self.value.epoch else ring_of(after)
         self.value = after
-        ring = ring_of(after)
         ring.validate()
         return ring
 

@@ -100,9 +100,14 @@ def carried_by(before: ClusterMetadata, after: ClusterMetadata, entry: LogEntry)
     """The change of the ring that carries `entry`, which makes `after` of `before`."""
     assert (after.epoch, after.hash) == (entry.epoch, entry.hash), "the entry makes the value"
     assert entry.previous_hash == before.hash, "the entry follows"
-    # The entry that builds the log makes the last ring, of the kind that the one before was.
-    made = ring_of(after) if after.is_on_ring else _ring_by(after, before.parts[RINGED])
-    return delta_to(ring_of(before), proposal_name(entry), made, encode(entry))
+    return delta_to(ring_of(before), proposal_name(entry), ring_after(before, after), encode(entry))
+
+
+def ring_after(before: ClusterMetadata, after: ClusterMetadata) -> Ring:
+    """The ring that an entry makes of `before`; the one that builds the log makes the last ring, of the kind
+    that the one before was."""
+    assert before.is_on_ring and after.epoch == before.epoch + 1, "one entry on the ring"
+    return ring_of(after) if after.is_on_ring else _ring_by(after, before.parts[RINGED])
 
 
 def entry_in(delta: Delta) -> LogEntry:
