@@ -239,6 +239,7 @@ class BatchWrites:
             return
         outcomes = await asyncio.gather(*begun, return_exceptions=True)
         errors = [outcome for outcome in outcomes if outcome is not None]
+        open_ = any(isinstance(error, LockstepError) and not error.outcome_known for error in errors)
         for outcome in outcomes:
             if isinstance(outcome, ColumnsGone):
                 # All parts are written again: with the timestamps of the present plan, over what there is.
@@ -247,8 +248,8 @@ class BatchWrites:
         for problem in errors:
             if not isinstance(problem, LockstepError):
                 raise problem
-            if problem.outcome_known and (failure is not None or len(errors) < len(outcomes)):
-                # Its own part has no effect, such as of a table that was dropped; others have.
+            if problem.outcome_known and (open_ or failure is not None or len(errors) < len(outcomes)):
+                # Its own part has no effect, such as of a table that was dropped; others have, or may have.
                 raise of_a_part(problem, consistency, write_type)
             raise problem
         if failure is not None:
