@@ -25,6 +25,7 @@ from lockstep.consensus import paxos
 from lockstep.consensus.paxos import NO_BALLOT, STEPS, Ballot, Happened, Phase, Promises, Proposal
 from lockstep.coordination.context import SHOWN, CoordinationContext
 from lockstep.coordination.driving import carry_out
+from lockstep.coordination.tracked_reads import made_even
 from lockstep.coordination.writes import Writes
 from lockstep.internode import verbs
 from lockstep.internode.waiters import Deadlines
@@ -35,9 +36,18 @@ from lockstep.quorum.request_trace import REQUEST_TRACE
 from lockstep.quorum.round import BALLOT, VOTE, Ask, Count, End, Round, Target
 from lockstep.replica.ballots import MUTATION, BallotService
 from lockstep.replica.merging import lacking, merge_answers
-from lockstep.replica.messages import CommitRequest, Place, PrepareReply, PrepareRequest, ProposeRequest
+from lockstep.replica.messages import (
+    CommitReply,
+    CommitRequest,
+    Known,
+    Place,
+    PrepareReply,
+    PrepareRequest,
+    ProposeRequest,
+)
 from lockstep.storage.rows.difference import repair_mutation
 from lockstep.storage.rows.fragments import touched
+from lockstep.tracking.held import MutationId
 from lockstep.values.codec import encode
 from lockstep.values.errors import (
     ColumnsGone,
@@ -114,9 +124,9 @@ async def ended(rounds: Rounds, plan: Plan, left: Proposal, now_s: int) -> Propo
         if not any(left.origin in paxos.decided(reply.state.committed) for reply in replies):
             owner.reach("conditional.voids")
             return left.voided()
-        results = [reply.result for reply in replies]
-        await rounds.made_good(command, results)
-        _, end = merge_answers(results, command.reverse)
+        looked = looked_of(plan, paxos_round)
+        await rounds.made_good(command, looked)
+        _, end = merge_answers(looked.results, command.reverse)
         command = msgspec.structs.replace(command, after=end) if end is not None else None
     owner.reach("conditional.past_decided")
     return left.made_good()
@@ -380,9 +390,7 @@ class Rounds:
 
     # -- rounds -----------------------------------------------------------------------------------
 
-    async def promised(
-        self, plan: Plan, command: ReadCommand
-    ) -> tuple[Ballot, Promises, list[ReadResult]] | None:
+    async def promised(self, plan: Plan, command: ReadCommand) -> tuple[Ballot, Promises, Looked] | None:
         """A quorum's promise with what it read, all that was decided being held by a quorum; None: again."""
         ballot = self.owner.next_ballot(self._floor_us)
         self._floor_us = ballot.time_us
@@ -406,17 +414,17 @@ class Rounds:
                 await self.held(plan, left.under(ballot), ())
             self.goes(Happened.AGAIN)
             return None
-        results = [reply.result for reply in paxos_round.granted.values()]
+        looked = looked_of(plan, paxos_round)
         if found.committed is not None and found.lacking:
             self.goes(Happened.LACKING)
             if self._is_past(found.committed):
                 self.owner.reach("conditional.past")
-                await self.made_good(command, results)
+                await self.made_good(command, looked)
             elif not await self._brought(plan, found.committed, found.lacking, states):
                 self.goes(Happened.AGAIN)
                 return None
         self.goes(Happened.KNOWN)
-        return ballot, found, results
+        return ballot, found, looked
 
     async def _brought(
         self, plan: Plan, decided: Proposal, lacking_: Sequence[NodeId], voters: Collection[NodeId]
@@ -425,10 +433,10 @@ class Rounds:
         self.did("Bringing replicas the last decision, which they missed")
         return await self.held(plan, decided, [node for node in voters if node not in lacking_])
 
-    async def made_good(self, command: ReadCommand, results: Sequence[ReadResult]) -> None:
+    async def made_good(self, command: ReadCommand, looked: Looked) -> None:
         """Have what was read held by a quorum."""
         try:
-            await self.show(command, results)
+            await self.show(command, looked)
         except (WriteTimeout, WriteFailure):
             raise self.late(0) from None
 
@@ -469,13 +477,33 @@ class Rounds:
 
     async def held(self, plan: Plan, decided: Proposal, holders: Sequence[NodeId]) -> bool:
         """Bring a decided proposal to a quorum; `holders` know it already."""
-        request = CommitRequest(plan.epoch, plan.needs_epoch, self.place, decided)
+        given = None if holders else await self.named(plan, decided)
+        request = CommitRequest(plan.epoch, plan.needs_epoch, self.place, decided, given)
         targets = [target for target in plan.targets if target.node not in holders]
         round_ = Round(BALLOT, plan, targets, dict.fromkeys(holders, plan.epoch))
         paxos_round = PaxosRound(
             self.owner, round_, verbs.CAS_COMMIT, request, self.deadline_s, lambda reply: True
         )
         return await self.won(plan, paxos_round) and not self.changed(plan)
+
+    async def named(self, plan: Plan, decided: Proposal) -> MutationId | None:
+        """The id that one replica of a tracked table gives to what was decided as it stores it, this node if
+        it is one. None: the table is not tracked, or none has said so soon: then each gives it one."""
+        if plan.shard is None or not decided.value:
+            return None
+        owner = self.owner
+        request = CommitRequest(plan.epoch, plan.needs_epoch, self.place, decided)
+        try:
+            if plan.local is not None:
+                return await owner.ballots.named(request)
+            first = owner.plans.read_order(plan, owner.context.opinions.prefers, owner.context.alive)[0]
+            reply: CommitReply = await owner.context.internode.request(
+                first.address, verbs.CAS_COMMIT, request, self.left_ms() / 4
+            )
+        except LockstepError:
+            owner.reach("conditional.unnamed")
+            return None
+        return reply.given
 
     def paxos_round(self, plan: Plan, verb: int, request: Any, agrees: Callable[[Any], bool]) -> PaxosRound:
         round_ = Round(VOTE, plan, self.voters(plan))
@@ -541,8 +569,16 @@ class Rounds:
         self.owner.reach("conditional.plan_changed")
         return True
 
-    async def show(self, command: ReadCommand, results: Sequence[ReadResult]) -> None:
-        """What is told to a client is held by a quorum: plain writes may have reached a few replicas only."""
+    async def show(self, command: ReadCommand, looked: Looked) -> None:
+        """What is told to a client is held by a quorum: plain writes may have reached a few replicas only.
+        Of a tracked table they are brought whole."""
+        results = looked.results
+        if looked.plan.shard is not None:
+            try:
+                await made_even(self.owner.context, looked.plan, command, looked.known, self.left_ms())
+            except (LockstepError, TimeoutError):
+                raise self.late(0) from None
+            return
         if all(result == results[0] for result in results[1:]):
             return
         owner = self.owner
@@ -554,8 +590,11 @@ class Rounds:
             await owner.writes.begin(mutation, level, self.left_ms(), terms=SHOWN)
 
     def leave_hints(self, plan: Plan, decided: Proposal, paxos_round: PaxosRound) -> None:
-        """For replicas that seem dead; the next decision brings what others miss."""
+        """For replicas that seem dead; the next decision brings what others miss. Of a tracked table they get
+        it by its id."""
         owner = self.owner
+        if plan.shard is not None:
+            return
         missed = [
             t for t in plan.targets if t.node not in paxos_round.granted and not owner.context.alive(t.node)
         ]
@@ -578,6 +617,20 @@ def too_many_failed(plan: Plan, paxos_round: PaxosRound, level: Consistency, wri
     counted, failed = plan.counted(paxos_round.granted), paxos_round.round.failures
     reasons, causes = reasons_of(plan.targets, failed), causes_of(plan.targets, failed)
     return WriteFailure(level, counted, plan.required, len(failed), write_type, reasons, causes)
+
+
+class Looked(msgspec.Struct, frozen=True):
+    """What replicas read for one question, and which mutations of a tracked table each of them held then."""
+
+    plan: Plan
+    results: list[ReadResult]
+    known: tuple[tuple[Target, Known], ...]
+
+
+def looked_of(plan: Plan, paxos_round: PaxosRound) -> Looked:
+    replies = paxos_round.granted
+    known = tuple((plan.by_node[node], reply.known) for node, reply in replies.items() if reply.known)
+    return Looked(plan, [reply.result for reply in replies.values()], known)
 
 
 def promises(reply: PrepareReply) -> bool:

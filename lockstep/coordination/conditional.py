@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -28,9 +28,11 @@ from lockstep.coordination.ballot_rounds import (
     NOT_MET,
     ConditionalCounts,
     ConditionalsShared,
+    Looked,
     Patience,
     PaxosRound,
     Rounds,
+    looked_of,
     outcome_of,
     promises,
     too_many_failed,
@@ -44,6 +46,7 @@ from lockstep.quorum.round import BALLOT, End, Round
 from lockstep.replica.merging import merge_answers
 from lockstep.replica.messages import CommitRequest, Place, PrepareRequest
 from lockstep.storage.rows.fragments import require_fitting
+from lockstep.tracking.held import MutationId
 from lockstep.values.codec import encode
 from lockstep.values.errors import (
     ConditionalUnknown,
@@ -67,10 +70,6 @@ from lockstep.values.limits import (
 from lockstep.values.rows import Mutation, Partition, Position, ReadCommand, ReadResult, has_large_row
 
 GatePlace = tuple[int, bytes]
-
-
-#: Of tracked tables: what is decided by ballots has no id.
-NO_CONDITIONS: Final = "it has no conditional writes, and no reads at SERIAL or LOCAL_SERIAL"
 
 
 class Gates:
@@ -152,7 +151,6 @@ class Conditionals:
         as far as this node knows, nothing was decided. ConditionalUnknown. WriteTimeout or WriteFailure of
         type SIMPLE: it was decided, and too few replicas have applied it yet.
         """
-        self.shared.plans.refuse_tracked(place.table_id, NO_CONDITIONS)
         plan = self.shared.plans.write_plan(place.table_id, place.token, consistency)
         plan.require_alive(self.shared.context.opinions)
         request = _Write(self.shared, self.writes_ended, place, serial, patience)
@@ -191,7 +189,6 @@ class Conditionals:
         """Live content of one partition that reflects all that was decided before. ReadTimeout and the other
         errors of reads."""
         assert command.key is not None, "ballots are of one partition"
-        self.shared.plans.refuse_tracked(command.table_id, NO_CONDITIONS)
         place = Place(command.table_id, command.right, command.key)
         request = _Read(self.shared, self.reads_ended, place, serial, patience)
         try:
@@ -249,7 +246,8 @@ class _Write(Rounds):
             round_ = await self.promised(plan, command)
             if round_ is None:
                 continue
-            ballot, found, results = round_
+            ballot, found, looked = round_
+            results = looked.results
             fate = Fate.LOST if self.own is None else paxos.fate(self.own, found.committed)
             if fate is Fate.UNKNOWN:
                 raise ConditionalUnknown(self.serial, 0, plan.required)
@@ -260,7 +258,7 @@ class _Write(Rounds):
                 if decision.mutation is None:
                     self.goes(Happened.ANSWERED)
                     self.did("The condition does not match existing values")
-                    await self.show(command, results)
+                    await self.show(command, looked)
                     return decision
                 self.did("The condition is met: proposing what is to be written")
                 self.own = paxos.propose(ballot, _encoded(decision.mutation), found.committed)
@@ -296,12 +294,14 @@ class _Write(Rounds):
     async def apply(self, decided: Proposal, consistency: Consistency) -> None:
         """Have what was decided applied at the level of the write."""
         owner, place = self.owner, self.place
+        given: MutationId | None = None
         while True:
             try:
                 plan = owner.plans.write_plan(place.table_id, place.token, consistency)
             except InvalidRequest:
                 return  # The table was dropped meanwhile, and everything in it.
-            request = CommitRequest(plan.epoch, plan.needs_epoch, place, decided)
+            given = given or await self.named(plan, decided)
+            request = CommitRequest(plan.epoch, plan.needs_epoch, place, decided, given)
             round_ = Round(BALLOT, plan)
             paxos_round = PaxosRound(
                 owner, round_, verbs.CAS_COMMIT, request, self.deadline_s, lambda reply: True
@@ -344,10 +344,10 @@ class _Read(Rounds):
     async def _piece(self, piece: ReadCommand) -> tuple[tuple[Partition, ...], Position | None]:
         self.phase = Phase.ASKING
         for attempt in range(BALLOT_ROUNDS_MAX):
-            results = await self._looked(self.plan(), piece) if attempt < BALLOT_LOOKS_MAX else None
-            if results is not None:
-                await self.show(piece, results)
-                return merge_answers(results, piece.reverse)
+            looked = await self._looked(self.plan(), piece) if attempt < BALLOT_LOOKS_MAX else None
+            if looked is not None:
+                await self.show(piece, looked)
+                return merge_answers(looked.results, piece.reverse)
             if attempt + 1 < BALLOT_LOOKS_MAX:
                 await self.step_back(())
                 continue
@@ -355,10 +355,10 @@ class _Read(Rounds):
             if round_ is not None:
                 self.goes(Happened.ANSWERED)
                 await self.show(piece, round_[2])
-                return merge_answers(round_[2], piece.reverse)
+                return merge_answers(round_[2].results, piece.reverse)
         raise self.late(0)
 
-    async def _looked(self, plan: Plan, command: ReadCommand) -> list[ReadResult] | None:
+    async def _looked(self, plan: Plan, command: ReadCommand) -> Looked | None:
         """What a quorum holds, if nothing is in progress there and all of it knows what was decided last:
         nothing was decided before that it does not hold then, and no promise is needed."""
         request = PrepareRequest(plan.epoch, plan.needs_epoch, self.place, NO_BALLOT, command)
@@ -372,7 +372,7 @@ class _Read(Rounds):
         if found.lacking:
             self.owner.reach("conditional.look_lacks")
             return None
-        return [reply.result for reply in paxos_round.granted.values()]
+        return looked_of(plan, paxos_round)
 
 
 def _encoded(mutation: Mutation) -> bytes:

@@ -22,8 +22,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
-from lockstep.coordination.context import CoordinationContext
+from lockstep.coordination.context import CLIENT, CoordinationContext, Terms
 from lockstep.coordination.writes import Writes
 from lockstep.internode import verbs
 from lockstep.internode.handshake import Address, PeerInfo
@@ -216,14 +217,14 @@ class CounterLeader:
         lock = self._enter(place)
         try:
             async with lock:
-                summed = await self._add(request, deadline_s)
+                summed, terms = await self._add(request, deadline_s)
         finally:
             self._leave(place)
         left_ms = (deadline_s - self._runtime.clock.monotonic_s()) * 1000
         if left_ms <= 0:
             raise WriteTimeout(consistency, 1, 1, "COUNTER")
         try:
-            await self._writes.begin(summed, consistency, left_ms, "COUNTER")
+            await self._writes.begin(summed, consistency, left_ms, "COUNTER", terms)
         except LockstepError as error:
             if not error.outcome_known:
                 raise
@@ -232,8 +233,9 @@ class CounterLeader:
             failure.message = f"{failure.message} (the change is counted, but: {error.message})"
             raise failure from error
 
-    async def _add(self, request: CounterRequest, deadline_s: float) -> Mutation:
-        """Read, add, keep durably; the cells as every replica is to have them."""
+    async def _add(self, request: CounterRequest, deadline_s: float) -> tuple[Mutation, Terms]:
+        """Read, add, keep durably; the cells as every replica is to have them, and how to write them there:
+        of a tracked table under the id that they are kept by here."""
         if self._runtime.clock.monotonic_s() >= deadline_s:
             raise Overloaded("too many changes of one counter at a time")
         self._check(request)
@@ -257,13 +259,17 @@ class CounterLeader:
             else:
                 kept.set_exception(answer)
 
-        self._context.replica.write(WriteRequest(request.epoch, request.needs_epoch, summed), answered)
+        plan = self._context.plans.write_plan(summed.table_id, summed.token, Consistency(request.consistency))
+        given = self._context.replica.give(plan, summed) if plan.shard is not None else None
+        self._context.replica.write(
+            WriteRequest(request.epoch, request.needs_epoch, summed, tracking=given), answered
+        )
         try:
             await kept
         except LockstepError as error:
             raise WriteTimeout(request.consistency, 0, 1, "COUNTER") from error
         self._runtime.probes.reach("counter.added")
-        return summed
+        return summed, CLIENT if given is None else replace(CLIENT, tracking=given)
 
     def _check(self, request: CounterRequest) -> None:
         """StaleEpoch or NotReplica unless this node owns the partition under the plan of the request."""

@@ -70,6 +70,9 @@ def suits(plan: Plan, level: Plan) -> bool:
     """Whether this node's vote and any other one are a quorum, and no node by itself is enough at the level
     of the write."""
     local = plan.local
+    if plan.shard is not None:
+        # Only what was decided gets an id, and others apply it under that.
+        return False
     if local is None or level.epoch != plan.epoch or level.by_node.keys() != plan.by_node.keys():
         return False
     if any(level.satisfied_by((target.node,)) for target in level.targets):

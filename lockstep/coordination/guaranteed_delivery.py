@@ -32,7 +32,8 @@ def begin_guaranteed(
     made_us: int = 0,
     is_admitted: bool = False,
 ) -> asyncio.Future[Owed]:
-    """Write to every replica now, or to that of `pair`; nothing is owed to a table that is gone.
+    """Write to every replica now, or to that of `pair`; nothing is owed to a table that is gone. Of a tracked
+    table a quorum is enough: its replicas bring each other what they lack.
 
     `made_us`: when a write was made that is replayed; its hints are as old as that. `is_admitted`: a part of
     something that was admitted as a whole.
@@ -47,6 +48,10 @@ def begin_guaranteed(
         if error is not None and not isinstance(error, WriteTimeout | WriteFailure):
             settled(True, 0)
 
+    def held(error: LockstepError | None) -> None:
+        is_gone = error is not None and not error.retriable and error.outcome_known
+        settled(error is None or is_gone, 0)
+
     terms = OWED if pair is None else PAIRED
     if made_us:
         terms = replace(terms, made_us=made_us)
@@ -54,6 +59,9 @@ def begin_guaranteed(
         if not is_admitted:
             writes.admit()
         plan = pair or writes.plans.plan_of(mutation, Consistency.ANY)
+        if plan.shard is not None:
+            writes.submit(mutation, Consistency.QUORUM, timeout_ms, held, "BATCH", terms)
+            return future
         deadline_s = writes.runtime.clock.monotonic_s() + timeout_ms / 1000
         write = Write(writes, Round(WRITE, plan), mutation, deadline_s, told, terms, "BATCH")
         write.settled = settled

@@ -199,7 +199,7 @@ class Reads:
         self.replica = context.replica
         self._writes = writes
         self._thresholds = thresholds
-        self._tracked = TrackedReads(context, context.tracked) if context.tracked is not None else None
+        self._tracked = TrackedReads(context) if context.tracked is not None else None
         self.reach = context.runtime.probes.reach
         #: Questions asked anew because something that matters had changed when the answers were in.
         self.replans = 0

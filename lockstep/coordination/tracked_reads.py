@@ -17,9 +17,10 @@ from lockstep.internode import verbs
 from lockstep.quorum.plans import Plan
 from lockstep.quorum.round import Target
 from lockstep.replica.messages import Known, ReadReply, ReadRequest
-from lockstep.replica.tracked import Bring, TrackedReplica
+from lockstep.replica.tracked import Bring
 from lockstep.tracking.held import Held, all_of
 from lockstep.values.errors import LockstepError
+from lockstep.values.rows import ReadCommand
 
 
 def known_of(answer: Answer) -> Known:
@@ -33,10 +34,49 @@ def held_by(answer: Answer) -> Held:
     return known.held.union(known.recent)
 
 
+async def bring(
+    context: CoordinationContext,
+    plan: Plan,
+    target: Target,
+    table_id: int,
+    wanted: Held,
+    sources: Sequence[Target],
+    left_ms: float,
+) -> None:
+    """Have a replica hold these mutations, durably, which the sources hold between them."""
+    assert plan.shard is not None and context.tracked is not None, "the table is tracked"
+    addresses = tuple(source.address for source in sources)
+    asked = Bring(plan.epoch, plan.needs_epoch, table_id, plan.shard, wanted, addresses, int(left_ms))
+    if target is plan.local:
+        await context.tracked.bring(asked)
+    else:
+        await context.internode.request(target.address, verbs.TRACKED_BRING, asked, left_ms)
+
+
+async def made_even(
+    context: CoordinationContext,
+    plan: Plan,
+    command: ReadCommand,
+    known: Sequence[tuple[Target, Known]],
+    left_ms: float,
+) -> None:
+    """Have each of these replicas hold what any of them held of what was read."""
+    shown = all_of(one.recent for _, one in known)
+    bringing: list[Awaitable[None]] = []
+    for target, one in known:
+        lacking = shown.difference(one.held.union(one.recent))
+        if lacking:
+            sources = [other for other, _ in known if other is not target]
+            bringing.append(bring(context, plan, target, command.table_id, lacking, sources, left_ms))
+    if bringing:
+        context.runtime.probes.reach("conditional.brought")
+        async with asyncio.timeout(left_ms / 1000):
+            await asyncio.gather(*bringing)
+
+
 class TrackedReads:
-    def __init__(self, context: CoordinationContext, tracked: TrackedReplica) -> None:
+    def __init__(self, context: CoordinationContext) -> None:
         self._context = context
-        self._tracked = tracked
         self._runtime = context.runtime
         #: Reads whose data was read again, and replicas that were brought what they lacked.
         self.reread = 0
@@ -95,22 +135,8 @@ class TrackedReads:
         sources: Sequence[Target],
         deadline_s: float,
     ) -> None:
-        assert plan.shard is not None, "the table is tracked"
-        addresses = tuple(source.address for source in sources)
         left_ms = self._left_ms(deadline_s)
-        bring = Bring(
-            plan.epoch,
-            plan.needs_epoch,
-            request.command.table_id,
-            plan.shard,
-            wanted,
-            addresses,
-            int(left_ms),
-        )
-        if target is plan.local:
-            await self._tracked.bring(bring)
-        else:
-            await self._context.internode.request(target.address, verbs.TRACKED_BRING, bring, left_ms)
+        await bring(self._context, plan, target, request.command.table_id, wanted, sources, left_ms)
 
     def _left_ms(self, deadline_s: float) -> float:
         return max(0.0, (deadline_s - self._runtime.clock.monotonic_s()) * 1000)

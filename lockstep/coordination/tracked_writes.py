@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from lockstep.coordination.context import CoordinationContext, Terms
+from lockstep.coordination.context import CLIENT, SHOWN, CoordinationContext, Terms
 from lockstep.coordination.writes import Told, Write, Writes
 from lockstep.internode import verbs
 from lockstep.internode.handshake import PeerInfo
@@ -42,6 +42,7 @@ class Lead(msgspec.Struct, frozen=True, array_like=True):
     consistency: Consistency
     timeout_ms: int
     write_type: str
+    needs_columns: bool = True
 
 
 class Led(msgspec.Struct, frozen=True, array_like=True):
@@ -60,23 +61,26 @@ class TrackedWrites:
     def submit(
         self, plan: Plan, mutation: Mutation, deadline_s: float, told: Told, what: str, terms: Terms
     ) -> None:
-        """As `Writes.submit`; `what` is the type of the write."""
+        """As `Writes.submit`; `what` is the type of the write. It is stored here already when its terms name
+        an id."""
         if plan.consistency is Consistency.ANY:
             raise InvalidRequest("no write of a tracked table is at ANY: replicas of it are left no hints")
         require_fitting(mutation, len(encode(mutation)))
         if plan.local is not None:
-            given = self._context.replica.give(plan, mutation)
+            given = terms.tracking or self._context.replica.give(plan, mutation)
             own = msgspec.structs.replace(terms, leaves_hints=False, is_owed=False, tracking=given)
             Write(self._writes, Round(WRITE, plan), mutation, deadline_s, told, own, what).start()
             return
         if self.led >= WRITES_IN_FLIGHT_MAX:
             raise Overloaded("too many writes in flight on this node")
         self.led += 1
-        self._runtime.tasks.spawn(self._lead(plan, mutation, deadline_s, told, what), "write-led")
+        self._runtime.tasks.spawn(self._lead(plan, mutation, deadline_s, told, what, terms), "write-led")
 
-    async def _lead(self, plan: Plan, mutation: Mutation, deadline_s: float, told: Told, what: str) -> None:
+    async def _lead(
+        self, plan: Plan, mutation: Mutation, deadline_s: float, told: Told, what: str, terms: Terms
+    ) -> None:
         try:
-            await self._led(plan, mutation, deadline_s, what)
+            await self._led(plan, mutation, deadline_s, what, terms)
         except RequestError as error:
             told(error)
         except LockstepError:
@@ -86,11 +90,11 @@ class TrackedWrites:
         finally:
             self.led -= 1
 
-    async def _led(self, plan: Plan, mutation: Mutation, deadline_s: float, what: str) -> None:
+    async def _led(self, plan: Plan, mutation: Mutation, deadline_s: float, what: str, terms: Terms) -> None:
         internode, alive = self._context.internode, self._context.alive
         for target in sorted(plan.near_first, key=lambda target: not alive(target.node)):
             left_ms = max(0.0, (deadline_s - self._runtime.clock.monotonic_s()) * 1000)
-            lead = Lead(plan.needs_epoch, mutation, plan.consistency, int(left_ms), what)
+            lead = Lead(plan.needs_epoch, mutation, plan.consistency, int(left_ms), what, terms.needs_columns)
             try:
                 await internode.request(target.address, verbs.TRACKED_WRITE, lead, left_ms)
             except (PeerUnreachable, NodeExcluded, HandshakeRefused):
@@ -107,6 +111,10 @@ class TrackedWrites:
         if plan.local is None:
             raise NotReplica(f"node {plan.asker.node} leads no write of token {request.mutation.token}")
         await self._writes.begin(
-            request.mutation, request.consistency, request.timeout_ms, request.write_type
+            request.mutation,
+            request.consistency,
+            request.timeout_ms,
+            request.write_type,
+            CLIENT if request.needs_columns else SHOWN,
         )
         return Led(plans.epoch)

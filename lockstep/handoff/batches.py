@@ -60,9 +60,6 @@ class Batches:
         of type BATCH, WriteFailure: the batch will be written. ColumnsGone: as of a single write.
         """
         for mutation in mutations:
-            self._writes.plans.refuse_tracked(
-                mutation.table_id, "it has no logged batches of several partitions"
-            )
             require_fitting(mutation, len(encode(mutation)))
         if consistency is not Consistency.ANY:
             for mutation in mutations:

@@ -530,14 +530,6 @@ class PlanBook:
             plan.shard = (placement.ring.id, placed.range.right)
         return plan
 
-    def refuse_tracked(self, table_id: int, what: str) -> None:
-        """InvalidRequest where a tracked table is asked for what it cannot do."""
-        placement = self.placement(table_id)
-        if placement is not None and placement.is_tracked:
-            table = self._metadata().table(table_id)
-            name = f"{table.keyspace}.{table.name}" if table is not None else str(table_id)
-            raise InvalidRequest(f"table {name} is tracked: {what}")
-
     def validate(self) -> None:
         plans = 0
         for table_id, placement in self._tables.items():

@@ -44,9 +44,11 @@ from lockstep.replica.messages import (
     PrepareRequest,
     ProposeReply,
     ProposeRequest,
+    Tracking,
 )
 from lockstep.replica.replica import CatchUp, ReplicaService
 from lockstep.runtime.ports import Runtime
+from lockstep.tracking.held import MutationId
 from lockstep.values.codec import decoder
 from lockstep.values.errors import LockstepError, NotReplica, StaleEpoch
 from lockstep.values.limits import PURGE_AGE_S_MIN
@@ -91,6 +93,7 @@ class BallotService:
         self._states = BallotStates(engine, runtime.clock, new_mutation_id)
         self._times = ReservedTimes(engine, runtime.clock)
         self._plans = PlanBook(metadata, own_id)
+        self._replica = replica
         self._refusals = replica.refusals
         self._steps: dict[type[Any], Callable[[Any], Any]] = {
             PrepareRequest: self._prepare,
@@ -126,9 +129,10 @@ class BallotService:
         self._require_held(request.place)
         before = self._state(request.place)
         if request.ballot == NO_BALLOT:
+            known = self._replica.known(request.command, Tracking.SUMMARY)
             result = await self._engine.read(request.command)
             self._fence(request)
-            return PrepareReply(epoch, before, result)
+            return PrepareReply(epoch, before, result, known)
         after, promised = paxos.prepare(before, request.ballot)
         if not promised:
             if request.ballot.time_us == after.floor.time_us:
@@ -143,6 +147,7 @@ class BallotService:
         if reserving or not self._times.covers(request.ballot):
             sequence = promise
         self._runtime.probes.reach("ballots.promised")
+        known = self._replica.known(request.command, Tracking.SUMMARY)
         # Awaited here, it takes its snapshot in this very step.
         result = await self._engine.read(request.command) if found is None else found
         if sequence:
@@ -150,7 +155,7 @@ class BallotService:
         if reserving:
             self._times.reserved(until_us)
         self._fence(request)
-        return PrepareReply(epoch, after, result)
+        return PrepareReply(epoch, after, result, known)
 
     async def _propose(self, request: ProposeRequest) -> ProposeReply:
         value = request.proposal.value
@@ -165,7 +170,7 @@ class BallotService:
         if mutation is not None:
             self._require_unpurged(request)
             # Before the ballots, as in `_commit`.
-            self._engine.apply(self._own_part(mutation))
+            self._apply(mutation, None)
         sequence = self._keep(request.place, before, after)
         self._runtime.probes.reach("ballots.accepted")
         await self._engine.synced(sequence)
@@ -173,21 +178,44 @@ class BallotService:
         return ProposeReply(epoch, True, after.floor, request.decides)
 
     async def _commit(self, request: CommitRequest) -> CommitReply:
-        value, sequence = request.proposal.value, 0
+        value = request.proposal.value
         mutation = await self._decoded(value) if value else None
-        epoch = self._judge(request)
+        epoch, given, sequence = self._committed(request, mutation)
+        await self._engine.synced(sequence)
+        self._fence(request)
+        return CommitReply(epoch, given)
+
+    def _committed(
+        self, request: CommitRequest, mutation: Mutation | None
+    ) -> tuple[int, MutationId | None, int]:
+        """The epoch at which it is taken, its id if its table is tracked, and the sequence to await."""
+        epoch, sequence, given = self._judge(request), 0, request.tracking
         before = self._state(request.place)
         after = paxos.commit(before, request.proposal)
         if mutation is not None:
             self._require_unpurged(request)
-            sequence = self._engine.apply(self._own_part(mutation))
-        if after is not before or not value:
+            given, sequence = self._apply(mutation, given)
+        if after is not before or not request.proposal.value:
             # Later in the store's log: a crash never leaves this without what it speaks of.
             sequence = self._keep(request.place, before, after)
+        else:
+            sequence = max(sequence, self._states.unsynced(request.place))
         self._runtime.probes.reach("ballots.committed")
-        await self._engine.synced(sequence)
-        self._fence(request)
-        return CommitReply(epoch)
+        return epoch, given, sequence
+
+    async def named(self, request: CommitRequest) -> MutationId | None:
+        """The id under which this node holds from now on what was decided, of a tracked table; a commit with
+        it is answered once it is durable. As `answer`."""
+        mutation = await self._decoded(request.proposal.value) if request.proposal.value else None
+        return self._committed(request, mutation)[1]
+
+    def _apply(self, mutation: Mutation, given: MutationId | None) -> tuple[MutationId | None, int]:
+        """Its id if its table is tracked, and the sequence to await."""
+        placement = self._plans.placement(mutation.table_id)
+        if placement is None or not placement.is_tracked:
+            return None, self._engine.apply(self._own_part(mutation))
+        right = placement.ring.range_at(mutation.token).range.right
+        return self._replica.keep(placement, right, mutation, given)
 
     async def _decoded(self, value: bytes) -> Mutation:
         if len(value) <= MERGED_BYTES_INLINE:

@@ -187,11 +187,13 @@ class PrepareRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PrepareReply(msgspec.Struct, frozen=True, array_like=True):
-    """`result` None: no promise, for `state` has one that is not older."""
+    """`result` None: no promise, for `state` has one that is not older. `known`, of a tracked table: which
+    mutations the replica held in the instant of the result."""
 
     accepted_epoch: int
     state: Acceptor
     result: ReadResult | None
+    known: Known | None = None
 
 
 class ProposeRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -214,14 +216,20 @@ class ProposeReply(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CommitRequest(msgspec.Struct, frozen=True, array_like=True):
+    """`tracking`: the id of what was decided, of a tracked table; None: whoever applies it gives one."""
+
     epoch: int
     needs_epoch: int
     place: Place
     proposal: Proposal
+    tracking: MutationId | None = None
 
 
 class CommitReply(msgspec.Struct, frozen=True, array_like=True):
+    """`given`: the id under which what was decided is held, of a tracked table."""
+
     accepted_epoch: int
+    given: MutationId | None = None
 
 
 class AskTree(msgspec.Struct, frozen=True, array_like=True):

@@ -221,8 +221,8 @@ class ReplicaService:
             self.require_held(mutation.table_id, Range(mutation.token - 1, mutation.token))
         self._probes.reach("replica.write.accepted")
         first_epoch = request.first_epoch if has_views else None
-        if placement.is_tracked or request.tracking is not None:
-            sequence = self._keep(placement, placed.range.right, request)
+        if placement.is_tracked:
+            sequence = self.keep(placement, placed.range.right, mutation, request.tracking)[1]
         else:
             sequence = self._engine.apply(mutation, first_epoch=first_epoch)
         self._accepted += 1
@@ -234,12 +234,20 @@ class ReplicaService:
             self._syncing = True
             self._runtime.tasks.spawn(self._sync(), "replica-sync")
 
-    def _keep(self, placement: TablePlacement, right: int, request: WriteRequest) -> int:
-        """Store what has an id of its own, unless it is here: as the id is given, its mutation is stored."""
-        if self.journal is None or not placement.is_tracked or request.tracking is None:
-            raise InvalidRequest("a write has an id exactly when its table is tracked")
-        self.journal.take((placement.ring.id, right), request.tracking, request.mutation)
-        return self.journal.sequence
+    def keep(
+        self, placement: TablePlacement, right: int, mutation: Mutation, given: MutationId | None
+    ) -> tuple[MutationId, int]:
+        """Store a mutation of a tracked table unless it is here, for what has an id was stored as that was
+        given. What has none, as what was decided by ballots, or what was owed to the table before it was
+        tracked, gets one of this node's: so it comes to the others too. The id, and the sequence to await."""
+        assert self.journal is not None and placement.is_tracked, "the table is tracked"
+        shard = placement.ring.id, right
+        if given is None:
+            given = self.journal.give(shard, mutation, self._runtime.clock.wall_us())
+            self._probes.reach("replica.write.named")
+        else:
+            self.journal.take(shard, given, mutation)
+        return given, self.journal.sequence
 
     def give(self, plan: Plan, mutation: Mutation) -> MutationId:
         """Store a mutation of a tracked table under an id of this node's. The plan, which has this node among
@@ -350,14 +358,19 @@ class ReplicaService:
 
     def _known(self, request: ReadRequest) -> Known | None:
         """What the answer of this very step holds."""
-        tracking, command = request.tracking, request.command
-        if tracking is Tracking.NONE:
+        if request.tracking is Tracking.NONE:
             return None
-        placement = self._plans.placement(command.table_id)
-        if self.journal is None or placement is None or not placement.is_tracked:
-            raise InvalidRequest(f"table id {command.table_id} is not tracked")
+        known = self.known(request.command, request.tracking)
+        if known is None:
+            raise InvalidRequest(f"table id {request.command.table_id} is not tracked")
+        return known
+
+    def known(self, command: ReadCommand, tracking: Tracking) -> Known | None:
+        """What this node holds in this very step; None of a table that is not tracked."""
+        placement, journal = self._plans.placement(command.table_id), self.journal
+        if journal is None or placement is None or not placement.is_tracked:
+            return None
         shard = placement.ring.id, placement.ring.range_at(command.right).range.right
-        journal = self.journal
         held = journal.held(shard) if tracking is Tracking.DATA else journal.reconciled(shard)
         return Known(held, journal.recent(shard, command))
 

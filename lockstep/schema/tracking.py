@@ -87,11 +87,10 @@ def _hindrance(keyspace: Keyspace, table: Table) -> str:
     if keyspace.tablets is not None:
         return "tables with tablets cannot be"
     if table.view is not None or table.views:
-        return "it can have no materialized views, and be none"
-    if table.indexes:
-        return "it can have no indexes"
-    if table.is_counter:
-        return "it can have no counters"
+        return (
+            "it can have no materialized views, and be none: each replica works out for itself what a write "
+            "changes in a view, so that is no mutation that has an id"
+        )
     if option(table.options, "cdc") != option((), "cdc"):
         return "its changes cannot be captured"
     return ""

@@ -1,4 +1,4 @@
-"""The scenario of tracked tables: nobody joins or leaves, everything else fails."""
+"""The scenarios of tracked tables: nobody joins or leaves, everything else fails."""
 
 from __future__ import annotations
 
@@ -21,6 +21,48 @@ TRACKED_SCENARIOS = (
         sometimes=(
             *("tracked.pulled", "read.tracked_reread", "read.tracked_brought", "read.tracked_anew"),
             *("write.another_leads", "write.expired", "read.asked_another"),
+        ),
+    ),
+    Scenario(
+        name="tracked_statements",
+        chaos_s=10.0,
+        founders=(3, 3, 4),
+        factors=(3,),
+        spares=0,
+        tracked=True,
+        clients=1,
+        counting=2,
+        batching=2,
+        indexing=2,
+        columns=1,
+        duplicate=(0.0, 0.05),
+        faults=(
+            *("kill", "power", "all_down", "pause", "slow_node", "partition", "latency", "flapping"),
+            *("isolate_leader", "crash_at_probe", "loss", "slow_disk", "linger"),
+        ),
+        sometimes=(
+            *("tracked.pulled", "read.tracked_reread", "read.tracked_brought", "counter.added"),
+            *("a batch was written", "batches.replayed", "index.built", "index.stale_removed"),
+        ),
+    ),
+    Scenario(
+        name="tracked_lwt",
+        chaos_s=10.0,
+        founders=(3, 3, 4),
+        factors=(3,),
+        spares=0,
+        tracked=True,
+        clients=2,
+        deciding=4,
+        duplicate=(0.0, 0.05),
+        faults=(
+            *("wall_jump", "kill", "power", "all_down", "pause", "slow_node", "partition", "latency"),
+            *("flapping", "isolate_leader", "crash_at_probe", "loss", "slow_disk", "strand_decision"),
+        ),
+        sometimes=(
+            *("a decision applied", "a decision refused", "a decision with an unknown outcome"),
+            *("conditional.finishes", "conditional.brings", "conditional.brought", "replica.write.named"),
+            *("tracked.pulled", "read.tracked_brought"),
         ),
     ),
 )

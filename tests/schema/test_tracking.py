@@ -70,7 +70,6 @@ def test_a_table_is_what_it_says_or_what_its_keyspace_says(
     [
         ((keyspace("maybe"),), "not 'maybe'"),
         ((keyspace(), table("t", ("replication_type", "maybe"))), "not 'maybe'"),
-        ((keyspace(), table("t", column="counter")), "no counters"),
         ((keyspace(), table("t", ("cdc", "true"))), "captured"),
         ((keyspace(), table("t"), AlterOptions("ks", "t", (("cdc", "true"),))), "captured"),
         ((keyspace(), table("t"), AlterKeyspace("ks", TWO)), "replicas stay"),

@@ -34,6 +34,7 @@ from tests.node import (
     test_stamps,
     test_submissions,
     test_told_progress,
+    test_tracked_statements,
 )
 from tests.node import test_views as test_node_views
 from tests.replication import test_expired_requests, test_fences, test_streaming, test_view_updates
@@ -72,6 +73,12 @@ BROUGHT_ABOUT: dict[str, Callable[[], object]] = {
     "hearsay_is_told": test_told_progress.outlive_leaders,
     "tablet_old_guard": (
         test_old_guards.test_work_of_a_tablets_former_session_has_no_effect_under_the_next_one_and_holds_its_barrier
+    ),
+    "tracked_shown_by_data": (
+        test_tracked_statements.test_scenario_28_a_serial_read_brings_what_it_shows_whole
+    ),
+    "tracked_named_by_each": functools.partial(
+        test_tracked_statements.test_scenario_28_what_is_decided_has_one_id, 3
     ),
     "hint_dropped_unmarked": (test_hints.test_a_hint_older_than_gc_grace_is_dropped_and_its_range_is_marked),
 }

@@ -24,6 +24,7 @@ from lockstep.sim.mutants.sessions import SESSIONS, TOPOLOGY
 from lockstep.sim.mutants.sessions import TOPOLOGY_DIRECTED as _TOPOLOGY_DIRECTED
 from lockstep.sim.mutants.tablets import DIRECTED as _TABLETS_DIRECTED
 from lockstep.sim.mutants.tablets import TABLETS
+from lockstep.sim.mutants.tracked import DIRECTED as _TRACKED_DIRECTED
 from lockstep.sim.mutants.tracked import TRACKED
 from lockstep.sim.mutants.upgraded import UPGRADED
 from lockstep.sim.plant import Planted
@@ -74,6 +75,7 @@ DIRECTED: dict[str, Planted] = {
         *_TOPOLOGY_DIRECTED,
         *_VIEWS_DIRECTED,
         *_TABLETS_DIRECTED,
+        *_TRACKED_DIRECTED,
     )
 }
 

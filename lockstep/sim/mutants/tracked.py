@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from lockstep.coordination import ballot_rounds
 from lockstep.coordination import tracked_reads as reads_module
 from lockstep.coordination.tracked_reads import TrackedReads
 from lockstep.node.work.reconciling import Reconciler
@@ -120,6 +121,23 @@ def _gap_filled() -> _Context:
     return replaced((ShardLogs, "_all", everything))
 
 
+def _shown_by_data() -> _Context:
+    """What a serial read shows is not brought to who lacks it."""
+
+    async def made_even(context: Any, plan: Any, command: Any, known: Any, left_ms: float) -> None: ...
+
+    return replaced((ballot_rounds, "made_even", made_even))
+
+
+def _named_by_each() -> _Context:
+    """Each replica gives what was decided an id of its own."""
+
+    async def named(self: Any, plan: Any, decided: Any) -> MutationId | None:
+        return None
+
+    return replaced((ballot_rounds.Rounds, "named", named))
+
+
 TRACKED = (
     Planted("tracked_others_ignored", "a write is missed", "tracked", _what_others_hold_ignored),
     Planted("tracked_not_brought", "reads go back", "tracked", _shown_not_brought),
@@ -129,4 +147,9 @@ TRACKED = (
     Planted("tracked_start_forgotten", "an id is given twice", "tracked", _start_not_told_apart),
     Planted("tracked_one_not_awaited", "a mutation is let go of", "tracked", _one_replica_not_awaited),
     Planted("tracked_gap_filled", "an id is claimed that is not held", "tracked", _gap_filled),
+)
+#: Those that a test brings about.
+DIRECTED = (
+    Planted("tracked_shown_by_data", "a serial read tears", "tracked_lwt", _shown_by_data),
+    Planted("tracked_named_by_each", "a decision has many ids", "tracked_lwt", _named_by_each),
 )
