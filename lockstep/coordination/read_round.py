@@ -250,6 +250,9 @@ class ReadRound:
             self._owner.reach("digests.differ")
         else:
             # Whoever was asked for the answer failed: perhaps the others agree with the first of these.
+            if self._request.tracking is not Tracking.NONE:
+                readers = self.round.plan.group.reads
+                digests.sort(key=lambda target: target.node not in readers)
             digests = digests[:1]
         for target in digests:
             del self._answers[target.node]
@@ -267,7 +270,10 @@ class ReadRound:
 
     def _has_data(self) -> bool:
         """Whether a replica gave its answer, be it that there is nothing."""
-        return any(not reply.digest for _, reply in self._answers.values())
+        if self._request.tracking is Tracking.NONE:
+            return any(not reply.digest for _, reply in self._answers.values())
+        readers = self.round.plan.group.reads
+        return any(not reply.digest and target.node in readers for target, reply in self._answers.values())
 
     # -- the end ----------------------------------------------------------------------------------
 

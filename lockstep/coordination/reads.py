@@ -411,6 +411,9 @@ class Reads:
         """Enough answers, or None when the plan turned out stale and this node has caught up."""
         opinions = self.context.opinions
         ordered = self.plans.read_order(plan, opinions.prefers, opinions.alive)
+        if plan.shard is not None and plan.group.write_only:
+            # The first one is asked for data, and a replica that is being filled has not all.
+            ordered = tuple(sorted(ordered, key=lambda target: target.node not in plan.group.reads))
         own = plan.local
         if plan.required == 1 and own is not None and ordered[0] is own:
             answer = await self._answer_here(plan, own, request, deadline_s)

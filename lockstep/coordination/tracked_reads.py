@@ -18,7 +18,7 @@ from lockstep.quorum.plans import Plan
 from lockstep.quorum.round import Target
 from lockstep.replica.messages import Known, ReadReply, ReadRequest
 from lockstep.replica.tracked import Bring
-from lockstep.tracking.held import Held, all_of
+from lockstep.tracking.held import NOTHING, Held, all_of
 from lockstep.values.errors import LockstepError
 from lockstep.values.rows import ReadCommand
 
@@ -42,11 +42,14 @@ async def bring(
     wanted: Held,
     sources: Sequence[Target],
     left_ms: float,
+    everywhere: Held = NOTHING,
 ) -> None:
-    """Have a replica hold these mutations, durably, which the sources hold between them."""
+    """Have a replica hold these mutations, durably, which the sources hold between them; see `Bring`."""
     assert plan.shard is not None and context.tracked is not None, "the table is tracked"
     addresses = tuple(source.address for source in sources)
-    asked = Bring(plan.epoch, plan.needs_epoch, table_id, plan.shard, wanted, addresses, int(left_ms))
+    asked = Bring(
+        *(plan.epoch, plan.needs_epoch, table_id, plan.shard, wanted, addresses, int(left_ms), everywhere)
+    )
     if target is plan.local:
         await context.tracked.bring(asked)
     else:
@@ -87,7 +90,9 @@ class TrackedReads:
     ) -> list[Answer] | None:
         """The answer with data once it stands; None when that failed, and the question is to be asked
         anew."""
-        data = next(answer for answer in answers if not answer[1].digest)
+        # A replica that is being filled has ids of which it lacks others: it says what it holds, no more.
+        readers = plan.group.reads
+        data = next(answer for answer in answers if not answer[1].digest and answer[0].node in readers)
         others = [answer for answer in answers if answer is not data]
         try:
             async with asyncio.timeout(max(deadline_s - self._runtime.clock.monotonic_s(), 0.0)):
@@ -104,7 +109,8 @@ class TrackedReads:
             self.reread += 1
             self._runtime.probes.reach("read.tracked_reread")
             holders = [answer[0] for answer in others]
-            await self._bring(plan, data[0], request, wanted, holders, deadline_s)
+            everywhere = all_of(known_of(answer).held for answer in others if answer[1].digest)
+            await self._bring(plan, data[0], request, wanted, holders, deadline_s, everywhere)
             data = (data[0], await self._read(plan, data[0], request, deadline_s))
         shown = known_of(data).recent
         bringing: list[Awaitable[None]] = [
@@ -134,9 +140,11 @@ class TrackedReads:
         wanted: Held,
         sources: Sequence[Target],
         deadline_s: float,
+        everywhere: Held = NOTHING,
     ) -> None:
         left_ms = self._left_ms(deadline_s)
-        await bring(self._context, plan, target, request.command.table_id, wanted, sources, left_ms)
+        table_id = request.command.table_id
+        await bring(self._context, plan, target, table_id, wanted, sources, left_ms, everywhere)
 
     def _left_ms(self, deadline_s: float) -> float:
         return max(0.0, (deadline_s - self._runtime.clock.monotonic_s()) * 1000)

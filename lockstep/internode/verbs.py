@@ -79,6 +79,7 @@ TRACKED_WRITE: Final = 117
 TRACKED_BRING: Final = 118
 TRACKED_PULL: Final = 119
 TRACKED_COMPARE: Final = 120
+TRACKED_SURVEY: Final = 121
 
 #: What an excluded node may still say and be told: that it is there, and what it lacks of the log. Without a
 #: log it keeps its voice on the ring until it is removed, or nobody could take it back where few are left.
@@ -150,6 +151,7 @@ NAMES: Final = {
     TRACKED_BRING: "tracked-bring",
     TRACKED_PULL: "tracked-pull",
     TRACKED_COMPARE: "tracked-compare",
+    TRACKED_SURVEY: "tracked-survey",
 }
 
 

@@ -36,7 +36,6 @@ from lockstep.schema.changes import (
 )
 from lockstep.schema.model import Replication, Schema
 from lockstep.schema.summaries import ChangeSummary
-from lockstep.schema.tracking import newly_tracked
 from lockstep.values.errors import OperationRunning, Rejected
 
 
@@ -106,7 +105,6 @@ class ChangeSchema(msgspec.Struct, frozen=True, array_like=True):
         schema, _ = self._applied(cluster, epoch)
         if schema is cluster.schema:
             return cluster
-        _refuse_tracked_while_moving(cluster, schema)
         if cluster.schema.replicates_as(schema):
             placements, degraded = cluster.placements, cluster.degraded
         else:
@@ -165,19 +163,6 @@ def _refuse_other_groups(cluster: ClusterMetadata, schema: Schema) -> None:
                 f"{operation.title()} runs",
                 hint="wait for it to finish (`lockstep topology watch`) or cancel it",
             )
-
-
-def _refuse_tracked_while_moving(cluster: ClusterMetadata, schema: Schema) -> None:
-    """Raises Rejected where a tracked table would come while replicas move, or are about to."""
-    if not (cluster.requests.live or cluster.operations or cluster.transitions.count):
-        return
-    table = newly_tracked(cluster.schema, schema)
-    if table is not None:
-        raise Rejected(
-            f"no tracked table, as {table.keyspace}.{table.name} would be, comes while replicas move",
-            keyspace=table.keyspace,
-            hint="wait for the requests of `lockstep topology status` to end",
-        )
 
 
 def _refuse_unlisted(cluster: ClusterMetadata, schema: Schema) -> None:

@@ -39,6 +39,7 @@ from lockstep.node.work.lacking import InheritedRanges
 from lockstep.node.work.read_sessions import ReadSessions
 from lockstep.node.work.reconciling import Reconciler
 from lockstep.node.work.table_damage import Scrub, TableDamage
+from lockstep.node.work.tracked_ranges import TrackedRanges
 from lockstep.node.work.unowned_tablets import UnownedTablets
 from lockstep.node.work.view_builds import IndexUpkeep, ViewBuilds
 from lockstep.quorum.plans import PlanBook
@@ -47,7 +48,7 @@ from lockstep.replica.repair_participant import RepairParticipant, ReplicaTimes
 from lockstep.replica.replica import ReplicaService
 from lockstep.replica.scanned import Thresholds
 from lockstep.replica.session_guards import SessionGuards
-from lockstep.replica.tracked import TrackedReplica
+from lockstep.replica.tracked import TrackedReplica, range_for
 from lockstep.runtime.ports import Runtime
 from lockstep.scans.outlined_engine import OutlinedEngine
 from lockstep.storage.engine import Derived, StorageEngine
@@ -97,7 +98,11 @@ class NodeData(msgspec.Struct, frozen=True, eq=False):
     decommission_handoff: DecommissionHandoff
     loads: LoadTarget
     read_sessions: ReadSessions
-    reconciler: Reconciler
+    tracked_ranges: TrackedRanges
+
+    @property
+    def reconciler(self) -> Reconciler:
+        return self.tracked_ranges.reconciler
 
     def start(self) -> None:
         self.hint_delivery.start()
@@ -235,7 +240,7 @@ def wire_data(log: NodeLog, store: Store, engine: StorageEngine) -> NodeData:
         decommission_handoff=DecommissionHandoff(context, batch_store, hints, delivery, log.submitter),
         loads=loads,
         read_sessions=_read_sessions(context, engine, lacking),
-        reconciler=Reconciler(context, tracked),
+        tracked_ranges=TrackedRanges(context, state, tracked, Reconciler(context, tracked), guards),
     )
 
 
@@ -244,9 +249,16 @@ def _replica(
 ) -> tuple[ReplicaService, TrackedReplica]:
     runtime, internode, cluster, own_id = context.runtime, context.internode, context.cluster, context.own_id
     reach, require = context.catch_up.reach, lacking.require
-    journal = Journal(engine, own_id, context.identity.value.generation)
+    journal = Journal(
+        engine,
+        own_id,
+        context.identity.value.generation,
+        lambda group, token: range_for(cluster(), own_id(), group, token),
+    )
     replica = ReplicaService(runtime, internode, outlined, cluster, reach, own_id, require, journal)
-    return replica, TrackedReplica(runtime, internode, journal, cluster, reach, own_id)
+    return replica, TrackedReplica(
+        runtime, internode, journal, cluster, reach, own_id, lambda: not lacking.fillable
+    )
 
 
 def _writes(

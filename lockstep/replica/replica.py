@@ -39,7 +39,7 @@ from lockstep.replica.merging import SUMMARY, reply_to, with_known
 from lockstep.replica.messages import Known, ReadReply, ReadRequest, Tracking, WriteReply, WriteRequest
 from lockstep.runtime.ports import Runtime
 from lockstep.storage.journal import Journal
-from lockstep.tracking.held import MutationId
+from lockstep.tracking.held import MutationId, all_of
 from lockstep.values.errors import InvalidRequest, LockstepError, NotReplica, StaleEpoch
 from lockstep.values.node_limits import WRITES_A_TURN
 from lockstep.values.rows import Mutation, ReadCommand, ReadResult, has_large_row, without_log
@@ -370,9 +370,13 @@ class ReplicaService:
         placement, journal = self._plans.placement(command.table_id), self.journal
         if journal is None or placement is None or not placement.is_tracked:
             return None
-        shard = placement.ring.id, placement.ring.range_at(command.right).range.right
-        held = journal.held(shard) if tracking is Tracking.DATA else journal.reconciled(shard)
-        return Known(held, journal.recent(shard, command))
+        ring = placement.ring
+        # Who asks may have heard of another cut.
+        placed = ring.overlapping(Range(command.left, command.right))
+        shards = [(ring.id, one.range.right) for one in placed]
+        told = journal.held if tracking is Tracking.DATA else journal.reconciled
+        recent = all_of(journal.recent(shard, command) for shard in shards)
+        return Known(all_of(map(told, shards)), recent)
 
     async def _summary(self, request: ReadRequest, accepted_epoch: int) -> ReadReply:
         known = self._known(request)

@@ -2,7 +2,9 @@
 
 Invariant: what is brought is stored whole, with its id, in one batch, and counts as brought once durable. It
 is taken whenever it comes: an id that one replica holds is to be held by all. Its table may be gone by then:
-the id is held all the same, of nothing, as of a table that is tracked no more.
+the id is held all the same, of nothing, as of a table that is tracked no more. It is kept in the range that
+has its token here, for those who bring and take may have heard of different cuts; who is no replica of that
+keeps nothing.
 """
 
 from __future__ import annotations
@@ -15,14 +17,15 @@ from lockstep.internode import verbs
 from lockstep.internode.handshake import Address, PeerInfo
 from lockstep.internode.internode import Internode
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.placement.placements import ReplicaGroup
+from lockstep.placement.placements import PlacedRange, ReplicaGroup
 from lockstep.quorum.failure_codes import STALE_TABLE
 from lockstep.runtime.ports import Runtime
-from lockstep.schema.tracking import is_tracked
+from lockstep.schema.tracking import is_tracked, tracked_tables
 from lockstep.storage.journal import Journal, Named, Shard
-from lockstep.tracking.held import Held
+from lockstep.tracking.held import NOTHING, Held
 from lockstep.values.errors import LockstepError, NotReplica, PeerTimeout, StaleEpoch
 from lockstep.values.node_limits import JOURNAL_PULL_BYTES, JOURNAL_PULLS_MAX
+from lockstep.values.tokens import Range
 
 
 class Pull(msgspec.Struct, frozen=True, array_like=True):
@@ -41,7 +44,8 @@ class Pulled(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Bring(msgspec.Struct, frozen=True, array_like=True):
-    """Hold these, durably, for a read of a table: `sources` hold each of them between them."""
+    """Hold these, durably, for a read of a table: `sources` hold each of them between them. `everywhere`:
+    those of which one of them knows that every replica holds them."""
 
     epoch: int
     needs_epoch: int
@@ -50,19 +54,41 @@ class Bring(msgspec.Struct, frozen=True, array_like=True):
     wanted: Held
     sources: tuple[Address, ...]
     timeout_ms: int
+    everywhere: Held = NOTHING
 
 
 class Brought(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
 
 
-def group_of(cluster: ClusterMetadata, shard: Shard) -> ReplicaGroup | None:
-    """The replicas of a range; None when it is no range any more."""
+def placed_at(cluster: ClusterMetadata, shard: Shard) -> PlacedRange | None:
+    """The range with its replicas; None when it is no range any more."""
     ring = cluster.placements.by_id.get(shard[0])
     if ring is None:
         return None
     placed = ring.range_at(shard[1])
-    return placed.group if placed.range.right == shard[1] else None
+    return placed if placed.range.right == shard[1] else None
+
+
+def group_of(cluster: ClusterMetadata, shard: Shard) -> ReplicaGroup | None:
+    """The replicas of a range; None when it is no range any more."""
+    placed = placed_at(cluster, shard)
+    return placed.group if placed is not None else None
+
+
+def tracked_groups(cluster: ClusterMetadata) -> dict[int, int]:
+    """Tracked tables, by id, with the placement group of each."""
+    schema = cluster.schema
+    return {table.id: schema.by_name[table.keyspace].group_of(table) for table in tracked_tables(schema)}
+
+
+def range_for(cluster: ClusterMetadata, own: int, group: int, token: int) -> tuple[Range, bool] | None:
+    """As `RangeAt` of the journal, for this node."""
+    ring = cluster.placements.by_id.get(group)
+    if ring is None:
+        return None
+    placed = ring.range_at(token)
+    return placed.range, own in placed.group.writes
 
 
 class TrackedReplica:
@@ -74,8 +100,11 @@ class TrackedReplica:
         metadata: Callable[[], ClusterMetadata],
         catch_up: Callable[[int, Address], Awaitable[None]],
         own_id: Callable[[], int],
+        is_filled: Callable[[], bool],
     ) -> None:
+        """`is_filled`: whether this node has lost nothing that it held."""
         self.journal = journal
+        self._is_filled = is_filled
         self._runtime = runtime
         self._internode = internode
         self._metadata = metadata
@@ -88,7 +117,7 @@ class TrackedReplica:
 
     async def _serve_pull(self, _peer: PeerInfo, request: Pull) -> Pulled:
         self._require_replica(request.shard)
-        entries = self.journal.entries(request.shard, request.wanted, JOURNAL_PULL_BYTES)
+        entries = self.journal.entries(request.shard[0], request.wanted, JOURNAL_PULL_BYTES)
         return Pulled(self._metadata().epoch, tuple(entries))
 
     async def _serve_bring(self, peer: PeerInfo, request: Bring) -> Brought:
@@ -98,9 +127,18 @@ class TrackedReplica:
         return Brought(self._metadata().epoch)
 
     def _require_replica(self, shard: Shard) -> None:
-        group = group_of(self._metadata(), shard)
-        if group is None or self._own_id() not in group.writes:
+        at = range_for(self._metadata(), self._own_id(), *shard)
+        if at is None or not at[1]:
             raise NotReplica(f"node {self._own_id()} is no replica of the range up to {shard[1]}")
+
+    def learn(self, shard: Shard, everywhere: Held) -> None:
+        """Take up what another replica knows to be held by every replica of a range. So it is held here,
+        unless this node is being filled; what there is no entry of was reconciled before the range was cut,
+        and may be of the other side."""
+        ring = self._metadata().placements.by_id.get(shard[0])
+        placed = ring.range_at(shard[1]) if ring is not None else None
+        if placed is not None and self._own_id() in placed.group.reads and self._is_filled():
+            self.journal.adopt((shard[0], placed.range.right), everywhere)
 
     async def bring(self, request: Bring) -> None:
         """Return when this node holds all that is wanted, durably. StaleEpoch when the table is not tracked
@@ -108,6 +146,7 @@ class TrackedReplica:
         self._require_replica(request.shard)
         if not self._is_tracked(request.table_id):
             raise StaleEpoch(self._metadata().epoch, STALE_TABLE)
+        self.learn(request.shard, request.everywhere)
         deadline_s = self._runtime.clock.monotonic_s() + request.timeout_ms / 1000
         last: LockstepError | None = None
         for source in request.sources:
@@ -126,7 +165,9 @@ class TrackedReplica:
         await self.journal.synced()
 
     def _lacking(self, request: Bring) -> Held:
-        return request.wanted.difference(self.journal.held(request.shard))
+        lacking = request.wanted.difference(self.journal.held(request.shard))
+        # Whoever wants it may have heard of another cut of the range.
+        return lacking.difference(self.journal.held_in(request.shard[0])) if lacking else lacking
 
     async def pull(self, shard: Shard, wanted: Held, source: Address, timeout_ms: float) -> None:
         """Get what is wanted as far as one replica holds it."""
@@ -136,19 +177,24 @@ class TrackedReplica:
             if not pulled.entries:
                 return
             await self._take(shard, pulled, source)
-            wanted = wanted.difference(self.journal.held(shard))
+            wanted = wanted.difference(self.journal.held_in(shard[0]))
             if not wanted:
                 return
 
     async def _take(self, shard: Shard, pulled: Pulled, source: Address) -> None:
         if self._unknown(pulled.entries) and self._metadata().epoch < pulled.epoch:
             await self._catch_up(pulled.epoch, source)
-        self._require_replica(shard)
+        cluster, own = self._metadata(), self._own_id()
+        groups = tracked_groups(cluster)
         for entry in pulled.entries:
             mutation = entry.mutation
             if mutation is not None and not self._is_tracked(mutation.table_id):
                 mutation = None
-            self.journal.take(shard, entry.id, mutation)
+            group = groups.get(entry.table_id, shard[0])
+            at = range_for(cluster, own, group, entry.token)
+            if at is None or not at[1]:
+                continue
+            self.journal.take((group, at[0].right), entry.id, mutation, entry.table_id, entry.token)
             self.pulled += 1
         self._runtime.probes.reach("tracked.pulled")
 

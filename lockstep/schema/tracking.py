@@ -64,23 +64,9 @@ def check_tracked(before: Schema, after: Schema) -> None:
             raise _refused(table.keyspace, f"table {table.keyspace}.{table.name} is tracked: {reason}")
 
 
-def newly_tracked(before: Schema, after: Schema) -> Table | None:
-    """A tracked table that is new, or has a new id; costs what changed."""
-    for _, old, table in changed(before.table_tree, after.table_tree):
-        if old is None and table is not None and is_tracked(after.by_name[table.keyspace], table):
-            return table
-    return None
-
-
 def _check_keyspace(was: Keyspace, now: Keyspace) -> None:
     if now.tracked and not was.tracked:
         raise _begun_late(now.name, f"keyspace {now.name}")
-    if was.replication != now.replication and any(is_tracked(now, table) for table in now.tables):
-        raise _refused(
-            now.name,
-            f"keyspace {now.name} has tracked tables: its replicas stay as they are",
-            "alter it to replication_type 'untracked' first",
-        )
 
 
 def _hindrance(keyspace: Keyspace, table: Table) -> str:

@@ -1,4 +1,4 @@
-"""The scenarios of tracked tables: nobody joins or leaves, everything else fails."""
+"""The scenarios of tracked tables: replicas that stay while everything else fails, and replicas that move."""
 
 from __future__ import annotations
 
@@ -63,6 +63,26 @@ TRACKED_SCENARIOS = (
             *("a decision applied", "a decision refused", "a decision with an unknown outcome"),
             *("conditional.finishes", "conditional.brings", "conditional.brought", "replica.write.named"),
             *("tracked.pulled", "read.tracked_brought"),
+        ),
+    ),
+    Scenario(
+        name="tracked_moves",
+        chaos_s=15.0,
+        founders=(3, 3, 4),
+        factors=(3, 3, 2),
+        spares=3,
+        tracked=True,
+        clients=4,
+        busy_s=0.5,
+        kinds_s=1.5,
+        faults=(
+            *("kill", "power", "pause", "slow_node", "linger", "partition", "isolate_leader"),
+            *("latency", "clog", "flapping", "crash_at_probe", "slow_disk", "loss"),
+            *("crash_newcomer", "crash_source", "hold_behind"),
+        ),
+        sometimes=(
+            *("tracked.handed_over", "tracked.ranges_changed", "tracked.pulled", "read.tracked_brought"),
+            *("join completed", "decommission completed", "operation cancelled"),
         ),
     ),
 )

@@ -536,12 +536,13 @@ class StorageEngine:
         self._commit.wrote(Family.LOCAL.key(name), sequence)
         return sequence
 
-    def write_records(self, family: Family, batch: Batch) -> int:
+    def write_records(self, family: Family, batch: Batch, *, is_due: bool = False) -> int:
         """Write records of a family of this node's own, visible at once: the sequence to await with `synced`.
-        Overloaded when too much is unsynced."""
-        if any(operation[0] == "put" for operation in batch):
-            self.space.require()
-        self._commit.admit()
+        Overloaded when too much is unsynced, unless it `is_due`: it follows from what has happened."""
+        if not is_due:
+            if any(operation[0] == "put" for operation in batch):
+                self.space.require()
+            self._commit.admit()
         try:
             sequence = self._store.write(batch)
         except DiskRefused as error:

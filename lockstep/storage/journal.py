@@ -1,51 +1,75 @@
 """The mutation journal: what this node holds of tracked tables, by id, until every replica holds it.
 
-    family 1 | kind 1 | placement group 8 | last token of the range 8 | node 8 | its start 8 | offset 8
+    entries: family 1 | kind 1 | node 8 | number of its log 8 | offset 8
+    notes:   family 1 | kind 1 | placement group 8 | last token of the range 8 | node 8 | number of its log 8
 
 An entry is in the atomic batch of its mutation, so ids that are claimed and data that is held are one set,
 through every crash: at a start the entries, and what is noted as reconciled, say what is held. Invariants. An
 id is given by the step that stores its mutation, so no offset is ever given without a mutation; none is given
-twice, for a start of a node has a number of its own. What is reconciled has no entry; everything else that is
-held has one. In memory a log is a few runs of offsets, and ids are listed by partition up to a bound, beyond
-which a range answers for any of its partitions with all that is not reconciled of it.
+twice, for each start of a node, and each range in it, has a log with a number of its own. What is reconciled
+has no entry; everything else that is held has one. In memory a log is a few runs of offsets, and ids are
+listed by partition up to a bound, beyond which a range answers for any of its partitions with all that is not
+reconciled of it.
+
+An id names its mutation wherever ranges are cut, so a range that is cut takes its ids along: each side those
+of its tokens, and both what is reconciled, for that is held by whoever holds either. Ranges that are joined
+have what both had. Of a range that this node gave up it claims nothing any more.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Protocol
 
 import msgspec
 
-from lockstep.storage.rows.keys import partition_prefix
+from lockstep.storage.rows.keys import partition_prefix, place_in
 from lockstep.storage.store import Batch, Family, Operation, Pair
-from lockstep.tracking.held import Held, LogId, MutationId, held_of
+from lockstep.tracking.held import Held, LogId, MutationId, all_of, held_of
 from lockstep.tracking.intervals import EMPTY, IntervalSet, of
 from lockstep.values.codec import decoder, encode
 from lockstep.values.ids import NodeId
 from lockstep.values.node_limits import JOURNAL_PLACES_MAX, JOURNAL_RECORDS_A_BATCH
 from lockstep.values.rows import Mutation, ReadCommand
+from lockstep.values.tokens import TOKEN_MIN, Range
 
 #: A placement group, and the last token of one of its ranges: what one replica set holds.
 Shard = tuple[int, int]
+#: (group, token) -> the range that has it, and whether this node is one of its replicas; None: no such group.
+RangeAt = Callable[[int, int], tuple[Range, bool] | None]
 
 _SHARD = struct.Struct(">ccQQ")
 _LOG = struct.Struct(">ccQQQQ")
-_ENTRY = struct.Struct(">ccQQQQQ")
+_ENTRY = struct.Struct(">ccQQQ")
 _BIAS: Final = 1 << 63
 _FAMILY: Final = Family.JOURNAL.value
 #: Above the first byte of any node's number.
 _BEHIND: Final = b"\xff"
 _RECORD: Final = b"e"
 _RECONCILED: Final = b"r"
+#: Where each range begins of which something is noted, and the tables by placement group.
+_BOUNDS: Final = b"s"
+_TABLES: Final = b"t"
+_TABLES_KEY: Final = _FAMILY + _TABLES
+#: A log's number is that of the start of its node, then which of the logs of that start it is.
+_LOG_BITS: Final = 24
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """`mutation` None: of a table that was gone when it came."""
+    """`mutation` None: of a table that was gone when it came. `group`: the placement group at that time."""
 
     given_us: int
     mutation: Mutation | None
+    group: int
+    table_id: int
+    token: int
+
+    @property
+    def place(self) -> bytes:
+        key = self.mutation.key if self.mutation is not None else b""
+        return partition_prefix(self.table_id, self.token, key)
 
 
 class Named(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -53,10 +77,20 @@ class Named(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     id: MutationId
     mutation: Mutation | None
+    table_id: int
+    token: int
+
+
+class _Fitted(msgspec.Struct, frozen=True, array_like=True):
+    """Tracked tables, with the placement group of each."""
+
+    tables: tuple[tuple[int, int], ...]
 
 
 _ENTRIES = decoder(Entry)
 _RUNS = decoder(IntervalSet)
+_LEFTS = decoder(int)
+_FITTED = decoder(_Fitted)
 
 
 class Engine(Protocol):
@@ -64,7 +98,7 @@ class Engine(Protocol):
 
     def apply(self, mutation: Mutation, also: Batch = ()) -> int: ...
 
-    def write_records(self, family: Family, batch: Batch) -> int: ...
+    def write_records(self, family: Family, batch: Batch, *, is_due: bool = False) -> int: ...
 
     def records(self, lower: bytes, upper: bytes, count: int) -> list[Pair]: ...
 
@@ -74,9 +108,13 @@ class Engine(Protocol):
 class ShardLogs:
     """What this node holds of one range."""
 
-    __slots__ = ("_held", "_reconciled", "_told", "by_place", "is_listed", "places")
+    __slots__ = ("_held", "_reconciled", "_told", "by_place", "is_listed", "left", "own", "places")
 
-    def __init__(self) -> None:
+    def __init__(self, left: int) -> None:
+        #: The range begins behind this token.
+        self.left = left
+        #: Number of the log in which this node gives ids of the range; 0 before it gave one.
+        self.own = 0
         self._held: dict[LogId, IntervalSet] = {}
         self._reconciled: dict[LogId, IntervalSet] = {}
         #: `held`, `reconciled` and what is between them, while nothing changes.
@@ -115,7 +153,7 @@ class ShardLogs:
     def add(self, log: LogId, offset: int, place: bytes) -> None:
         self._held[log] = self._held.get(log, EMPTY).add(offset)
         self._told = None
-        if self.is_listed and place:
+        if self.is_listed:
             self.by_place.setdefault(place, {})[log, offset] = None
             self.places[log, offset] = place
 
@@ -153,15 +191,16 @@ class ShardLogs:
 
 
 class Journal:
-    """`own_id` and `start` name the logs that this node gives ids in."""
+    """`own_id` and `start` name the logs that this node gives ids in; `range_at` tells where ranges are."""
 
-    def __init__(self, engine: Engine, own_id: Callable[[], int], start: int) -> None:
+    def __init__(self, engine: Engine, own_id: Callable[[], int], start: int, range_at: RangeAt) -> None:
         self._engine = engine
         self._own_id = own_id
         self._start = start
+        self._range_at = range_at
         self.shards: dict[Shard, ShardLogs] = {}
-        #: Behind the last offset given of each range; also of ranges that were forgotten.
-        self._next: dict[Shard, int] = {}
+        self._tables: dict[int, int] = {}
+        self._logs_begun = 0
         self._listed = 0
         self._sequence = 0
         self._load()
@@ -180,38 +219,44 @@ class Journal:
     def give(self, shard: Shard, mutation: Mutation, now_us: int) -> MutationId:
         """Store a mutation under an id of its own. As `apply` of the engine when it is not stored: then no id
         is given either."""
-        log = (self._own_id(), self._start)
-        offset = self._next.get(shard, 0)
-        given = MutationId(NodeId(log[0]), log[1], offset, now_us)
-        self._store(shard, given, mutation)
-        self._next[shard] = offset + 1
+        logs = self._logs(shard)
+        if not logs.own:
+            logs.own = (self._start << _LOG_BITS) | self._logs_begun
+            self._logs_begun += 1
+            assert self._logs_begun < 1 << _LOG_BITS, "a start has that many logs at most"
+        log = (self._own_id(), logs.own)
+        given = MutationId(NodeId(log[0]), log[1], logs.end(log), now_us)
+        self._store(shard, given, mutation, mutation.table_id, mutation.token)
         return given
 
-    def take(self, shard: Shard, given: MutationId, mutation: Mutation | None) -> None:
-        """Store a mutation that has its id; nothing happens when it is held. `None`: its table is gone."""
+    def take(
+        self, shard: Shard, given: MutationId, mutation: Mutation | None, table_id: int = 0, token: int = 0
+    ) -> None:
+        """Store a mutation that has its id; nothing happens when it is held. `None`: its table is gone, its
+        place is told beside it."""
         logs = self.shards.get(shard)
-        if logs is None or not logs.contains(given.log, given.offset):
-            self._store(shard, given, mutation)
+        if logs is not None and logs.contains(given.log, given.offset):
+            return
+        if mutation is not None:
+            table_id, token = mutation.table_id, mutation.token
+        self._store(shard, given, mutation, table_id, token)
 
-    def _store(self, shard: Shard, given: MutationId, mutation: Mutation | None) -> None:
+    def _store(
+        self, shard: Shard, given: MutationId, mutation: Mutation | None, table_id: int, token: int
+    ) -> None:
         logs = self._logs(shard)
         assert not logs.contains(given.log, given.offset), "an id is given once"
-        record: Operation = (
-            "put",
-            _entry_key(shard, given.log, given.offset),
-            encode(Entry(given.given_us, mutation)),
-        )
+        entry = Entry(given.given_us, mutation, shard[0], table_id, token)
+        record: Operation = ("put", _entry_key(given.log, given.offset), encode(entry))
         if mutation is None:
             self._sequence = self._engine.write_records(Family.JOURNAL, [record])
-            place = b""
         else:
             self._sequence = self._engine.apply(mutation, (record,))
-            place = partition_prefix(mutation.table_id, mutation.token, mutation.key)
-        self._add(logs, given.log, given.offset, place)
+        self._add(logs, given.log, given.offset, entry.place)
 
     def _add(self, logs: ShardLogs, log: LogId, offset: int, place: bytes) -> None:
         logs.add(log, offset, place)
-        if logs.is_listed and place:
+        if logs.is_listed:
             self._listed += 1
             if self._listed > JOURNAL_PLACES_MAX:
                 # Of the range that has the most: the others stay exact.
@@ -221,7 +266,11 @@ class Journal:
     def _logs(self, shard: Shard) -> ShardLogs:
         found = self.shards.get(shard)
         if found is None:
-            found = self.shards[shard] = ShardLogs()
+            at = self._range_at(*shard)
+            assert at is not None and at[0].right == shard[1], "a range is of a ring"
+            found = self.shards[shard] = ShardLogs(at[0].left)
+            record: Operation = ("put", _shard_key(_BOUNDS, shard), encode(found.left))
+            self._engine.write_records(Family.JOURNAL, [record], is_due=True)
         return found
 
     # -- asking -----------------------------------------------------------------------------------
@@ -242,27 +291,37 @@ class Journal:
     def _of(self, shard: Shard) -> ShardLogs:
         return self.shards.get(shard) or _NO_LOGS
 
-    def entries(self, shard: Shard, wanted: Held, bytes_max: int) -> list[Named]:
+    def held_in(self, group: int) -> Held:
+        """What is held of any range of a placement group."""
+        return all_of(logs.held for shard, logs in sorted(self.shards.items()) if shard[0] == group)
+
+    def entries(self, group: int, wanted: Held, bytes_max: int) -> list[Named]:
         """Entries of these ids, the first ones up to so many bytes and one at least; what is reconciled has
         none, nor what is not held."""
         found: list[Named] = []
         size = 0
-        logs = self._of(shard)
-        for log, offsets in wanted.intersection(logs.open).items():
-            for first, last in offsets.pairs():
-                for offset, value in self._values(shard, log, first, last):
+        for shard in sorted(self.shards):
+            if shard[0] != group:
+                continue
+            for log, offsets in wanted.intersection(self.shards[shard].open).items():
+                for offset, value in self._entries_of(log, offsets):
                     size += len(value)
                     if found and size > bytes_max:
                         return found
                     entry = _ENTRIES.decode(value)
-                    found.append(Named(MutationId(*log, offset, entry.given_us), entry.mutation))
+                    given = MutationId(*log, offset, entry.given_us)
+                    found.append(Named(given, entry.mutation, entry.table_id, entry.token))
         return found
 
-    def _values(self, shard: Shard, log: LogId, first: int, last: int) -> Iterator[tuple[int, bytes]]:
+    def _entries_of(self, log: LogId, offsets: IntervalSet) -> Iterator[tuple[int, bytes]]:
+        for first, last in offsets.pairs():
+            yield from self._values(log, first, last)
+
+    def _values(self, log: LogId, first: int, last: int) -> Iterator[tuple[int, bytes]]:
         """(offset, value) of the entries of a run."""
-        upper = _entry_key(shard, log, last + 1)
+        upper = _entry_key(log, last + 1)
         while first <= last:
-            pairs = self._engine.records(_entry_key(shard, log, first), upper, JOURNAL_RECORDS_A_BATCH)
+            pairs = self._engine.records(_entry_key(log, first), upper, JOURNAL_RECORDS_A_BATCH)
             for key, value in pairs:
                 first = _ENTRY.unpack(key)[-1]
                 yield first, value
@@ -288,7 +347,7 @@ class Journal:
     def _settle(self, shard: Shard, logs: ShardLogs, log: LogId, some: IntervalSet) -> None:
         before = dict(logs.reconciled.items()).get(log, EMPTY)
         offsets = some.offsets(JOURNAL_RECORDS_A_BATCH)
-        batch: list[Operation] = [("delete", _entry_key(shard, log, offset)) for offset in offsets]
+        batch: list[Operation] = [("delete", _entry_key(log, offset)) for offset in offsets]
         batch.append(("put", _log_key(shard, log), encode(before.union(some))))
         self._engine.write_records(Family.JOURNAL, batch)
         for offset in offsets:
@@ -297,34 +356,144 @@ class Journal:
         if not logs.is_listed and not logs.open:
             logs.is_listed = True
 
-    def forget(self, shards: Iterable[Shard]) -> None:
-        """Ranges that nobody tracks any more."""
-        for shard in shards:
-            logs = self.shards.pop(shard)
-            self._listed -= logs.stop_listing()
-            self._engine.write_records(
-                Family.JOURNAL,
-                [
-                    ("delete_range", _shard_key(kind, shard), _shard_key(kind, shard) + _BEHIND)
-                    for kind in (_RECORD, _RECONCILED)
-                ],
+    def adopt(self, shard: Shard, everywhere: Held) -> None:
+        """What these name is in the tables here, as in those of every other replica, or of tokens beside the
+        range."""
+        if not everywhere or self.reconciled(shard).covers(everywhere):
+            return
+        self.reconcile(shard, everywhere)
+        logs = self._logs(shard)
+        for log, offsets in everywhere.difference(logs.held).items():
+            self._note(shard, logs, log, offsets)
+
+    def _note(self, shard: Shard, logs: ShardLogs, log: LogId, some: IntervalSet) -> None:
+        logs.settle(log, some)
+        runs = logs.reconciled.by_log()[log]
+        record: Operation = ("put", _log_key(shard, log), encode(runs))
+        self._sequence = self._engine.write_records(Family.JOURNAL, [record], is_due=True)
+
+    async def store_again(self, shard: Shard) -> None:
+        """Have the tables hold what there are entries of: a part of them was lost."""
+        for log, offsets in self._of(shard).open.items():
+            for offset, value in self._entries_of(log, offsets):
+                mutation = _ENTRIES.decode(value).mutation
+                if mutation is not None:
+                    self._sequence = self._engine.apply(mutation)
+                if offset % JOURNAL_RECORDS_A_BATCH == 0:
+                    await self.synced()
+        await self.synced()
+
+    # -- when ranges change -----------------------------------------------------------------------
+
+    def fit(self, tables: Mapping[int, int]) -> list[Shard]:
+        """Take up where ranges are now; `tables` are those that are tracked, by placement group.
+        The ranges that are not as they were."""
+        moved: dict[int, set[int]] = {}
+        for table, group in self._tables.items():
+            now = tables.get(table, group)
+            if now != group:
+                moved.setdefault(group, set()).add(now)
+        groups = set(tables.values())
+        changed = [shard for shard in self.shards if not self._is_fit(shard, groups, moved)]
+        if not changed and self._tables == tables:
+            return []
+        before = {shard: self.shards.pop(shard) for shard in sorted(changed)}
+        self._tables = dict(tables)
+        touched: dict[Shard, ShardLogs] = {}
+        for shard, logs in before.items():
+            for group in sorted({shard[0], *moved.get(shard[0], ())} & groups):
+                for found in self._now_in(group, Range(logs.left, shard[1])):
+                    target = self.shards.setdefault((group, found.right), ShardLogs(found.left))
+                    touched[group, found.right] = target
+                    for log, offsets in logs.reconciled.items():
+                        target.settle(log, offsets)
+        gone = [operation for shard, logs in before.items() for operation in self._refiled(shard, logs)]
+        kept: list[Operation] = []
+        for shard, target in touched.items():
+            kept.append(("put", _shard_key(_BOUNDS, shard), encode(target.left)))
+            kept += [("put", _log_key(shard, log), encode(runs)) for log, runs in target.reconciled.items()]
+        kept.append(("put", _TABLES_KEY, encode(_Fitted(tuple(sorted(tables.items()))))))
+        for shard in before:
+            if shard not in touched:
+                first = _shard_key(_RECONCILED, shard)
+                kept += (("delete", _shard_key(_BOUNDS, shard)), ("delete_range", first, first + _BEHIND))
+        # A start between two of these finds what is left of before, and fits it again.
+        due = (*kept, *gone)
+        for first_of in range(0, len(due), JOURNAL_RECORDS_A_BATCH):
+            some = due[first_of : first_of + JOURNAL_RECORDS_A_BATCH]
+            self._sequence = self._engine.write_records(Family.JOURNAL, some, is_due=True)
+        return sorted({*before, *touched})
+
+    def _is_fit(self, shard: Shard, groups: set[int], moved: Mapping[int, set[int]]) -> bool:
+        at = self._range_at(*shard) if shard[0] in groups and shard[0] not in moved else None
+        return at is not None and at[1] and at[0] == Range(self.shards[shard].left, shard[1])
+
+    def _now_in(self, group: int, tokens: Range) -> Iterator[Range]:
+        """The ranges of this node that have some of these tokens now."""
+        token = tokens.left
+        while token < tokens.right:
+            at = self._range_at(group, token + 1)
+            if at is None:
+                return
+            found, is_own = at
+            if is_own:
+                yield found
+            token = found.right
+
+    def _refiled(self, shard: Shard, logs: ShardLogs) -> Iterator[Operation]:
+        """Put the ids of a range that is no more where they belong; with what deletes those that are not this
+        node's any more."""
+        places = dict(logs.places) if logs.is_listed else None
+        self._listed -= logs.stop_listing()
+        for log, offsets in logs.open.items():
+            stored = (
+                ((offset, places[log, offset]) for offset in offsets.offsets(offsets.count))
+                if places is not None
+                else (
+                    (offset, _ENTRIES.decode(value).place) for offset, value in self._entries_of(log, offsets)
+                )
             )
+            for offset, place in stored:
+                table, token = place_in(place)
+                group = self._tables.get(table, shard[0])
+                at = self._range_at(group, token)
+                found = self.shards.get((group, at[0].right)) if at is not None and at[1] else None
+                if found is None or found.contains(log, offset):
+                    yield "delete", _entry_key(log, offset)
+                else:
+                    self._add(found, log, offset, place)
 
     # -- at a start -------------------------------------------------------------------------------
 
     def _load(self) -> None:
+        for _, value in self._pairs(_TABLES):
+            self._tables = dict(_FITTED.decode(value).tables)
+        for key, value in self._pairs(_BOUNDS):
+            _, _, group, right = _SHARD.unpack(key)
+            self.shards[group, right - _BIAS] = ShardLogs(_LEFTS.decode(value))
         for key, value in self._pairs(_RECONCILED):
-            _, _, group, right, node, start = _LOG.unpack(key)
-            self._logs((group, right - _BIAS)).settle((node, start), _RUNS.decode(value))
+            _, _, group, right, node, number = _LOG.unpack(key)
+            self.shards[group, right - _BIAS].settle((node, number), _RUNS.decode(value))
+        by_group: dict[int, list[int]] = {}
+        for group, right in sorted(self.shards):
+            by_group.setdefault(group, []).append(right)
+        orphans: list[Operation] = []
         for key, value in self._pairs(_RECORD):
-            _, _, group, right, node, start, offset = _ENTRY.unpack(key)
-            mutation = _ENTRIES.decode(value).mutation
-            place = (
-                partition_prefix(mutation.table_id, mutation.token, mutation.key)
-                if mutation is not None
-                else b""
-            )
-            self._add(self._logs((group, right - _BIAS)), (node, start), offset, place)
+            _, _, node, number, offset = _ENTRY.unpack(key)
+            entry = _ENTRIES.decode(value)
+            logs = self._stored_in(self._tables.get(entry.table_id, entry.group), entry.token, by_group)
+            if logs is None:
+                orphans.append(("delete", key))
+            else:
+                self._add(logs, (node, number), offset, entry.place)
+        if orphans:
+            self._engine.write_records(Family.JOURNAL, orphans, is_due=True)
+
+    def _stored_in(self, group: int, token: int, by_group: Mapping[int, list[int]]) -> ShardLogs | None:
+        rights = by_group.get(group, [])
+        at = bisect_left(rights, token)
+        logs = self.shards[group, rights[at]] if at < len(rights) else None
+        return logs if logs is not None and logs.left < token else None
 
     def _pairs(self, kind: bytes) -> Iterator[Pair]:
         lower, upper = _FAMILY + kind, _FAMILY + bytes((kind[0] + 1,))
@@ -334,20 +503,26 @@ class Journal:
 
     def validate(self) -> None:
         """What holds between any two turns of the loop: what is claimed is what there are entries of."""
-        stored: dict[Shard, dict[LogId, list[int]]] = {}
+        stored: dict[LogId, list[int]] = {}
         for key, _ in self._pairs(_RECORD):
-            _, _, group, right, node, start, offset = _ENTRY.unpack(key)
-            stored.setdefault((group, right - _BIAS), {}).setdefault((node, start), []).append(offset)
+            _, _, node, number, offset = _ENTRY.unpack(key)
+            stored.setdefault((node, number), []).append(offset)
+        claimed = 0
         for shard, logs in self.shards.items():
             assert logs.held.covers(logs.reconciled), "what is reconciled is held"
-            found = held_of({log: of(offsets) for log, offsets in stored.pop(shard, {}).items()})
-            assert found == logs.open, "ids that are claimed have entries, and others have none"
+            assert logs.left < shard[1], "a range has tokens"
+            claimed += logs.open.count
             assert logs.is_listed or not logs.places, "what is not listed lists nothing"
-        assert not stored, "an entry is of a range that is known"
+            assert not logs.is_listed or len(logs.places) == logs.open.count, "each id has a place"
+        found = held_of({log: of(offsets) for log, offsets in stored.items()})
+        assert found == all_of(logs.open for _, logs in sorted(self.shards.items())), (
+            "ids that are claimed have entries, and others have none"
+        )
+        assert claimed == found.count, "an id is in one range"
         assert self._listed == sum(len(logs.places) for logs in self.shards.values()), "ids are miscounted"
 
 
-_NO_LOGS: Final = ShardLogs()
+_NO_LOGS: Final = ShardLogs(TOKEN_MIN)
 
 
 def _shard_key(kind: bytes, shard: Shard) -> bytes:
@@ -358,5 +533,5 @@ def _log_key(shard: Shard, log: LogId) -> bytes:
     return _LOG.pack(_FAMILY, _RECONCILED, shard[0], shard[1] + _BIAS, *log)
 
 
-def _entry_key(shard: Shard, log: LogId, offset: int) -> bytes:
-    return _ENTRY.pack(_FAMILY, _RECORD, shard[0], shard[1] + _BIAS, *log, offset)
+def _entry_key(log: LogId, offset: int) -> bytes:
+    return _ENTRY.pack(_FAMILY, _RECORD, *log, offset)

@@ -28,6 +28,7 @@ from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.metadata.transitions import Transition
 from lockstep.placement.deltas import Delta, GroupChange, changes, merged, with_groups
 from lockstep.placement.placements import RingPlacement
+from lockstep.schema.tracking import tracked_tables
 from lockstep.topology.planning import refuse_voter
 from lockstep.topology.streams import enough, pieces
 from lockstep.values.errors import Rejected
@@ -99,6 +100,12 @@ def _refuse_start(cluster: ClusterMetadata, wanted: ForceRemove) -> None:
         raise Rejected(f"node {node.id} has left the cluster")
     if len(wanted.reason) > SERVICE_TEXT_CHARACTERS_MAX:
         raise Rejected(f"a reason has at most {SERVICE_TEXT_CHARACTERS_MAX} characters")
+    tracked = next(tracked_tables(cluster.schema), None)
+    if tracked is not None and node.owns_tokens:
+        raise Rejected(
+            f"table {tracked.keyspace}.{tracked.name} is tracked, and its new replicas would claim nothing",
+            hint="remove or replace the node (`lockstep topology remove`), which fills its replicas",
+        )
     refuse_voter(cluster, node)
     if cluster.operations:
         holders = ", ".join(operation.title() for operation in cluster.operations)

@@ -34,7 +34,6 @@ from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.metadata.transitions import Transition
 from lockstep.placement.quorums import dc_factors
 from lockstep.schema.model import Replication
-from lockstep.schema.tracking import tracked_tables
 from lockstep.topology.kind import kind_of
 from lockstep.topology.planning import EXCLUDED as PLANNING_EXCLUDED
 from lockstep.topology.planning import holder_of
@@ -412,21 +411,10 @@ def _refuse_unfit(cluster: ClusterMetadata, request: Request) -> None:
         raise Rejected(f"{REQUESTS_LIVE_MAX} requests wait or run already", hint="cancel some, or wait")
     if len(request.actor) > SERVICE_TEXT_CHARACTERS_MAX:
         raise Rejected(f"an actor has at most {SERVICE_TEXT_CHARACTERS_MAX} characters")
-    _refuse_tracked(cluster)
     kind_of(request).refuse_unfit(cluster, request)
     leaving = drains.drained_by(request)
     if leaving:
         refuse_emptied_rack(cluster, leaving)
-
-
-def _refuse_tracked(cluster: ClusterMetadata) -> None:
-    """Raises Rejected while replicas know of a table by ids what they hold: what is streamed has no ids."""
-    table = next(tracked_tables(cluster.schema), None)
-    if table is not None:
-        raise Rejected(
-            f"table {table.keyspace}.{table.name} is tracked, and no replica of it can be moved",
-            hint="`ALTER KEYSPACE .. WITH replication_type = 'untracked'` (or ALTER TABLE) ends that",
-        )
 
 
 def _begun_at_once(cluster: ClusterMetadata, request: Request, epoch: int) -> ClusterMetadata:

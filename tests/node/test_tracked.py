@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from lockstep.metadata.directory import NodeState
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
 from lockstep.schema.changes import (
@@ -27,7 +26,7 @@ from lockstep.tracking.held import Held
 from lockstep.values.errors import InvalidRequest, Rejected, WriteTimeout
 from lockstep.values.ids import Consistency
 from lockstep.values.rows import ReadCommand, ReadResult
-from tests.node.support import Outcome, Town, leave
+from tests.node.support import Outcome, Town
 from tests.node.test_hints import away, back, pending
 from tests.node.test_requests_while_moving import cut, table_of
 
@@ -56,32 +55,41 @@ def tracked(seed: int, nodes: int = 3) -> Town:
 
 
 def begin_write(
-    town: Town, number: int, level: Consistency = QUORUM, rows: Sequence[int] = ROWS, value: bytes = b"v"
+    town: Town,
+    number: int,
+    level: Consistency = QUORUM,
+    rows: Sequence[int] = ROWS,
+    value: bytes = b"v",
+    key: bytes = KEY,
 ) -> Outcome:
     """One mutation of these rows of the partition."""
 
     async def work(node: Node) -> None:
         at = node.runtime.clock.wall_us()
-        change = Change("t", KEY, at, level, TIMEOUT_MS, tuple((row, value) for row in rows))
+        change = Change("t", key, at, level, TIMEOUT_MS, tuple((row, value) for row in rows))
         made = mutation_for(change, table_of(node), node.data.new_mutation_id(), 1)
         await node.data.coordinator.write(made, level, TIMEOUT_MS)
 
     return town.begin(number, work)
 
 
-def write(town: Town, number: int, level: Consistency = QUORUM, value: bytes = b"v") -> Outcome:
-    return town.finish(begin_write(town, number, level, value=value))
+def write(
+    town: Town, number: int, level: Consistency = QUORUM, value: bytes = b"v", key: bytes = KEY
+) -> Outcome:
+    return town.finish(begin_write(town, number, level, value=value, key=key))
 
 
-def looked_for(node: Node, row: int | None) -> ReadCommand:
-    return command_for(Look("t", KEY, row, QUORUM, TIMEOUT_MS), table_of(node), 1, None)
+def looked_for(node: Node, row: int | None, key: bytes = KEY) -> ReadCommand:
+    return command_for(Look("t", key, row, QUORUM, TIMEOUT_MS), table_of(node), 1, None)
 
 
-def rows_read(town: Town, number: int, row: int | None = None, level: Consistency = QUORUM) -> list[bytes]:
+def rows_read(
+    town: Town, number: int, row: int | None = None, level: Consistency = QUORUM, key: bytes = KEY
+) -> list[bytes]:
     """The values of the rows that a client is told of."""
 
     async def work(node: Node) -> list[bytes]:
-        result = await node.data.coordinator.read(looked_for(node, row), level, TIMEOUT_MS)
+        result = await node.data.coordinator.read(looked_for(node, row, key), level, TIMEOUT_MS)
         found = (cell.value for part in result.partitions for one in part.rows for cell in one.cells)
         return [value for value in found if value is not None]
 
@@ -91,11 +99,11 @@ def rows_read(town: Town, number: int, row: int | None = None, level: Consistenc
     return values
 
 
-def rows_of(town: Town, number: int) -> int:
+def rows_of(town: Town, number: int, key: bytes = KEY) -> int:
     """How many rows a node holds by itself."""
 
     async def work(node: Node) -> int:
-        result = await node.data.engine.read(looked_for(node, None))
+        result = await node.data.engine.read(looked_for(node, None, key))
         return sum(len(part.rows) for part in result.partitions)
 
     return int(town.finish(town.begin(number, work)).value)
@@ -136,18 +144,18 @@ def isolated(town: Town, number: int, others: Sequence[int], *, heal: bool = Fal
         cut(town, number, other, heal=heal)
 
 
-def lone_write(town: Town) -> None:
+def lone_write(town: Town, key: bytes = KEY) -> None:
     """A write whose coordinator stored it and told nobody, the client neither."""
     paused(town, 1, 2, 3)
 
     async def work(node: Node) -> None:
         data = node.data
-        change = Change("t", KEY, node.runtime.clock.wall_us(), QUORUM, 1, tuple((row, b"v") for row in ROWS))
+        change = Change("t", key, node.runtime.clock.wall_us(), QUORUM, 1, tuple((row, b"v") for row in ROWS))
         made = mutation_for(change, table_of(node), data.new_mutation_id(), 1)
         data.replica.give(data.coordinator.plans.plan_of(made, QUORUM), made)
 
     town.finish(town.begin(1, work))
-    assert [rows_of(town, number) for number in (1, 2, 3)] == [10, 0, 0]
+    assert [rows_of(town, number, key) for number in (1, 2, 3)] == [10, 0, 0]
 
 
 def test_writes_are_held_by_id_and_let_go_of_once_all_hold_them() -> None:
@@ -299,12 +307,6 @@ def test_an_untracked_keyspace_goes_on_with_what_there_is() -> None:
         assert isinstance(town.finish(town.submit(1, back_again)).error, Rejected)
 
 
-def test_replicas_of_tracked_tables_stay() -> None:
-    with tracked(13) as town:
-        error = town.finish(town.submit(1, leave(3))).error
-        assert isinstance(error, Rejected) and "tracked" in error.message
-
-
 @pytest.mark.parametrize("level", [Consistency.ANY])
 def test_no_write_is_content_with_a_hint(level: Consistency) -> None:
     with tracked(14) as town:
@@ -371,13 +373,3 @@ def test_tombstones_wait_for_what_may_be_older() -> None:
         town.wait(130)
         before_s = reconciler.purge_before_s(table, token)
         assert before_s is not None and before_s > town.node(1).runtime.clock.wall_us() // 1_000_000 - 300
-
-
-def test_a_newcomer_waits_with_the_reason_until_tracking_ends() -> None:
-    with tracked(18) as town:
-        town.start(4)
-        town.until(lambda: bool(town.logged("join.waits", "n4")))
-        assert "ks.t is tracked" in town.logged("join.waits", "n4")[-1]["reason"]
-        change = ChangeSchema(AlterKeyspace("ks", replication_type="untracked"))
-        assert town.finish(town.submit(1, change)).error is None
-        town.until(lambda: town.state_of(4) is NodeState.NORMAL, 120)

@@ -17,7 +17,7 @@ from lockstep.values.errors import InvalidRequest
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import MUTATION_BYTES_MAX
 from lockstep.values.rows import ALL_ROWS, Mutation, ReadCommand
-from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
+from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range
 
 from .support import LossyDisk, open_store, runtime_of
 from .test_engine import TABLE, put
@@ -28,12 +28,19 @@ NOW_US = 1_000_000
 KINDS = ("model", "rocks")
 
 
+def range_at(group: int, token: int) -> tuple[Range, bool] | None:
+    """Group 3 has two ranges, both of this node."""
+    if group != SHARD[0]:
+        return None
+    return (Range(TOKEN_MIN, OTHER[1]) if token <= OTHER[1] else Range(OTHER[1], SHARD[1])), True
+
+
 async def opened(
     path: Path, kind: str, start: int = 1, disk: LossyDisk | None = None
 ) -> tuple[StorageEngine, Journal]:
     runtime = runtime_of(disk)
     engine = StorageEngine(await open_store(kind, path, runtime), runtime, background_merge=False)
-    return engine, Journal(engine, lambda: 7, start)
+    return engine, Journal(engine, lambda: 7, start, range_at)
 
 
 def mutation(number: int, token: int = 5, value: bytes = b"v") -> Mutation:
@@ -46,7 +53,8 @@ def read_of(token: int, key: bytes | None = None) -> ReadCommand:
 
 
 def held(*offsets: int, start: int = 1) -> Held:
-    return held_of({(7, start): of(offsets)})
+    """Of the first log of a start."""
+    return held_of({(7, start << 24): of(offsets)})
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -65,9 +73,9 @@ def test_what_is_held_is_known_again_after_a_start(kind: str, tmp_path: Path) ->
         assert again.held(SHARD) == held(0, 1, 2, 3, 4)
         assert again.reconciled(SHARD) == held(0, 1, 3)
         assert again.held(OTHER) == held_of({(9, 4): of([2])})
-        entries = again.entries(SHARD, again.held(SHARD), MUTATION_BYTES_MAX)
+        entries = again.entries(3, again.held(SHARD), MUTATION_BYTES_MAX)
         assert [(one.id.offset, one.mutation) for one in entries] == [(2, mutation(2)), (4, mutation(4))]
-        assert again.give(SHARD, mutation(6), NOW_US) == MutationId(NodeId(7), 2, 0, NOW_US)
+        assert again.give(SHARD, mutation(6), NOW_US) == MutationId(NodeId(7), 2 << 24, 0, NOW_US)
         await engine.close()
 
     asyncio.run(check())
@@ -88,7 +96,7 @@ def test_what_is_refused_gets_no_id_and_what_comes_twice_is_held_once(tmp_path: 
         journal.reconcile(SHARD, held(0))
         journal.take(SHARD, given, mutation(1))
         journal.validate()
-        assert journal.entries(SHARD, held(0), 1) == []
+        assert journal.entries(3, held(0), 1) == []
         await engine.close()
 
     asyncio.run(check())
@@ -129,13 +137,90 @@ def test_entries_come_in_bounds_and_a_range_that_is_forgotten_gives_no_id_again(
         engine, journal = await opened(tmp_path, "model")
         for number in range(6):
             journal.give(SHARD, mutation(number, value=b"x" * 1000), NOW_US)
-        assert [one.id.offset for one in journal.entries(SHARD, held(1, 2, 4), 2500)] == [1, 2]
-        assert [one.id.offset for one in journal.entries(SHARD, held(5), 1)] == [5]
-        journal.forget([SHARD])
+        assert [one.id.offset for one in journal.entries(3, held(1, 2, 4), 2500)] == [1, 2]
+        assert [one.id.offset for one in journal.entries(3, held(5), 1)] == [5]
+        journal.fit({})
         journal.validate()
         assert not journal.held(SHARD)
-        assert journal.give(SHARD, mutation(7), NOW_US).offset == 6
+        again = journal.give(SHARD, mutation(7), NOW_US)
+        assert (again.start, again.offset) == ((1 << 24) + 1, 0)
         journal.validate()
+        await engine.close()
+
+    asyncio.run(check())
+
+
+class Ranges:
+    """Where the ranges of group 3 end, and which of them this node has."""
+
+    def __init__(self) -> None:
+        self.rights = [TOKEN_MAX]
+        self.others: set[int] = set()
+
+    def at(self, group: int, token: int) -> tuple[Range, bool] | None:
+        if group not in (3, 4):
+            return None
+        right = next(right for right in self.rights if token <= right)
+        left = max((one for one in (TOKEN_MIN, *self.rights) if one < right), default=TOKEN_MIN)
+        return Range(left, right), right not in self.others
+
+
+@pytest.mark.parametrize("is_started", [False, True])
+@pytest.mark.parametrize("bound", [100_000, 3])
+def test_ids_follow_the_cuts_of_ranges_and_are_let_go_of_with_them(
+    tmp_path: Path, is_started: bool, bound: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "JOURNAL_PLACES_MAX", bound)
+    ranges, tables = Ranges(), {TABLE: 3}
+
+    async def check() -> None:
+        disk = LossyDisk()
+        engine = StorageEngine(
+            await open_store("model", tmp_path, runtime_of(disk)), runtime_of(disk), background_merge=False
+        )
+        journal = Journal(engine, lambda: 7, 1, ranges.at)
+        starts = 1
+
+        async def moved() -> None:
+            """As an entry is applied, or as a start finds that it was."""
+            nonlocal engine, journal, starts
+            if is_started:
+                await journal.synced()
+                await engine.close()
+                engine = StorageEngine(
+                    await open_store("model", tmp_path, runtime_of(disk)),
+                    runtime_of(disk),
+                    background_merge=False,
+                )
+                starts += 1
+                journal = Journal(engine, lambda: 7, starts, ranges.at)
+            journal.fit(tables)
+            journal.validate()
+
+        journal.fit(tables)
+        for number in range(10):
+            journal.give(SHARD, mutation(number, number), NOW_US)
+        assert journal.reconcile(SHARD, held(0, 9)) == 2
+        ranges.rights = [4, TOKEN_MAX]
+        await moved()
+        assert journal.held((3, 4)) == held(0, 1, 2, 3, 4, 9)
+        assert journal.held(SHARD) == held(0, 5, 6, 7, 8, 9)
+        journal.reconcile((3, 4), held(1, 2))
+        assert journal.give((3, 4), mutation(20, 3), NOW_US).offset == 0, "a range has a log of its own"
+        ranges.others = {TOKEN_MAX}
+        await moved()
+        assert not journal.held(SHARD), "nothing is claimed of what was given up"
+        assert {one.id.offset for one in journal.entries(3, held(*range(10)), MUTATION_BYTES_MAX)} == {3, 4}
+        ranges.rights, ranges.others = [TOKEN_MAX], set()
+        await moved()
+        assert journal.reconciled(SHARD) == held(0, 1, 2, 9)
+        assert journal.held(SHARD).count == 7
+        tables[TABLE] = 4
+        await moved()
+        assert not journal.held(SHARD) and journal.held((4, TOKEN_MAX)).count == 7
+        journal.adopt((4, TOKEN_MAX), held(3, 5))
+        journal.validate()
+        assert journal.reconciled((4, TOKEN_MAX)) == held(0, 1, 2, 3, 5, 9)
         await engine.close()
 
     asyncio.run(check())

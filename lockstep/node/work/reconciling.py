@@ -18,12 +18,12 @@ from lockstep.internode import verbs
 from lockstep.internode.handshake import Address, PeerInfo
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.node.context import NodeContext
-from lockstep.replica.tracked import TrackedReplica, group_of
+from lockstep.replica.tracked import TrackedReplica, group_of, placed_at
 from lockstep.schema.model import Table
-from lockstep.schema.tracking import is_tracked, tracked_tables
+from lockstep.schema.tracking import is_tracked
 from lockstep.storage.journal import Shard
 from lockstep.tracking.held import NOTHING, Held, all_of
-from lockstep.values.errors import LockstepError, NotReplica
+from lockstep.values.errors import LockstepError
 from lockstep.values.ids import NodeId
 from lockstep.values.node_limits import (
     RECONCILE_ALL_EVERY,
@@ -38,6 +38,12 @@ class Told(msgspec.Struct, frozen=True, array_like=True):
 
     shard: Shard
     held: Held
+    #: Where the range begins, and the epoch at which its replicas changed last: who says otherwise has heard
+    #: of another change, and what it holds counts for nothing here.
+    left: int
+    since: int
+    #: What of it the replica does not know to be held by every other one.
+    open: Held
 
 
 class Compare(msgspec.Struct, frozen=True, array_like=True):
@@ -78,7 +84,8 @@ class Reconciler:
         #: (moment, what anybody held then) of a range; and the last moment of which all is reconciled.
         self._watched: dict[Shard, tuple[int, Held]] = {}
         self._complete_us: dict[Shard, int] = {}
-        self._seen: ClusterMetadata | None = None
+        #: When the replicas of a range changed last, as far as this was taken up.
+        self._since: dict[Shard, int] = {}
         context.internode.register(verbs.TRACKED_COMPARE, Compare, Compared, self._serve)
 
     @property
@@ -104,7 +111,6 @@ class Reconciler:
     async def round(self) -> None:
         """Ask the replicas of what is not reconciled, get what lacks, let go of what all hold."""
         cluster = self._context.cluster()
-        self._forget(cluster)
         self.rounds += 1
         shards = list(self._asked_about(cluster))
         if not shards:
@@ -114,24 +120,46 @@ class Reconciler:
         by_node: dict[int, list[Told]] = {}
         for shard in shards:
             for node in self._others(cluster, shard):
-                by_node.setdefault(node, []).append(Told(shard, own[shard]))
+                by_node.setdefault(node, []).append(self._told_of(cluster, shard, own[shard]))
         fresh: dict[Shard, set[int]] = {shard: set() for shard in shards}
         await asyncio.gather(*(self._compare(node, told, fresh) for node, told in by_node.items()))
+        now = self._context.cluster()
         for shard in shards:
-            self._settle(cluster, shard, own[shard], fresh[shard], began_us)
+            if placed_at(now, shard) == placed_at(cluster, shard):
+                self._settle(cluster, shard, own[shard], fresh[shard], began_us)
+
+    def _told_of(self, cluster: ClusterMetadata, shard: Shard, held: Held) -> Told:
+        placed = placed_at(cluster, shard)
+        assert placed is not None, "a range that others hold is one"
+        opened = held.difference(self.journal.reconciled(shard))
+        return Told(shard, held, placed.range.left, placed.group.epoch, opened)
+
+    def _hear(self, cluster: ClusterMetadata, node: int, told: Told) -> bool:
+        """Keep what a replica told of a range; False when one of both has not heard of its last change."""
+        placed = placed_at(cluster, told.shard)
+        if placed is None or (placed.range.left, placed.group.epoch) != (told.left, told.since):
+            self._runtime.probes.reach("reconcile.other_range")
+            return False
+        if node not in placed.group.writes or self._context.own_id() not in placed.group.writes:
+            return False
+        self._told.setdefault(told.shard, {})[node] = told.held
+        self._since[told.shard] = told.since
+        self._tracked.learn(told.shard, told.held.difference(told.open))
+        return True
 
     def _asked_about(self, cluster: ClusterMetadata) -> Iterable[Shard]:
-        """Ranges of which something is not reconciled, or lacks here; sometimes all."""
+        """Ranges of which something is not reconciled, or not known to be alike; sometimes all."""
         everything = self.rounds % RECONCILE_ALL_EVERY == 0
         for shard in sorted({*self.journal.shards, *self._told}):
-            if everything or self._is_open(shard):
+            if everything or self._is_open(cluster, shard):
                 yield shard
 
-    def _is_open(self, shard: Shard) -> bool:
+    def _is_open(self, cluster: ClusterMetadata, shard: Shard) -> bool:
         held = self.journal.held(shard)
         if held != self.journal.reconciled(shard):
             return True
-        return any(not held.covers(told) for told in self._told.get(shard, {}).values())
+        told = self._told.get(shard, {})
+        return any(told.get(node) != held for node in self._others(cluster, shard))
 
     async def _durable(self, shards: Sequence[Shard]) -> dict[Shard, Held]:
         found = {shard: self.journal.held(shard) for shard in shards}
@@ -157,11 +185,11 @@ class Reconciler:
             except LockstepError:
                 self._runtime.probes.reach("reconcile.unheard")
                 return
-            for one in compared.told:
-                self._told.setdefault(one.shard, {})[node] = one.held
+            heard = [one for one in compared.told if self._hear(self._context.cluster(), node, one)]
+            for one in heard:
                 if one.shard in fresh:
                     fresh[one.shard].add(node)
-            for one in compared.told:
+            for one in heard:
                 await self._pull(one.shard, one.held, address, timeout_ms)
 
     async def _pull(self, shard: Shard, held: Held, address: Address, timeout_ms: float) -> None:
@@ -190,23 +218,27 @@ class Reconciler:
         if watched is None:
             self._watched[shard] = began_us, all_of((own, *(told[node] for node in others)))
 
-    def _forget(self, cluster: ClusterMetadata) -> None:
-        """Let go of ranges that are none any more, or of which no table is tracked."""
-        seen, self._seen = self._seen, cluster
-        if seen is not None and seen.schema is cluster.schema and seen.placements is cluster.placements:
-            return
-        groups = {
-            cluster.schema.by_name[table.keyspace].group_of(table) for table in tracked_tables(cluster.schema)
-        }
-        gone = [
-            shard
-            for shard in self.journal.shards
-            if shard[0] not in groups or group_of(cluster, shard) is None
-        ]
-        self.journal.forget(gone)
-        for shard in (*gone, *(shard for shard in self._told if shard[0] not in groups)):
-            for known in (self._told, self._watched, self._complete_us):
+    def fitted(self, cluster: ClusterMetadata, changed: Iterable[Shard]) -> None:
+        """Take up a change of ranges: of those that are others now nothing was told yet, and of those with
+        other replicas nothing by those that are none any more."""
+        for shard in sorted({*changed, *self._told}):
+            placed = placed_at(cluster, shard)
+            told = self._told.get(shard, {})
+            if shard in changed or placed is None or self._context.own_id() not in placed.group.writes:
+                told = {}
+            elif placed.group.epoch == self._since.get(shard):
+                continue
+            else:
+                told = {node: held for node, held in told.items() if node in placed.group.writes}
+            for known in (self._told, self._watched, self._complete_us, self._since):
                 known.pop(shard, None)
+            if told and placed is not None:
+                self._told[shard], self._since[shard] = told, placed.group.epoch
+
+    def void(self, shard: Shard, node: int) -> None:
+        """A replica is filled: what it told it held may be lost."""
+        self._told.get(shard, {}).pop(node, None)
+        self._watched.pop(shard, None)
 
     # -- others -----------------------------------------------------------------------------------
 
@@ -214,15 +246,10 @@ class Reconciler:
         if request.epoch > self._context.cluster().epoch:
             await self._context.catch_up.reach(request.epoch, peer.endpoint)
         cluster = self._context.cluster()
-        shards = [one.shard for one in request.told if peer.node_id in self._others(cluster, one.shard)]
-        if len(shards) != len(request.told):
-            raise NotReplica(
-                f"node {peer.node_id} holds none of these ranges with node {self._context.own_id()}"
-            )
-        for one in request.told:
-            self._told.setdefault(one.shard, {})[peer.node_id] = one.held
-        held = await self._durable(shards)
-        return Compared(cluster.epoch, tuple(Told(shard, held[shard]) for shard in shards))
+        shards = [one.shard for one in request.told if self._hear(cluster, peer.node_id, one)]
+        own = [self._told_of(cluster, shard, self.journal.held(shard)) for shard in shards]
+        await self.journal.synced()
+        return Compared(cluster.epoch, tuple(own))
 
     # -- looking ----------------------------------------------------------------------------------
 

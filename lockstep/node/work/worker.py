@@ -31,6 +31,7 @@ from lockstep.topology.kinds.rebuild import Rebuild
 from lockstep.topology.planning import streaming_session
 from lockstep.topology.stages import STREAMING, StreamTask, Work
 from lockstep.topology.streams import stream_plan
+from lockstep.tracking.held import Held
 from lockstep.values.errors import (
     FrameCorrupt,
     LockstepError,
@@ -88,6 +89,7 @@ class WorkService:
         self._guards = data.guards
         self._lacking = data.lacking
         self._decommission_handoff = data.decommission_handoff
+        self._tracked_ranges = data.tracked_ranges
         timeouts = context.configuration.timeouts
         # The longest that a request may take, with all that follows from it.
         settle_ms = 2 * timeouts.write_ms + timeouts.cas_contention_ms
@@ -295,9 +297,11 @@ class WorkService:
         progress.expected = 2 * sum(len(task.sources) * len(table_ids(cluster, task.group)) for task in tasks)
         progress.plan(len(tasks), (table for t in tasks for table in table_ids(cluster, t.group)))
         gate = asyncio.Semaphore(STREAMS_AT_ONCE_MAX)
+        reconciled: dict[StreamTask, Held] = {}
 
         async def one(task: StreamTask) -> None:
             async with gate:
+                reconciled[task] = await self._tracked_ranges.survey(task, operation.stage_epoch)
                 await self._stream_task(operation, task, progress)
                 progress.ranges += 1
 
@@ -310,6 +314,17 @@ class WorkService:
             if expected is None or others is not None:
                 raise
             raise _first(expected) from failures
+        # An id is of all tables of a range.
+        for task in tasks:
+            await self._tracked_ranges.take(
+                operation.session_id,
+                task,
+                reconciled[task],
+                operation.stage_epoch,
+                lambda: self._moving(operation),
+            )
+            if operation.body == Rebuild(operation.node):
+                await self._tracked_ranges.refill(task)
         # Reads move here once this is done, and not all of them would find another replica.
         await self._engine.indexes.settled()
 

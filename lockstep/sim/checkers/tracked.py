@@ -87,7 +87,7 @@ def open_ids(cluster: SimCluster) -> int:
     for node in _nodes(cluster).values():
         reconciler = node.data.reconciler
         found += sum(logs.open.count for logs in reconciler.journal.shards.values())
-        found += sum(lag.is_lacked for lag in reconciler.lags())
+        found += sum(lag.lacks + lag.is_lacked for lag in reconciler.lags())
     return found
 
 

@@ -14,8 +14,7 @@ from lockstep.node.work.reconciling import Reconciler
 from lockstep.replica.tracked import TrackedReplica
 from lockstep.sim.plant import Planted, replaced
 from lockstep.storage import journal as journal_module
-from lockstep.storage.journal import Entry, Journal, Named, Shard, ShardLogs
-from lockstep.storage.rows.keys import partition_prefix
+from lockstep.storage.journal import Entry, Journal, Shard, ShardLogs
 from lockstep.storage.store import Family
 from lockstep.tracking.held import NOTHING, Held, MutationId, held_of
 from lockstep.tracking.intervals import of
@@ -47,7 +46,9 @@ def _first_row_brought() -> _Context:
 
     async def take(self: Any, shard: Shard, pulled: Any, source: Any) -> None:
         entries = tuple(
-            Named(one.id, msgspec.structs.replace(one.mutation, rows=one.mutation.rows[:1]))
+            msgspec.structs.replace(
+                one, mutation=msgspec.structs.replace(one.mutation, rows=one.mutation.rows[:1])
+            )
             if one.mutation is not None
             else one
             for one in pulled.entries
@@ -61,10 +62,19 @@ def _brought_as_nothing() -> _Context:
     """What a replica brings is held by id, and not stored."""
     original = Journal.take
 
-    def take(self: Journal, shard: Shard, given: MutationId, mutation: Mutation | None) -> None:
+    def take(
+        self: Journal,
+        shard: Shard,
+        given: MutationId,
+        mutation: Mutation | None,
+        table_id: int = 0,
+        token: int = 0,
+    ) -> None:
         held = self.held(shard)
         is_late = any(log == given.log and runs.end > given.offset + 1 for log, runs in held.items())
-        original(self, shard, given, None if is_late else mutation)
+        if is_late and mutation is not None:
+            table_id, token, mutation = mutation.table_id, mutation.token, None
+        original(self, shard, given, mutation, table_id, token)
 
     return replaced((Journal, "take", take))
 
@@ -72,16 +82,16 @@ def _brought_as_nothing() -> _Context:
 def _id_before_data() -> _Context:
     """The entry of a mutation is written in a batch of its own, and so late that a crash can be between."""
 
-    def store(self: Any, shard: Shard, given: MutationId, mutation: Mutation | None) -> None:
-        record = encode(Entry(given.given_us, mutation))
-        key = journal_module._entry_key(shard, given.log, given.offset)
-        place = b""
+    def store(
+        self: Any, shard: Shard, given: MutationId, mutation: Mutation | None, table_id: int, token: int
+    ) -> None:
+        entry = Entry(given.given_us, mutation, shard[0], table_id, token)
+        key = journal_module._entry_key(given.log, given.offset)
         if mutation is not None:
             self._engine.apply(mutation, ())
-            place = partition_prefix(mutation.table_id, mutation.token, mutation.key)
         if given.offset % 5:
-            self._sequence = self._engine.write_records(Family.JOURNAL, [("put", key, record)])
-        self._add(self._logs(shard), given.log, given.offset, place)
+            self._sequence = self._engine.write_records(Family.JOURNAL, [("put", key, encode(entry))])
+        self._add(self._logs(shard), given.log, given.offset, entry.place)
 
     return replaced((Journal, "_store", store))
 
@@ -90,10 +100,12 @@ def _start_not_told_apart() -> _Context:
     """Every start of a node gives its ids in the same log."""
 
     def give(self: Any, shard: Shard, mutation: Mutation, now_us: int) -> MutationId:
-        given = MutationId(NodeId(self._own_id()), 1, self._next.get(shard, 0), now_us)
-        if not self._logs(shard).contains(given.log, given.offset):
-            self._store(shard, given, mutation)
-        self._next[shard] = given.offset + 1
+        logs = self._logs(shard)
+        # What was given before this start is not looked at.
+        given = MutationId(NodeId(self._own_id()), 1, logs.own, now_us)
+        if not logs.contains(given.log, given.offset):
+            self._store(shard, given, mutation, mutation.table_id, mutation.token)
+        logs.own += 1
         return given
 
     return replaced((Journal, "give", give))

@@ -1,0 +1,188 @@
+"""Ids of tracked ranges while ranges move: who is filled gets to know what it holds by that.
+
+The journal takes up each change of ranges in the very step in which the entry is applied, before anything
+is judged by it. Invariant: a replica that was filled claims what its sources had in their snapshots, and
+nothing else that it does not hold. What a source names as reconciled before its snapshots are taken is in
+them, and is claimed once they are here; all else that the source holds afterwards is fetched with its
+mutations. From the moment at which a replica receives writes nothing becomes reconciled without it, so no
+mutation of which it has only streamed data can lose its entry before it is fetched. What a replica told
+before it was filled is void: it may have lost it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from lockstep.internode import verbs
+from lockstep.internode.handshake import Address, PeerInfo
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.node.context import NodeContext
+from lockstep.node.log.metadata_state import MetadataState
+from lockstep.node.work.reconciling import Reconciler
+from lockstep.placement.placements import PlacedRange
+from lockstep.replica.session_guards import SessionGuards
+from lockstep.replica.tracked import TrackedReplica, tracked_groups
+from lockstep.storage.journal import Shard
+from lockstep.topology.stages import StreamTask
+from lockstep.tracking.held import NOTHING, Held
+from lockstep.values.errors import DiskRefused, NotReplica, PeerTimeout
+from lockstep.values.ids import NodeId
+from lockstep.values.limits import STREAM_TIMEOUT_MS
+from lockstep.values.tokens import Range
+
+
+class Survey(msgspec.Struct, frozen=True, array_like=True):
+    """Ask what the receiver holds of a range from which `node` is filled. `begins`: its streams follow."""
+
+    epoch: int
+    node: int
+    group: int
+    left: int
+    right: int
+    begins: bool
+
+
+class Holding(msgspec.Struct, frozen=True, array_like=True):
+    """What a replica holds of one of its ranges, and what of that every replica holds."""
+
+    shard: Shard
+    left: int
+    held: Held
+    reconciled: Held
+
+
+class Surveyed(msgspec.Struct, frozen=True, array_like=True):
+    epoch: int
+    holdings: tuple[Holding, ...]
+
+
+#: (group, range) of a task -> what its sources named as reconciled before it was streamed.
+Surveys = dict[tuple[int, Range], Held]
+
+
+class TrackedRanges:
+    def __init__(
+        self,
+        context: NodeContext,
+        state: MetadataState,
+        tracked: TrackedReplica,
+        reconciler: Reconciler,
+        guards: SessionGuards,
+    ) -> None:
+        self._context = context
+        self._runtime = context.runtime
+        self._tracked = tracked
+        self._journal = tracked.journal
+        self.reconciler = reconciler
+        self._guards = guards
+        self._fit(state.current)
+        state.listen(self._applied, parts_only=True)
+        context.internode.register(verbs.TRACKED_SURVEY, Survey, Surveyed, self._serve)
+
+    # -- when ranges change -----------------------------------------------------------------------
+
+    def _applied(self, before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
+        if before.schema is not after.schema or before.placements is not after.placements:
+            self._fit(after)
+
+    def _fit(self, cluster: ClusterMetadata) -> None:
+        if not self._context.own_id():
+            return
+        try:
+            changed = self._journal.fit(tracked_groups(cluster))
+        except DiskRefused:
+            return  # The store has said that it failed, and this node stops.
+        if changed:
+            self._runtime.probes.reach("tracked.ranges_changed")
+        self.reconciler.fitted(cluster, changed)
+
+    def _placed(self, group: int, tokens: Range) -> Iterator[PlacedRange]:
+        """This node's ranges that have some of these tokens."""
+        ring, own = self._context.cluster().placements.by_id.get(group), self._context.own_id()
+        if ring is not None:
+            yield from (placed for placed in ring.overlapping(tokens) if own in placed.group.writes)
+
+    # -- at the source ----------------------------------------------------------------------------
+
+    async def _serve(self, peer: PeerInfo, request: Survey) -> Surveyed:
+        if request.epoch > self._context.cluster().epoch:
+            await self._context.catch_up.reach(request.epoch, peer.endpoint)
+        found: list[Holding] = []
+        for placed in self._placed(request.group, Range(request.left, request.right)):
+            shard = request.group, placed.range.right
+            if request.begins:
+                self.reconciler.void(shard, request.node)
+            held, reconciled = self._journal.held(shard), self._journal.reconciled(shard)
+            found.append(Holding(shard, placed.range.left, held, reconciled))
+        if not found:
+            raise NotReplica(
+                f"node {self._context.own_id()} is no replica of ({request.left}, {request.right}]"
+            )
+        await self._journal.synced()
+        return Surveyed(self._context.cluster().epoch, tuple(found))
+
+    # -- at who is filled -------------------------------------------------------------------------
+
+    def _is_tracked(self, group: int) -> bool:
+        return group in tracked_groups(self._context.cluster()).values()
+
+    async def survey(self, task: StreamTask, epoch: int) -> Held:
+        """What the sources of a task name as reconciled; its streams follow."""
+        found = NOTHING
+        for source in task.sources if self._is_tracked(task.group) else ():
+            for holding in await self._ask(source, task, epoch, begins=True):
+                found = found.union(holding.reconciled)
+        return found
+
+    async def take(
+        self, session_id: str, task: StreamTask, surveyed: Held, epoch: int, require: Callable[[], object]
+    ) -> None:
+        """All tables of the task are streamed: claim what was reconciled before, and fetch the rest.
+        `require` raises when the work has ended."""
+        if not self._is_tracked(task.group):
+            return
+        with self._guards.hold(session_id):
+            for placed in self._placed(task.group, task.range):
+                self._journal.adopt((task.group, placed.range.right), surveyed)
+        for source in task.sources:
+            address = self._address(source)
+            for holding in await self._ask(source, task, epoch, begins=False):
+                await self._fetch(holding, address, require)
+        await self._journal.synced()
+        self._runtime.probes.reach("tracked.handed_over")
+
+    async def _fetch(self, holding: Holding, source: Address, require: Callable[[], object]) -> None:
+        group = holding.shard[0]
+        lacking = holding.held.difference(self._journal.held_in(group))
+        while lacking:
+            require()
+            before = lacking.count
+            await self._tracked.pull(holding.shard, lacking, source, STREAM_TIMEOUT_MS)
+            lacking = lacking.difference(self._journal.held_in(group))
+            if lacking and lacking.count == before:
+                break
+        is_alike = any(
+            placed.range == Range(holding.left, holding.shard[1])
+            for placed in self._placed(group, Range(holding.left, holding.shard[1]))
+        )
+        if lacking and is_alike:
+            raise PeerTimeout(f"{source[0]}:{source[1]} has not handed over {lacking.count} mutations")
+
+    async def refill(self, task: StreamTask) -> None:
+        """Store again what the journal holds of a range of which this node lost data."""
+        for placed in self._placed(task.group, task.range):
+            await self._journal.store_again((task.group, placed.range.right))
+
+    async def _ask(self, source: int, task: StreamTask, epoch: int, *, begins: bool) -> tuple[Holding, ...]:
+        range_ = task.range
+        asked = Survey(epoch, self._context.own_id(), task.group, range_.left, range_.right, begins)
+        surveyed: Surveyed = await self._context.internode.request(
+            self._address(source), verbs.TRACKED_SURVEY, asked, STREAM_TIMEOUT_MS
+        )
+        return surveyed.holdings
+
+    def _address(self, node: int) -> Address:
+        info = self._context.cluster().directory.by_id[NodeId(node)]
+        return info.address, info.internode_port
