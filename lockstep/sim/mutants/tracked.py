@@ -150,6 +150,47 @@ def _named_by_each() -> _Context:
     return replaced((ballot_rounds.Rounds, "named", named))
 
 
+def _given_up_kept() -> _Context:
+    """What a replica told before its range moved away counts when it comes back."""
+    original = Reconciler.fitted
+
+    def fitted(self: Any, cluster: Any, changed: Any) -> None:
+        told = {shard: dict(known) for shard, known in self._told.items()}
+        original(self, cluster, changed)
+        self._told = told
+
+    return replaced((Reconciler, "fitted", fitted))
+
+
+def _given_up_claimed() -> _Context:
+    """A range that this node gave up keeps its ids, and has them when it comes back."""
+    original = Journal._is_fit
+
+    def is_fit(self: Any, shard: Shard, groups: set[int], moved: Any) -> bool:
+        at = self._range_at(*shard) if shard[0] in groups else None
+        return original(self, shard, groups, moved) or (at is not None and not at[1])
+
+    return replaced((Journal, "_is_fit", is_fit))
+
+
+def _cut_forgotten() -> _Context:
+    """When a range is cut all its ids go to the side that keeps its last token."""
+    original = Journal._refiled
+
+    def refiled(self: Any, shard: Shard, logs: ShardLogs) -> Any:
+        target = self.shards.get(shard)
+        if target is None:
+            yield from original(self, shard, logs)
+            return
+        places = dict(logs.places)
+        self._listed -= logs.stop_listing()
+        for (log, offset), place in places.items():
+            if not target.contains(log, offset):
+                self._add(target, log, offset, place)
+
+    return replaced((Journal, "_refiled", refiled))
+
+
 TRACKED = (
     Planted("tracked_others_ignored", "a write is missed", "tracked", _what_others_hold_ignored),
     Planted("tracked_not_brought", "reads go back", "tracked", _shown_not_brought),
@@ -159,6 +200,9 @@ TRACKED = (
     Planted("tracked_start_forgotten", "an id is given twice", "tracked", _start_not_told_apart),
     Planted("tracked_one_not_awaited", "a mutation is let go of", "tracked", _one_replica_not_awaited),
     Planted("tracked_gap_filled", "an id is claimed that is not held", "tracked", _gap_filled),
+    Planted("tracked_old_news", "what was told before a move counts", "tracked_moves", _given_up_kept),
+    Planted("tracked_given_up", "ids of wiped data are claimed", "tracked_moves", _given_up_claimed),
+    Planted("tracked_cut_forgotten", "ids stay where they were cut off", "tracked_moves", _cut_forgotten),
 )
 #: Those that a test brings about.
 DIRECTED = (
