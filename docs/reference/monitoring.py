@@ -274,6 +274,14 @@ ALERTS: Final = (
         "damaged-table-file",
     ),
     Alert(
+        "LockstepJournalLarge",
+        "lockstep_tracking_journal_bytes > 1073741824",
+        "15m",
+        "ticket",
+        "{{ $labels.instance }} keeps more than 1 GiB of mutations that a replica lacks",
+        "journal-is-large",
+    ),
+    Alert(
         "LockstepRangesDegraded",
         "max by (job) (lockstep_topology_degraded_ranges) > 0",
         "5m",

@@ -49,6 +49,11 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
         "Ask a running cluster",
         "The story of a node, a request or a range; why it waits.",
     ),
+    "reconcile": (
+        "reconcile:reconcile",
+        "Ask a running cluster",
+        "Tracked tables: what each replica lacks, and why the journal keeps it.",
+    ),
     "upgrade": (
         "upgrade:upgrade",
         "Change a running cluster",

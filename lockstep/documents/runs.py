@@ -1,6 +1,6 @@
 """`backup-run/1`, `backups/1`, `repair/1`, `repairs/1`, `repair-plan/1` and the plans of backups and
-restores, `loads/1`, `load-end/1`, `read-sessions/1`, `read-session-list/1`, `read-session-end/1`: what runs
-or ended lately, and what one would do.
+restores, `loads/1`, `load-end/1`, `reconcile/1`, `read-sessions/1`, `read-session-list/1`,
+`read-session-end/1`: what runs or ended lately, and what one would do.
 """
 
 from __future__ import annotations
@@ -229,6 +229,35 @@ class ReadSessionRun(msgspec.Struct, frozen=True):
     opened: int = 0
     lease_ms: int = 0
     lease_left_ms: int = 0
+
+
+class ReplicaLag(msgspec.Struct, frozen=True):
+    """What another replica of a tracked range lacks of what the asked node holds, and the other way round.
+    `lacks_bytes` and `left_s` are estimates; `left_s` None: nothing says when it will have all."""
+
+    placement_group: int
+    last_token: int
+    node: int
+    alive: bool = False
+    heard: bool = False
+    lacks: int = 0
+    lacks_bytes: int = 0
+    lacks_s: int | None = None
+    is_lacked: int = 0
+    left_s: int | None = None
+
+
+class Reconciling(msgspec.Struct, frozen=True):
+    """The journal of the node that is asked, and what replicas lack."""
+
+    schema: str = "reconcile/1"
+    node: int = 0
+    ranges: int = 0
+    entries: int = 0
+    entry_bytes: int = 0
+    reconciled: int = 0
+    pulled: int = 0
+    lags: tuple[ReplicaLag, ...] = ()
 
 
 class ReadSessions(msgspec.Struct, frozen=True):

@@ -34,7 +34,7 @@ from lockstep.node.membership.identity import keep_generation
 from lockstep.node.stamps import MutationIds
 from lockstep.node.work.backup_service import BackupRestoring
 from lockstep.node.work.backup_taking import BackupTaking
-from lockstep.node.work.condition_watches import watch_disk
+from lockstep.node.work.condition_watches import watch_disk, watch_tracked
 from lockstep.node.work.lacking import InheritedRanges
 from lockstep.node.work.read_sessions import ReadSessions
 from lockstep.node.work.reconciling import Reconciler
@@ -106,6 +106,7 @@ class NodeData(msgspec.Struct, frozen=True, eq=False):
 
     def start(self) -> None:
         self.hint_delivery.start()
+        self.context.conditions.watch(watch_tracked(self.context.conditions, self.reconciler))
         self.reconciler.start()
         self.batch_store.start()
         self.view_builds.start()

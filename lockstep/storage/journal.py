@@ -21,6 +21,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Final, Protocol
 
 import msgspec
@@ -202,6 +203,8 @@ class Journal:
         self._tables: dict[int, int] = {}
         self._logs_begun = 0
         self._listed = 0
+        #: Of entries that were stored, or found at the start: what the average one has.
+        self._stored, self._stored_bytes = 0, 0
         self._sequence = 0
         self._load()
 
@@ -247,11 +250,13 @@ class Journal:
         logs = self._logs(shard)
         assert not logs.contains(given.log, given.offset), "an id is given once"
         entry = Entry(given.given_us, mutation, shard[0], table_id, token)
-        record: Operation = ("put", _entry_key(given.log, given.offset), encode(entry))
+        body = encode(entry)
+        record: Operation = ("put", _entry_key(given.log, given.offset), body)
         if mutation is None:
             self._sequence = self._engine.write_records(Family.JOURNAL, [record])
         else:
             self._sequence = self._engine.apply(mutation, (record,))
+        self._stored, self._stored_bytes = self._stored + 1, self._stored_bytes + len(body)
         self._add(logs, given.log, given.offset, entry.place)
 
     def _add(self, logs: ShardLogs, log: LogId, offset: int, place: bytes) -> None:
@@ -290,6 +295,24 @@ class Journal:
 
     def _of(self, shard: Shard) -> ShardLogs:
         return self.shards.get(shard) or _NO_LOGS
+
+    @property
+    def entry_count(self) -> int:
+        return sum(logs.open.count for logs in self.shards.values())
+
+    def estimated_bytes(self, count: int) -> int:
+        """Of so many entries, by the average one."""
+        return count * self._stored_bytes // max(self._stored, 1)
+
+    def oldest_us(self, shard: Shard, wanted: Held) -> int | None:
+        """When the oldest of these ids was given, by the first entry of each log; None: there is no entry."""
+        found: list[int] = []
+        for log, offsets in wanted.intersection(self._of(shard).open).items():
+            first, last = offsets.runs[:2]
+            found += [
+                _ENTRIES.decode(value).given_us for _, value in islice(self._values(log, first, last), 1)
+            ]
+        return min(found, default=None)
 
     def held_in(self, group: int) -> Held:
         """What is held of any range of a placement group."""
@@ -485,6 +508,7 @@ class Journal:
             if logs is None:
                 orphans.append(("delete", key))
             else:
+                self._stored, self._stored_bytes = self._stored + 1, self._stored_bytes + len(value)
                 self._add(logs, (node, number), offset, entry.place)
         if orphans:
             self._engine.write_records(Family.JOURNAL, orphans, is_due=True)

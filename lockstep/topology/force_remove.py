@@ -104,7 +104,7 @@ def _refuse_start(cluster: ClusterMetadata, wanted: ForceRemove) -> None:
     if tracked is not None and node.owns_tokens:
         raise Rejected(
             f"table {tracked.keyspace}.{tracked.name} is tracked, and its new replicas would claim nothing",
-            hint="remove or replace the node (`lockstep topology remove`), which fills its replicas",
+            hint="remove it without --force, or replace it: both fill the new replicas",
         )
     refuse_voter(cluster, node)
     if cluster.operations:

@@ -218,6 +218,22 @@ _ROWS: Final = (
         "node-down",
     ),
     ConditionKind(
+        "JOURNAL_LARGE",
+        Level.DEGRADED,
+        "{node} keeps a large journal of tracked tables: {detail}",
+        "nothing; its disk fills until every replica has what is kept",
+        "lockstep reconcile why says for which replica it is kept",
+        "journal-is-large",
+    ),
+    ConditionKind(
+        "REPLICA_LAGS",
+        Level.DEGRADED,
+        "{subject} lacks mutations of tracked tables that {node} keeps for it: {detail}",
+        "nothing as long as the others live: its ranges have one copy less of these",
+        "lockstep reconcile why says since when and what it waits for",
+        "replica-lags",
+    ),
+    ConditionKind(
         "OPERATION_STUCK",
         Level.DEGRADED,
         "{subject} does not go on: {detail}",

@@ -350,6 +350,12 @@ JOURNAL_PULLS_MAX: Final = 64
 RECONCILE_INTERVAL_MS: Final = 1000
 #: So many rounds apart all ranges are asked about, for what they hold may be purged.
 RECONCILE_ALL_EVERY: Final = 60
+#: Rounds over which it is told how fast a replica gets what it lacks: half a minute.
+RECONCILE_RATE_ROUNDS: Final = 30
+#: A journal above this is told as large: a hundredth of a small disk, and minutes of catching up.
+JOURNAL_LARGE_BYTES: Final = 1024 * 1024 * 1024
+#: A replica that lacks a mutation for so long is told as lagging: rounds come each second.
+REPLICA_LAGS_S: Final = 600
 #: Ranges in one message of a round: some tens of bytes each while nothing lacks.
 RECONCILE_SHARDS_A_MESSAGE: Final = 256
 #: Clocks of nodes, and a write that is under way, are no further behind than this.

@@ -9,6 +9,7 @@ import pytest
 
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
+from lockstep.node.work import condition_watches
 from lockstep.schema.changes import (
     AlterKeyspace,
     AlterOptions,
@@ -19,6 +20,7 @@ from lockstep.schema.changes import (
     NewColumn,
 )
 from lockstep.schema.model import ColumnKind
+from lockstep.server.views.tracking_views import journal_rows
 from lockstep.sim.door import command_for, mutation_for
 from lockstep.sim.load.history import Change, Look
 from lockstep.storage.journal import Shard
@@ -373,3 +375,43 @@ def test_tombstones_wait_for_what_may_be_older() -> None:
         town.wait(130)
         before_s = reconciler.purge_before_s(table, token)
         assert before_s is not None and before_s > town.node(1).runtime.clock.wall_us() // 1_000_000 - 300
+
+
+def test_a_journal_says_what_is_kept_for_whom_and_a_replica_that_lags_is_told_of() -> None:
+    with tracked(19) as town:
+        node = town.node(1)
+        reconciler, conditions = node.data.reconciler, node.context.conditions
+        assert write(town, 1).error is None
+        settled(town)
+        away(town, 3)
+        for _ in range(4):
+            assert write(town, 1).error is None
+        town.wait(5)
+        gone = next(lag for lag in reconciler.lags(with_ages=True) if lag.node == 3)
+        assert gone.lacks == 4 and gone.oldest_us is not None
+        assert gone.oldest_us < node.runtime.clock.wall_us() - 4_000_000
+        assert reconciler.journal.entry_count == 4 and reconciler.journal_bytes > 4 * 100
+        (journaled,) = (row for row in journal_rows(node) if row["entries"])
+        assert journaled["kept_for"] == (3,) and journaled["entries"] == 4
+        assert not [one for one in conditions.current() if one.code == "REPLICA_LAGS"]
+        town.wait(610)
+        told = [one for one in conditions.current() if one.code == "REPLICA_LAGS"]
+        assert [one.subject for one in told] == ["node 3"]
+        back(town, 3)
+        settled(town)
+        town.wait(2)
+        assert not [one for one in conditions.current() if one.code == "REPLICA_LAGS"]
+        assert reconciler.journal_bytes == 0 and not reconciler.left_s(3)
+
+
+def test_a_large_journal_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(condition_watches, "JOURNAL_LARGE_BYTES", 1000)
+    with tracked(20) as town:
+        away(town, 3)
+        for _ in range(3):
+            assert write(town, 1).error is None
+        conditions = town.node(1).context.conditions
+        assert [one.code for one in conditions.current() if one.code == "JOURNAL_LARGE"]
+        back(town, 3)
+        settled(town)
+        assert not [one.code for one in conditions.current() if one.code == "JOURNAL_LARGE"]

@@ -130,6 +130,10 @@ class ClusterClient(msgspec.Struct, frozen=True):
         """End a bulk load, or ask what that would do."""
         return self.admin.post("/v1/loads/cancel", dict(wanted))
 
+    def reconciling(self) -> dict[str, Any]:
+        """Of the asked node's tracked ranges."""
+        return self.admin.get("/v1/reconcile")
+
     def read_sessions(self) -> ReadSessions:
         """Those of the asked node."""
         return read(ReadSessions, self.admin.get("/v1/read-sessions"))

@@ -19,6 +19,7 @@ from lockstep.node.work.conditions import Conditions
 from lockstep.node.work.topology_driver import TopologyDriver
 from lockstep.runtime.ports import Clock
 from lockstep.storage.group_commit import Space
+from lockstep.values.node_limits import JOURNAL_LARGE_BYTES, REPLICA_LAGS_S
 
 #: An election takes less than a second, and a second one after a split vote as long again.
 LEADERLESS_S: Final = 5.0
@@ -86,6 +87,29 @@ def watch_groups(
         if blocked is not None:
             detail = f"node {blocked.node}: {blocked.reason}" if blocked.node else blocked.reason
         conditions.follow(bool(voters.older_than(STUCK_S, held)), "VOTERS_STUCK", detail=detail)
+
+    return look
+
+
+class TrackedRanges(Protocol):
+    """What the watch of tracked tables needs to know."""
+
+    @property
+    def journal_bytes(self) -> int: ...
+
+    def oldest_lacking_s(self) -> dict[int, int]: ...
+
+
+def watch_tracked(conditions: Conditions, tracked: TrackedRanges) -> Look:
+    def look() -> None:
+        size = tracked.journal_bytes
+        conditions.follow(size >= JOURNAL_LARGE_BYTES, "JOURNAL_LARGE", detail=f"some {size >> 20} MiB")
+        lagging = {
+            f"node {node}": f"the oldest for more than {REPLICA_LAGS_S} s"
+            for node, seconds in tracked.oldest_lacking_s().items()
+            if seconds >= REPLICA_LAGS_S
+        }
+        conditions.follow_all("REPLICA_LAGS", lagging)
 
     return look
 

@@ -9,6 +9,7 @@ after them.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import reduce
 
@@ -29,6 +30,7 @@ from lockstep.values.node_limits import (
     RECONCILE_ALL_EVERY,
     RECONCILE_INTERVAL_MS,
     RECONCILE_PURGE_MARGIN_S,
+    RECONCILE_RATE_ROUNDS,
     RECONCILE_SHARDS_A_MESSAGE,
 )
 
@@ -66,6 +68,8 @@ class Lag(msgspec.Struct, frozen=True):
     lacks: int
     is_lacked: int
     heard: bool
+    #: When the oldest mutation that it lacks was written, where that was asked for.
+    oldest_us: int | None = None
 
 
 class Reconciler:
@@ -86,6 +90,11 @@ class Reconciler:
         self._complete_us: dict[Shard, int] = {}
         #: When the replicas of a range changed last, as far as this was taken up.
         self._since: dict[Shard, int] = {}
+        #: (moment, mutations that it lacked) of the last rounds, by node.
+        self._lacked: dict[int, deque[tuple[float, int]]] = {}
+        #: Since when a node lacks what was written before, and what that is.
+        self._lacking_since: dict[int, float] = {}
+        self._lacking: dict[tuple[int, Shard], Held] = {}
         context.internode.register(verbs.TRACKED_COMPARE, Compare, Compared, self._serve)
 
     @property
@@ -113,6 +122,7 @@ class Reconciler:
         cluster = self._context.cluster()
         self.rounds += 1
         shards = list(self._asked_about(cluster))
+        self._note_lags()
         if not shards:
             return
         began_us = self._runtime.clock.wall_us()
@@ -263,13 +273,63 @@ class Reconciler:
         complete_us = self._complete_us.get((ring.id, ring.range_at(token).range.right), 0)
         return max(0, complete_us // 1_000_000 - RECONCILE_PURGE_MARGIN_S)
 
-    def lags(self) -> list[Lag]:
-        """Of each range and other replica, in order."""
+    @property
+    def journal_bytes(self) -> int:
+        """About what the journal keeps."""
+        return self.journal.estimated_bytes(self.journal.entry_count)
+
+    def oldest_lacking_s(self) -> dict[int, int]:
+        """Node -> how long it has lacked something in each of the last rounds, of those that do."""
+        now_s = self._runtime.clock.monotonic_s()
+        return {node: int(now_s - since_s) for node, since_s in self._lacking_since.items()}
+
+    def left_s(self, node: int) -> int | None:
+        """When a replica will have all that this node holds, as it went lately; None: nothing says so."""
+        noted = self._lacked.get(node)
+        if noted is None or len(noted) < 2:
+            return None
+        (then_s, before), (now_s, lacks) = noted[0], noted[-1]
+        if lacks >= before or now_s <= then_s:
+            return None
+        return int(lacks * (now_s - then_s) / (before - lacks))
+
+    def _note_lags(self) -> None:
+        """Note how much each node lacks, and whether it has got what it lacked when that was noted first."""
+        cluster, now_s = self._context.cluster(), self._runtime.clock.monotonic_s()
+        lagging: dict[tuple[int, Shard], Held] = {}
+        lacks: dict[int, int] = {}
+        for shard in self.journal.shards:
+            held, told = self.journal.held(shard), self._told.get(shard, {})
+            for node in self._others(cluster, shard):
+                lacking = held.difference(told.get(node, NOTHING))
+                lacks[node] = lacks.get(node, 0) + lacking.count
+                if lacking:
+                    lagging[node, shard] = lacking
+        for node in [node for node in self._lacked if node not in lacks]:
+            del self._lacked[node]
+        for node, count in lacks.items():
+            self._lacked.setdefault(node, deque(maxlen=RECONCILE_RATE_ROUNDS)).append((now_s, count))
+        nodes = {node for node, _ in lagging}
+        for node in sorted(nodes | self._lacking_since.keys()):
+            old = [key for key in self._lacking if key[0] == node]
+            still = [key for key in old if key in lagging and lagging[key].intersection(self._lacking[key])]
+            if still and node in self._lacking_since:
+                continue
+            for key in old:
+                del self._lacking[key]
+            self._lacking_since.pop(node, None)
+            if node in nodes:
+                self._lacking_since[node] = now_s
+                self._lacking.update({key: lacking for key, lacking in lagging.items() if key[0] == node})
+
+    def lags(self, *, with_ages: bool = False) -> list[Lag]:
+        """Of each range and other replica, in order; `with_ages` reads the oldest entry of each."""
         cluster, found = self._context.cluster(), []
         for shard in sorted({*self.journal.shards, *self._told}):
             held, told = self.journal.held(shard), self._told.get(shard, {})
             for node in self._others(cluster, shard):
                 theirs = told.get(node, NOTHING)
-                lacks, lacked = held.difference(theirs).count, theirs.difference(held).count
-                found.append(Lag(shard, node, lacks, lacked, node in told))
+                lacking, lacked = held.difference(theirs), theirs.difference(held).count
+                oldest_us = self.journal.oldest_us(shard, lacking) if with_ages and lacking else None
+                found.append(Lag(shard, node, lacking.count, lacked, node in told, oldest_us))
         return found

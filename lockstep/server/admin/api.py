@@ -45,6 +45,7 @@ from lockstep.server.admin.operations import (
     required,
 )
 from lockstep.server.admin.read_sessions import read_session_operations
+from lockstep.server.admin.reconcile import reconcile_operations
 from lockstep.server.admin.reconfiguration import Reconfiguration
 from lockstep.server.admin.recovery import RecoveryRequests
 from lockstep.server.admin.repairs import RepairRequests
@@ -373,6 +374,7 @@ class Admin:
             *scrub_operations(self._node),
             *read_session_operations(self._node),
             *load_operations(self._node),
+            *reconcile_operations(self._node),
             *self._service.operations(),
             *health_operations(node),
             get("/openapi.json", "This document", now(lambda *_: self.registry.openapi())),

@@ -416,7 +416,24 @@ _TABLE: Final = (
         "lockstep_tracking_mutations_pulled_total", COUNTER, (), "Mutations got from other replicas by id"
     ),
     Metric("lockstep_tracking_mutations_reconciled_total", COUNTER, (), "Mutations that all replicas hold"),
-    Metric("lockstep_tracking_mutations_unreconciled", GAUGE, (), "Mutations in this node's journal"),
+    Metric(
+        "lockstep_tracking_mutations_unreconciled",
+        GAUGE,
+        (),
+        "Mutations in this node's journal (Cassandra: UnreconciledMutationCount)",
+    ),
+    Metric(
+        "lockstep_tracking_journal_bytes",
+        GAUGE,
+        (),
+        "Estimated size of these mutations (Cassandra: JournalDiskSpaceUsed)",
+    ),
+    Metric(
+        "lockstep_tracking_mutations_lacking",
+        GAUGE,
+        ("node",),
+        "Mutations of this node that another replica is not known to hold",
+    ),
     Metric("lockstep_views_building", GAUGE, (), "Views that this node builds"),
     Metric(
         "lockstep_views_left_to_replay_total",

@@ -34,7 +34,41 @@ def tracking_rows(node: NodeServices) -> Iterator[VirtualRow]:
         }
 
 
+JOURNAL_COLUMNS: Final = (
+    "placement_group int; last_token bigint; first_token bigint; entries bigint; bytes bigint; "
+    "oldest_written timestamp; kept_for set<int>"
+)
+
+
+def journal_rows(node: NodeServices) -> Iterator[VirtualRow]:
+    """`kept_for`: replicas that are not known to hold all of it."""
+    reconciler = node.data.reconciler
+    journal, lagging = reconciler.journal, dict[tuple[int, int], list[int]]()
+    for lag in reconciler.lags():
+        if lag.lacks:
+            lagging.setdefault(lag.shard, []).append(lag.node)
+    for shard, logs in sorted(journal.shards.items()):
+        count, oldest_us = logs.open.count, journal.oldest_us(shard, logs.open)
+        yield {
+            "placement_group": shard[0],
+            "last_token": shard[1],
+            "first_token": min(logs.left + 1, shard[1]),
+            "entries": count,
+            "bytes": journal.estimated_bytes(count),
+            "oldest_written": None if oldest_us is None else oldest_us // 1000,
+            "kept_for": tuple(lagging.get(shard, ())),
+        }
+
+
 TRACKING_VIEWS: Final = (
+    LiveView(
+        "mutation_journal",
+        JOURNAL_COLUMNS,
+        ("placement_group",),
+        ("last_token",),
+        journal_rows,
+        "Of each tracked range of this node, the mutations that it keeps for replicas that may lack them",
+    ),
     LiveView(
         "tracking_shards",
         TRACKING_COLUMNS,
@@ -48,7 +82,13 @@ TRACKING_VIEWS: Final = (
 
 def tracking_samples(node: NodeServices) -> Iterator[Sample]:
     reconciler = node.data.reconciler
-    unreconciled = sum(logs.open.count for logs in reconciler.journal.shards.values())
+    unreconciled = reconciler.journal.entry_count
     yield Sample("lockstep_tracking_mutations_unreconciled", unreconciled)
+    yield Sample("lockstep_tracking_journal_bytes", reconciler.journal.estimated_bytes(unreconciled))
+    lacks: dict[int, int] = {}
+    for lag in reconciler.lags():
+        lacks[lag.node] = lacks.get(lag.node, 0) + lag.lacks
+    for lagging, count in sorted(lacks.items()):
+        yield Sample("lockstep_tracking_mutations_lacking", count, (("node", str(lagging)),))
     yield Sample("lockstep_tracking_mutations_reconciled_total", reconciler.reconciled)
     yield Sample("lockstep_tracking_mutations_pulled_total", reconciler.pulled)

@@ -1,0 +1,54 @@
+"""Tracked ranges of this node for the admin API: what each other replica lacks of them, and what lies in the
+journal for that.
+
+Invariant: what the journal and the last rounds say; nothing is decided here, and asking changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from lockstep.documents.runs import Reconciling, ReplicaLag
+from lockstep.node.services import NodeServices
+from lockstep.server.admin.operations import Operation, get, now
+
+PATH: Final = "/v1/reconcile"
+
+
+def reconcile_operations(node: NodeServices) -> list[Operation]:
+    """For the admin API."""
+    return [get(PATH, "What replicas of this node's tracked ranges lack", now(lambda *_: _document(node)))]
+
+
+def _document(node: NodeServices) -> dict[str, Any]:
+    reconciler, now_us = node.data.reconciler, node.context.runtime.clock.wall_us()
+    journal = reconciler.journal
+    lags = tuple(
+        ReplicaLag(
+            placement_group=lag.shard[0],
+            last_token=lag.shard[1],
+            node=lag.node,
+            alive=bool(node.context.alive(lag.node)),
+            heard=lag.heard,
+            lacks=lag.lacks,
+            lacks_bytes=journal.estimated_bytes(lag.lacks),
+            lacks_s=None if lag.oldest_us is None else max(0, now_us - lag.oldest_us) // 1_000_000,
+            is_lacked=lag.is_lacked,
+            left_s=reconciler.left_s(lag.node),
+        )
+        for lag in reconciler.lags(with_ages=True)
+    )
+    told: dict[str, Any] = msgspec.to_builtins(
+        Reconciling(
+            node=node.context.own_id(),
+            ranges=len(journal.shards),
+            entries=journal.entry_count,
+            entry_bytes=journal.estimated_bytes(journal.entry_count),
+            reconciled=reconciler.reconciled,
+            pulled=reconciler.pulled,
+            lags=lags,
+        )
+    )
+    return told

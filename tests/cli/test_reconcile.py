@@ -1,0 +1,53 @@
+"""Replicas that lag as commands tell them, against an admin API of canned answers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from .test_loads import ask
+
+AWAY = {
+    "placement_group": 1,
+    "last_token": 5,
+    "node": 3,
+    "alive": False,
+    "heard": True,
+    "lacks": 40,
+    "lacks_bytes": 8000,
+    "lacks_s": 75,
+    "is_lacked": 0,
+    "left_s": None,
+}
+FETCHES = {**AWAY, "node": 2, "alive": True, "lacks": 3, "lacks_bytes": 600, "is_lacked": 2, "left_s": 9}
+ALIKE = {**AWAY, "node": 2, "alive": True, "lacks": 0, "lacks_bytes": 0, "lacks_s": None}
+
+
+def told(*lags: dict[str, Any]) -> dict[str, Any]:
+    counts = {"ranges": 4, "entries": 43, "entry_bytes": 8600, "reconciled": 7, "pulled": 1}
+    return {"GET /v1/reconcile": {"schema": "reconcile/1", "node": 1, **counts, "lags": list(lags)}}
+
+
+def test_status_shows_each_replica() -> None:
+    result, _ = ask(told(AWAY, FETCHES), "reconcile", "status")
+    assert "43 mutations" in result.stdout and "4 tracked ranges" in result.stdout
+    rows = [line.split() for line in result.stdout.splitlines() if line.split()[:1] in (["2"], ["3"])]
+    assert rows[0][:4] == ["2", "yes", "1", "3"] and rows[1][:4] == ["3", "no", "1", "40"]
+    result, _ = ask(told(AWAY), "reconcile", "status", "-o", "json")
+    assert json.loads(result.stdout)["lags"][0]["lacks_s"] == 75
+
+
+def test_why_says_for_whom_and_since_when() -> None:
+    result, _ = ask(told(AWAY, FETCHES), "reconcile", "why")
+    assert "40 mutations are kept for node 3, the oldest for 75 s: it seems dead" in result.stdout
+    assert "kept for node 2" in result.stdout and "it is fetching them" in result.stdout
+    assert "node 2 holds 2 mutations that the asked node lacks" in result.stdout
+    result, _ = ask(told(ALIKE), "reconcile", "why")
+    assert "every replica holds the same" in result.stdout
+
+
+def test_watch_ends_when_nobody_lacks_anything_or_after_its_lines() -> None:
+    result, _ = ask(told(ALIKE), "reconcile", "watch")
+    assert "nobody lacks anything" in result.stdout
+    result, _ = ask(told(AWAY), "reconcile", "watch", "--every", "0.1", "--lines", "2")
+    assert result.stdout.count("node 3 lacks 40") == 2
