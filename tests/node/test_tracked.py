@@ -146,7 +146,7 @@ def isolated(town: Town, number: int, others: Sequence[int], *, heal: bool = Fal
         cut(town, number, other, heal=heal)
 
 
-def lone_write(town: Town, key: bytes = KEY) -> None:
+def lone_write(town: Town, key: bytes = KEY, holder: int = 1) -> None:
     """A write whose coordinator stored it and told nobody, the client neither."""
     paused(town, 1, 2, 3)
 
@@ -156,8 +156,8 @@ def lone_write(town: Town, key: bytes = KEY) -> None:
         made = mutation_for(change, table_of(node), data.new_mutation_id(), 1)
         data.replica.give(data.coordinator.plans.plan_of(made, QUORUM), made)
 
-    town.finish(town.begin(1, work))
-    assert [rows_of(town, number, key) for number in (1, 2, 3)] == [10, 0, 0]
+    town.finish(town.begin(holder, work))
+    assert [rows_of(town, number, key) for number in (1, 2, 3)] == [10 * (n == holder) for n in (1, 2, 3)]
 
 
 def test_writes_are_held_by_id_and_let_go_of_once_all_hold_them() -> None:

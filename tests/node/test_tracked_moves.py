@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from lockstep.metadata.directory import NodeState
 from lockstep.replica.tracked import group_of
+from lockstep.schema.model import Replication
 from lockstep.topology.force_remove import ForceRemove
+from lockstep.topology.kinds.replication import ReplicationChange
+from lockstep.topology.requests import EnqueueRequest
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import token_of
@@ -111,3 +114,39 @@ def test_tracked_replicas_are_not_given_up_by_force() -> None:
     with tracked(24) as town:
         error = town.finish(town.submit(1, ForceRemove(NodeId(3), "it burned"))).error
         assert isinstance(error, Rejected) and "tracked" in error.message
+
+
+def test_scenario_23_who_replaces_the_only_holder_of_a_write_has_all_that_was_acknowledged() -> None:
+    with tracked(25) as town:
+        paused(town, 1, 2, 3)
+        for key in KEYS:
+            assert write(town, 1, key=key).error is None
+        lone_write(town, LONE[0], holder=3)
+        away(town, 3)
+        assert rows_read(town, 2, key=LONE[0]) == [], "nobody else has it"
+        town.cluster_lines["n4"] = 'seeds=["127.0.0.1", "127.0.0.2"]\nreplaces=3'
+        comes(town, 4)
+        paused(town, 1, 2, is_paused=False)
+        alike(town, 1, 2, 4)
+        for key in KEYS:
+            assert rows_read(town, 4, key=key) == [b"v"] * 10
+        assert [rows_read(town, number, key=LONE[0]) for number in (1, 2, 4)] == [[], [], []]
+
+
+def test_a_replication_that_grows_and_shrinks_takes_the_ids_along() -> None:
+    with tracked(26, 4) as town:
+        paused(town, 1, 2, 3, 4)
+        for key in KEYS:
+            assert write(town, 1, key=key).error is None
+        for factor in (4, 3):
+            target = Replication("SimpleStrategy", (("", factor),))
+            asked = EnqueueRequest(ReplicationChange("ks", target), actor="operator")
+            outcome = town.finish(town.submit(1, asked))
+            assert outcome.error is None, outcome.error
+            town.until(lambda: not town.newest.requests.live, 200)
+            for key in KEYS:
+                assert rows_read(town, 4, key=key) == [b"v"] * 10
+            if factor == 4:
+                assert all(rows_of(town, number, key) == 10 for number in (1, 2, 3, 4) for key in KEYS)
+        paused(town, 1, 2, 3, 4, is_paused=False)
+        alike(town, 1, 2, 3, 4)
