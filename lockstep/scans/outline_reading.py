@@ -25,7 +25,7 @@ from lockstep.storage.rows.visible import counts_static, live_row, weigh, withou
 from lockstep.storage.store import Pair, StoreSnapshot
 from lockstep.values import limits
 from lockstep.values.node_limits import MERGED_BYTES_INLINE, PAGE_BYTES_MAX, TOLD_BYTES_MAX
-from lockstep.values.rows import ALL_ROWS, Partition, Position, ReadCommand, ReadResult, Row
+from lockstep.values.rows import ALL_ROWS, Cell, Partition, Position, ReadCommand, ReadResult, Row
 from lockstep.values.tokens import Range
 
 #: Fragments that are taken at first, and the fewest that are worth looking at together.
@@ -69,7 +69,9 @@ class OutlineReading:
     def steps(self) -> Steps:
         pairs, count = self._pairs(), _FIRST
         while True:
-            asked = min(count, max(1, self._row_limit - self._telling.rows))
+            # Of rows that are filtered nobody knows how many are wanted.
+            filtered = bool(self._telling.shape.filters)
+            asked = count if filtered else min(count, max(1, self._row_limit - self._telling.rows))
             some = list(itertools.islice(pairs, asked))
             size = sum([len(pair[1]) for pair in some])
             work = partial(self._take, some, is_last=len(some) < asked)
@@ -182,14 +184,15 @@ class OutlineReading:
         """Of partitions that have nothing but rows; no more than there is room for."""
         assert self._library is not None and self._plain is not None, "rows are looked at together"
         together = self._plain.together(pairs, row_keys)
-        if together.is_uniform and self._take_uniform(together, len(pairs)):
+        if together.is_uniform and self._take_uniform(together):
             self._end_behind(pairs[-1])
             return
         portion, packs = _Portion(row_keys.places(), pairs), self._telling.packs
-        for alike, columns in together.groups:
-            portion.dead += alike.shape.dead * len(alike.rows)
-            count = len(alike.rows)
-            portion.put(alike.rows, self._library.packed(columns, count) if packs else [b""] * count)
+        for one in together.groups:
+            portion.dead += one.dead
+            if one.count:
+                packed = self._library.packed(one.columns, one.count) if packs else [b""] * one.count
+                portion.put(one.rows, packed)
         for first, end in together.rows_alone():
             self._alone(portion, first, end)
         cut = self._cut(portion)
@@ -201,8 +204,9 @@ class OutlineReading:
             shown = [one for one in portion.packed if one is not None]
             self._telling.packed_rows(len(shown), b"".join(shown))
         else:
-            for alike, columns in together.groups:
-                self._library.fold(self._telling, columns, len(alike.rows))
+            for one in together.groups:
+                if one.count:
+                    self._library.fold(self._telling, one.columns, one.count)
             for values in portion.values:
                 self._telling.row(values, b"")
         for place, content in portion.pieces():
@@ -211,23 +215,24 @@ class OutlineReading:
         self._bytes += portion.size_bytes
         self._end_behind(pairs[-1])
 
-    def _take_uniform(self, together: Any, count: int) -> bool:
+    def _take_uniform(self, together: Any) -> bool:
         """Take rows that share one form; False, nothing being taken, when there may be no room for all."""
         telling, library = self._telling, self._library
         assert library is not None, "rows are looked at together"
-        alike, columns = together.groups[0]
+        (one,) = together.groups
+        count, columns = one.count, one.columns
         size = self._bytes + together.size_bytes
         if telling.rows + count > self._row_limit or size >= self._bytes_max:
             return False
         if telling.packs:
-            data = library.packed_whole(columns, count)
+            data = library.packed_whole(columns, count) if count else b""
             if telling.packed_bytes + len(data) >= PAGE_BYTES_MAX:
                 return False
             telling.packed_rows(count, data)
-        else:
+        elif count:
             library.fold(telling, columns, count)
         telling.content(*together.content())
-        telling.dead += alike.shape.dead * count
+        telling.dead += one.dead
         self._bytes = size
         return True
 
@@ -252,9 +257,11 @@ class OutlineReading:
         portion.dead += self._weighed(row)
         live = self._live(row)
         if live is not None:
-            values = self._telling.shape.values(key, row.clustering, (), live.cells)
-            portion.packed[first] = self._telling.pack(values)
-            portion.values.append(values)
+            shape = self._telling.shape
+            values = shape.passed(shape.values(key, row.clustering, (), live.cells))
+            if values is not None:
+                portion.packed[first] = self._telling.pack(values)
+                portion.values.append(values)
 
     def _cut(self, portion: _Portion) -> int:
         """How many fragments of a portion there is room for."""
@@ -288,8 +295,7 @@ class OutlineReading:
             self._bytes += len(place) + len(content)
             live = self._live(row)
             if live is not None:
-                values = self._telling.shape.values(fold.key, row.clustering, static_cells, live.cells)
-                self._telling.row(values, self._telling.pack(values))
+                self._show(fold.key, row.clustering, static_cells, live.cells)
                 self._fold_rows += 1
             if self._is_full():
                 self._end = Position(fold.token, fold.key, row.clustering or None)
@@ -319,10 +325,18 @@ class OutlineReading:
         static = self._live(fold.static)
         if static is None:
             return
-        values = self._telling.shape.values(fold.key, None, static.cells, ())
-        self._telling.row(values, self._telling.pack(values))
+        self._show(fold.key, None, static.cells, ())
         if self._is_full():
             self._end = Position(fold.token, fold.key)
+
+    def _show(
+        self, key: bytes, clustering: bytes | None, static: Sequence[Cell], cells: Sequence[Cell]
+    ) -> None:
+        """A row that shows, where no filter leaves it out."""
+        shape = self._telling.shape
+        values = shape.passed(shape.values(key, clustering, static, cells))
+        if values is not None:
+            self._telling.row(values, self._telling.pack(values))
 
     def _live(self, row: Row) -> Row | None:
         left = without_dead(row, self._dead) if self._dead else row

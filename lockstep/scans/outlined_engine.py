@@ -77,4 +77,5 @@ class OutlinedEngine:
             if work is not None or turns > 1:
                 return None
         result = reading.result()
-        return None if result.more and limit != command.row_limit else result
+        filtered = command.outline is not None and bool(command.outline.filters)
+        return None if result.more and (filtered or limit != command.row_limit) else result

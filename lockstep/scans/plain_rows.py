@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from lockstep.scans.gather import PADDING, Cells, Fixed, Joined, Raw, Varying
+from lockstep.scans.gather import PADDING, Cells, Fixed, Joined, Raw, Varying, windows
 from lockstep.scans.row_keys import RowKeys, Unescaped
 from lockstep.scans.row_shapes import Alike, ShapeRules, Shapes
-from lockstep.scans.telling import FoldedValues, OutlineShape, Telling
+from lockstep.scans.telling import BoundFilter, FoldedValues, OutlineShape, Telling
 from lockstep.storage.store import Pair
 from lockstep.values.outlines import CLUSTERING, PARTITION_KEY, REGULAR, OutlineColumn
 from lockstep.values.rows import ReadCommand
@@ -30,9 +30,57 @@ _NUMBERS: Final = {
     "time": ">i8",
     "date": ">u4",
 }
+#: Of types whose values are equal where their bytes are, and have any length.
+_PLAIN: Final = ("text", "ascii", "blob")
 _NULL: Final = b"\xff\xff\xff\xff"
 #: Sums of numbers of 64 bits are taken in halves, which cannot overflow.
 _HALF: Final = 32
+
+
+class Shown:
+    """Of fragments of one form the `rows` that show, by their numbers, and what is told of them. `dead`:
+    tombstones in all."""
+
+    def __init__(self, alike: Alike, columns: list[Raw | None], shape: OutlineShape) -> None:
+        self.rows = alike.rows
+        self.dead = alike.shape.dead * len(alike.rows)
+        if shape.filters:
+            mask = _passing(shape, columns[shape.told :], len(alike.rows))
+            columns = columns[: shape.told]
+            if not mask.all():
+                kept = np.flatnonzero(mask)
+                self.rows = alike.rows[kept]
+                columns = [None if one is None else one.taken(kept) for one in columns]
+        self.columns = columns
+        self.count = len(self.rows)
+
+
+def _passing(shape: OutlineShape, columns: Sequence[Raw | None], count: int) -> Any:
+    """Which rows no filter leaves out."""
+    mask = np.ones(count, dtype=bool)
+    for one, raw in zip(shape.filters, columns, strict=True):
+        mask &= _passes(one, raw) if raw is not None else False
+    return mask
+
+
+def _passes(wanted: BoundFilter, raw: Raw) -> Any:
+    value, kind = wanted.wanted.value, wanted.wanted.column.type
+    layout = _NUMBERS.get(kind)
+    if isinstance(raw, Fixed) and layout is not None and raw.table.shape[1] == len(value):
+        numbers = np.ascontiguousarray(raw.table).view(layout)[:, 0]
+        return wanted.compare(numbers, np.frombuffer(value, dtype=layout)[0])
+    if (
+        isinstance(raw, Varying)
+        and kind in _PLAIN
+        and wanted.wanted.operator == "="
+        and len(value) <= PADDING
+    ):
+        like = raw.lengths == len(value)
+        if value:
+            like &= (windows(raw.octets, raw.starts, len(value)) == np.frombuffer(value, "u1")).all(axis=1)
+        return like
+    cells = raw.values if isinstance(raw, Cells) else raw.cells()
+    return np.fromiter(map(wanted.passes, cells), dtype=bool, count=len(cells))
 
 
 class Together:
@@ -43,7 +91,7 @@ class Together:
         self,
         row_keys: RowKeys,
         values: Joined,
-        groups: list[tuple[Alike, list[Raw | None]]],
+        groups: list[Shown],
         alone: Any,
         same: Any,
     ) -> None:
@@ -106,11 +154,12 @@ class PlainRows:
         candidates = ~(same[:-1] | same[1:]) & unescaped.good
         joined = Joined([value for _, value in pairs])
         alone = np.ones(len(pairs), dtype=bool)
-        groups: list[tuple[Alike, list[Raw | None]]] = []
+        groups: list[Shown] = []
         for alike in self._shapes.sorted_out(joined, np.flatnonzero(candidates)):
             alone[alike.rows] = False
             every = len(alike.rows) == len(pairs)
-            groups.append((alike, [_column(one, alike, of_keys, every) for one in self._shape.columns]))
+            columns = [_column(one, alike, of_keys, every) for one in self._shape.columns]
+            groups.append(Shown(alike, columns, self._shape))
         return Together(row_keys, joined, groups, np.flatnonzero(alone), same)
 
     def _of_keys(self, unescaped: Unescaped) -> dict[tuple[int, int], Raw]:

@@ -5,8 +5,9 @@ Invariant: what is told of rows does not depend on which of them were looked at 
 
 from __future__ import annotations
 
+import operator
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import xxhash
@@ -20,6 +21,7 @@ from lockstep.values.outlines import (
     PARTITION_KEY,
     STATIC,
     Outline,
+    OutlineFilter,
     OutlineFold,
     Told,
 )
@@ -31,13 +33,15 @@ LENGTH: Final = struct.Struct("<I")
 
 
 class OutlineShape:
-    """An outline with its types at hand. `columns`: whose values it wants of each row, in its order."""
+    """An outline with its types at hand. `columns`: whose values it wants of each row, in its order; behind
+    those that are `told`, those that filters look at."""
 
     def __init__(self, outline: Outline) -> None:
         self.outline = outline
-        self.columns = outline.packs or tuple(
-            fold.column for fold in outline.folds if fold.column is not None
-        )
+        told = outline.packs or tuple(fold.column for fold in outline.folds if fold.column is not None)
+        self.told = len(told)
+        self.columns = (*told, *(one.column for one in outline.filters))
+        self.filters = [BoundFilter(one) for one in outline.filters]
         self.kinds = [parse_type(column.type) for column in self.columns]
         self.key_kinds = [parse_type(text) for text in outline.partition_key]
         self.clustering_kinds = [parse_type(text) for text, _ in outline.clustering]
@@ -66,6 +70,38 @@ class OutlineShape:
             else:
                 found.append((of_static if column.kind == STATIC else of_row).get(column.id))
         return found
+
+    def passed(self, values: Values) -> Values | None:
+        """What is told of a row with these values; None when a filter leaves it out."""
+        if not self.filters:
+            return values
+        looked_at = values[self.told :]
+        if not all(one.passes(value) for one, value in zip(self.filters, looked_at, strict=True)):
+            return None
+        return values[: self.told]
+
+
+_COMPARISONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
+    "=": operator.eq,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+class BoundFilter:
+    """A filter with its type at hand. `compare` is for what sorts as values do."""
+
+    def __init__(self, wanted: OutlineFilter) -> None:
+        self.wanted = wanted
+        self.compare = _COMPARISONS[wanted.operator]
+        self._sort_key = parse_type(wanted.column.type).sort_key
+        self._target = self._sort_key(wanted.value)
+
+    def passes(self, value: bytes | None) -> bool:
+        """Whether the condition holds of a row with this value."""
+        return value is not None and bool(self.compare(self._sort_key(value), self._target))
 
 
 class FoldedValues:
@@ -154,11 +190,13 @@ class Telling:
         shape, static = self.shape, partition.static
         static_cells = () if static is None else static.cells
         for row in partition.rows:
-            values = shape.values(partition.key, row.clustering, static_cells, row.cells)
-            self.row(values, self.pack(values))
+            values = shape.passed(shape.values(partition.key, row.clustering, static_cells, row.cells))
+            if values is not None:
+                self.row(values, self.pack(values))
         if not partition.rows and static_counts and any(cell.value is not None for cell in static_cells):
-            values = shape.values(partition.key, None, static_cells, ())
-            self.row(values, self.pack(values))
+            values = shape.passed(shape.values(partition.key, None, static_cells, ()))
+            if values is not None:
+                self.row(values, self.pack(values))
 
     def content(self, places: Bytes, lengths: Bytes, values: Bytes) -> None:
         """What was read, in its order: places, their lengths as `LENGTH` has them, and what is there, which

@@ -29,15 +29,24 @@ class OutlineFold(msgspec.Struct, frozen=True, array_like=True, gc=False):
     column: OutlineColumn | None = None
 
 
+class OutlineFilter(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Rows count whose value of the column compares so with `value`; no row without one does."""
+
+    column: OutlineColumn
+    operator: str
+    value: bytes = b""
+
+
 class Outline(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Either `packs`, the columns of rows, or `folds`. `clustering`: (type, whether it descends); `widths`:
-    (column, bytes) of those whose values have one length."""
+    (column, bytes) of those whose values have one length. Rows count that pass all `filters`."""
 
     partition_key: tuple[str, ...]
     clustering: tuple[tuple[str, bool], ...]
     widths: tuple[tuple[int, int], ...] = ()
     packs: tuple[OutlineColumn, ...] = ()
     folds: tuple[OutlineFold, ...] = ()
+    filters: tuple[OutlineFilter, ...] = ()
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -43,6 +43,11 @@ TOLD = (
     "SELECT count(a), min(b), max(b), sum(a), avg(a), count(*), min(s), max({last}) FROM t",
     "SELECT count(*), sum({last}) FROM t WHERE {key} AND {last} <= 20",
     "SELECT max(a) FROM t WHERE {key}",
+    "SELECT a FROM t WHERE a > 3 ALLOW FILTERING",
+    "SELECT k, b FROM t WHERE a <= 5 AND b = 'some' LIMIT 9 ALLOW FILTERING",
+    "SELECT b, s FROM t WHERE {key} AND a >= 2 ALLOW FILTERING",
+    "SELECT count(*), min(b) FROM t WHERE s > 'a' AND a < 4 ALLOW FILTERING",
+    "SELECT count(*), sum(a) FROM t WHERE b >= 'some' ALLOW FILTERING",
 )
 #: What needs the rows themselves.
 ROWS = (
@@ -54,7 +59,7 @@ ROWS = (
     "SELECT JSON k, a FROM t",
     "SELECT count(a), sum(cast(a as double)) FROM t",
     "SELECT a FROM t WHERE {key} ORDER BY {first} {back}",
-    "SELECT a FROM t WHERE a > 3 ALLOW FILTERING",
+    "SELECT a FROM t WHERE a IN (3, 4) ALLOW FILTERING",
 )
 
 

@@ -138,10 +138,11 @@ class PageBuilder:
         #: Rows before those, packed; None where rows are not.
         self._packed: list[bytes] | None = None
         self._packed_rows = 0
-        if packs and not plan.checks and plan.per_partition_limit < 0 and is_packable(plan.select):
+        filtered_here = plan.checks and plan.outline is None
+        if packs and not filtered_here and plan.per_partition_limit < 0 and is_packable(plan.select):
             self._packed = []
         #: What is to be told in place of rows, where it may be; rows are packed then too.
-        self._outline = None if plan.checks or not packs else plan.select.outline
+        self._outline = plan.outline if packs else None
         if plan.kind != POINT and plan.slices != ALL_ROWS:
             self._outline = None
         self._sortable: list[tuple[bytes, ResultRow]] = []
@@ -175,13 +176,13 @@ class PageBuilder:
         return self._asked
 
     def _outlined(self, command: ReadCommand, outline: Outline) -> ReadCommand:
-        limit = command.row_limit if outline.packs else TOLD_ROWS_MAX
+        limit = self._row_limit(filtered=False) if outline.packs else TOLD_ROWS_MAX
         return replace(command, row_limit=limit, outline=outline)
 
-    def _row_limit(self) -> int:
-        plan = self._plan
+    def _row_limit(self, *, filtered: bool) -> int:
+        """`filtered`: rows that are given may be left out here."""
         bounds = [bound for bound in (self._room(), self._remaining) if bound >= 0]
-        if plan.checks or self._groups is not None or not bounds:
+        if filtered or self._groups is not None or not bounds:
             return PAGE_ROWS_DEFAULT
         return min(*bounds, PAGE_ROWS_DEFAULT)
 
@@ -216,7 +217,7 @@ class PageBuilder:
             (),
             select.reads_static,
             select.reverse,
-            self._row_limit(),
+            self._row_limit(filtered=bool(self._plan.checks)),
             self._partition_limit(used),
             self._plan.moment.context.now_s,
             after,
@@ -335,7 +336,7 @@ class PageBuilder:
         select, folds = self._plan.select, self._groups is not None
         static_row_counts = not resumed and not select.restrictions.has_clustering
         parts = split_key(partition.key, len(select.shape.partition_types))
-        if self._packed is not None and len(partition.rows) >= _PACKED_MIN:
+        if self._packed is not None and not self._plan.checks and len(partition.rows) >= _PACKED_MIN:
             return self._pack_partition(self._packed, partition, parts, entered=entered)
         for clustering, record in self._reader.records(partition, parts, static_row_counts):
             if self._is_stopped() or (folds and self._ends_with_group(partition.key, record)):

@@ -2,14 +2,20 @@
 native aggregates whose parts can be joined in any order.
 
 Invariant: a statement with an outline is answered the same without one. There is none where rows are grouped,
-sorted, filtered or limited within partitions, and where one row at most is asked for.
+sorted or limited within partitions, where filters are more than comparisons of plain values, and where one
+row at most is asked for.
 """
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
+from lockstep.cql.compile.context import Context
 from lockstep.cql.compile.expressions import Folding, Selection
 from lockstep.cql.compile.prepared import TableShape
-from lockstep.cql.compile.restrictions import Restrictions
+from lockstep.cql.compile.ranges import supported
+from lockstep.cql.compile.restrictions import Filter, Restrictions
+from lockstep.cql.compile.terms import Values
 from lockstep.schema.model import Column, ColumnKind
 from lockstep.schema.types import CqlType, parse_type
 from lockstep.values.errors import InvalidRequest
@@ -20,6 +26,7 @@ from lockstep.values.outlines import (
     STATIC,
     Outline,
     OutlineColumn,
+    OutlineFilter,
     OutlineFold,
 )
 
@@ -33,7 +40,10 @@ _KINDS = {
 
 def outline_of(shape: TableShape, restrictions: Restrictions, selection: Selection) -> Outline | None:
     """Of a statement that neither groups, sorts nor reverses, and whose limit is of all rows alone."""
-    if restrictions.filters or restrictions.uses_indexes or _is_one_row(shape, restrictions):
+    if restrictions.uses_indexes or _is_one_row(shape, restrictions):
+        return None
+    filters = [_filter(shape, one) for one in restrictions.filters]
+    if None in filters:
         return None
     table = shape.table
     if not all(_is_native(kind) for kind in (*shape.partition_types, *shape.clustering_types)):
@@ -60,7 +70,28 @@ def outline_of(shape: TableShape, restrictions: Restrictions, selection: Selecti
         tuple((column, width) for column, width in widths if width is not None),
         packs,
         folds,
+        tuple(one for one in filters if one is not None),
     )
+
+
+def bound_outline(outline: Outline, restrictions: Restrictions, values: Values, context: Context) -> Outline:
+    """With the values of one execution that rows are filtered by. InvalidRequest for null or unset ones."""
+    if not outline.filters:
+        return outline
+    found = tuple(
+        replace(one, value=supported(of.terms[0], "value", of.column.name, values, context))
+        for one, of in zip(outline.filters, restrictions.filters, strict=True)
+    )
+    return replace(outline, filters=found)
+
+
+def _filter(shape: TableShape, found: Filter) -> OutlineFilter | None:
+    """Without its value."""
+    kind = shape.types[found.column.name]
+    compares = found.operator in ("=", "<", "<=", ">", ">=") and found.type == kind
+    if not compares or not _is_native(kind) or not _has_one_cell(shape, found.column):
+        return None
+    return OutlineFilter(_column(shape, found.column), found.operator)
 
 
 def _is_one_row(shape: TableShape, restrictions: Restrictions) -> bool:

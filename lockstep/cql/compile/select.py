@@ -13,7 +13,7 @@ from lockstep.cql.bind.records import check_grouping
 from lockstep.cql.compile.context import Context
 from lockstep.cql.compile.expressions import Moment, Selection, as_json, compile_selection
 from lockstep.cql.compile.index_uses import index_read
-from lockstep.cql.compile.outlining import outline_of
+from lockstep.cql.compile.outlining import bound_outline, outline_of
 from lockstep.cql.compile.prepared import Prepared, Scope, TableShape
 from lockstep.cql.compile.ranges import Check, bound_filters, partition_keys, slices, token_range
 from lockstep.cql.compile.restrictions import Restrictions, Rule
@@ -92,6 +92,7 @@ class SelectPlan(msgspec.Struct, frozen=True):
     page_size: int
     start: PagePosition | None
     index: IndexRead | None = None
+    outline: Outline | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -272,6 +273,7 @@ def plan_select(
         size,
         page,
         index_read(restrictions.index, values, context) if restrictions.index is not None else None,
+        None if select.outline is None else bound_outline(select.outline, restrictions, values, context),
     )
 
 
