@@ -350,7 +350,7 @@ class ResetService:
     async def plan(self, wish: Wish) -> ResetPlan:
         """What `reset` would do now. PreconditionError when there is nothing to repair, or no way to."""
         surveyed = await self.survey()
-        wish = await self._named(wish, surveyed)
+        wish = await _named(self._management, wish, surveyed)
         planning.refuse(self._log.cluster, surveyed.answers, wish)
         if planning.working(self._log.cluster, surveyed.answers, wish):
             return planning.make_plan(self._log.state.current, surveyed.answers, (), wish, self._drawn())
@@ -378,25 +378,10 @@ class ResetService:
         random = self._runtime.random
         return Drawn(random.uuid(), random.uuid(), random.bytes(16), self._runtime.clock.wall_us())
 
-    async def _named(self, wish: Wish, surveyed: Surveyed) -> Wish:
-        """The wish with the members that the management group has, where it asks for those. PreconditionError
-        when nobody leads the group."""
-        if not wish.keeps_managers:
-            return wish
-        members = await self._management.members()
-        if not members:
-            raise PreconditionError(
-                "nobody leads the management group, so nobody says who its members are",
-                hint="name them: --cluster-management-group NODE,...",
-            )
-        here = {one.node for one in planning.part_of(surveyed.answers, wish)}
-        kept = tuple(NodeId(member) for member in members if member in here)
-        return msgspec.structs.replace(wish, management=kept)
-
     async def _reset_by_log(self, plan: ResetPlan) -> Decided:
         """Have the metadata group end this cluster id; a leader that ends with it may not answer."""
         wanted = ResetManagement(
-            msgspec.structs.replace(self._repaired_in(plan), epoch=0, hash=b""),
+            msgspec.structs.replace(_repaired_in(plan), epoch=0, hash=b""),
             plan.voters,
             plan.management if plan.management != plan.voters else (),
         )
@@ -409,10 +394,6 @@ class ResetService:
                     raise error
                 await asyncio.sleep(FAREWELL_S)
         return Decided(plan, plan.participants, {})
-
-    @staticmethod
-    def _repaired_in(plan: ResetPlan) -> Reset:
-        return _RESET_MANAGEMENT.decode(plan.last.body).repaired
 
     async def reset(self, plan: ResetPlan) -> Decided:
         """Carry a plan out. PreconditionError, and nothing has happened anywhere, when a participant does not
@@ -506,3 +487,23 @@ class ResetService:
     def _address(self, node: int) -> tuple[str, int]:
         info = self._log.cluster.directory.by_id[NodeId(node)]
         return info.address, info.internode_port
+
+
+async def _named(management: Management, wish: Wish, surveyed: Surveyed) -> Wish:
+    """The wish with the members that the management group has, where it asks for those. PreconditionError
+    when nobody leads the group."""
+    if not wish.keeps_managers:
+        return wish
+    members = await management.members()
+    if not members:
+        raise PreconditionError(
+            "nobody leads the management group, so nobody says who its members are",
+            hint="name them: --cluster-management-group NODE,...",
+        )
+    here = {one.node for one in planning.part_of(surveyed.answers, wish)}
+    kept = tuple(NodeId(member) for member in members if member in here)
+    return msgspec.structs.replace(wish, management=kept)
+
+
+def _repaired_in(plan: ResetPlan) -> Reset:
+    return _RESET_MANAGEMENT.decode(plan.last.body).repaired
