@@ -270,9 +270,7 @@ def make_plan(
     term = max(max(one.raft_term, one.log_term) for one in answers) + 1
     management = tuple(sorted(wish.management)) or voters
     named = management if management != voters else ()
-    ring_mode = QUORUM if wish.to_ring else ""
-    # Who is absent is asked for nothing any more, or those that are left could be too few to agree.
-    reset = ResetCluster(repaired, voters, named, ring_mode, absent if wish.to_ring else ())
+    reset = _reset_for(wish, repaired, voters, named, absent)
     entry = seal(
         epoch=last_epoch + 1,
         entry_id=drawn.entry_id,
@@ -303,10 +301,24 @@ def make_plan(
         expelled=tuple(sorted({host for one in answers for host in one.expelled})),
         absent=absent,
         lost=lost,
-        ring_mode=ring_mode,
+        ring_mode=reset.ring_mode,
     )
     require_sound(made)
     return made
+
+
+def _reset_for(
+    wish: Wish,
+    repaired: Reset,
+    voters: tuple[NodeId, ...],
+    management: tuple[NodeId, ...],
+    absent: tuple[NodeId, ...],
+) -> ResetCluster:
+    """Who is absent from a ring is asked for nothing any more, or those that are left could be too few to
+    agree."""
+    if wish.to_ring:
+        return ResetCluster(repaired, voters, management, QUORUM, absent)
+    return ResetCluster(repaired, voters, management)
 
 
 def _absent(cluster: ClusterMetadata, participants: Sequence[NodeId]) -> tuple[NodeId, ...]:

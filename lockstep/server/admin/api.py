@@ -25,7 +25,6 @@ from lockstep.node.work.table_damage import ScrubState
 from lockstep.server.admin.admin_access import CHALLENGE, CHANGING, AdminAccess, status_of
 from lockstep.server.admin.backups import BackupRequests
 from lockstep.server.admin.cms_operations import ServiceOperations
-from lockstep.server.admin.export import export_operations
 from lockstep.server.admin.http import (
     HttpConnection,
     HttpRequest,
@@ -59,7 +58,6 @@ from lockstep.server.admin.stream_repair import StreamRequests
 from lockstep.server.admin.tablet_migrations import MigrationRequests
 from lockstep.server.admin.tablet_requests import TabletRequests
 from lockstep.server.admin.tablet_resizes import ResizeRequests
-from lockstep.server.admin.upgrade import UpgradeRequests
 from lockstep.server.cql.cql_server import CqlServer
 from lockstep.server.metrics.exposition import CONTENT_TYPE, exposition
 from lockstep.server.reports import documents as reports
@@ -368,8 +366,6 @@ class Admin:
             *Reconfiguration(node).operations(),
             *Replacements(node).operations(),
             *RingRequests(node).operations(),
-            *UpgradeRequests(node).operations(),
-            *export_operations(node),
             *operations(self._cql),
             *scrub_operations(self._node),
             *read_session_operations(self._node),

@@ -32,6 +32,7 @@ from lockstep.node.recovery.reset_service import Surveyed
 from lockstep.node.services import NodeServices
 from lockstep.recovery.fences import Target
 from lockstep.recovery.plan import ResetPlan, Wish
+from lockstep.server.admin.export import export_operations
 from lockstep.server.admin.http import HttpRequest
 from lockstep.server.admin.operations import Operation, get, later, now, read_body
 from lockstep.server.log import ANONYMOUS
@@ -301,6 +302,7 @@ class RecoveryRequests:
                 "What this node recorded of repairs of the groups",
                 now(lambda *_: self.audit()),
             ),
+            *export_operations(self._node),
         ]
 
 

@@ -13,6 +13,7 @@ from lockstep.documents.ring import RingAborted, RingReport
 from lockstep.node.ring.service import RingService
 from lockstep.node.services import NodeServices
 from lockstep.server.admin.operations import Operation, get, later, now, read_body
+from lockstep.server.admin.upgrade import UpgradeRequests
 from lockstep.values.errors import PreconditionError
 
 _BODY: Final[dict[str, Any]] = {
@@ -59,4 +60,5 @@ class RingRequests:
                 "What was done",
                 body=_BODY,
             ),
+            *UpgradeRequests(self._node).operations(),
         ]
