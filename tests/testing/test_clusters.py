@@ -91,7 +91,7 @@ def test_a_node_joins_and_leaves(cluster: Cluster) -> None:
 
 
 def test_every_page_of_a_long_answer_comes(cluster: Cluster) -> None:
-    cluster.execute("CREATE TABLE k.long (a int, b int, PRIMARY KEY (a, b))")
+    cluster.execute("CREATE TABLE IF NOT EXISTS k.long (a int, b int, PRIMARY KEY (a, b))")
     batch = "; ".join(["INSERT INTO k.long (a, b) VALUES (1, ?)"] * 500)
     for begin in range(0, 5500, 500):
         cluster.execute(f"BEGIN UNLOGGED BATCH {batch}; APPLY BATCH", list(range(begin, begin + 500)))
