@@ -92,9 +92,14 @@ class _Held(msgspec.Struct, frozen=True, dict=True):
 
 
 class Parts(msgspec.Struct, frozen=True, dict=True):
-    """The parts of one value, by number; a persistent map."""
+    """The parts of one value, by number; a persistent map.
+
+    `order` is the same for all values of a registry: each part, by number, and the numbers of it and of what
+    it needs.
+    """
 
     held: HashTrieMap[int, _Held]
+    order: tuple[tuple[Part[Any], frozenset[int]], ...]
 
     def __getitem__(self, part: Part[T]) -> T:
         """KeyError when nobody registered the part."""
@@ -103,7 +108,7 @@ class Parts(msgspec.Struct, frozen=True, dict=True):
 
     def listed(self) -> tuple[Part[Any], ...]:
         """By number."""
-        return tuple(self.held[number].part for number in sorted(self.held))
+        return tuple(part for part, _ in self.order)
 
     def changed(self, changes: Iterable[Change]) -> Parts:
         """With other values of parts that are there; the others stay identical."""
@@ -114,21 +119,32 @@ class Parts(msgspec.Struct, frozen=True, dict=True):
             assert known.part is change.part, f"part {number} is {known.part.name}, not {change.part.name}"
             if known.value is not change.value:
                 held = held.insert(number, _Held(change.part, change.value))
-        return self if held is self.held else Parts(held)
+        return self if held is self.held else Parts(held, self.order)
 
     def is_same(self, other: Parts, part: Part[Any]) -> bool:
         """Whether the part is the identical object in both."""
         return self.held[part.number].value is other.held[part.number].value
 
+    def differing(self, other: Parts) -> list[int]:
+        """Numbers of the parts that are not the identical object in both. It is asked about each entry."""
+        held, others = self.held, other.held
+        return [
+            part.number
+            for part, _ in self.order
+            if (one := held[part.number]) is not (known := others[part.number])
+            and one.value is not known.value
+        ]
+
     def digests(self) -> tuple[tuple[str, bytes], ...]:
         """(name, digest) by number: where two nodes differ is visible at once."""
-        listed = (self.held[number] for number in sorted(self.held))
+        listed = (self.held[part.number] for part, _ in self.order)
         return tuple((held.part.name, held.digest) for held in listed)
 
     def validate(self, before: Parts | None = None) -> None:
         """Assert what every part says of itself; since `before`, only where it or what it needs changed."""
-        for part in self.listed():
-            if before is None or any(not self.is_same(before, one) for one in (part, *part.needs)):
+        differing = None if before is None else self.differing(before)
+        for part, watched in self.order:
+            if differing is None or not watched.isdisjoint(differing):
                 part.validate(self, before)
 
 
@@ -147,7 +163,8 @@ class Registered:
         assert len({part.name for part in parts}) == len(parts), "a part's name is registered twice"
         for number in self.by_number:
             assert HEAD_NUMBER < number < END_NUMBER, f"snapshots have use for number {number} of their own"
-        self.empty = Parts(HashTrieMap({p.number: _Held(p, p.empty) for p in parts}))
+        order = tuple((part, frozenset(one.number for one in (part, *part.needs))) for part in parts)
+        self.empty = Parts(HashTrieMap({p.number: _Held(p, p.empty) for p in parts}), order)
 
 
 # Parts of the usual shapes

@@ -23,15 +23,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
+from lockstep.metadata.access.roles import ACCESS
 from lockstep.metadata.cluster import ClusterMetadata, Newest, empty_cluster
+from lockstep.metadata.directory import DIRECTORY, EXCLUDED
+from lockstep.metadata.groups.service import SERVICE
+from lockstep.metadata.loads import LOADS
 from lockstep.metadata.log.apply import apply_entry
 from lockstep.metadata.log.entries import LogEntry
 from lockstep.metadata.log.registry import EntryKind, Registry
 from lockstep.metadata.log.snapshot_file import SnapshotInfo
+from lockstep.metadata.operations import OPERATIONS
+from lockstep.metadata.repairs import REPAIRS
+from lockstep.metadata.schema_part import PLACEMENTS, SCHEMA
+from lockstep.metadata.transitions import TRANSITIONS
 from lockstep.node.log import metadata_store
 from lockstep.node.log.metadata_store import (
     DEFAULT_RETENTION,
@@ -147,19 +155,25 @@ class EpochListeners:
 
 
 def _same_parts(before: ClusterMetadata, after: ClusterMetadata) -> bool:
-    return (
-        before.directory is after.directory
-        and before.schema is after.schema
-        and before.service is after.service
-        and before.sessions is after.sessions
-        and before.operations is after.operations
-        and before.transitions is after.transitions
-        and before.placements is after.placements
-        and before.excluded is after.excluded
-        and before.repairs is after.repairs
-        and before.access is after.access
-        and before.loads is after.loads
+    return _TOLD_OF.isdisjoint(after.parts.differing(before.parts))
+
+
+#: The parts that `parts_only` listeners follow.
+_TOLD_OF: Final = frozenset(
+    part.number
+    for part in (
+        DIRECTORY,
+        SCHEMA,
+        SERVICE,
+        OPERATIONS,
+        TRANSITIONS,
+        PLACEMENTS,
+        EXCLUDED,
+        REPAIRS,
+        ACCESS,
+        LOADS,
     )
+)
 
 
 #: What applying an entry to a value makes, where somebody has found out before; else None.
