@@ -95,7 +95,10 @@ def altered(town: Nodes, session: Session, statement: str) -> None:
     warnings = session.execute(statement).response_future.warnings or []
     assert all("which goes on" in warning for warning in warnings)
     assert bool(warnings) or not town.members[0].node.log.cluster.requests.live
+    nothing_goes_on(town)
 
+
+def nothing_goes_on(town: Nodes) -> None:
     async def ended() -> None:
         state = town.members[0].node.log.state
         while state.current.requests.live:
@@ -168,11 +171,12 @@ def test_keyspaces_come_and_go_while_an_operation_holds_ranges(
     assert met, "no change met an operation"
 
 
-def test_a_statement_that_finds_the_same_change_under_way_joins_it(session: Session) -> None:
+def test_a_statement_that_finds_the_same_change_under_way_joins_it(town: Nodes, session: Session) -> None:
     made(session, "joined", 1)
     asked = [session.execute_async(f"ALTER KEYSPACE joined {SIMPLE % 3}") for _ in range(3)]
     for future in asked:
         future.result()
+    nothing_goes_on(town)
     assert factor_of(session, "joined") == "3"
     rows = list(session.execute("SELECT kind, state FROM system_views.topology_requests"))
     assert ("replication_change", "done") in [tuple(row) for row in rows]
