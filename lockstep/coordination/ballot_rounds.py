@@ -1,28 +1,27 @@
 """Rounds of ballots on one partition: one question to its replicas until enough agree, what writes and reads
-that take ballots have in common, the end of a proposal left in progress that is too old, and counts of how
-all ended.
+that take ballots have in common, and the end of a proposal left in progress that is too old.
 
 Invariant: What was decided last, or where deletions of its time may be purged what was read, is held by a
 quorum before a round says what it read. Nothing is brought or finished that a purged deletion may have been
 later than. A round counts only when nothing that matters has changed since it was planned. What goes wrong
 once something was proposed is unknown. It ends once, at the latest at its deadline; who agreed before the end
-is in `granted`, whatever the end was. A request is counted once, when it ends; counts only grow. Its value is
-brought to no replica. It is ended without effect only when every replica was asked since a quorum promised,
-and none knows it as decided: then nobody was told that it was applied, for whoever would tell has no more
-time. Otherwise a quorum gets the rows that there are of it, and it counts as decided.
+is in `granted`, whatever the end was. The value of an old proposal is brought to no replica. It is ended
+without effect only when every replica was asked since a quorum promised, and none knows it as decided: then
+nobody was told that it was applied, for whoever would tell has no more time. Otherwise a quorum gets the rows
+that there are of it, and it counts as decided.
 """
 
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from lockstep.consensus import paxos
 from lockstep.consensus.paxos import NO_BALLOT, STEPS, Ballot, Happened, Phase, Promises, Proposal
+from lockstep.coordination.ballot_counts import ConditionalCounts
 from lockstep.coordination.context import SHOWN, CoordinationContext
 from lockstep.coordination.driving import carry_out
 from lockstep.coordination.tracked_reads import made_even
@@ -53,7 +52,6 @@ from lockstep.values.errors import (
     ColumnsGone,
     ConditionalUnknown,
     LockstepError,
-    ReadTimeout,
     RequestError,
     Unavailable,
     WriteFailure,
@@ -148,55 +146,6 @@ def _rows_of(left: Proposal, rounds: Rounds, now_s: int) -> ReadCommand:
         partition_row_limit=0,
         now_s=now_s,
     )
-
-
-#: Decided, or answered where nothing is decided.
-DONE: Final = "done"
-NOT_MET: Final = "condition_not_met"
-TIMEOUT: Final = "timeout"
-UNKNOWN: Final = "unknown"
-UNAVAILABLE: Final = "unavailable"
-#: Refused, or replicas said that they cannot.
-FAILED: Final = "failed"
-ABANDONED: Final = "abandoned"
-OUTCOMES: Final = (DONE, NOT_MET, TIMEOUT, UNKNOWN, UNAVAILABLE, FAILED, ABANDONED)
-#: Upper bounds in seconds: from a round on one machine to the end of a client's patience.
-BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-#: Upper bounds of how often one request was beaten by others.
-BOUNDS_BEATEN: Final = (0, 1, 2, 4, 8, 16, 32)
-
-
-class ConditionalCounts:
-    """Of writes, or of reads. Lists have one more element than their bounds: what is above all of them."""
-
-    def __init__(self) -> None:
-        self.outcomes = dict.fromkeys(OUTCOMES, 0)
-        self.took = [0] * (len(BOUNDS_S) + 1)
-        self.took_s = 0.0
-        self.beaten = [0] * (len(BOUNDS_BEATEN) + 1)
-        self.beaten_total = 0
-        #: Proposals of others that requests found in progress, and finished.
-        self.finished = 0
-
-    def note(self, outcome: str, took_s: float, beaten: int) -> None:
-        self.outcomes[outcome] += 1
-        self.took[bisect_left(BOUNDS_S, took_s)] += 1
-        self.took_s += took_s
-        self.beaten[bisect_left(BOUNDS_BEATEN, beaten)] += 1
-        self.beaten_total += beaten
-
-    def validate(self) -> None:
-        ended = sum(self.outcomes.values())
-        assert ended == sum(self.took) == sum(self.beaten), "a request is counted once"
-
-
-def outcome_of(error: LockstepError) -> str:
-    """How a request ended that raised this."""
-    if isinstance(error, ConditionalUnknown):
-        return UNKNOWN
-    if isinstance(error, WriteTimeout | ReadTimeout):
-        return TIMEOUT
-    return UNAVAILABLE if isinstance(error, Unavailable) else FAILED
 
 
 class _Slow:

@@ -22,18 +22,14 @@ import msgspec
 
 from lockstep.consensus import paxos
 from lockstep.consensus.paxos import NO_BALLOT, Ballot, Fate, Happened, Phase, Proposal
+from lockstep.coordination.ballot_counts import ABANDONED, DONE, NOT_MET, ConditionalCounts, outcome_of
 from lockstep.coordination.ballot_rounds import (
-    ABANDONED,
-    DONE,
-    NOT_MET,
-    ConditionalCounts,
     ConditionalsShared,
     Looked,
     Patience,
     PaxosRound,
     Rounds,
     looked_of,
-    outcome_of,
     promises,
     too_many_failed,
 )

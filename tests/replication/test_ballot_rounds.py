@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.coordination.ballot_rounds import Patience, Rounds
+from lockstep.coordination.ballot_rounds import Looked, Patience, Rounds
 from lockstep.coordination.context import Terms
 from lockstep.quorum.plans import PlanBook
 from lockstep.replica.messages import Place
@@ -118,10 +118,11 @@ def test_what_the_answers_differ_in_is_written_before_it_is_told() -> None:
         office = Office()
         row = Row(b"a", cells=(Cell(COLUMN, b"x", 7),))
         whole = ReadResult((Partition(TOKEN, key_of(TOKEN), rows=(row,)),))
-        await office.rounds.show(read_one(TOKEN), [whole, whole])
+        plan = office.rounds.plan()
+        await office.rounds.show(read_one(TOKEN), Looked(plan, [whole, whole], ()))
         assert office.written == []
         office.now_s += 0.25
-        await office.rounds.made_good(read_one(TOKEN), [whole, ReadResult(())])
+        await office.rounds.made_good(read_one(TOKEN), Looked(plan, [whole, ReadResult(())], ()))
         [(mutation, level, timeout_ms)] = office.written
         assert (mutation.table_id, mutation.token, mutation.rows) == (TABLE_ID, TOKEN, (row,))
         assert (level, timeout_ms) == (Consistency.QUORUM, 750.0)
@@ -129,11 +130,11 @@ def test_what_the_answers_differ_in_is_written_before_it_is_told() -> None:
         for error in (WriteTimeout(level, 1, 2, "SIMPLE"), WriteFailure(level, 1, 2, 1, "SIMPLE")):
             office.error = error
             with pytest.raises(WriteTimeout) as late:
-                await office.rounds.made_good(read_one(TOKEN), [whole, ReadResult(())])
+                await office.rounds.made_good(read_one(TOKEN), Looked(plan, [whole, ReadResult(())], ()))
             assert late.value.write_type == "CAS"
         office.error = PeerUnreachable("away")
         with pytest.raises(PeerUnreachable):
-            await office.rounds.made_good(read_one(TOKEN), [whole, ReadResult(())])
+            await office.rounds.made_good(read_one(TOKEN), Looked(plan, [whole, ReadResult(())], ()))
 
     run(test)
 

@@ -119,7 +119,9 @@ class Voter:
             clock=SimpleNamespace(wall_us=lambda: NOW_US),  # type: ignore[arg-type]
         )
         self.refusals = Refusals(RecordingProbes())
-        replica: Any = SimpleNamespace(require_held=self._require_held, refusals=self.refusals)
+        replica: Any = SimpleNamespace(
+            require_held=self._require_held, refusals=self.refusals, known=lambda _command, _tracking: None
+        )
         self.internode = ScriptedInternode(Wire(), 1, lambda: 5)
         self.ids = 0
         self.service = BallotService(

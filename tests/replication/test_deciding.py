@@ -38,6 +38,7 @@ class _Plan(Count):
         self.epoch = self.needs_epoch = epoch
         self.local = self.targets[0] if local else None
         self.remote = tuple(target for target in self.targets if target is not self.local)
+        self.shard: tuple[int, int] | None = None
 
 
 class _Request:

@@ -60,6 +60,10 @@ def stand_in(**named: Any) -> Any:
     return SimpleNamespace(**named)
 
 
+async def untracked(*_: Any) -> None:
+    """The id of what was decided, of a table that is not tracked."""
+
+
 class Heard:
     """What a write heard of its replicas."""
 
@@ -267,6 +271,7 @@ def test_what_was_applied_under_a_plan_that_changed_is_applied_again(monkeypatch
         goes=went.append,
         did=lambda *_: None,
         leave_hints=lambda plan, *_: hinted.append(plan),
+        named=untracked,
     )
     asyncio.run(_Write.apply(write, proposal(5, b"v"), Consistency.QUORUM))
     assert hinted == [plans[1]] and len(went) == 2
@@ -297,7 +302,9 @@ def leader(**named: Any) -> Any:
         _check=lambda _request: None,
         _engine=stand_in(read=read),
         _context=stand_in(
-            own_id=lambda: 1, replica=stand_in(write=lambda _request, answered: answered(given["answer"]))
+            own_id=lambda: 1,
+            replica=stand_in(write=lambda _request, answered: answered(given["answer"])),
+            plans=stand_in(write_plan=lambda *_: stand_in(shard=None)),
         ),
     )
 
@@ -307,7 +314,7 @@ def added(of: Any, monkeypatch: pytest.MonkeyPatch) -> Mutation:
     monkeypatch.setattr(counters, "asks", lambda *_: stand_in())
     monkeypatch.setattr(counters, "counted", lambda *_: WRITTEN)
     request = CounterRequest(5, 5, WRITTEN, Consistency.QUORUM, 1000.0, 1)
-    return asyncio.run(CounterLeader._add(of, request, 1.0))
+    return asyncio.run(CounterLeader._add(of, request, 1.0))[0]
 
 
 def test_a_counter_whose_store_was_given_up_while_it_was_read_is_not_counted(
@@ -337,7 +344,7 @@ def test_a_counter_that_is_added_and_refused_by_others_is_not_told_as_undone() -
     summed = stand_in()
 
     async def add(*_: Any) -> Any:
-        return summed
+        return summed, stand_in()
 
     def begin(*_: Any) -> Any:
         raise Unavailable(Consistency.QUORUM, 2, 1)
@@ -521,7 +528,7 @@ def promising(monkeypatch: pytest.MonkeyPatch, brought: bool) -> tuple[Any, list
     went: list[Any] = []
     found = stand_in(in_progress=None, committed=proposal(5, b"v"), lacking=(NodeId(2),))
     monkeypatch.setattr(rounds_module.paxos, "judge", lambda _states: found)
-    reply = stand_in(state=stand_in(), result=ReadResult(()))
+    reply = stand_in(state=stand_in(), result=ReadResult(()), known=None)
 
     async def true(*_: Any) -> bool:
         return True

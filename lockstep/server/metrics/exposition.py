@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from lockstep.coordination.ballot_rounds import BOUNDS_BEATEN, BOUNDS_S, ConditionalCounts
+from lockstep.coordination.ballot_counts import BOUNDS_BEATEN, BOUNDS_S, ConditionalCounts
 from lockstep.metadata.directory import NodeState
 from lockstep.node.log.catch_up import WAIT_BOUNDS_MS
 from lockstep.node.log.raft_driver import RaftDriver

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lockstep.consensus.raft import Raft
-from lockstep.coordination.ballot_rounds import ConditionalCounts
+from lockstep.coordination.ballot_counts import ConditionalCounts
 from lockstep.gossip.failure_detector import ClockOffsets, FailureDetector
 from lockstep.gossip.pulling import Puller
 from lockstep.gossip.soft_state import SoftStates
