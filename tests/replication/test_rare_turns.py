@@ -32,7 +32,7 @@ from lockstep.internode.peer import Peer
 from lockstep.internode.repeated_log import RepeatedLog
 from lockstep.internode.verbs import decode_error, encode_error
 from lockstep.quorum.round import Ask, End, Target, Why
-from lockstep.replica.messages import ReadReply, StreamFile, StreamPart, WriteReply
+from lockstep.replica.messages import ReadReply, StreamFile, StreamPart, Tracking, WriteReply
 from lockstep.streaming.stream_building import HelpedStretch, LoopStretch
 from lockstep.streaming.stream_source import StreamService
 from lockstep.values.errors import (
@@ -145,6 +145,7 @@ def digest_round(*digests: bool) -> tuple[Any, list[Any]]:
     }
     round_ = stand_in(withdrawn=lambda targets: (withdrawn.extend(targets), ())[1], end=None)
     read = stand_in(_answers=answers, round=round_, _owner=stand_in(counters=Counted(), reach=lambda _: None))
+    read._request = stand_in(tracking=Tracking.NONE)
     read._has_data = lambda: ReadRound._has_data(read)
     return read, withdrawn
 
