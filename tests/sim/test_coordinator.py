@@ -41,8 +41,9 @@ _OTHERS = (
     "replica.refused.stale",
     "replica.write.accepted",
     "replica.write.applied",
-    # Of tracked tables, which the scenario `tracked` must see.
+    # Of tracked tables, which their scenarios must see.
     *("read.tracked_anew", "read.tracked_brought", "read.tracked_reread", "write.another_leads"),
+    "replica.write.named",
 )
 _LABEL = re.compile(r'"((?:replica|read|write)\.[a-z_.]+)"')
 
