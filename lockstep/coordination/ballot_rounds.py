@@ -522,7 +522,7 @@ class Rounds:
         """What is told to a client is held by a quorum: plain writes may have reached a few replicas only.
         Of a tracked table they are brought whole."""
         results = looked.results
-        if looked.plan.shard is not None:
+        if looked.plan.reads_ids:
             try:
                 await made_even(self.owner.context, looked.plan, command, looked.known, self.left_ms())
             except (LockstepError, TimeoutError):

@@ -369,7 +369,7 @@ class Reads:
                 right = min(piece.right, plan.range.right)
                 limit = piece.partition_row_limit if plan.required == 1 else 0
                 command = replace(piece, right=right, partition_row_limit=limit)
-            tracked = self._tracked if plan.shard is not None and plan.required > 1 else None
+            tracked = self._tracked if plan.reads_ids and plan.required > 1 else None
             tracking = Tracking.NONE if tracked is None else Tracking.DATA
             request = ReadRequest(plan.epoch, plan.needs_epoch, command, 0, tracking)
             try:
@@ -411,7 +411,7 @@ class Reads:
         """Enough answers, or None when the plan turned out stale and this node has caught up."""
         opinions = self.context.opinions
         ordered = self.plans.read_order(plan, opinions.prefers, opinions.alive)
-        if plan.shard is not None and plan.group.write_only:
+        if plan.reads_ids and plan.group.write_only:
             # The first one is asked for data, and a replica that is being filled has not all.
             ordered = tuple(sorted(ordered, key=lambda target: target.node not in plan.group.reads))
         own = plan.local

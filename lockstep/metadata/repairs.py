@@ -192,6 +192,12 @@ def _facts(one: Repaired) -> tuple[int, int, int]:
     return (one.at_s, one.before_s, one.epoch)
 
 
+def is_equal_since(known: Sequence[Repaired], wanted: Range, epoch: int) -> bool:
+    """Whether all replicas of the range were made equal by repairs that began after `epoch`."""
+    found = oldest(known, wanted)
+    return found is not None and found.epoch > epoch
+
+
 def oldest(known: Sequence[Repaired], wanted: Range) -> Repaired | None:
     """What is recorded of all of `wanted`: the oldest facts; None when a part of it never was repaired."""
     inside = [one for one in known if one.range.intersects(wanted)]

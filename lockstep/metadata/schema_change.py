@@ -36,6 +36,7 @@ from lockstep.schema.changes import (
 )
 from lockstep.schema.model import Replication, Schema
 from lockstep.schema.summaries import ChangeSummary
+from lockstep.schema.tracking import newly_tracked
 from lockstep.values.errors import OperationRunning, Rejected
 
 
@@ -105,6 +106,7 @@ class ChangeSchema(msgspec.Struct, frozen=True, array_like=True):
         schema, _ = self._applied(cluster, epoch)
         if schema is cluster.schema:
             return cluster
+        _refuse_tracked_while_filled(cluster, schema)
         if cluster.schema.replicates_as(schema):
             placements, degraded = cluster.placements, cluster.degraded
         else:
@@ -162,6 +164,28 @@ def _refuse_other_groups(cluster: ClusterMetadata, schema: Schema) -> None:
                 f"no table with tablets of its own comes to keyspace {name}, or goes, while "
                 f"{operation.title()} runs",
                 hint="wait for it to finish (`lockstep topology watch`) or cancel it",
+            )
+
+
+def _refuse_tracked_while_filled(cluster: ClusterMetadata, schema: Schema) -> None:
+    """Raises Rejected where a table would become tracked while replicas are filled with it, or are about to
+    be, or it is loaded in bulk: what comes like this has no ids, and no claim that it is there."""
+    loading = {(load.keyspace, load.table) for load in cluster.loads.running}
+    moving = bool(cluster.requests.live or cluster.operations or cluster.transitions.count)
+    if not moving and not loading:
+        return
+    for table in newly_tracked(cluster.schema, schema):
+        if moving:
+            raise Rejected(
+                f"table {table.keyspace}.{table.name} does not become tracked while replicas move",
+                keyspace=table.keyspace,
+                hint="wait for the requests of `lockstep topology status` to end",
+            )
+        if (table.keyspace, table.name) in loading:
+            raise Rejected(
+                f"table {table.keyspace}.{table.name} is loaded in bulk: what that brings has no ids",
+                keyspace=table.keyspace,
+                hint="wait for the load to end, or cancel it",
             )
 
 

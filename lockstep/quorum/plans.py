@@ -16,6 +16,7 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeState
+from lockstep.metadata.repairs import Repaired, is_equal_since
 from lockstep.placement.placements import PlacedRange, ReplicaGroup, RingPlacement
 from lockstep.placement.quorums import (
     MONOTONIC_LEVELS,
@@ -91,6 +92,7 @@ class Plan:
         "needs",
         "needs_epoch",
         "range",
+        "reads_ids",
         "remote",
         "required",
         "shard",
@@ -126,6 +128,8 @@ class Plan:
         self.has_views = False
         #: Placement group and last token of a range of a tracked table; None of others.
         self.shard: tuple[int, int] | None = None
+        #: Whether ids tell of everything in it: not before what was there is the same everywhere.
+        self.reads_ids = False
         #: Of the log that takes what writes of the table change; 0 without one.
         self.log_id = 0
         #: The asker, if it is a target, and the other targets.
@@ -166,7 +170,7 @@ class Plan:
             self.consistency,
             self.asker,
         )
-        plan.shard = self.shard
+        plan.shard, plan.reads_ids = self.shard, self.reads_ids
         return plan
 
     def over(self, placed: Sequence[PlacedRange]) -> Plan:
@@ -307,10 +311,12 @@ class TablePlacement:
         "log_id",
         "plans",
         "recounts",
+        "repaired",
         "repairs",
         "ring",
         "scans",
         "speculation",
+        "tracked_since",
     )
 
     def __init__(
@@ -338,6 +344,9 @@ class TablePlacement:
         self.has_tablets = has_tablets
         #: Whether replicas know by ids what they hold of the table.
         self.is_tracked = False
+        #: Since which epoch, if there was a table before; and which of its ranges were made equal.
+        self.tracked_since = 0
+        self.repaired: Sequence[Repaired] = ()
         #: By (whether it writes, level, right bound of the range).
         self.plans: dict[tuple[bool, Consistency, int], Plan] = {}
         #: Of reads of several ranges, by (level, right bound of the first one).
@@ -422,6 +431,9 @@ class PlanBook:
         log_id = log.id if log is not None else 0
         found = TablePlacement(cluster.epoch, changed_epoch, ring, recounts, table, has_tablets, log_id)
         found.is_tracked = is_tracked(keyspace, table)
+        if table.tracked_since:
+            found.tracked_since = table.tracked_since
+            found.repaired = cluster.repairs.by_table.get(table.id, ())
         self._tables[table_id] = found
         return found
 
@@ -528,6 +540,8 @@ class PlanBook:
         plan.has_views, plan.log_id = placement.has_views, placement.log_id
         if placement.is_tracked:
             plan.shard = (placement.ring.id, placed.range.right)
+            since = placement.tracked_since
+            plan.reads_ids = not since or is_equal_since(placement.repaired, placed.range, since)
         return plan
 
     def validate(self) -> None:

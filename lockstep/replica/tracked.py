@@ -1,8 +1,8 @@
 """Replicas of tracked ranges among themselves: who lacks a mutation gets it from one that holds it.
 
 Invariant: what is brought is stored whole, with its id, in one batch, and counts as brought once durable. It
-is taken whenever it comes: an id that one replica holds is to be held by all. Its table may be gone by then:
-the id is held all the same, of nothing, as of a table that is tracked no more. It is kept in the range that
+is taken whenever it comes: an id that one replica holds is to be held by all, also once its table is tracked
+no more. Its table may be gone by then: the id is held all the same, of nothing. It is kept in the range that
 has its token here, for those who bring and take may have heard of different cuts; who is no replica of that
 keeps nothing.
 """
@@ -185,12 +185,10 @@ class TrackedReplica:
         if self._unknown(pulled.entries) and self._metadata().epoch < pulled.epoch:
             await self._catch_up(pulled.epoch, source)
         cluster, own = self._metadata(), self._own_id()
-        groups = tracked_groups(cluster)
         for entry in pulled.entries:
-            mutation = entry.mutation
-            if mutation is not None and not self._is_tracked(mutation.table_id):
-                mutation = None
-            group = groups.get(entry.table_id, shard[0])
+            table = cluster.schema.tables_by_id.get(entry.table_id)
+            mutation = entry.mutation if table is not None else None
+            group = cluster.schema.group_of(table) if table is not None else shard[0]
             at = range_for(cluster, own, group, entry.token)
             if at is None or not at[1]:
                 continue

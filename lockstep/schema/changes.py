@@ -47,7 +47,7 @@ from lockstep.schema.summaries import (
 )
 from lockstep.schema.table_options import OptionValue, check_hints, checked_options, option
 from lockstep.schema.tablet_options import keyspace_tablets, refuse_other_spread
-from lockstep.schema.tracking import check_tracked, means_tracked
+from lockstep.schema.tracking import means_tracked, tracking_follows
 from lockstep.schema.type_changes import (
     IndexChange,
     TypeChange,
@@ -218,8 +218,7 @@ def apply_change(
     if change.keyspace in SYSTEM_KEYSPACES and not by_server:
         raise Rejected(f"{change.keyspace} keyspace is not user-modifiable.", keyspace=change.keyspace)
     schema_after, summary = _applied(schema, change, epoch, data_centers)
-    check_tracked(schema, schema_after)
-    return schema_after, summary
+    return tracking_follows(schema, schema_after, epoch), summary
 
 
 def _applied(schema: Schema, change: SchemaChange, epoch: int, data_centers: Sequence[str]) -> Applied:

@@ -71,6 +71,8 @@ class Table(msgspec.Struct, frozen=True, array_like=True, dict=True):
     view: View | None = None
     views: tuple[str, ...] = ()
     group: int = 0
+    #: The epoch at which it became tracked, if it was there before; 0: what is in it was written with ids.
+    tracked_since: int = 0
 
     @cached_property
     def by_name(self) -> dict[str, Column]:

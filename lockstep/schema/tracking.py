@@ -1,14 +1,17 @@
 """Which tables are tracked, and what a tracked table may not have.
 
-Replicas of a tracked table know by ids which mutations they hold. Invariant: it has been tracked
-since it was made, so that an id names everything in it; and whatever would write to it without an id is
-refused where it is asked for.
+Replicas of a tracked table know by ids which mutations they hold. Invariant: it says since when, unless an id
+names everything in it; what was there before is read as of an untracked table until a repair that began
+later made the replicas of its range equal. Whatever would write to it without an id is refused where it is
+asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Final
+
+from msgspec.structs import replace
 
 from lockstep.schema.model import Keyspace, Schema, Table
 from lockstep.schema.table_options import CONFIGURATION, option
@@ -43,30 +46,57 @@ def tracked_tables(schema: Schema) -> Iterator[Table]:
     )
 
 
-def check_tracked(before: Schema, after: Schema) -> None:
-    """Rejected where a change gives a tracked table what it may not have, or begins to track what was written
-    without ids; costs what changed."""
+def tracking_follows(before: Schema, after: Schema, epoch: int) -> Schema:
+    """With what a change begins or ends to track; costs what changed, and all tables of a keyspace that
+    changes in that. Rejected where a tracked table would have what it may not have."""
+    found: dict[tuple[str, str], Table] = {}
     for was, now in before.keyspaces_changed_in(after):
-        if was is not None and now is not None:
-            _check_keyspace(was, now)
+        if was is not None and now is not None and was.tracked != now.tracked:
+            found.update({(table.keyspace, table.name): table for table in now.tables})
+    for _, _, table in changed(before.table_tree, after.table_tree):
+        if table is not None:
+            found[table.keyspace, table.name] = table
+    made = after
+    for name in sorted(found):
+        table = found[name]
+        old = before.tables_by_id.get(table.id)
+        since = table.tracked_since
+        if old is None or not is_tracked(after.by_name[table.keyspace], table):
+            since = 0
+        elif not is_tracked(before.by_name[old.keyspace], old):
+            since = epoch
+        if since != table.tracked_since:
+            made = made.with_table(replace(table, tracked_since=since))
+    _check(before, made)
+    return made
+
+
+def _check(before: Schema, after: Schema) -> None:
+    """Rejected where a change gives a tracked table what it may not have; costs what changed."""
+    for _, now in before.keyspaces_changed_in(after):
         if now is not None and now.tracked and now.tablets is not None:
             raise _refused(now.name, f"keyspace {now.name} has tablets, which are not tracked")
-    for _, old, table in changed(before.table_tree, after.table_tree):
+    for _, _, table in changed(before.table_tree, after.table_tree):
         if table is None:
             continue
         keyspace = after.by_name[table.keyspace]
         if not is_tracked(keyspace, table):
             continue
-        if old is not None and not is_tracked(before.by_name[old.keyspace], old):
-            raise _begun_late(table.keyspace, f"table {table.keyspace}.{table.name}")
         reason = _hindrance(keyspace, table)
         if reason:
             raise _refused(table.keyspace, f"table {table.keyspace}.{table.name} is tracked: {reason}")
 
 
-def _check_keyspace(was: Keyspace, now: Keyspace) -> None:
-    if now.tracked and not was.tracked:
-        raise _begun_late(now.name, f"keyspace {now.name}")
+def newly_tracked(before: Schema, after: Schema) -> list[Table]:
+    """Tracked tables that were untracked; costs what changed."""
+    return [
+        table
+        for _, old, table in changed(before.table_tree, after.table_tree)
+        if table is not None
+        and old is not None
+        and is_tracked(after.by_name[table.keyspace], table)
+        and not is_tracked(before.by_name[old.keyspace], old)
+    ]
 
 
 def _hindrance(keyspace: Keyspace, table: Table) -> str:
@@ -80,14 +110,6 @@ def _hindrance(keyspace: Keyspace, table: Table) -> str:
     if option(table.options, "cdc") != option((), "cdc"):
         return "its changes cannot be captured"
     return ""
-
-
-def _begun_late(keyspace: str, what: str) -> Rejected:
-    return _refused(
-        keyspace,
-        f"{what} cannot be altered to tracked: what was written before has no ids",
-        "create it with replication_type 'tracked'",
-    )
 
 
 def _refused(keyspace: str, message: str, hint: str = "") -> Rejected:

@@ -49,7 +49,7 @@ from lockstep.sim.load.kind_operators import (
 )
 from lockstep.sim.load.load_workload import LoadWorkload
 from lockstep.sim.load.metadata_operators import MetadataOperators, SchemaOperators
-from lockstep.sim.load.migration_operators import MigrationOperators
+from lockstep.sim.load.migration_operators import MigrationOperators, TrackingOperators
 from lockstep.sim.load.operators import BusyOperators, Operators
 from lockstep.sim.load.overload_workload import OverloadWorkload
 from lockstep.sim.load.side_load import Side
@@ -128,6 +128,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     tablets: int = 0
     #: Whether replicas know by ids what they hold.
     tracked: bool = False
+    #: Mean pause between two changes of the keyspace to tracked, or back; 0 is none.
+    retracks_s: float = 0.0
     #: How nodes agree on the ring without a log, one of these; empty: there is a log.
     ring_mode: tuple[str, ...] = ("",)
     #: Mean pause before a cluster on the ring is to get a log; 0 is never.
@@ -322,6 +324,8 @@ class Run:
             self.operators.at_end.append(changes.end)
         if scenario.migrates_s:
             self.operators.when_ready.append(MigrationOperators(self.operators, scenario.migrates_s).start)
+        if scenario.retracks_s:
+            self.operators.when_ready.append(TrackingOperators(self.operators, scenario.retracks_s).start)
         if scenario.resize_s:
             resizes = TabletOperators(self.operators, scenario.resize_s)
             self.operators.when_ready.append(resizes.start)
@@ -424,8 +428,9 @@ class Run:
 
     def _settle(self) -> None:
         self._wait(_SETTLE_S, "settling", self._settled)
-        if self.scenario.tracked:
+        if self.scenario.tracked or self.scenario.retracks_s:
             self._wait(_SETTLE_S, "reconciling", lambda: not open_ids(self.cluster))
+        if self.scenario.tracked:
             self.judged += check_reconciled(self.watch)
 
     def _settled(self) -> bool:

@@ -85,4 +85,22 @@ TRACKED_SCENARIOS = (
             *("join completed", "decommission completed", "operation cancelled"),
         ),
     ),
+    Scenario(
+        name="tracked_altered",
+        chaos_s=12.0,
+        founders=(3, 3, 4),
+        factors=(3,),
+        spares=0,
+        retracks_s=1.5,
+        clients=4,
+        duplicate=(0.0, 0.05),
+        faults=(
+            *("kill", "power", "all_down", "pause", "slow_node", "partition", "latency", "flapping"),
+            *("isolate_leader", "crash_at_probe", "loss", "slow_disk", "linger"),
+        ),
+        sometimes=(
+            *("ids tell of everything", "read.repaired", "read.tracked_reread", "read.tracked_brought"),
+            *("replica.write.named", "tracked.pulled", "hints.delivered", "write.replanned"),
+        ),
+    ),
 )

@@ -209,6 +209,11 @@ class Journal:
         self._load()
 
     @property
+    def tables(self) -> Mapping[int, int]:
+        """Those that the last `fit` was given."""
+        return self._tables
+
+    @property
     def sequence(self) -> int:
         """To be awaited for everything that is held."""
         return self._sequence
@@ -409,8 +414,8 @@ class Journal:
     # -- when ranges change -----------------------------------------------------------------------
 
     def fit(self, tables: Mapping[int, int]) -> list[Shard]:
-        """Take up where ranges are now; `tables` are those that are tracked, by placement group.
-        The ranges that are not as they were."""
+        """Take up where ranges are now; `tables` are those that are tracked, or were and are not all
+        reconciled, with the placement group of each. The ranges that are not as they were."""
         moved: dict[int, set[int]] = {}
         for table, group in self._tables.items():
             now = tables.get(table, group)

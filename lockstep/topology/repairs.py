@@ -24,6 +24,7 @@ from lockstep.metadata.repairs import (
     RepairPart,
     Repairs,
     RepairState,
+    is_equal_since,
     joined_ranges,
     oldest,
 )
@@ -100,7 +101,10 @@ def _refuse_tracked(cluster: ClusterMetadata, part: RepairPart) -> None:
     schema = cluster.schema
     for table_id in part.tables:
         table = schema.tables_by_id.get(table_id)
-        if table is not None and is_tracked(schema.by_name[table.keyspace], table):
+        if table is None or not is_tracked(schema.by_name[table.keyspace], table):
+            continue
+        since, known = table.tracked_since, cluster.repairs.by_table.get(table_id, ())
+        if not since or all(is_equal_since(known, range_, since) for range_ in part.ranges):
             raise Rejected(
                 f"table {table.keyspace}.{table.name} is tracked: replicas bring each other what they lack",
                 hint="leave it out: there is nothing that a repair would find",

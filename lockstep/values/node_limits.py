@@ -356,6 +356,9 @@ RECONCILE_RATE_ROUNDS: Final = 30
 JOURNAL_LARGE_BYTES: Final = 1024 * 1024 * 1024
 #: A replica that lacks a mutation for so long is told as lagging: rounds come each second.
 REPLICA_LAGS_S: Final = 600
+#: Rounds for which a node tells what it holds of a range that is tracked no more and all reconciled: who has
+#: something open asks in each, so it hears of the others' before they forget.
+RECONCILE_ENDING_ROUNDS: Final = 10
 #: Ranges in one message of a round: some tens of bytes each while nothing lacks.
 RECONCILE_SHARDS_A_MESSAGE: Final = 256
 #: Clocks of nodes, and a write that is under way, are no further behind than this.

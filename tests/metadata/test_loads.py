@@ -209,6 +209,17 @@ def test_a_load_into_a_table_that_began_to_capture_is_refused(history: History) 
     assert "altered" in refused(history, commit(history.now))
 
 
+def test_a_table_does_not_become_tracked_while_it_is_loaded(history: History) -> None:
+    history.submit(begin())
+    tracked = ChangeSchema(AlterOptions("k", "t", (("replication_type", "tracked"),)))
+    with pytest.raises(Rejected, match="loaded in bulk"):
+        history.submit(tracked)
+    history.submit(EndLoad("a", "abort"))
+    history.submit(tracked)
+    found = history.now.schema.table("k", "t")
+    assert found is not None and found.tracked_since == history.now.epoch
+
+
 def test_tables_of_which_more_than_the_rows_would_have_to_change_are_refused(history: History) -> None:
     history.submit(ChangeSchema(table("seen")))
     view = CreateView("k", "w", "9" * 32, "k", "seen", (), ("v",), ("k",), not_null=("k", "v"))

@@ -9,12 +9,13 @@ from lockstep.schema.changes import (
     AlterOptions,
     CreateKeyspace,
     CreateTable,
+    EmptyTable,
     NewColumn,
     SchemaChange,
     apply_change,
 )
 from lockstep.schema.model import ColumnKind, Schema
-from lockstep.schema.tracking import is_tracked, tracked_tables
+from lockstep.schema.tracking import is_tracked, newly_tracked, tracked_tables
 from lockstep.values.errors import Rejected
 
 ONE = (("class", "SimpleStrategy"), ("replication_factor", "1"))
@@ -62,6 +63,7 @@ def test_a_table_is_what_it_says_or_what_its_keyspace_says(
     found = schema.table("ks", "t")
     assert found is not None and is_tracked(schema.by_name["ks"], found) is expected
     assert list(tracked_tables(schema)) == [found] * expected
+    assert newly_tracked(Schema(), schema) == [], "it was never untracked"
 
 
 @pytest.mark.parametrize(
@@ -71,8 +73,6 @@ def test_a_table_is_what_it_says_or_what_its_keyspace_says(
         ((keyspace(), table("t", ("replication_type", "maybe"))), "not 'maybe'"),
         ((keyspace(), table("t", ("cdc", "true"))), "captured"),
         ((keyspace(), table("t"), AlterOptions("ks", "t", (("cdc", "true"),))), "captured"),
-        ((keyspace(None), AlterKeyspace("ks", replication_type="tracked")), "no ids"),
-        ((keyspace(None), table("t"), AlterOptions("ks", "t", (("replication_type", "tracked"),))), "no ids"),
         ((CreateKeyspace("ks", SPREAD, tablets=(), replication_type="tracked"),), "tablets"),
         (
             (CreateKeyspace("ks", SPREAD, tablets=()), table("t", ("replication_type", "tracked"))),
@@ -94,3 +94,30 @@ def test_tracking_ends_at_any_time() -> None:
     again = applied(keyspace(), table("t"), AlterOptions("ks", "t", (("replication_type", "untracked"),)))
     assert list(tracked_tables(again)) == []
     assert applied(keyspace(), AlterKeyspace("ks", TWO)).by_name["ks"].replication.total == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        AlterKeyspace("ks", replication_type="tracked"),
+        AlterOptions("ks", "t", (("replication_type", "tracked"),)),
+    ],
+)
+def test_a_table_says_since_when_it_is_tracked_until_it_is_emptied_or_tracked_no_more(
+    change: SchemaChange,
+) -> None:
+    changes = (keyspace(None), table("t"), change)
+    before, after = applied(*changes[:2]), applied(*changes)
+    found = after.by_name["ks"].by_name["t"]
+    assert found.tracked_since == 3 and newly_tracked(before, after) == [found]
+    again = applied(*changes, AlterOptions("ks", "t", (("comment", "other"),)))
+    assert again.by_name["ks"].by_name["t"].tracked_since == 3
+    emptied = applied(*changes, EmptyTable("ks", "t"))
+    assert emptied.by_name["ks"].by_name["t"].tracked_since == 0
+    word = (("replication_type", "untracked"),)
+    ended = applied(*changes, AlterOptions("ks", "t", word))
+    assert ended.by_name["ks"].by_name["t"].tracked_since == 0
+    back = AlterOptions("ks", "t", (("replication_type", "tracked"),))
+    assert (
+        applied(*changes, AlterOptions("ks", "t", word), back).by_name["ks"].by_name["t"].tracked_since == 5
+    )

@@ -34,6 +34,7 @@ from tests.node import (
     test_stamps,
     test_submissions,
     test_told_progress,
+    test_tracked_migration,
     test_tracked_statements,
 )
 from tests.node import test_views as test_node_views
@@ -74,6 +75,8 @@ BROUGHT_ABOUT: dict[str, Callable[[], object]] = {
     "tablet_old_guard": (
         test_old_guards.test_work_of_a_tablets_former_session_has_no_effect_under_the_next_one_and_holds_its_barrier
     ),
+    "tracked_ids_at_once": test_tracked_migration.read_on_the_way_to_tracked,
+    "tracked_end_forgets": test_tracked_migration.end_while_one_is_away,
     "tracked_shown_by_data": (
         test_tracked_statements.test_scenario_28_a_serial_read_brings_what_it_shows_whole
     ),

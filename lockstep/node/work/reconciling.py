@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import reduce
 
 import msgspec
@@ -19,7 +19,7 @@ from lockstep.internode import verbs
 from lockstep.internode.handshake import Address, PeerInfo
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.node.context import NodeContext
-from lockstep.replica.tracked import TrackedReplica, group_of, placed_at
+from lockstep.replica.tracked import TrackedReplica, group_of, placed_at, tracked_groups
 from lockstep.schema.model import Table
 from lockstep.schema.tracking import is_tracked
 from lockstep.storage.journal import Shard
@@ -28,6 +28,7 @@ from lockstep.values.errors import LockstepError
 from lockstep.values.ids import NodeId
 from lockstep.values.node_limits import (
     RECONCILE_ALL_EVERY,
+    RECONCILE_ENDING_ROUNDS,
     RECONCILE_INTERVAL_MS,
     RECONCILE_PURGE_MARGIN_S,
     RECONCILE_RATE_ROUNDS,
@@ -95,6 +96,10 @@ class Reconciler:
         #: Since when a node lacks what was written before, and what that is.
         self._lacking_since: dict[int, float] = {}
         self._lacking: dict[tuple[int, Shard], Held] = {}
+        #: Tables that are tracked no more, with the placement group of each; and the round in which something
+        #: of such a group was open last.
+        self._ended: dict[int, int] = {}
+        self._open_at: dict[int, int] = {}
         context.internode.register(verbs.TRACKED_COMPARE, Compare, Compared, self._serve)
 
     @property
@@ -121,6 +126,7 @@ class Reconciler:
         """Ask the replicas of what is not reconciled, get what lacks, let go of what all hold."""
         cluster = self._context.cluster()
         self.rounds += 1
+        self._let_go(cluster)
         shards = list(self._asked_about(cluster))
         self._note_lags()
         if not shards:
@@ -228,13 +234,60 @@ class Reconciler:
         if watched is None:
             self._watched[shard] = began_us, all_of((own, *(told[node] for node in others)))
 
-    def fitted(self, cluster: ClusterMetadata, changed: Iterable[Shard]) -> None:
-        """Take up a change of ranges: of those that are others now nothing was told yet, and of those with
-        other replicas nothing by those that are none any more."""
+    # -- when tables and ranges change ------------------------------------------------------------
+
+    def fit(self, cluster: ClusterMetadata, let_go: Collection[int] = ()) -> None:
+        """Take up where ranges are now, and which tables there are whose ids are kept: those that are
+        tracked, and those that were, but for those of the groups `let_go`."""
+        tracked = tracked_groups(cluster)
+        ended = self._not_let_go(cluster)
+        self._ended = {
+            table: group for table, group in ended.items() if table not in tracked and group not in let_go
+        }
+        changed = self.journal.fit({**tracked, **self._ended})
+        if changed:
+            self._runtime.probes.reach("tracked.ranges_changed")
+        self._fitted(cluster, changed)
+
+    def _not_let_go(self, cluster: ClusterMetadata) -> dict[int, int]:
+        """Tables whose ids are kept so far, and those of a group of which this node has only heard since they
+        are tracked no more, with the placement group that each has now."""
+        schema, kept = cluster.schema, self.journal.tables
+        groups = set(kept.values())
+        heard = sorted({shard[0] for shard in self.journal.shards} - groups)
+        found = [table for group in heard for table in schema.tables_in(group)]
+        found += [table for id_ in kept if (table := schema.tables_by_id.get(id_)) is not None]
+        return {table.id: schema.group_of(table) for table in found}
+
+    def _let_go(self, cluster: ClusterMetadata) -> None:
+        """Let go of tables that are tracked no more once all of their group is reconciled, and has been for
+        some rounds: another replica that does not know that yet is told."""
+        groups = set(self.journal.tables.values())
+        if any(shard[0] not in groups for shard in self.journal.shards):
+            self.fit(cluster)
+        if not self._ended:
+            return
+        ending = set(self._ended.values())
+        shards = {shard for shard in (*self.journal.shards, *self._told) if shard[0] in ending}
+        opened = {shard[0] for shard in shards if self._is_open(cluster, shard)}
+        self._open_at = {
+            group: self.rounds if group in opened else self._open_at.get(group, self.rounds)
+            for group in sorted(ending)
+        }
+        quiet = {group for group, at in self._open_at.items() if self.rounds - at > RECONCILE_ENDING_ROUNDS}
+        if quiet:
+            self._runtime.probes.reach("tracked.let_go")
+            self.fit(cluster, quiet)
+
+    def _fitted(self, cluster: ClusterMetadata, changed: Sequence[Shard]) -> None:
+        """Of ranges that are others now nothing was told yet, nor of those that are let go of, and of those
+        with other replicas nothing by those that are none any more."""
+        groups = set(self.journal.tables.values())
         for shard in sorted({*changed, *self._told}):
             placed = placed_at(cluster, shard)
             told = self._told.get(shard, {})
-            if shard in changed or placed is None or self._context.own_id() not in placed.group.writes:
+            is_kept = shard[0] in groups and shard not in changed
+            if not is_kept or placed is None or self._context.own_id() not in placed.group.writes:
                 told = {}
             elif placed.group.epoch == self._since.get(shard):
                 continue
@@ -264,10 +317,11 @@ class Reconciler:
     # -- looking ----------------------------------------------------------------------------------
 
     def purge_before_s(self, table: Table, token: int) -> int | None:
-        """The second before which nothing can come any more of a tracked table's token; None: it is none."""
+        """The second before which nothing can come any more of a tracked table's token, or of one that was
+        tracked and is not let go of; None: it is neither."""
         cluster = self._context.cluster()
         keyspace = cluster.schema.by_name[table.keyspace]
-        if not is_tracked(keyspace, table):
+        if not is_tracked(keyspace, table) and table.id not in self.journal.tables:
             return None
         ring = cluster.placements.ring(keyspace.group_of(table))
         complete_us = self._complete_us.get((ring.id, ring.range_at(token).range.right), 0)

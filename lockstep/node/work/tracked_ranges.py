@@ -91,12 +91,9 @@ class TrackedRanges:
         if not self._context.own_id():
             return
         try:
-            changed = self._journal.fit(tracked_groups(cluster))
+            self.reconciler.fit(cluster)
         except DiskRefused:
             return  # The store has said that it failed, and this node stops.
-        if changed:
-            self._runtime.probes.reach("tracked.ranges_changed")
-        self.reconciler.fitted(cluster, changed)
 
     def _placed(self, group: int, tokens: Range) -> Iterator[PlacedRange]:
         """This node's ranges that have some of these tokens."""
@@ -125,13 +122,16 @@ class TrackedRanges:
 
     # -- at who is filled -------------------------------------------------------------------------
 
-    def _is_tracked(self, group: int) -> bool:
-        return group in tracked_groups(self._context.cluster()).values()
+    def _has_ids(self, group: int) -> bool:
+        """Whether a table of the group is tracked, or was and is not let go of. A node that comes to the
+        group only afterwards claims nothing before it has heard of what is open there, in rounds."""
+        tracked = tracked_groups(self._context.cluster()).values()
+        return group in tracked or group in self._journal.tables.values()
 
     async def survey(self, task: StreamTask, epoch: int) -> Held:
         """What the sources of a task name as reconciled; its streams follow."""
         found = NOTHING
-        for source in task.sources if self._is_tracked(task.group) else ():
+        for source in task.sources if self._has_ids(task.group) else ():
             for holding in await self._ask(source, task, epoch, begins=True):
                 found = found.union(holding.reconciled)
         return found
@@ -141,7 +141,7 @@ class TrackedRanges:
     ) -> None:
         """All tables of the task are streamed: claim what was reconciled before, and fetch the rest.
         `require` raises when the work has ended."""
-        if not self._is_tracked(task.group):
+        if not self._has_ids(task.group):
             return
         with self._guards.hold(session_id):
             for placed in self._placed(task.group, task.range):

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from lockstep.metadata.repairs import is_equal_since
 from lockstep.node.services import NodeServices
+from lockstep.schema.tracking import tracked_tables
 from lockstep.server.metrics.metric_table import Sample
 from lockstep.server.views.virtual import VirtualRow
 from lockstep.server.views.work_views import LiveView
@@ -60,6 +62,26 @@ def journal_rows(node: NodeServices) -> Iterator[VirtualRow]:
         }
 
 
+MIGRATION_COLUMNS: Final = "keyspace_name text; table_name text; since_epoch bigint; ranges int; pending int"
+
+
+def migration_rows(node: NodeServices) -> Iterator[VirtualRow]:
+    cluster = node.log.cluster
+    for table in tracked_tables(cluster.schema):
+        if not table.tracked_since:
+            continue
+        ring = cluster.placements.ring(cluster.schema.by_name[table.keyspace].group_of(table))
+        known = cluster.repairs.by_table.get(table.id, ())
+        equal = [is_equal_since(known, placed.range, table.tracked_since) for placed in ring.ranges]
+        yield {
+            "keyspace_name": table.keyspace,
+            "table_name": table.name,
+            "since_epoch": table.tracked_since,
+            "ranges": len(equal),
+            "pending": equal.count(False),
+        }
+
+
 TRACKING_VIEWS: Final = (
     LiveView(
         "mutation_journal",
@@ -68,6 +90,14 @@ TRACKING_VIEWS: Final = (
         ("last_token",),
         journal_rows,
         "Of each tracked range of this node, the mutations that it keeps for replicas that may lack them",
+    ),
+    LiveView(
+        "tracking_migrations",
+        MIGRATION_COLUMNS,
+        ("keyspace_name",),
+        ("table_name",),
+        migration_rows,
+        "Of each tracked table that was untracked before, how many ranges a repair is still to make equal",
     ),
     LiveView(
         "tracking_shards",

@@ -11,6 +11,7 @@ from lockstep.coordination import ballot_rounds
 from lockstep.coordination import tracked_reads as reads_module
 from lockstep.coordination.tracked_reads import TrackedReads
 from lockstep.node.work.reconciling import Reconciler
+from lockstep.quorum import plans as plans_module
 from lockstep.replica.tracked import TrackedReplica
 from lockstep.sim.plant import Planted, replaced
 from lockstep.storage import journal as journal_module
@@ -152,14 +153,14 @@ def _named_by_each() -> _Context:
 
 def _given_up_kept() -> _Context:
     """What a replica told before its range moved away counts when it comes back."""
-    original = Reconciler.fitted
+    original = Reconciler._fitted
 
     def fitted(self: Any, cluster: Any, changed: Any) -> None:
         told = {shard: dict(known) for shard, known in self._told.items()}
         original(self, cluster, changed)
         self._told = told
 
-    return replaced((Reconciler, "fitted", fitted))
+    return replaced((Reconciler, "_fitted", fitted))
 
 
 def _given_up_claimed() -> _Context:
@@ -204,8 +205,22 @@ TRACKED = (
     Planted("tracked_given_up", "ids of wiped data are claimed", "tracked_moves", _given_up_claimed),
     Planted("tracked_cut_forgotten", "ids stay where they were cut off", "tracked_moves", _cut_forgotten),
 )
+
+
+def _ids_tell_at_once() -> _Context:
+    """Reads go by ids as soon as a table is tracked, whatever was in it."""
+    return replaced((plans_module, "is_equal_since", lambda known, wanted, epoch: True))
+
+
+def _journal_let_go_at_the_end() -> _Context:
+    """What is open when tracking ends is forgotten with the rest."""
+    return replaced((Reconciler, "_is_open", lambda self, cluster, shard: False))
+
+
 #: Those that a test brings about.
 DIRECTED = (
+    Planted("tracked_ids_at_once", "a write of before is missed", "tracked_altered", _ids_tell_at_once),
+    Planted("tracked_end_forgets", "a write stays away", "tracked_altered", _journal_let_go_at_the_end),
     Planted("tracked_shown_by_data", "a serial read tears", "tracked_lwt", _shown_by_data),
     Planted("tracked_named_by_each", "a decision has many ids", "tracked_lwt", _named_by_each),
 )
