@@ -87,10 +87,11 @@ TRACKED_SCENARIOS = (
     ),
     Scenario(
         name="tracked_altered",
-        chaos_s=12.0,
+        chaos_s=16.0,
         founders=(3, 3, 4),
         factors=(3,),
-        spares=0,
+        spares=2,
+        busy_s=4.0,
         retracks_s=1.5,
         clients=4,
         duplicate=(0.0, 0.05),
