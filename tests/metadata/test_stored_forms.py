@@ -70,9 +70,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "recovery_generation": 0, "leaving": (), "paused": "", "snapshot_voters": (),
     },
     "ManagementPlace": {"members": ()},
-    "ResetCluster": {"management": ()},
+    "ResetCluster": {"management": (), "ring_mode": "", "silenced": ()},
     "ResetManagement": {"management": ()},
-    "Ringed": {"mode": ""},
+    "Ringed": {"mode": "", "upgrading": None, "silenced": (), "built_epoch": 0, "gave_up": ""},
+    "Upgrading": {"actor": "", "ignored": ()},
+    "BeginUpgrade": {"actor": "", "ignored": ()},
+    "AbortUpgrade": {"reason": ""},
     "MembershipChange": {"index": 0, "reason": "", "cancelled": False},
     "Operation": {
         "session_id": "", "history": (), "cancel_reason": "", "step": 0, "counted_bytes": 0,
@@ -175,7 +178,7 @@ NUMBERS: dict[type[enum.IntEnum], dict[str, int]] = {
         "REPAIR_STREAMS": 46,
         "ADVANCE_CAPTURED": 45, "CHANGE_CAPTURED": 47, "PUBLISH_STREAMS": 44,
         "RESET_CLUSTER": 70, "COUNT_MOVED": 48, "PLACE_MANAGEMENT": 71, "RESET_MANAGEMENT": 72,
-        "FOUND_RING": 60, "END_RING": 61,
+        "FOUND_RING": 60, "END_RING": 61, "BEGIN_UPGRADE": 62, "BUILD_LOG": 63, "ABORT_UPGRADE": 64,
     },
     RecordKind: {"HEADER": 1, "PIECE": 2, "ENTRIES": 3, "TRAILER": 4},
 }  # fmt: skip
