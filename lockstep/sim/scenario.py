@@ -73,6 +73,8 @@ _FOUND_S = 30.0
 _SETTLE_S = 120.0
 #: Virtual seconds for a request to succeed on a healed cluster: silent connections are noticed after five.
 _INSIST_S = 20.0
+#: Virtual seconds until all nodes have heard of all others that they are back: some rounds of gossip.
+_HEARD_S = 10.0
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -568,6 +570,9 @@ class Run:
         self.watch.inspect("REP-1", self.cluster.newest)
         if self.scenario.tablets and (stored := self.watch.unowned(self.cluster.newest)):
             raise Violation("TAB-1", f"at the end, {stored[0]}")
+        if self.telling.unhealed():
+            self.world.run_for(_HEARD_S, done=lambda: not self.telling.unhealed())
+            self.world.check()
         self.telling.ended()
         if self.scenario.repair_s:
             self.watch.check_unchanged(self.cluster.newest)

@@ -62,11 +62,15 @@ def check_health(own: int, found: Sequence[Finding]) -> None:
         raise Violation("TOLD-2", f"node {own} says that it is down itself")
 
 
+def missing(found: Sequence[Finding], serving: Iterable[int]) -> list[Finding]:
+    """Findings that nodes which serve are down, or quorums lacking."""
+    here = frozenset((0, *serving))
+    return [one for one in found if one.node in here and one.condition.code in _MISSING]
+
+
 def check_healed(own: int, found: Sequence[Finding], serving: Iterable[int]) -> None:
     """Findings of a cluster in which all is well, but that some nodes are gone for good."""
-    here = frozenset((0, *serving))
-    wrong = [one for one in found if one.node in here and one.condition.code in _MISSING]
-    if wrong:
+    if wrong := missing(found, serving):
         raise Violation("TOLD-2", f"all is well, and node {own} says: {verdict(wrong, own, running=False)}")
 
 
@@ -86,10 +90,18 @@ class Telling:
             for one in found:
                 self._cluster.fact(f"told {one.condition.code}")
 
+    def unhealed(self) -> bool:
+        """Whether a node still says of one that serves that it is down."""
+        serving = self._serving()
+        return any(missing(found_by(services), serving) for services in self._answering())
+
     def ended(self) -> None:
-        serving = [self._cluster.node_id(name) for name in self._cluster.in_service()]
+        serving = self._serving()
         for services in self._answering():
             check_healed(services.context.own_id(), found_by(services), serving)
+
+    def _serving(self) -> list[int]:
+        return [self._cluster.node_id(name) for name in self._cluster.in_service()]
 
     def _answering(self) -> list[NodeServices]:
         cluster = self._cluster
