@@ -48,6 +48,7 @@ class _Node:
             placements=SimpleNamespace(ring=ring),
             epoch=9,
             directory=SimpleNamespace(nodes=()),
+            repairs=SimpleNamespace(by_table={}),
         )
         configuration = SimpleNamespace(
             node=SimpleNamespace(data_directory="data"),
