@@ -35,7 +35,7 @@ PROMISES: dict[str, tuple[str, ...]] = {
     ),
     "the streams of a join are timed ahead, published before they count, and no write goes far off them": (
         "topology/test_generations.py::"
-        "test_a_join_commits_a_generation_that_is_published_before_it_takes_effect",
+        "test_scenario_24_a_join_commits_a_generation_that_is_published_before_it_takes_effect",
         "topology/test_generations.py::test_what_was_superseded_long_ago_is_dropped_by_later_joins",
         "metadata/test_cdc.py::test_which_timestamps_may_be_written",
         "server/test_drivers.py::test_writes_that_no_stream_can_take_are_refused_where_changes_are_captured",

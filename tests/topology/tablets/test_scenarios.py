@@ -33,8 +33,6 @@ from tests.topology.tablets.test_migrations import FORWARD, until
 from tests.topology.tablets.worlds import begin, cluster, map_of, move, on_its_way
 
 LAST = 28
-#: Of change data capture of tables on the ring, which has tests of its own.
-ELSEWHERE = (24,)
 
 
 def test_every_scenario_has_a_test_of_its_number() -> None:
@@ -43,7 +41,7 @@ def test_every_scenario_has_a_test_of_its_number() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_scenario_"):
                 found.add(int(node.name.split("_")[2]))
-    assert found == set(range(1, LAST + 1)) - set(ELSEWHERE)
+    assert found == set(range(1, LAST + 1))
 
 
 def test_scenario_02_a_join_goes_before_a_leave_which_is_paused_while_its_node_holds_tablets() -> None:
