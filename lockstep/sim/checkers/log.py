@@ -304,6 +304,10 @@ _WHILE_FROZEN = (
     # Where the other group lives is about the service itself.
     EntryKind.PLACE_MANAGEMENT,
     EntryKind.RESET_MANAGEMENT,
+    # Nodes on a ring have no group that could be frozen.
+    EntryKind.END_RING,
+    EntryKind.BUILD_LOG,
+    EntryKind.ABORT_UPGRADE,
 )
 
 

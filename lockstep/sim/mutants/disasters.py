@@ -64,14 +64,14 @@ def _speaks_on() -> Iterator[None]:
 @contextlib.contextmanager
 def _bound_first() -> Iterator[None]:
     """The new id is written before the groups are begun."""
-    plain = applying._begin_groups
+    plain = applying.begin_groups
 
     async def begin(runtime: Any, anew: Any, value: Any, own: int) -> None:
         await IdentityFile(runtime).move(anew.cluster_id)
         runtime.probes.reach("recovery.moved")
         await plain(runtime, anew, value, own)
 
-    with replaced((applying, "_begin_groups", begin)):
+    with replaced((applying, "begin_groups", begin)):
         yield
 
 

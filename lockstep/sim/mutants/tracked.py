@@ -35,7 +35,14 @@ def _shown_not_brought() -> _Context:
     """Who lacks what an answer holds does not get it before the client has the answer."""
 
     async def brought(
-        self: Any, plan: Any, target: Any, request: Any, wanted: Held, sources: Any, deadline_s: float
+        self: Any,
+        plan: Any,
+        target: Any,
+        request: Any,
+        wanted: Held,
+        sources: Any,
+        deadline_s: float,
+        everywhere: Held = NOTHING,
     ) -> None: ...
 
     return replaced((TrackedReads, "_bring", brought))
