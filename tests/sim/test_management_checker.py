@@ -104,3 +104,14 @@ def test_what_a_member_lacks_in_the_end_is_named() -> None:
     value = started([(0,), (100,)], ("ks", simple(2))).values[-1]
     assert "index 3" in monitor.lacking(steps[1][0], value)
     assert "nodes" in monitor.lacking(steps[2][0], value) or "voters" in monitor.lacking(steps[2][0], value)
+
+
+def test_a_group_may_begin_with_a_state_that_no_command_made() -> None:
+    monitor, ((state, _), (later, later_id), _) = ManagementMonitor(), history()
+    monitor(0, "n1.1", "management.installed", {"state": state})
+    assert monitor.newest == state
+    other = msgspec.structs.replace(state, cluster_name="village")
+    with pytest.raises(Violation, match="another state at index 2"):
+        monitor(0, "n2.1", "management.installed", {"state": other})
+    tell(monitor, "n1.1", (later, later_id))
+    assert monitor.newest == later

@@ -143,10 +143,16 @@ class ManagementMonitor:
         if kind == "management.began":
             self._at.pop(label, None)
         elif kind == "management.installed":
-            self._same(label, facts["state"])
-            self._at[label] = facts["state"]
+            self._installed(label, facts["state"])
         elif kind == "management.applied":
             self.applied(label, facts["state"], facts["command_id"])
+
+    def _installed(self, label: str, state: ManagementState) -> None:
+        """A group that begins behind the entry that built a log begins with a state that no command made."""
+        self._at[label] = state
+        if not self._same(label, state) and not self._states:
+            self._states[state.index] = self.newest = state
+            self._admitted.update(dict.fromkeys(node.host_id for node in state.nodes))
 
     def applied(self, label: str, state: ManagementState, command_id: bytes) -> None:
         """`label` is name.incarnation; each member begins with nothing, or with a snapshot."""
