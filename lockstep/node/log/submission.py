@@ -95,7 +95,8 @@ class Group(msgspec.Struct, frozen=True):
 
     `name` and the hints are for people; `effect` says what may have happened. `pause_ms` is (least, most)
     between rounds over all members: well below an election, and no busy loop. `leaderless_ms`: how long
-    members are asked while none leads and none has appended anything; 0: until the deadline.
+    members are asked while none leads and none has appended anything; 0: until the deadline. `judges_once`:
+    whoever judges last knows of all that others took before.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Group(msgspec.Struct, frozen=True):
     unreachable_hint: str
     pause_ms: tuple[int, int]
     leaderless_ms: int = 0
+    judges_once: bool = True
 
 
 class GroupSubmitter:
@@ -154,17 +156,21 @@ class GroupSubmitter:
         limit_ms = max(1, min(ATTEMPT_TIMEOUT_MS, self.left_ms(deadline_s)))
         try:
             return await ask(address, limit_ms)
+        except Rejected as error:
+            if not self._group.judges_once and attempts.may_be_elsewhere(address):
+                raise attempts.refused_now(self._group, error) from error
+            raise
         except _SETTLED:
             raise
         except LeadershipLost as error:
-            attempts.unknown(error)
+            attempts.unknown(error, address)
         except _NOTHING_DONE as error:
             attempts.nothing_done(error)
         except LockstepError as error:
             # Whatever went wrong there, it may have been after the append.
-            attempts.unknown(error)
+            attempts.unknown(error, address)
         except TimeoutError:
-            attempts.unknown(PeerTimeout(f"this member did not commit within {limit_ms} ms"))
+            attempts.unknown(PeerTimeout(f"this member did not commit within {limit_ms} ms"), address)
         return None
 
 
@@ -172,7 +178,8 @@ class _Attempts:
     """What is known of a submission after some attempts."""
 
     def __init__(self) -> None:
-        self._maybe_appended = False
+        #: Who may have appended it, or may do so yet.
+        self._takers: dict[Address, None] = {}
         self._last: LockstepError | None = None
         #: Whether no attempt found anyone who leads, or who may have led.
         self.leaderless = True
@@ -182,13 +189,24 @@ class _Attempts:
         if isinstance(error, Overloaded):
             self.leaderless = False
 
-    def unknown(self, error: LockstepError) -> None:
-        self._maybe_appended = True
+    def unknown(self, error: LockstepError, address: Address) -> None:
+        self._takers[address] = None
         self.leaderless = False
         self._last = error
 
+    def may_be_elsewhere(self, address: Address) -> bool:
+        """Whether another member may have it in its queue."""
+        return any(taker != address for taker in self._takers)
+
+    def refused_now(self, group: Group, refusal: Rejected) -> OutcomeUnknown:
+        return OutcomeUnknown(
+            f"it is refused now, and another member that was asked before may propose it yet: "
+            f"{refusal.message}",
+            hint=group.hint,
+        )
+
     def verdict(self, group: Group, waited_ms: int) -> LockstepError:
-        if self._maybe_appended:
+        if self._takers:
             return OutcomeUnknown(
                 f"no {group.name} answered within {waited_ms} ms; {group.effect}", hint=group.hint
             )
@@ -216,6 +234,8 @@ _ON_RING: Final = msgspec.structs.replace(
     effect="the change may have been agreed on",
     hint="lockstep ring status",
     unreachable_hint="lockstep ring why",
+    # Two may take themselves for the one that changes go through, and each has a queue.
+    judges_once=False,
 )
 
 

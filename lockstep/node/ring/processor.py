@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
@@ -22,7 +23,7 @@ from lockstep.node.context import NodeContext
 from lockstep.node.log.messages import Submit
 from lockstep.node.log.metadata_state import MetadataState
 from lockstep.node.membership.voters import Voters, designated
-from lockstep.node.processors.base import TERM, Processor, Settle
+from lockstep.node.processors.base import Processor, Settle
 from lockstep.node.ring.carrying import name_of, ring_of
 from lockstep.ring.ring import Mode, Ring
 from lockstep.values.errors import (
@@ -37,6 +38,9 @@ from lockstep.values.errors import (
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import ENTRY_BODY_BYTES_MAX, REFUSED_IDS_MAX
 from lockstep.values.node_limits import RING_SUBMISSIONS_MAX
+
+#: In a term: below them is the life of the node. No group of a log gets to terms of so many bits.
+TURN_BITS: Final = 32
 
 
 def silent(cluster: ClusterMetadata, own: int, alive: Callable[[int], bool]) -> tuple[str, ...]:
@@ -99,18 +103,30 @@ class RingProcessor(Processor):
         self._queue: deque[Waiting] = deque()
         #: What was refused lately: an attempt that arrives late gets the same answer, whatever changed.
         self._refusals: dict[bytes, Rejected] = {}
+        self._identity = context.identity
+        #: How often changes began to go through this node in this life, and whether they do.
+        self._turn = 0
+        self._has_turn = False
 
     @property
     def waiting(self) -> int:
         return len(self._queue)
 
     def leading_term(self) -> int:
+        """Of this turn of this life: a copy of a question that was asked before comes too late then."""
         if not self.leads:
             raise NotLeader(None)
-        return TERM
+        return (self._identity.value.generation << TURN_BITS) + self._turn
 
     @property
     def leads(self) -> bool:
+        leads = self._is_designated()
+        if leads and not self._has_turn:
+            self._turn += 1
+        self._has_turn = leads
+        return leads
+
+    def _is_designated(self) -> bool:
         if self._state.broken is not None:
             return False
         cluster = self._state.current
