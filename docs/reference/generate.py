@@ -137,6 +137,7 @@ MEANINGS = {
     "functions.user_defined_functions_fail_timeout_ms": "the longest that up to a thousand calls may take",
     "functions.unfiltered_workers_allowed": "also where the kernel cannot filter the workers' system calls",
     "testing.faults": "opens the admin calls that cut connections; never where data matters",
+    "testing.hide_commands": 'the same of the management group: `"admit"`, `"expel"`, `"record_voters"`',
     "testing.hide_kinds": 'kinds of metadata entries that this node does not know, such as `"set_service"`',
     "testing.log_version": "version of the metadata log that this node says it reads; -1: its own",
     "testing.hidden_features": "features that this node acts as if its version did not support",

@@ -27,6 +27,7 @@ from lockstep.documents.recovery import (
     ClusterState,
     GroupReconfiguration,
     GroupRestart,
+    ManagementTruncation,
     MetadataReplacement,
     RecoveryAudit,
 )
@@ -75,7 +76,8 @@ def _next_step(state: ClusterState, words: dict[str, GlobalState]) -> str:
     if words["cmg"].state == "Unavailable":
         return (
             "start the members of cmg that are down, or `lockstep recovery cluster restart cmg`; if most are "
-            "gone for good, `lockstep recovery cluster reset --cluster-management-group NODE,... --dry-run`"
+            "gone for good, `lockstep recovery cluster reset --cluster-management-group NODE,... --dry-run`; "
+            "if they stopped at a command, `lockstep recovery cluster truncate cmg --index I --dry-run`"
         )
     if any(one.state == "Degraded" for one in words.values()):
         return "start the voters that are down: one more loss may leave no majority"
@@ -347,9 +349,13 @@ def truncate(group: str, index: int, committed: bool, yes: bool, call: render.Ca
     """Take entries out of the log that no node can apply: the one of index I, and all behind it.
 
     Every node that answers takes part, and restarts in its process. The cluster gets another id: nodes that
-    take no part can come back only by `migrate`. The token of each node is needed.
+    take no part can come back only by `migrate`. The token of each node is needed; of cmg, that of the asked
+    node: there the metadata group decides it, and what the metadata say of nodes holds.
     """
     asked = call.cluster()
+    if group == "cmg":
+        _truncate_management(asked, index, committed, yes, call)
+        return
     sites = replacing.look(asked, asked.node_list(), index)
     if replacing.went_on(sites, dry_run=call.dry_run):
         return
@@ -370,6 +376,67 @@ def truncate(group: str, index: int, committed: bool, yes: bool, call: render.Ca
     if call.as_json(answer, "metadata-replacement/1"):
         return
     replacing.end(sites, planned, planner, late)
+
+
+def _truncate_management(
+    asked: ClusterClient, index: int, committed: bool, yes: bool, call: render.Call
+) -> None:
+    wish = {"index": index, "belowCommitIndex": committed or call.dry_run}
+    answer = asked.group_truncate("cmg", wish)
+    planned = read(ManagementTruncation, answer)
+    if call.output != "json":
+        _show_truncation(planned)
+    if call.dry_run:
+        if not call.as_json(answer, planned.schema):
+            click.echo("what is committed takes --below-commit-index")
+        return
+    replacing.confirm(yes, "These commands go, and absent nodes can come back only by `migrate`. Go on?")
+    answer = asked.group_truncate("cmg", {**wish, "digest": planned.digest})
+    done = read(ManagementTruncation, answer)
+    state = replacing.verified(asked, done.cluster_id)
+    if call.as_json(answer, done.schema):
+        return
+    click.echo(
+        f"cluster {state.cluster_name} goes on under id {state.cluster_id} at epoch {state.epoch}: "
+        f"node {state.leader} leads, cmg has members {_listed(state.management or done.management)}"
+    )
+    if done.absent:
+        click.echo(
+            f"nodes {_listed(done.absent)} took no part: start them and `lockstep recovery cluster migrate`"
+        )
+
+
+def _show_truncation(planned: ManagementTruncation) -> None:
+    render.table(
+        ["goes", "term", "kind", "asked by", "committed", "at nodes", ""],
+        [
+            [one.index, one.term, one.kind, one.actor, one.committed, _listed(one.nodes), one.summary]
+            for one in planned.dropped
+        ],
+    )  # fmt: skip
+    if planned.inside:
+        click.echo(f"and {render.counted(planned.inside, 'command')} before, which snapshots alone hold")
+    if planned.more:
+        click.echo(f"and {render.counted(planned.more, 'command')} more")
+    render.table(
+        ["member", "applied", "committed", "last", "snapshot", "can plan", "reason"],
+        [
+            [one.node, one.applied, one.committed, one.last, one.snapshot, one.can_plan, one.broken]
+            for one in planned.members
+        ],
+    )
+    render.table(
+        ["absent", "address", "voted", "reason"],
+        [[one.node, one.address, one.voted, one.reason] for one in planned.silent],
+    )
+    whose = (
+        f"the state of node {planned.source} before index {planned.index} goes on"
+        if planned.source
+        else "no member can make the state before: what the metadata say goes on"
+    )
+    click.echo(f"{whose}; cmg on nodes {_listed(planned.management)}; goes: {planned.lost}")
+    if planned.admitted:
+        click.echo(f"let in and not registered yet: {', '.join(planned.admitted)}")
 
 
 def _show_migration(told: ClusterMigration) -> None:

@@ -220,6 +220,56 @@ class MetadataReplacement(msgspec.Struct, frozen=True):
     schema: str = "metadata-replacement/1"
 
 
+class DroppedCommand(msgspec.Struct, frozen=True):
+    """`nodes`: who holds it."""
+
+    index: int
+    term: int
+    kind: str
+    actor: str = ""
+    committed: bool = False
+    nodes: tuple[int, ...] = ()
+    summary: str = ""
+
+
+class ManagementMember(msgspec.Struct, frozen=True):
+    """`broken`: why it applies no more. `snapshot`: up to which index its first state reaches. `can_plan`: it
+    can make the state before what goes."""
+
+    node: int
+    applied: int = 0
+    committed: int = 0
+    last: int = 0
+    snapshot: int = 0
+    can_plan: bool = False
+    broken: str = ""
+
+
+class ManagementTruncation(msgspec.Struct, frozen=True):
+    """`source`: whose state goes on; 0 where only the metadata say what was before. `digest` names the plan.
+    `admitted`: newcomers that the state lets in and no metadata names. `inside`: commands that go and that
+    only snapshots hold. `more`: commands that go and are not shown."""
+
+    former_id: str
+    cluster_id: str
+    digest: str
+    index: int
+    last: int
+    source: int = 0
+    dropped: tuple[DroppedCommand, ...] = ()
+    inside: int = 0
+    more: int = 0
+    members: tuple[ManagementMember, ...] = ()
+    silent: tuple[Absent, ...] = ()
+    admitted: tuple[str, ...] = ()
+    voters: tuple[int, ...] = ()
+    management: tuple[int, ...] = ()
+    absent: tuple[int, ...] = ()
+    lost: str = ""
+    decided: bool = False
+    schema: str = "management-truncation/1"
+
+
 class ReplacementStep(msgspec.Struct, frozen=True):
     node: int
     schema: str = "metadata-replacement-step/1"

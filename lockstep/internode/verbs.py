@@ -73,6 +73,7 @@ RECOVERY_PREPARE: Final = 102
 RECOVERY_DECIDE: Final = 103
 RECOVERY_MIGRATE: Final = 104
 RECOVERY_RESTART: Final = 105
+RECOVERY_MANAGEMENT: Final = 124
 RING_MAIL: Final = 94
 UPGRADE_SURVEY: Final = 128
 TRACKED_WRITE: Final = 117
@@ -145,6 +146,7 @@ NAMES: Final = {
     RECOVERY_DECIDE: "recovery-decide",
     RECOVERY_MIGRATE: "recovery-migrate",
     RECOVERY_RESTART: "recovery-restart",
+    RECOVERY_MANAGEMENT: "recovery-management",
     RING_MAIL: "ring-mail",
     UPGRADE_SURVEY: "upgrade-survey",
     TRACKED_WRITE: "tracked-write",

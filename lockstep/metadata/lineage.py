@@ -14,7 +14,7 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import IDENTITY, LINEAGE, Identity, NodeState, Reset
-from lockstep.metadata.groups.management import GENESIS, Former, Link, Repair, link_hash
+from lockstep.metadata.groups.management import GENESIS, Former, Host, Link, Repair, link_hash
 from lockstep.metadata.groups.ringed import RING_MODES, RINGED, Ringed
 from lockstep.metadata.groups.service import MANAGEMENT_PLACE, SERVICE, ManagementPlace
 from lockstep.metadata.log.registry import EntryKind
@@ -23,7 +23,7 @@ from lockstep.values import codec
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import METADATA_VOTERS_MAX
-from lockstep.values.node_limits import LINEAGE_MAX
+from lockstep.values.node_limits import LINEAGE_MAX, MANAGEMENT_KEPT_MAX
 
 
 def repair_of(repaired: Reset) -> Repair:
@@ -114,8 +114,10 @@ class ResetCluster(msgspec.Struct, frozen=True, array_like=True):
             raise Rejected("none of the nodes that are left owns tokens, so none would have a voice")
 
 
-#: The `kind` of a repair of the management group alone in the lineage.
+#: The `kind` in the lineage of a repair of the management group alone.
 MANAGEMENT_RESET: Final = "management"
+#: Of one that took commands out of its log.
+MANAGEMENT_TRUNCATION: Final = "truncate-cmg"
 
 
 class ResetManagement(msgspec.Struct, frozen=True, array_like=True):
@@ -123,23 +125,37 @@ class ResetManagement(msgspec.Struct, frozen=True, array_like=True):
     groups anew under another id.
 
     `voters`, `management`: as in ResetCluster. The leader says in `repaired` which epoch it continues.
+    `admitted` and `expelled`, ascending: what a truncated log of the management group decided before the
+    commands that go, and no metadata says.
     """
 
     repaired: Reset
     voters: tuple[NodeId, ...]
     management: tuple[NodeId, ...] = ()
+    admitted: tuple[Host, ...] = ()
+    expelled: tuple[str, ...] = ()
 
     def prepared(self, cluster: ClusterMetadata) -> ResetManagement:
         known = msgspec.structs.replace(self.repaired, epoch=cluster.epoch, hash=cluster.hash)
         return msgspec.structs.replace(self, repaired=known)
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
-        if self.repaired.kind != MANAGEMENT_RESET:
+        if self.repaired.kind not in (MANAGEMENT_RESET, MANAGEMENT_TRUNCATION):
             raise Rejected(f"a group that works does not begin a cluster id by a {self.repaired.kind}")
+        self._refuse_kept()
         after = ResetCluster(self.repaired, self.voters, self.management).apply(cluster, epoch)
         assert after.identity.lineage[:-1] == cluster.identity.lineage, "one more id"
         kept = msgspec.structs.replace(after.service, frozen=cluster.service.frozen)
         return after.changed(SERVICE.set(kept))
+
+    def _refuse_kept(self) -> None:
+        hosts = tuple(host.host_id for host in self.admitted)
+        if (hosts or self.expelled) and self.repaired.kind != MANAGEMENT_TRUNCATION:
+            raise Rejected("only a log that is truncated has something before what goes")
+        if any(names != tuple(sorted(set(names))) for names in (hosts, self.expelled)):
+            raise Rejected("hosts are distinct and ascending")
+        if {*hosts} & {*self.expelled} or len(hosts) + len(self.expelled) > MANAGEMENT_KEPT_MAX:
+            raise Rejected(f"a host is admitted or expelled, and there are {MANAGEMENT_KEPT_MAX} at most")
 
 
 KINDS: Final[Mapping[int, type[Any]]] = {

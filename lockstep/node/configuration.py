@@ -280,12 +280,13 @@ class FunctionsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TestingSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`faults` opens the admin calls that cut connections, and the other settings here. Never set it where
     data matters. `hide_kinds`: kinds of metadata entries that this node does not know, as if its version
-    lacked them. `log_version`: the version of the log that it says it reads; -1 for its own.
-    `hidden_features`: features that it acts as if its version did not support. `mirror_payloads`: answers
-    have their requests' custom payloads, for tests of clients."""
+    lacked them; `hide_commands` the same of commands of the management group. `log_version`: the version of
+    the log that it says it reads; -1 for its own. `hidden_features`: features that it acts as if its version
+    did not support. `mirror_payloads`: answers have their requests' custom payloads, for tests of clients."""
 
     faults: bool = False
     hide_kinds: tuple[str, ...] = ()
+    hide_commands: tuple[Literal["admit", "expel", "record_voters"], ...] = ()
     log_version: Annotated[int, msgspec.Meta(ge=-1, le=1000)] = -1
     hidden_features: tuple[str, ...] = ()
     mirror_payloads: bool = False

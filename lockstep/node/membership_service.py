@@ -18,6 +18,7 @@ from lockstep.node.membership.management import Management
 from lockstep.node.membership.members import Members
 from lockstep.node.membership.membership import Membership, Voting
 from lockstep.node.membership.validator import TopologyValidator
+from lockstep.node.recovery.management_cutting import ManagementCutting
 from lockstep.node.recovery.reset_service import ResetService
 from lockstep.node.ring.upgrading import UpgradeService
 from lockstep.node.work.condition_watches import watch_metadata
@@ -36,6 +37,7 @@ class NodeMembership(msgspec.Struct, frozen=True, eq=False):
     recovery: ResetService
     validator: TopologyValidator
     upgrade: UpgradeService
+    cutting: ManagementCutting
 
     @property
     def configured(self) -> tuple[Address, ...]:
@@ -90,6 +92,7 @@ def wire_membership(
         voting=voting,
         membership=membership,
         recovery=recovery,
+        cutting=ManagementCutting(context, log, management, recovery),
         validator=TopologyValidator(context, log),
         upgrade=UpgradeService(context, log, voting.join_groups, fail),
     )

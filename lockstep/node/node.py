@@ -389,7 +389,8 @@ class Node:
         log.ring.file.load()
         self.membership.members.load()
         log.state.load()
-        await follow_the_log(self.runtime, log.state, self.context.identity, self._say)
+        audit = self.membership.recovery.audit
+        await follow_the_log(self.runtime, log.state, self.context.identity, audit, self._say)
         await begin_log(self.runtime, log.state, self.context.identity, self._say)
         self._sealable = True
         self.membership.validator.load()

@@ -17,21 +17,26 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import LINEAGE, Identity, Reset
+from lockstep.metadata.groups.management import Host
 from lockstep.metadata.groups.placing import named_managers
 from lockstep.metadata.groups.service import MANAGEMENT_PLACE
-from lockstep.metadata.lineage import MANAGEMENT_RESET
+from lockstep.metadata.lineage import MANAGEMENT_RESET, MANAGEMENT_TRUNCATION, ResetManagement
 from lockstep.metadata.log.entries import LogEntry
 from lockstep.metadata.log.registry import EntryKind
 from lockstep.recovery.survey import Survey
+from lockstep.values.codec import decoder
 from lockstep.values.errors import CannotApply
 from lockstep.values.ids import NodeId
 
 #: Of the new groups, behind the entry: the term of each begins above that of its last entry.
 _TERM_STEP: Final = 1
+_BODY = decoder(ResetManagement)
 
 
 class Anew(msgspec.Struct, frozen=True):
-    """How both groups begin. `attempt` names what is done, `last` is the entry that they begin behind."""
+    """How both groups begin. `attempt` names what is done, `last` is the entry that they begin behind.
+    `expelled`, `admitted`: hosts that the former management group shut out and let in, where metadata do not
+    say so."""
 
     attempt: str
     cluster_id: str
@@ -42,6 +47,7 @@ class Anew(msgspec.Struct, frozen=True):
     raft_term: int
     expelled: tuple[str, ...]
     last: LogEntry
+    admitted: tuple[Host, ...] = ()
 
 
 def management_lost(cluster: ClusterMetadata, answers: Sequence[Survey]) -> bool:
@@ -65,7 +71,8 @@ def anew_from(value: ClusterMetadata, last: LogEntry) -> Anew:
     repaired = repairs[-1] if repairs else None
     if repaired is None or last.kind != EntryKind.RESET_MANAGEMENT or repaired.epoch + 1 != value.epoch:
         raise CannotApply(f"entry {value.epoch} follows the one that ended the cluster id")
-    assert repaired.kind == MANAGEMENT_RESET, "the entry says how the id began"
+    assert repaired.kind in (MANAGEMENT_RESET, MANAGEMENT_TRUNCATION), "the entry says how the id began"
+    kept = _BODY.decode(last.body)
     voters = tuple(value.voters)
     return Anew(
         attempt=repaired.cluster_id,
@@ -75,6 +82,7 @@ def anew_from(value: ClusterMetadata, last: LogEntry) -> Anew:
         management=value.parts[MANAGEMENT_PLACE].members or voters,
         raft_index=value.epoch + 1,
         raft_term=last.term + _TERM_STEP,
-        expelled=(),
+        expelled=kept.expelled,
         last=last,
+        admitted=kept.admitted,
     )

@@ -21,6 +21,7 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeInfo, NodeState, Reset
+from lockstep.metadata.groups.management import Host
 from lockstep.metadata.groups.ringed import QUORUM
 from lockstep.metadata.groups.voter_choice import size_for
 from lockstep.metadata.lineage import MANAGEMENT_RESET, ResetCluster, ResetManagement
@@ -249,7 +250,7 @@ def make_plan(
     """
     refuse(cluster, answers, wish)
     if working(cluster, answers, wish):
-        return _plan_by_log(cluster, part_of(answers, wish), wish, drawn)
+        return plan_by_log(cluster, part_of(answers, wish), wish, drawn)
     answers = part_of(answers, wish)
     source = source_of(answers)
     ahead = ahead_of(answers)
@@ -329,7 +330,22 @@ def _absent(cluster: ClusterMetadata, participants: Sequence[NodeId]) -> tuple[N
     )
 
 
-def _plan_by_log(cluster: ClusterMetadata, answers: Sequence[Survey], wish: Wish, drawn: Drawn) -> ResetPlan:
+class Kept(msgspec.Struct, frozen=True):
+    """What the new management group begins with besides what metadata say: see ResetManagement. `lost`: what
+    goes, for people."""
+
+    kind: str = MANAGEMENT_RESET
+    lost: str = ""
+    admitted: tuple[Host, ...] = ()
+    expelled: tuple[str, ...] = ()
+
+
+NOTHING_KEPT: Final = Kept()
+
+
+def plan_by_log(
+    cluster: ClusterMetadata, answers: Sequence[Survey], wish: Wish, drawn: Drawn, kept: Kept = NOTHING_KEPT
+) -> ResetPlan:
     """The metadata group works: it is asked to end this cluster id itself. Who votes goes on to vote, of
     those that take part."""
     participants = tuple(sorted(NodeId(one.node) for one in answers))
@@ -337,14 +353,17 @@ def _plan_by_log(cluster: ClusterMetadata, answers: Sequence[Survey], wish: Wish
     voting = [one for one in answers if one.node in cluster.voters]
     voters = chosen(cluster, voting if not wish.size else answers, wish.size)
     management = tuple(sorted(wish.management)) or voters
-    repaired = Reset(drawn.cluster_id, MANAGEMENT_RESET, wish.actor, cluster.epoch, cluster.hash, drawn.at_us)
+    repaired = Reset(
+        drawn.cluster_id, kept.kind, wish.actor, cluster.epoch, cluster.hash, drawn.at_us, kept.lost
+    )
     named = management if management != voters else ()
+    change = ResetManagement(repaired, voters, named, kept.admitted, kept.expelled)
     term = max(one.log_term for one in answers)
     entry = seal(
         epoch=cluster.epoch + 1,
         entry_id=drawn.entry_id,
         kind=EntryKind.RESET_MANAGEMENT,
-        body=codec.encode(ResetManagement(repaired, voters, named)),
+        body=codec.encode(change),
         actor=wish.actor,
         commit_time_us=drawn.at_us,
         term=term,
@@ -367,10 +386,11 @@ def _plan_by_log(cluster: ClusterMetadata, answers: Sequence[Survey], wish: Wish
         log_term=term,
         raft_index=entry.epoch + 1,
         raft_term=term + 1,
-        expelled=(),
+        expelled=kept.expelled,
         absent=absent,
-        lost="",
+        lost=kept.lost,
         by_log=True,
+        kind=kept.kind if kept.kind != MANAGEMENT_RESET else RESET,
     )
     require_sound(made)
     return made

@@ -328,6 +328,9 @@ RECOVERY_SHOWN_ENTRIES_MAX: Final = 20
 RECOVERY_SHOWN_BYTES_MAX: Final = 4096
 #: Of the node that plans it, for people.
 RECOVERY_LISTED_ENTRIES_MAX: Final = 1000
+#: Hosts that a truncated log of the management group let in or shut out and no metadata names: newcomers that
+#: came just then. More is a log that nobody followed, and the entry that tells of them stays small.
+MANAGEMENT_KEPT_MAX: Final = 1000
 #: Records of a node's ring file before it is written anew: some hundred changes, and what it holds is read at
 #: each start.
 RING_RECORDS_MAX: Final = 256

@@ -71,7 +71,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "ManagementPlace": {"members": ()},
     "ResetCluster": {"management": (), "ring_mode": "", "silenced": ()},
-    "ResetManagement": {"management": ()},
+    "ResetManagement": {"management": (), "admitted": (), "expelled": ()},
     "Ringed": {"mode": "", "upgrading": None, "silenced": (), "built_epoch": 0, "gave_up": ""},
     "Upgrading": {"actor": "", "ignored": ()},
     "BeginUpgrade": {"actor": "", "ignored": ()},

@@ -533,7 +533,7 @@ def test_a_disk_that_fails_the_group_s_journal_stops_the_node() -> None:
         node = town.node(2)
         assert node.membership.management.group is not None
         town.process(2).expected_errors = (DiskRefused,)
-        node.membership.management.group.driver._fail(DiskRefused("sync of raft/group-2 failed"))
+        node.membership.management.group.driver.fail(DiskRefused("sync of raft/group-2 failed"))
         assert node.broken is not None and isinstance(node.broken.result(), DiskRefused)
 
 
@@ -543,7 +543,7 @@ def test_a_member_that_cannot_go_on_is_broken_and_the_group_degraded() -> None:
         settled(town, 1, 2, 3)
         group = town.node(2).membership.management.group
         assert group is not None
-        group.driver._fail(PreconditionError("its file is gone"))
+        group.driver.fail(PreconditionError("its file is gone"))
         said = report(town, 2, MANAGEMENT_GROUP)
         assert said.state == LocalState.BROKEN
         assert "its file is gone" in said.reason

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -83,6 +83,13 @@ class RecordVoters(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 Action = Found | Admit | Expel | RecordVoters
+#: As people and settings name them.
+ACTION_NAMES: Final[Mapping[type[Any], str]] = {
+    Found: "found",
+    Admit: "admit",
+    Expel: "expel",
+    RecordVoters: "record_voters",
+}
 
 
 class Command(msgspec.Struct, frozen=True, array_like=True):

@@ -353,11 +353,12 @@ class RaftDriver:
             if ready:
                 self._execute(ready)
         except Exception as defect:
-            self._fail(CannotApply(f"an invariant of the consensus group is broken: {defect!r}"))
+            self.fail(CannotApply(f"an invariant of the consensus group is broken: {defect!r}"))
             raise
         return ready
 
-    def _fail(self, error: LockstepError) -> None:
+    def fail(self, error: LockstepError) -> None:
+        """This member takes no further step: what was handed out cannot be applied, or its disk failed."""
         self.halt()
         self._on_broken(error)
 
@@ -416,7 +417,7 @@ class RaftDriver:
         try:
             await self._snapshots.present(offered)
         except LockstepError as error:
-            self._fail(error)
+            self.fail(error)
             return
         self._offered = None
         self._runtime.probes.reach("raft.snapshot.present")
@@ -447,9 +448,9 @@ class RaftDriver:
                 writes, self._writes = self._writes, []
                 await self._persist(writes)
         except LockstepError as error:
-            self._fail(error)
+            self.fail(error)
         except Exception as defect:
-            self._fail(CannotApply(f"writing the Raft journal failed: {defect!r}"))
+            self.fail(CannotApply(f"writing the Raft journal failed: {defect!r}"))
             raise
 
     async def _persist(self, writes: list[_Write]) -> None:

@@ -305,6 +305,7 @@ class Management:
             on_change=self.wake,
             on_broken=self._member_broke,
             snapshot_entries=self._snapshot_entries,
+            hidden=self._context.configuration.testing.hide_commands,
         )
         self.group.start()
 

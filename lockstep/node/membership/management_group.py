@@ -8,7 +8,7 @@ breaks alone: metadata and data are served without it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from lockstep.consensus.effects import Role
 from lockstep.consensus.messages import Entry, EntryKind, Snapshot
@@ -38,7 +38,8 @@ from lockstep.values.limits import MANAGEMENT_SNAPSHOT_ENTRIES
 
 
 class ManagementGroup:
-    """`on_change()` is told when the role or the state changed."""
+    """`on_change()` is told when the role or the state changed. `hidden`: kinds of commands that this member
+    does not know, as if its version lacked them."""
 
     def __init__(
         self,
@@ -49,7 +50,9 @@ class ManagementGroup:
         on_change: Callable[[], None],
         on_broken: Callable[[LockstepError], None],
         snapshot_entries: int = MANAGEMENT_SNAPSHOT_ENTRIES,
+        hidden: Collection[str] = (),
     ) -> None:
+        self._hidden = hidden
         self._snapshot_entries = snapshot_entries
         self._runtime = runtime
         self._on_change = on_change
@@ -137,7 +140,11 @@ class ManagementGroup:
     def _committed(self, entries: tuple[Entry, ...]) -> None:
         for entry in entries:
             if entry.kind is EntryKind.NORMAL:
-                self._apply(entry)
+                try:
+                    self._apply(entry)
+                except CannotApply as error:
+                    self.driver.fail(error)
+                    return
         snapshot, last = self.driver.raft.snapshot, entries[-1].index
         if last - (snapshot.index if snapshot is not None else 0) >= self._snapshot_entries:
             # Not within the step that handed the entries out.
@@ -172,6 +179,9 @@ class ManagementGroup:
             command = decode_command(entry.data)
         except UNREADABLE as error:
             raise CannotApply(f"management command {entry.index} cannot be read: {error}") from error
+        kind = management.ACTION_NAMES[type(command.action)]
+        if kind in self._hidden:
+            raise CannotApply(f"management command {entry.index}, {kind}, is not known to this version")
         self.state = management.apply(self.state, entry.index, command)
         self._runtime.probes.observe("management.applied", state=self.state, command_id=command.id)
         if self.state.cluster_id:

@@ -89,7 +89,11 @@ async def apply_recovery(runtime: Runtime, registry: Registry, log: Callable[...
 
 
 async def follow_the_log(
-    runtime: Runtime, state: MetadataState, identity: IdentityFile, log: Callable[..., None]
+    runtime: Runtime,
+    state: MetadataState,
+    identity: IdentityFile,
+    audit: AuditFile,
+    log: Callable[..., None],
 ) -> None:
     """Begin the groups anew where the last entry that this node applied gave its cluster another id; at its
     start, once its metadata is read. CannotApply when entries follow that one under the former id."""
@@ -102,6 +106,9 @@ async def follow_the_log(
     await state.store.flush()
     runtime.probes.reach("recovery.extended")
     own = value.directory.by_host_id[identity.value.host_id].id
+    repaired: Reset = value.parts[LINEAGE][-1]
+    told = f"{repaired.kind}: the log gives the cluster another id{': ' * bool(repaired.lost)}{repaired.lost}"
+    await audit.note(Told(Step.APPLIED, repaired.actor, told, anew.attempt, anew.cluster_id))
     await begin_groups(runtime, anew, value, own)
     await identity.move(anew.cluster_id)
     runtime.probes.reach("recovery.moved")
@@ -175,11 +182,15 @@ def first_state(plan: Anew, value: ClusterMetadata) -> ManagementState:
     repair = repair_of(repairs[-1]) if repairs else Repair()
     assert not repairs or repairs[-1].cluster_id == plan.cluster_id, "the metadata's last repair is this one"
     here = [node for node in value.directory.nodes if node.state is not NodeState.LEFT]
+    known = {node.host_id for node in value.directory.nodes}
     gone = {node.host_id for node in value.directory.nodes if node.state is NodeState.LEFT} | {*plan.expelled}
     found = Found(
         plan.cluster_id,
         plan.cluster_name,
-        tuple(Host(node.host_id, node.address, node.internode_port, node.id) for node in here),
+        (
+            *(Host(node.host_id, node.address, node.internode_port, node.id) for node in here),
+            *(host for host in plan.admitted if host.host_id not in known),
+        ),
         repair,
         former_of(value.identity, repairs),
     )
@@ -191,7 +202,7 @@ def first_state(plan: Anew, value: ClusterMetadata) -> ManagementState:
         state = management.apply(state, index, Command(command_id, index - 1, plan.last.actor, action))
         outcome = state.outcome_of(command_id)
         assert outcome is not None and outcome.refusal is None, f"{action} is refused: {outcome}"
-    expelled = gone - {node.host_id for node in here}
+    expelled = gone - {node.host_id for node in state.nodes}
     state = msgspec.structs.replace(state, expelled=tuple(sorted(expelled)))
     assert state.index == _MANAGEMENT_INDEX, "the log begins behind what the state is made of"
     state.validate()

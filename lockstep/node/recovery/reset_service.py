@@ -20,7 +20,7 @@ import msgspec
 from lockstep.internode import verbs
 from lockstep.internode.handshake import Hello
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.directory import NodeState, Reset
+from lockstep.metadata.directory import NodeState
 from lockstep.metadata.lineage import ResetManagement
 from lockstep.metadata.log.apply import apply_entry
 from lockstep.metadata.log.entries import verify_chain
@@ -353,7 +353,7 @@ class ResetService:
         wish = await _named(self._management, wish, surveyed)
         planning.refuse(self._log.cluster, surveyed.answers, wish)
         if planning.working(self._log.cluster, surveyed.answers, wish):
-            return planning.make_plan(self._log.state.current, surveyed.answers, (), wish, self._drawn())
+            return planning.make_plan(self._log.state.current, surveyed.answers, (), wish, self.drawn())
         if self._own_id() in wish.excluded:
             raise PreconditionError(
                 f"node {self._own_id()} is to take no part, and cannot conduct it", hint="ask another node"
@@ -372,19 +372,18 @@ class ResetService:
         cluster = self._log.state.current
         if (cluster.epoch, cluster.hash) != (ahead.epoch, ahead.hash):
             raise PreconditionError("the metadata moved while the repair was planned", hint="plan it again")
-        return planning.make_plan(cluster, surveyed.answers, tail, wish, self._drawn())
+        return planning.make_plan(cluster, surveyed.answers, tail, wish, self.drawn())
 
-    def _drawn(self) -> Drawn:
+    def drawn(self) -> Drawn:
         random = self._runtime.random
         return Drawn(random.uuid(), random.uuid(), random.bytes(16), self._runtime.clock.wall_us())
 
     async def _reset_by_log(self, plan: ResetPlan) -> Decided:
         """Have the metadata group end this cluster id; a leader that ends with it may not answer."""
-        wanted = ResetManagement(
-            msgspec.structs.replace(_repaired_in(plan), epoch=0, hash=b""),
-            plan.voters,
-            plan.management if plan.management != plan.voters else (),
-        )
+        named = _RESET_MANAGEMENT.decode(plan.last.body)
+        # The leader says which epoch it continues.
+        repaired = msgspec.structs.replace(named.repaired, epoch=0, hash=b"")
+        wanted = msgspec.structs.replace(named, repaired=repaired)
         try:
             await self._log.submit(wanted)
         except (OutcomeUnknown, LeadershipLost, PeerError) as error:
@@ -436,7 +435,7 @@ class ResetService:
                 await self._serve_restart(None, Restart(actor))
                 found[node] = ""
                 continue
-            answer = await self._ask(node, verbs.RECOVERY_RESTART, Restart(actor), SURVEY_TIMEOUT_MS)
+            answer = await self.ask(node, verbs.RECOVERY_RESTART, Restart(actor), SURVEY_TIMEOUT_MS)
             found[node] = answer if isinstance(answer, str) else await self._back(node)
             if found[node]:
                 break
@@ -447,7 +446,7 @@ class ResetService:
         await asyncio.sleep(2 * FAREWELL_S)
         deadline_s = self._runtime.clock.monotonic_s() + BACK_TIMEOUT_MS / 1000
         while self._runtime.clock.monotonic_s() < deadline_s:
-            answer = await self._ask(node, verbs.RECOVERY_SURVEY, AskSurvey(), SURVEY_TIMEOUT_MS)
+            answer = await self.ask(node, verbs.RECOVERY_SURVEY, AskSurvey(), SURVEY_TIMEOUT_MS)
             if isinstance(answer, Survey):
                 return ""
             await asyncio.sleep(FAREWELL_S)
@@ -474,11 +473,11 @@ class ResetService:
         found: dict[int, Any] = {}
         for first in range(0, len(nodes), RECOVERY_ASKED_AT_ONCE_MAX):
             part = nodes[first : first + RECOVERY_ASKED_AT_ONCE_MAX]
-            asking = [spawn(self._ask(node, verb, message, timeout_ms), "recovery.ask") for node in part]
+            asking = [spawn(self.ask(node, verb, message, timeout_ms), "recovery.ask") for node in part]
             found.update(zip(part, await asyncio.gather(*asking), strict=True))
         return found
 
-    async def _ask(self, node: int, verb: int, message: Any, timeout_ms: int) -> Any:
+    async def ask(self, node: int, verb: int, message: Any, timeout_ms: int) -> Any:
         try:
             return await self._internode.request(self._address(node), verb, message, timeout_ms)
         except LockstepError as error:
@@ -503,7 +502,3 @@ async def _named(management: Management, wish: Wish, surveyed: Surveyed) -> Wish
     here = {one.node for one in planning.part_of(surveyed.answers, wish)}
     kept = tuple(NodeId(member) for member in members if member in here)
     return msgspec.structs.replace(wish, management=kept)
-
-
-def _repaired_in(plan: ResetPlan) -> Reset:
-    return _RESET_MANAGEMENT.decode(plan.last.body).repaired

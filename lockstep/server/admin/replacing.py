@@ -16,20 +16,23 @@ from lockstep.documents.recovery import (
     Absent,
     DroppedEntry,
     HeldMetadata,
+    ManagementTruncation,
     MetadataReplacement,
     ReplacementStep,
 )
 from lockstep.node.recovery.messages import Decide
 from lockstep.node.recovery.replacing import Replacing
 from lockstep.node.services import NodeServices
+from lockstep.recovery.management_cut import ManagementCut
 from lockstep.recovery.plan import ResetPlan
 from lockstep.recovery.replacing import FORCED, LOADED, TRUNCATION, Cut, Held, Put
+from lockstep.server.admin.management_truncation import truncate_management
 from lockstep.server.admin.operations import Operation, later, read_body
 from lockstep.server.admin.recovery import actor_of
 from lockstep.server.reports.leader_views import GROUPS, named, refuse_on_ring
 from lockstep.server.reports.stories import entry_summary, kind_name
 from lockstep.values.codec import UNREADABLE, decoder, encode
-from lockstep.values.errors import ConfigurationError, PreconditionError
+from lockstep.values.errors import ConfigurationError
 from lockstep.values.ids import NodeId
 from lockstep.values.node_limits import RECOVERY_LISTED_ENTRIES_MAX
 
@@ -64,6 +67,7 @@ class _Truncation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
     below_commit_index: bool = False
     held: tuple[str, ...] = ()
     silent: tuple[_Silent, ...] = ()
+    digest: str = ""
 
 
 class _Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -107,11 +111,15 @@ class Replacements:
             planned=told.planned,
         )
 
-    async def truncate(self, group: str, body: Any, actor: str) -> MetadataReplacement:
-        """The plan; nothing is changed. Without what others hold, that of this node alone."""
+    async def truncate(self, group: str, body: Any, actor: str) -> MetadataReplacement | ManagementTruncation:
+        """The plan; nothing is changed, but of cmg by a `digest`. Without what others hold, that of this node
+        alone."""
         refuse_on_ring(self._node)
         wanted = read_body(body, _Truncation, "the body is no such wish")
-        _refuse_other_group(group)
+        _refuse_unknown(group)
+        if group == "cmg":
+            taken = ManagementCut(wanted.index, actor, wanted.below_commit_index)
+            return await truncate_management(self._node, taken, wanted.digest)
         cut = Cut(wanted.index, actor, wanted.below_commit_index)
         own = await self._part.hold(wanted.index, RECOVERY_LISTED_ENTRIES_MAX)
         told = [_decoded(_HELD, one) for one in wanted.held]
@@ -221,13 +229,14 @@ class Replacements:
             ),
             breaking(
                 TRUNCATE_PATH,
-                "Plan to take entries out of the log; nothing is changed",
+                "Plan to take entries out of the log; of cmg, carry the plan of this digest out",
                 lambda request, values: self.truncate(values["group"], request.body, actor_of(request)),
                 "The plan, and which entries go",
                 index=index,
                 belowCommitIndex=flag,
                 held=_TEXTS,
                 silent=_SILENT,
+                digest=text,
             ),
             breaking(
                 LOAD_PATH,
@@ -265,17 +274,6 @@ class Replacements:
 def _refuse_unknown(group: str) -> None:
     if group not in GROUPS:
         raise ConfigurationError(f"there is no group {group}", hint=f"there are {', '.join(GROUPS)}")
-
-
-def _refuse_other_group(group: str) -> None:
-    _refuse_unknown(group)
-    if group == "cmg":
-        raise PreconditionError(
-            "nothing is taken out of the log of the management group: all that it holds follows from the "
-            "metadata",
-            hint="`lockstep recovery cluster restart cmg` starts its members again; "
-            "`lockstep recovery cluster reset` makes it anew from the metadata",
-        )
 
 
 def _decoded(kind: msgspec.msgpack.Decoder[Any], text: str) -> Any:
