@@ -190,6 +190,11 @@ TEXTS: Final[dict[str, tuple[str, str]]] = {
         "The sender planned before a change that matters here.",
         "Coordinators catch up and plan again. If clients see it, that node cannot fetch the log.",
     ),
+    "OTHER_RING": (
+        "On the ring without a log, the sender has another ring of the same epoch than this node. It served "
+        "nothing of what was planned with that.",
+        "`lockstep ring why` at both nodes. The one that differs from most is emptied and joins anew.",
+    ),
     "INDEX_NOT_AVAILABLE": (
         "This node is still building a secondary index, or the entries of rows that were streamed to it.",
         'Read again: coordinators ask other replicas meanwhile. system."IndexInfo" lists what is built.',

@@ -1,5 +1,5 @@
 """Internode frames: u32 length, u32 its complement, u32 CRC-32, then a MessagePack array (verb, stream,
-epoch, flags, body), of requests with (sent_ms, left_ms) behind it.
+epoch, flags, body), of requests with (sent_ms, left_ms) behind it, and of some with a mark behind those.
 
 A reply may announce raw bytes that follow its frame: the first eight bytes of its body tell how many.
 
@@ -40,7 +40,7 @@ HEADER_BYTES: Final = _HEADER.size
 class Envelope(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`stream` pairs a reply with its request; `epoch` is the sender's when it sent. `sent_ms` is when a
     request was made, by the monotonic clock of its sender, which waits for `left_ms` from then; 0 where that
-    is not said."""
+    is not said. `mark`: of the ring that the sender has at `epoch`, see `ring_marks`; 0 for none."""
 
     verb: int
     stream: int
@@ -49,6 +49,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True, gc=False):
     body: bytes
     sent_ms: int = 0
     left_ms: int = 0
+    mark: int = 0
 
 
 class SharedReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -63,10 +64,19 @@ _ENVELOPE = decoder(Envelope)
 
 
 def encode_frame(
-    verb: int, stream: int, epoch: int, flags: int, body: bytes, sent_ms: int = 0, left_ms: int = 0
+    verb: int,
+    stream: int,
+    epoch: int,
+    flags: int,
+    body: bytes,
+    sent_ms: int = 0,
+    left_ms: int = 0,
+    mark: int = 0,
 ) -> bytes:
     """One frame, header included. FrameCorrupt when the body is larger than any peer would accept."""
-    if left_ms:
+    if mark:
+        payload = encode((verb, stream, epoch, flags, body, sent_ms, left_ms, mark))
+    elif left_ms:
         payload = encode((verb, stream, epoch, flags, body, sent_ms, left_ms))
     else:
         payload = encode((verb, stream, epoch, flags, body))
@@ -77,11 +87,18 @@ def encode_frame(
 
 
 def encode_request(
-    verb: int, stream: int, epoch: int, body: bytes, now_s: float, deadline_s: float, flags: int = REQUEST
+    verb: int,
+    stream: int,
+    epoch: int,
+    body: bytes,
+    now_s: float,
+    deadline_s: float,
+    flags: int = REQUEST,
+    mark: int = 0,
 ) -> bytes:
     """The frame of a request whose answer is waited for until the deadline, by the clock of its sender."""
     left_ms = max(1, int(min(deadline_s - now_s, REQUEST_S_MAX) * 1000))
-    return encode_frame(verb, stream, epoch, flags, body, int(now_s * 1000), left_ms)
+    return encode_frame(verb, stream, epoch, flags, body, int(now_s * 1000), left_ms, mark)
 
 
 def encode_raw_frame(verb: int, stream: int, epoch: int, body: bytes, size: int) -> bytes:

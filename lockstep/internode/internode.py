@@ -179,7 +179,8 @@ class Internode(Services):
             return
         stream = next(self.own.streams)
         shares = service.shared_decoder is not None and len(body) <= SHARED_REQUEST_BYTES_MAX
-        frame = b"" if shares else encode_request(verb, stream, self.newest.epoch, body, now_s, deadline_s)
+        epoch, mark = self.newest.epoch, self.own.mark(verb) if self.own.marks is not None else 0
+        frame = b"" if shares else encode_request(verb, stream, epoch, body, now_s, deadline_s, mark=mark)
         for address, context in targets:
             if self.own.excluded.at and self.own.excluded.keeps(address, verb):
                 asyncio.get_running_loop().call_soon(waiter.failed, context, kept_from(address))
@@ -300,7 +301,7 @@ class Internode(Services):
         if service is None or (service.fast is None and service.handler is None):
             respond(PeerUnreachable(f"verb {verb} is not served here"))
             return
-        if (refused := unserved(own, connection, peer, verb)) is not None:
+        if (refused := unserved(own, connection, peer, envelope)) is not None:
             respond(refused)
             return
         try:

@@ -22,10 +22,11 @@ from lockstep.internode.connection import Connection
 from lockstep.internode.frames import ERROR, REPLY, Envelope, encode_frame
 from lockstep.internode.handshake import Address, HasEpoch, Hello, PeerInfo, Proofs, refusal
 from lockstep.internode.repeated_log import Log, RepeatedLog
+from lockstep.internode.ring_marks import RingMarks
 from lockstep.internode.verbs import encode_error
 from lockstep.runtime.ports import Runtime, Tls
 from lockstep.values.codec import UNREADABLE, decoder, encode
-from lockstep.values.errors import FrameCorrupt, NodeExcluded
+from lockstep.values.errors import FrameCorrupt, NodeExcluded, OtherRing
 from lockstep.values.limits import PEER_SILENT_MS
 
 
@@ -143,6 +144,8 @@ class OwnSide:
         #: Requests of others that were dropped since their senders waited no more.
         self.expired = 0
         self.excluded = NOBODY
+        #: None until this node is of a ring.
+        self.marks: RingMarks | None = None
         #: Numbers of requests.
         self.streams = itertools.count(1)
         #: Connections of others, with what ends those that do not introduce themselves.
@@ -188,6 +191,23 @@ class OwnSide:
             return
         assert connection.peer is not None, "epochs are seen after the handshake"
         self.tell(connection.peer, epoch)
+
+    def mark(self, verb: int) -> int:
+        """What goes with a request besides the epoch, where the cluster runs on the ring."""
+        if self.marks is None or verb not in verbs.PLANNED:
+            return 0
+        return self.marks.at(self.newest.epoch)
+
+    def note_ring(self, epoch: int, fingerprint: bytes) -> None:
+        if self.marks is None:
+            self.marks = RingMarks()
+        self.marks.note(epoch, fingerprint)
+
+    def other_ring(self, peer: PeerInfo, envelope: Envelope) -> OtherRing | None:
+        """Why a request with this mark is not served; None when it is."""
+        if self.marks is None:
+            return None
+        return self.marks.refusal(peer, envelope.epoch, envelope.mark)
 
     def challenged(self, connection: Connection, theirs: Hello) -> bool:
         """Answer the first greeting of a dialer with one that asks for its proof; False when it is not the

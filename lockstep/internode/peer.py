@@ -71,12 +71,20 @@ SHARED_STREAMS: Final = decoder(tuple[list[int], msgspec.Raw])
 
 
 class SharedOut:
-    """What waits for one peer. `post` takes the frame of the request of a stream."""
+    """What waits for one peer. `post` takes the frame of the request of a stream; `own` knows what goes with
+    it."""
 
-    __slots__ = ("_clock", "_from_s", "_newest", "_post", "_until_s", "_waiting")
+    __slots__ = ("_clock", "_from_s", "_newest", "_own", "_post", "_until_s", "_waiting")
 
-    def __init__(self, newest: HasEpoch, clock: Clock, post: Callable[[int, bytes], None]) -> None:
+    def __init__(
+        self,
+        newest: HasEpoch,
+        clock: Clock,
+        post: Callable[[int, bytes], None],
+        own: OwnSide | None = None,
+    ) -> None:
         self._newest = newest
+        self._own = own
         self._clock = clock
         #: The earliest and the latest deadline of all that waits.
         self._from_s = self._until_s = 0.0
@@ -115,12 +123,14 @@ class SharedOut:
         now_s, until_s = self._clock.monotonic_s(), self._until_s
         if until_s <= now_s:
             return  # Their senders hear of it from the sweep, as if no answer had come.
+        own = self._own if self._own is not None and self._own.marks is not None else None
         for verb, (streams, bodies) in waiting.items():
             stream, body, flags = streams[0], bodies[0], REQUEST
             if len(streams) > 1:
                 stream, flags = 0, REQUEST | SHARED
                 body = encode((streams, [msgspec.Raw(body) for body in bodies]))
-            frame = encode_request(verb, stream, self._newest.epoch, body, now_s, until_s, flags)
+            epoch, mark = self._newest.epoch, own.mark(verb) if own is not None else 0
+            frame = encode_request(verb, stream, epoch, body, now_s, until_s, flags, mark)
             self._post(streams[0], frame)
 
     def forget(self) -> None:
@@ -184,7 +194,7 @@ class Peer:
         self._sweeps = Sweeps()
         self._replays: list[bytes] = []
         self.newest = node.newest
-        self._shared = SharedOut(node.newest, self._clock, self._post_shared)
+        self._shared = SharedOut(node.newest, self._clock, self._post_shared, node)
 
     @property
     def info(self) -> PeerInfo | None:
@@ -220,7 +230,8 @@ class Peer:
                 self._post(stream, frame)
             elif connection is None or self.link is not Link.OPEN or not connection.takes_shared:
                 now_s = self._clock.monotonic_s()
-                self._post(stream, encode_request(verb, stream, node.newest.epoch, body, now_s, deadline_s))
+                epoch, mark = node.newest.epoch, node.mark(verb) if node.marks is not None else 0
+                self._post(stream, encode_request(verb, stream, epoch, body, now_s, deadline_s, mark=mark))
             elif self._shared.add(verb, stream, body, deadline_s):
                 connection.before_flush(self._shared.post)
         self._pending[stream] = Pending(waiter, context, deadline_s, reply_decoder)

@@ -253,10 +253,15 @@ def serve_fast(
             respond(ServerFault(f"{name} failed: {type(error).__name__}"))
 
 
-def unserved(node: OwnSide, connection: Connection, peer: PeerInfo, verb: int) -> LockstepError | None:
-    """Why nothing of this peer is served now."""
-    if node.excluded.hosts and node.excluded.mutes(peer, verb):
+def unserved(
+    node: OwnSide, connection: Connection, peer: PeerInfo, envelope: Envelope
+) -> LockstepError | None:
+    """Why nothing of this peer is served now, or not what it planned."""
+    if node.excluded.hosts and node.excluded.mutes(peer, envelope.verb):
         return muted(peer)
+    if envelope.mark and (other := node.other_ring(peer, envelope)) is not None:
+        node.runtime.probes.reach("internode.other_ring")
+        return other
     if connection.serving > PEER_REQUESTS_SERVED_MAX:
         return Overloaded("too many requests of this peer are being answered")
     return None
@@ -286,7 +291,7 @@ def serve_shared(
         return
     node.runtime.probes.reach("internode.shared")
     connection.serving += len(streams)
-    refused = unserved(node, connection, peer, verb)
+    refused = unserved(node, connection, peer, envelope)
     for stream, request in zip(streams, requests, strict=True):
         respond = Respond(node, connection, verb, stream, True, until_s)
         if refused is None:

@@ -88,6 +88,14 @@ CATCH_UP: Final = frozenset(
     (FETCH_LOG, FETCH_SNAPSHOT, ANNOUNCE, EPOCH_QUERY, HASH_AT, MEMBERS, PING, RING_MAIL)
 )
 
+#: What is planned with the sender's metadata, so that it says on the ring of which ring that is.
+PLANNED: Final = frozenset(
+    (
+        *(WRITE, READ, READ_REPAIR, HINT, BATCH_KEEP, COUNTER, CAS_PREPARE, CAS_PROPOSE, CAS_COMMIT),
+        *(TRACKED_WRITE, TRACKED_BRING, TRACKED_PULL, REPAIR_READ, REPAIR_WRITE),
+    )
+)
+
 NAMES: Final = {
     HELLO: "hello",
     WRITE: "write",

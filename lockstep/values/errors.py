@@ -41,6 +41,7 @@ the outcome is known, and what to do next.
     │   └── FrameCorrupt              network
     ├── ReplicaRefusal
     │   ├── StaleEpoch                server     the sender's plan is older than a change that matters
+    │   ├── OtherRing                 server     the sender has another ring of the same epoch
     │   ├── NotReplica                server     this node does not hold the range at the shared epoch
     │   ├── IndexNotAvailable         server     this node has not built a secondary index yet
     │   ├── RangeLacking              server     this node lost what it stored of the range
@@ -494,6 +495,14 @@ class StaleEpoch(ReplicaRefusal):
         super().__init__(f"planned before a change that matters{what}; this node is at epoch {epoch}")
         self.epoch = epoch
         self.reason = reason
+
+
+class OtherRing(ReplicaRefusal):
+    """The sender has another ring of the same epoch, where a cluster runs without a log: what it plans holds
+    for no node here."""
+
+    code: ClassVar[str] = "OTHER_RING"
+    retriable = False
 
 
 class NotReplica(ReplicaRefusal):

@@ -105,6 +105,7 @@ class RingService:
         state.listen(self._note_applied)
 
     def start(self) -> None:
+        self._mark(self._state.current)
         self._runtime.tasks.spawn(self._run(), "ring.member")
 
     # -- what reaches the member -----------------------------------------------------------------------
@@ -122,7 +123,13 @@ class RingService:
         if not isinstance(message, Deltas | Whole):
             self._put(lambda member, now_ms: member.received(mail.sender, message, now_ms))
 
+    def _mark(self, cluster: ClusterMetadata) -> None:
+        """Have requests for data say which ring they are planned with."""
+        if cluster.is_on_ring:
+            self._context.internode.own.note_ring(cluster.epoch, ring_of(cluster).fingerprint)
+
     def _note_applied(self, before: ClusterMetadata, after: ClusterMetadata, entry: LogEntry) -> None:
+        self._mark(after)
         if before.is_on_ring and after.epoch == before.epoch + 1:
             self._applied.append(carried_by(before, after, entry))
         self._woken()
