@@ -23,6 +23,7 @@ from lockstep.metadata.directory import (
     lacking,
 )
 from lockstep.metadata.extensions import EXTENSIONS
+from lockstep.metadata.groups.ringed import RINGED
 from lockstep.metadata.groups.service import SERVICE, Service
 from lockstep.metadata.joining import JoinRefusal, collision, joining_node, refusal_of
 from lockstep.metadata.log.registry import EntryKind, refuse_older_node
@@ -125,6 +126,7 @@ class Register(msgspec.Struct, frozen=True, array_like=True):
     It is refused for the reasons of `metadata.joining`. `replaces` names the dead node whose tokens it is to
     take: only then may it come with that node's address. A node that was admitted and is not normal yet may
     present itself again, with a larger `attempt`: its addresses and what it can do are then those of now.
+    `as_of`: the epoch by which it saw whether it had to be let in by the management group; 0: not said.
     """
 
     host_id: str
@@ -141,6 +143,7 @@ class Register(msgspec.Struct, frozen=True, array_like=True):
     num_tokens: int = 1
     features: tuple[str, ...] = BASE_FEATURES
     attempt: int = 0
+    as_of: int = 0
 
     def entry(self, cluster: ClusterMetadata, epoch: int) -> NodeInfo:
         """The node's entry once it is accepted at `epoch`."""
@@ -166,9 +169,18 @@ class Register(msgspec.Struct, frozen=True, array_like=True):
             accepted_epoch=epoch,
         )
 
+    def is_before_log(self, cluster: ClusterMetadata) -> bool:
+        """Whether it was made on the ring, and there is a log by now."""
+        return 0 < self.as_of < cluster.parts[RINGED].built_epoch
+
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
         refuse_before_initialize(cluster)
         refuse_older_node(cluster.directory, self.log_version)
+        if self.is_before_log(cluster):
+            raise Rejected(
+                "the cluster got a log meanwhile, whose management group has to let the node in",
+                hint="it asks again by itself",
+            )
         node = self.entry(cluster, epoch)
         _refuse(refusal_of(cluster, node))
         return _announced(cluster, node, epoch)

@@ -41,7 +41,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "Initialize": {"voters": (), "at_ms": 0},
     "Register": {
         "version": "", "log_version": 1, "may_vote": True, "replaces": 0, "num_tokens": 1, "features": BASE,
-        "attempt": 0,
+        "attempt": 0, "as_of": 0,
     },
     "UpdateNode": {"log_version": 1, "features": BASE},
     "ExcludeNodes": {"reason": ""},

@@ -4,12 +4,14 @@ ones, two that begin at once, and what nodes give up.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from lockstep.metadata.features import IncludeNodes
+from lockstep.metadata.groups.management import Host
 from lockstep.metadata.groups.ringed import RINGED, UpgradeState
 from lockstep.metadata.groups.upgrade_entries import IGNORED
 from lockstep.node.membership.voters import designated
@@ -238,3 +240,36 @@ def test_the_circle_from_a_lost_log_over_the_ring_to_another_log() -> None:
         assert town.node(1).log.cluster.identity.cluster_id == former
         terms = [entry.term for entry in town.node(4).log.state.entries]
         assert terms == sorted(terms), "terms never go back, over the ring and to another log"
+
+
+def test_a_newcomer_that_asked_nobody_on_the_ring_is_let_in_by_the_group_of_the_log() -> None:
+    """It saw that members of a ring let nobody in, and its entry comes when there is a log."""
+    with RingTown() as town:
+        town.found()
+        built: list[bool] = []
+
+        def prepare(_name: str, node: Node) -> None:
+            admit = node.membership.management.admit
+
+            async def late(host: Host) -> None:
+                await admit(host)
+                while not built:  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+
+            node.membership.management.admit = late  # type: ignore[method-assign]
+
+        town.prepare = prepare
+        town.cluster_lines["n6"] = f'seeds=["{town.founders[0]}"]'
+        town.start(6)
+        town.until(lambda: town.nodes.get("n6") is not None and town.node(6).log.state.epoch > 0)
+        town.wait(1)
+        assert town.finish(town.upgrade(1)).error is None
+        town.until(town.built(*ALL))
+        assert len(town.newest.directory.nodes) == 5
+        built.append(True)
+        town.until(lambda: town.ready(6))
+        assert any("got a log meanwhile" in str(said) for said in town.logged("join.waits", "n6"))
+        host_id = town.node(6).context.host_id()
+        groups = [town.node(number).membership.management.group for number in ALL]
+        members = [group for group in groups if group is not None]
+        town.until(lambda: bool(members) and all(host_id in one.state.by_host_id for one in members))

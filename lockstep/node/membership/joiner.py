@@ -101,6 +101,8 @@ class Joiner:
         #: When a seed first refused to talk, on the monotonic clock.
         self._refused_s: float | None = None
         self.may_follow = False
+        #: By which epoch this node saw whom it has to ask to be let in.
+        self._as_of = 0
         #: Where it is; None before the first attempt.
         self.progress: JoinState | None = None
 
@@ -191,6 +193,8 @@ class Joiner:
         await self._identity.adopt_cluster(self._state.current.identity.cluster_id)
         await self._refuse_alive()
         described = self._describe()
+        # On the ring nobody is asked: whether that is so by the time of the entry, the entry tells.
+        self._as_of = self._state.epoch
         await self._management.admit(Host(described.host_id, described.address, described.internode_port))
         self._runtime.probes.reach("membership.admitted")
         return await self._asked(state, address, own)
@@ -226,6 +230,7 @@ class Joiner:
             num_tokens=described.num_tokens,
             features=described.features,
             attempt=attempt,
+            as_of=self._as_of,
         )
 
     def _basis_at(self, epoch: int) -> Basis | None:
@@ -390,6 +395,8 @@ class JoinService:
         try:
             epoch = await self._submitter.submit(register, SUBMIT_TIMEOUT_MS, entry_id=entry_id(register))
         except Rejected as refusal:
+            if register.is_before_log(self._state.current):
+                return JoinAnswer(attempt, Verdict.LATER, reason=refusal.message)
             found = judge(self._state.current, presented)
             if found.verdict is Verdict.ACCEPTED:
                 return found
