@@ -25,11 +25,21 @@ ROUND = ("kill", "pause", "isolate", "split", "kill two", "restart", "kill all",
 
 
 class Faults:
-    """`keep_log` takes the log of a node that is about to go."""
+    """`keep_log` takes the log of a node that is about to go. With `kinds` none comes and goes: those strike
+    in turn."""
 
-    def __init__(self, cluster: Cluster, seed: int, keep_log: Callable[[Node], None]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        seed: int,
+        keep_log: Callable[[Node], None],
+        kinds: tuple[str, ...] = (),
+        away_s: tuple[float, float] = AWAY_S,
+        quiet_s: tuple[float, float] = QUIET_S,
+    ) -> None:
         self._cluster = cluster
         self._keep_log = keep_log
+        self._kinds, self._away_s, self._quiet_s = kinds, away_s, quiet_s
         self._draw = random.Random(seed)
         self._left: list[str] = []
         self.struck: dict[str, int] = {}
@@ -37,7 +47,10 @@ class Faults:
     def strike(self) -> str:
         """One of them, and the way back; what it was."""
         if not self._left:
-            self._left = [*self._draw.sample(ROUND, len(ROUND)), "move"]
+            chosen = self._kinds or ROUND
+            self._left = self._draw.sample(chosen, len(chosen))
+            if not self._kinds:
+                self._left.append("move")
         name = self._left.pop(0)
         if name == "move":
             name = "grow" if len(self._cluster.nodes) == 3 else "shrink"
@@ -49,14 +62,14 @@ class Faults:
         self._settle()
         self.struck[name] = self.struck.get(name, 0) + 1
         seconds = time.monotonic() - began_s
-        time.sleep(self._draw.uniform(*QUIET_S))
+        time.sleep(self._draw.uniform(*self._quiet_s))
         return f"{name}: {seconds:.1f} s"
 
     def _chosen(self, count: int = 1) -> list[Node]:
         return self._draw.sample(self._cluster.nodes, count)
 
     def _away(self) -> None:
-        time.sleep(self._draw.uniform(*AWAY_S))
+        time.sleep(self._draw.uniform(*self._away_s))
 
     def _settle(self) -> None:
         local = self._cluster.local

@@ -233,6 +233,15 @@ def tablet_cluster(quick: bool) -> dict[str, Any]:
     return figures
 
 
+def torn(quick: bool) -> dict[str, Any]:
+    """Torn reads of tracked and of untracked tables, whose nodes are killed, stopped and cut off."""
+    import torn_reads as benchmark
+
+    figures = benchmark.measure(2_000, minutes=2) if quick else benchmark.measure(100_000, minutes=20)
+    benchmark.show(figures)
+    return figures
+
+
 BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "quorum": quorum,
     "workloads": workloads,
@@ -253,6 +262,7 @@ BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "streaming": streaming,
     "tablets": tablets,
     "tablet_cluster": tablet_cluster,
+    "torn_reads": torn,
 }
 
 

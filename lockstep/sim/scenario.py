@@ -26,7 +26,7 @@ from lockstep.sim.checkers.machines import self_checking
 from lockstep.sim.checkers.registers import check_registers
 from lockstep.sim.checkers.resizes import ResizeWatch
 from lockstep.sim.checkers.telling import Telling, watch_progress
-from lockstep.sim.checkers.tracked import check_reconciled, check_whole, open_ids
+from lockstep.sim.checkers.tracked import check_none_torn, check_reconciled, check_whole, open_ids
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.cluster import Shape, SimCluster, draw_shape
 from lockstep.sim.door import KEYSPACE, DoorClient
@@ -56,7 +56,7 @@ from lockstep.sim.load.side_load import Side
 from lockstep.sim.load.side_workloads import BatchWorkload, CounterWorkload, TimestampWorkload
 from lockstep.sim.load.tablet_operators import TabletOperators
 from lockstep.sim.load.upgrade_operators import UpgradeOperators
-from lockstep.sim.load.workload import Client, Load, Workload, draw_load
+from lockstep.sim.load.workload import Client, Load, Workload, draw_load, of_whole_partitions
 from lockstep.sim.plant import replaced
 from lockstep.sim.runtime.streams import Stream
 from lockstep.sim.runtime.world import World, WorldSettings
@@ -130,6 +130,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     tablets: int = 0
     #: Whether replicas know by ids what they hold.
     tracked: bool = False
+    #: Whether clients write whole partitions: then no read may show part of a write, or go back.
+    whole: bool = False
     #: Mean pause between two changes of the keyspace to tracked, or back; 0 is none.
     retracks_s: float = 0.0
     #: How nodes agree on the ring without a log, one of these; empty: there is a log.
@@ -258,6 +260,7 @@ def _drawn_load(scenario: Scenario, world: World, draw: Stream) -> Load:
         load = msgspec.structs.replace(load, levels=scenario.levels)
     if scenario.rare_levels:
         load = msgspec.structs.replace(load, rare_levels=scenario.rare_levels)
+    load = of_whole_partitions(load) if scenario.whole else load
     volley = world.stream("volley").choice(scenario.volley)
     return msgspec.structs.replace(load, volley=volley, unread=scenario.unread)
 
@@ -509,7 +512,8 @@ class Run:
     def _fresh_requests(self, number: int) -> list[Change | Look]:
         table, key = self.workload.tables[0], self.workload.keys()[0]
         timestamp = self.workload.next_timestamp()
-        puts = ((0, f"{timestamp}/final{number}".encode()),)
+        rows = range(self.workload.load.rows if self.scenario.whole else 1)
+        puts = tuple((row, f"{timestamp}/final{number}".encode()) for row in rows)
         return [
             Change(table, key, timestamp, Consistency.QUORUM, 5000, puts),
             Look(table, key, 0, Consistency.QUORUM, 5000),
@@ -565,6 +569,7 @@ class Run:
         events, rows = self.cluster.history.events, self.workload.load.rows
         self.judged = check_registers(events, rows, apart=self.watch.isolated)
         self.judged += check_whole(events) if self.scenario.tracked else 0
+        self.judged += check_none_torn(events, rows) if self.scenario.whole else 0
         for side in self.sides:
             self.judged += side.judge()
         self.watch.inspect("REP-1", self.cluster.newest)

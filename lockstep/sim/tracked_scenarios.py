@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lockstep.sim.scenario import Scenario
+from lockstep.values.ids import Consistency
 
 TRACKED_SCENARIOS = (
     Scenario(
@@ -103,5 +104,21 @@ TRACKED_SCENARIOS = (
             *("ids tell of everything", "read.repaired", "read.tracked_reread", "read.tracked_brought"),
             *("replica.write.named", "tracked.pulled", "hints.delivered", "write.replanned"),
         ),
+    ),
+    Scenario(
+        name="tracked_torn",
+        chaos_s=6.0,
+        founders=(3,),
+        factors=(3,),
+        spares=0,
+        tracked=True,
+        whole=True,
+        clients=3,
+        volley=(2, 4),
+        # A write at ONE is whole on one replica, and reads of one row must not bring others that row alone.
+        rare_levels=(Consistency.ONE,),
+        faults=("power", "pause", "slow_node", "partition", "latency", "flapping", "loss", "clog"),
+        always=("strand_writes",),
+        sometimes=(*("tracked.pulled", "read.tracked_reread", "read.tracked_brought", "read.tracked_anew"),),
     ),
 )

@@ -13,6 +13,7 @@ from lockstep.node.node import Node
 from lockstep.replica.tracked import group_of
 from lockstep.sim.checkers.registers import has_quorum
 from lockstep.sim.checkers.violation import Violation
+from lockstep.sim.checkers.whole import WholeReads
 from lockstep.sim.cluster import SimCluster
 from lockstep.sim.door import KEYSPACE
 from lockstep.sim.load.history import Change, Event, Look, Outcome
@@ -75,6 +76,38 @@ def _deletes(one: Event, read: Event, row: int, after_us: int) -> bool:
     assert isinstance(change, Change), "only these are listed"
     deletes = change.touches(row) and all(put != row for put, _ in change.puts)
     return deletes and change.timestamp_us > after_us and one.start_ns < read.end_ns
+
+
+def judge_whole(events: Sequence[Event], rows: int) -> WholeReads:
+    """What reads at a quorum saw of partitions that are written whole: the timestamp is the version."""
+    found, floors = WholeReads(rows), dict[int, int]()
+    # Who begins at the instant at which another one ends may have been first.
+    moments = [(event.start_ns, False, number) for number, event in enumerate(events)]
+    moments += [
+        (event.end_ns, True, number) for number, event in enumerate(events) if event.outcome is Outcome.OK
+    ]
+    for _, is_over, number in sorted(moments):
+        event = events[number]
+        asked = event.request
+        if asked.key is None or not has_quorum(event, ""):
+            continue
+        place = (asked.table, asked.key)
+        if not is_over:
+            floors[number] = found.begun(place)
+        elif isinstance(asked, Look):
+            seen = {at: int(value.partition(b"/")[0]) for _, at, value in event.rows}
+            found.saw(place, floors[number], seen, asked.clustering)
+        else:
+            found.reached(place, asked.timestamp_us)
+    return found
+
+
+def check_none_torn(events: Sequence[Event], rows: int) -> int:
+    """REP-2b and REP-2a of partitions that are written whole: how many reads of all of one were judged."""
+    found = judge_whole(events, rows)
+    if found.torn or found.back:
+        raise Violation("REP-2b" if found.torn else "REP-2a", "; ".join(found.examples))
+    return found.whole
 
 
 def _nodes(cluster: SimCluster) -> dict[int, Node]:

@@ -51,6 +51,18 @@ def strand_decision(means: Means, draw: Stream) -> None:
     means.add_rule(rule, seconds=5.0)
 
 
+def strand_writes(means: Means, draw: Stream) -> None:
+    """A node that clients reach and other nodes do not, and that is killed before they do: what it was asked
+    to write meanwhile it alone has, and nobody is told."""
+    cluster, name = means.cluster, means.some_live(draw)
+    others = [other for other in cluster.hosts() if name and other != cluster.processes[name].host]
+    if others:
+        cluster.world.count("fault.strand_writes")
+        seconds = 0.1 + draw.random() * draw.choice((0.2, 0.6))
+        means.cut([cluster.processes[name].host], others, symmetric=True, seconds=seconds + 0.01)
+        means.later(seconds, lambda: means.crash(name, KILL, 0.05))
+
+
 def wipe_counting(means: Means, draw: Stream) -> None:
     """A replica loses its store, and ends, between the read of a counter and the write of its new sum."""
     cluster = means.cluster

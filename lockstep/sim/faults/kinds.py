@@ -18,6 +18,7 @@ from lockstep.sim.faults.halfway import (
     lone_holder,
     power_at_drop,
     strand_decision,
+    strand_writes,
     wipe_counting,
 )
 from lockstep.sim.faults.lost_stores import lose_store
@@ -574,6 +575,7 @@ HALFWAY_FAULTS: dict[str, Fault] = {
     fault.name: fault
     for fault in (
         Fault("strand_decision", strand_decision, ("fault.strand_decision",), 2.0),
+        Fault("strand_writes", strand_writes, ("fault.strand_writes",), 2.0),
         Fault("crash_building", crash_building, ("fault.crash_building",), 3.0),
         Fault("wipe_counting", wipe_counting, ("fault.wipe_counting",), 2.0),
         Fault("linger_counting", linger_counting, ("fault.linger_counting",), 2.0),

@@ -56,6 +56,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     volley: int = 1
     #: Partitions that are written and not read before the end, so that no read repairs them; nor does a scan.
     unread: int = 0
+    #: Of the puts, how many write all rows of a partition.
+    whole_share: float = 0.2
 
 
 def draw_load(draw: Stream) -> Load:
@@ -73,6 +75,20 @@ def draw_load(draw: Stream) -> Load:
         cql_share=draw.choice((0.0, 0.5, 1.0)),
         twin_share=draw.choice((0.0, 0.1, 0.3)),
         echo_share=draw.choice((0.0, 0.2, 0.5)),
+    )
+
+
+def of_whole_partitions(load: Load) -> Load:
+    """The same, of clients that write all rows of few partitions, and mostly read."""
+    return msgspec.structs.replace(
+        load,
+        partitions=4,
+        rows=4,
+        write_share=0.2,
+        delete_share=0.0,
+        twin_share=0.0,
+        whole_share=1.0,
+        page_rows=100,
     )
 
 
@@ -207,7 +223,8 @@ class Client:
                 return self._change(table, draw.choice(self._workload.unread_keys()), level)
             return self._change(table, key, level)
         if last is not None and draw.random() < load.echo_share:
-            return Look(last.table, last.key, last.puts[0][0], level, load.timeout_ms, load.page_rows)
+            row = None if load.whole_share == 1.0 and draw.random() < 0.5 else last.puts[0][0]
+            return Look(last.table, last.key, row, level, load.timeout_ms, load.page_rows)
         shape = draw.random()
         if shape < 0.1 and not load.unread:
             return Look(table, None, None, level, load.timeout_ms, load.page_rows)
@@ -235,7 +252,7 @@ class Client:
                 return Change(table, key, timestamp, level, timeout_ms, delete_rows=rows)
             return Change(table, key, timestamp, level, timeout_ms, delete_partition=True)
         chosen = [clustering]
-        if draw.random() < 0.2:
+        if draw.random() < load.whole_share:
             chosen = list(range(load.rows))
         puts = tuple((at, self._value(timestamp)) for at in chosen)
         change = Change(table, key, timestamp, level, timeout_ms, puts)
