@@ -242,6 +242,15 @@ def torn(quick: bool) -> dict[str, Any]:
     return figures
 
 
+def tracked(quick: bool) -> dict[str, Any]:
+    """What tracked tables cost beside untracked ones."""
+    import tracked_reads as benchmark
+
+    figures = benchmark.measure(("counts", "summaries", "starts") if quick else tuple(benchmark.PARTS))
+    benchmark.show(figures)
+    return figures
+
+
 BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "quorum": quorum,
     "workloads": workloads,
@@ -262,6 +271,7 @@ BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "streaming": streaming,
     "tablets": tablets,
     "tablet_cluster": tablet_cluster,
+    "tracked_reads": tracked,
     "torn_reads": torn,
 }
 

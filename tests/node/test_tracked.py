@@ -270,6 +270,8 @@ def test_scenario_14_a_replica_that_was_away_gets_what_it_missed_and_nobody_keep
         settled(town)
         assert rows_of(town, 3) == 10
         assert held(town, 1) == held(town, 3)
+        # Both of the others have all that it lacks; one of them sends it.
+        assert town.node(3).data.reconciler.pulled == 20
 
 
 def test_30_what_is_of_a_dropped_table_is_held_as_nothing() -> None:

@@ -84,6 +84,8 @@ class Reconciler:
         self.is_paused = False
         self.rounds = 0
         self.reconciled = 0
+        #: What is on its way from one of the others, by range: nobody else is asked for it meanwhile.
+        self._pulling: dict[Shard, Held] = {}
         #: What replicas told last, by range.
         self._told: dict[Shard, dict[int, Held]] = {}
         #: (moment, what anybody held then) of a range; and the last moment of which all is reconciled.
@@ -209,13 +211,17 @@ class Reconciler:
                 await self._pull(one.shard, one.held, address, timeout_ms)
 
     async def _pull(self, shard: Shard, held: Held, address: Address, timeout_ms: float) -> None:
-        lacking = held.difference(self.journal.held(shard))
+        pulling = self._pulling.get(shard, NOTHING)
+        lacking = held.difference(self.journal.held(shard)).difference(pulling)
         if not lacking:
             return
+        self._pulling[shard] = pulling.union(lacking)
         try:
             await self._tracked.pull(shard, lacking, address, timeout_ms)
         except LockstepError:
             self._runtime.probes.reach("reconcile.not_pulled")
+        finally:
+            self._pulling[shard] = self._pulling[shard].difference(lacking)
 
     def _settle(
         self, cluster: ClusterMetadata, shard: Shard, own: Held, fresh: set[int], began_us: int
