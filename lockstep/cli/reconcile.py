@@ -88,9 +88,14 @@ def watch(every_s: float, lines: int | None, call: render.Call) -> None:
 
 def _journal(told: Reconciling) -> str:
     size = render.bytes_text(told.entry_bytes)
-    return (
+    said = (
         f"node {told.node}: {told.entries} mutations ({size}) in the journal, of {told.ranges} tracked ranges"
     )
+    if told.in_cohorts:
+        said += f"; {told.in_cohorts} in its tables alone, for who was away"
+    if told.getting:
+        said += f"; it gets what it missed of {told.getting} ranges"
+    return said
 
 
 def _by_node(told: Reconciling) -> dict[int, list[ReplicaLag]]:

@@ -224,7 +224,10 @@ class ReadRound:
     def check(self) -> None:
         if self._digests:
             digests = [target for target, reply in self._answers.values() if reply.digest]
-            if digests and not (self._request.tracking is not Tracking.NONE and self._has_data()):
+            if self._request.tracking is not Tracking.NONE:
+                # Who is just getting what it missed shows no data. Whoever asked finds others when all are.
+                digests = [] if self._has_data() else [t for t in digests if not self._is_partial(t)]
+            if digests:
                 self._ask_for_content(digests)
                 return
         self.round.confirmed(self.round.plan)
@@ -267,6 +270,10 @@ class ReadRound:
         if not self.future.done():
             self._owner.reach("read.retried")
             carry_out(self, self.round.again())
+
+    def _is_partial(self, target: Target) -> bool:
+        known = self._answers[target.node][1].known
+        return known is not None and known.partial
 
     def _has_data(self) -> bool:
         """Whether a replica gave its answer, be it that there is nothing."""

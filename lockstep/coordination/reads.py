@@ -373,7 +373,7 @@ class Reads:
             tracking = Tracking.NONE if tracked is None else Tracking.DATA
             request = ReadRequest(plan.epoch, plan.needs_epoch, command, 0, tracking)
             try:
-                answers = await self._answers(plan, request, deadline_s)
+                answers = await self._answers(plan, request, deadline_s, changes if tracked else 0)
                 if tracked is not None and answers is not None:
                     answers = await tracked.settled(plan, request, answers, deadline_s)
             except ReadFailure:
@@ -407,10 +407,18 @@ class Reads:
         if self.runtime.clock.monotonic_s() >= deadline_s:
             raise ReadTimeout(plan.consistency, 0, plan.required, False)
 
-    async def _answers(self, plan: Plan, request: ReadRequest, deadline_s: float) -> list[Answer] | None:
-        """Enough answers, or None when the plan turned out stale and this node has caught up."""
+    async def _answers(
+        self, plan: Plan, request: ReadRequest, deadline_s: float, turn: int = 0
+    ) -> list[Answer] | None:
+        """Enough answers, or None when the plan turned out stale and this node has caught up. `turn`: how
+        often others were asked in vain; each time those alive are asked in another order."""
         opinions = self.context.opinions
         ordered = self.plans.read_order(plan, opinions.prefers, opinions.alive)
+        if turn:
+            alive = [target for target in ordered if opinions.alive(target.node)]
+            first = turn % len(alive) if alive else 0
+            rest = (target for target in ordered if target not in alive)
+            ordered = (*alive[first:], *alive[:first], *rest)
         if plan.reads_ids and plan.group.write_only:
             # The first one is asked for data, and a replica that is being filled has not all.
             ordered = tuple(sorted(ordered, key=lambda target: target.node not in plan.group.reads))

@@ -2,14 +2,16 @@
 
 One replica has answered with data, the others with what they hold. Invariant: what is returned holds
 everything that any of the replicas asked held as it was asked, and each of these holds, durably, everything
-that is in it: whole mutations, so none is seen in part, and a later read of the level sees them again. Data
-is read twice at most.
+that is in it: whole mutations, so none is seen in part, and a later read of the level sees them again. What
+cannot be brought, for its single mutations are let go of while a replica is away, is read at one that has it,
+and is to be held by so many replicas that each later read of the level asks one of them. Data is read three
+times at most.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 
 from lockstep.coordination.context import CoordinationContext
 from lockstep.coordination.read_round import Answer
@@ -19,7 +21,7 @@ from lockstep.quorum.round import Target
 from lockstep.replica.messages import Known, ReadReply, ReadRequest
 from lockstep.replica.tracked import Bring
 from lockstep.tracking.held import NOTHING, Held, all_of
-from lockstep.values.errors import LockstepError
+from lockstep.values.errors import LockstepError, PeerTimeout
 from lockstep.values.rows import ReadCommand
 
 
@@ -29,9 +31,31 @@ def known_of(answer: Answer) -> Known:
     return known
 
 
+def meets(plan: Plan, holders: Collection[int]) -> bool:
+    """Whether every read of the plan's level asks one of these replicas."""
+    return not plan.satisfied_by(target.node for target in plan.targets if target.node not in holders)
+
+
 def held_by(answer: Answer) -> Held:
-    known = known_of(answer)
+    return _held(known_of(answer))
+
+
+def _held(known: Known) -> Held:
     return known.held.union(known.recent)
+
+
+def _require_met(plan: Plan, apart: Held, known: Sequence[tuple[Target, Known]]) -> None:
+    """PeerTimeout unless each later read of the level asks a replica that has these, which some that answered
+    lack."""
+    if not apart:
+        return
+    answered = {int(target.node): one for target, one in known}
+    holders = {node for node, one in answered.items() if _held(one).covers(apart)}
+    for node in sorted(holders):
+        if answered[node].apart.covers(apart):
+            holders.update(other for other in answered[node].holders if other not in answered)
+    if not meets(plan, holders):
+        raise PeerTimeout("a replica that was away is still to get what the others hold")
 
 
 async def bring(
@@ -65,9 +89,12 @@ async def made_even(
 ) -> None:
     """Have each of these replicas hold what any of them held of what was read."""
     shown = all_of(one.recent for _, one in known)
+    apart = all_of(one.apart for _, one in known)
     bringing: list[Awaitable[None]] = []
     for target, one in known:
         lacking = shown.difference(one.held.union(one.recent))
+        _require_met(plan, lacking.intersection(apart), known)
+        lacking = lacking.difference(apart)
         if lacking:
             sources = [other for other, _ in known if other is not target]
             bringing.append(bring(context, plan, target, command.table_id, lacking, sources, left_ms))
@@ -92,7 +119,10 @@ class TrackedReads:
         anew."""
         # A replica that is being filled has ids of which it lacks others: it says what it holds, no more.
         readers = plan.group.reads
-        data = next(answer for answer in answers if not answer[1].digest and answer[0].node in readers)
+        found = (answer for answer in answers if not answer[1].digest and answer[0].node in readers)
+        data = next(found, None)
+        if data is None:
+            return None
         others = [answer for answer in answers if answer is not data]
         try:
             async with asyncio.timeout(max(deadline_s - self._runtime.clock.monotonic_s(), 0.0)):
@@ -104,6 +134,9 @@ class TrackedReads:
     async def _settled(
         self, plan: Plan, request: ReadRequest, data: Answer, others: Sequence[Answer], deadline_s: float
     ) -> Answer:
+        apart = all_of(known_of(answer).apart for answer in others)
+        if not held_by(data).covers(apart):
+            data, others = await self._switched(plan, request, apart, (data, *others), deadline_s)
         wanted = all_of(held_by(answer) for answer in others)
         if not known_of(data).held.covers(wanted):
             self.reread += 1
@@ -112,11 +145,13 @@ class TrackedReads:
             everywhere = all_of(known_of(answer).held for answer in others if answer[1].digest)
             await self._bring(plan, data[0], request, wanted, holders, deadline_s, everywhere)
             data = (data[0], await self._read(plan, data[0], request, deadline_s))
-        shown = known_of(data).recent
+        known = [(answer[0], known_of(answer)) for answer in (data, *others)]
+        shown, apart = known_of(data).recent, known_of(data).apart
+        _require_met(plan, all_of(apart.difference(held_by(answer)) for answer in others), known)
         bringing: list[Awaitable[None]] = [
             self._bring(plan, answer[0], request, lacking, (data[0],), deadline_s)
             for answer in others
-            if (lacking := shown.difference(held_by(answer)))
+            if (lacking := shown.difference(held_by(answer)).difference(apart))
         ]
         if bringing:
             self.brought += len(bringing)
@@ -124,12 +159,29 @@ class TrackedReads:
             await asyncio.gather(*bringing)
         return data
 
+    async def _switched(
+        self, plan: Plan, request: ReadRequest, apart: Held, answers: Sequence[Answer], deadline_s: float
+    ) -> tuple[Answer, list[Answer]]:
+        """The data of a replica that holds what cannot be brought to another one, and the other answers.
+        PeerTimeout when each of them lacks something."""
+        for answer in answers:
+            known = known_of(answer)
+            if answer[0].node in plan.group.reads and not known.partial and held_by(answer).covers(apart):
+                self._runtime.probes.reach("read.tracked_switched")
+                others = [other for other in answers if other is not answer]
+                return (answer[0], await self._read(plan, answer[0], request, deadline_s)), others
+        raise PeerTimeout("each replica asked was away while others wrote, and is still to get that")
+
     async def _read(self, plan: Plan, target: Target, request: ReadRequest, deadline_s: float) -> ReadReply:
+        """PeerTimeout when the replica has begun to get what it missed, and shows no data any more."""
+        reply: ReadReply
         if target is plan.local:
-            return await self._context.replica.read(request)
-        reply: ReadReply = await self._context.internode.request(
-            target.address, verbs.READ, request, self._left_ms(deadline_s)
-        )
+            reply = await self._context.replica.read(request)
+        else:
+            left_ms = self._left_ms(deadline_s)
+            reply = await self._context.internode.request(target.address, verbs.READ, request, left_ms)
+        if reply.digest:
+            raise PeerTimeout(f"node {target.node} is getting what it missed of the range")
         return reply
 
     async def _bring(

@@ -248,7 +248,8 @@ class ReplicaLag(msgspec.Struct, frozen=True):
 
 
 class Reconciling(msgspec.Struct, frozen=True):
-    """The journal of the node that is asked, and what replicas lack."""
+    """The journal of the node that is asked, and what replicas lack. `in_cohorts`: mutations that lie in its
+    tables alone while a replica is away; `getting`: ranges of which it gets what it missed itself."""
 
     schema: str = "reconcile/1"
     node: int = 0
@@ -258,6 +259,8 @@ class Reconciling(msgspec.Struct, frozen=True):
     reconciled: int = 0
     pulled: int = 0
     lags: tuple[ReplicaLag, ...] = ()
+    in_cohorts: int = 0
+    getting: int = 0
 
 
 class ReadSessions(msgspec.Struct, frozen=True):

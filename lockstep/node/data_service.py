@@ -34,6 +34,7 @@ from lockstep.node.membership.identity import keep_generation
 from lockstep.node.stamps import MutationIds
 from lockstep.node.work.backup_service import BackupRestoring
 from lockstep.node.work.backup_taking import BackupTaking
+from lockstep.node.work.cohorts import CohortTaking
 from lockstep.node.work.condition_watches import watch_disk, watch_tracked
 from lockstep.node.work.lacking import InheritedRanges
 from lockstep.node.work.read_sessions import ReadSessions
@@ -207,9 +208,9 @@ def wire_data(log: NodeLog, store: Store, engine: StorageEngine) -> NodeData:
     streams.clean()
     streams.forget_closed()
     stream_client.forget_closed(cluster().session_open)
-    participant = _participant(log, engine, guards, hints, batch_store)
     loads = LoadTarget(runtime, internode, engine, cluster, reach, own_id, context.log)
     state.listen(loads.applied, parts_only=True)
+    cohorts = CohortTaking(context, tracked, replica, engine, limits.throttle, new_mutation_id)
     return NodeData(
         context=context,
         store=store,
@@ -232,7 +233,7 @@ def wire_data(log: NodeLog, store: Store, engine: StorageEngine) -> NodeData:
         stream_client=stream_client,
         backup_taking=taking,
         backup_restoring=restoring,
-        repair_participant=participant,
+        repair_participant=_participant(log, engine, guards, hints, batch_store),
         index_upkeep=IndexUpkeep(state, engine),
         inherited=InheritedRanges(context, state, engine),
         unowned=UnownedTablets(context, state, engine),
@@ -241,7 +242,7 @@ def wire_data(log: NodeLog, store: Store, engine: StorageEngine) -> NodeData:
         decommission_handoff=DecommissionHandoff(context, batch_store, hints, delivery, log.submitter),
         loads=loads,
         read_sessions=_read_sessions(context, engine, lacking),
-        tracked_ranges=TrackedRanges(context, state, tracked, Reconciler(context, tracked), guards),
+        tracked_ranges=TrackedRanges(context, state, tracked, Reconciler(context, tracked, cohorts), guards),
     )
 
 

@@ -255,6 +255,7 @@ class BallotService:
 
     def _require_held(self, place: Place) -> None:
         self.require_held(place.table_id, Range(place.token - 1, place.token))
+        self._replica.require_whole(place.table_id, place.token)
 
     # -- judging ----------------------------------------------------------------------------------
 

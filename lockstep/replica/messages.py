@@ -20,7 +20,7 @@ import msgspec
 
 from lockstep.consensus.paxos import Acceptor, Ballot, Proposal
 from lockstep.storage.store import FileSummary
-from lockstep.tracking.held import Held, MutationId
+from lockstep.tracking.held import NOTHING, Held, MutationId
 from lockstep.values.rows import Mutation, ReadCommand, ReadResult
 from lockstep.values.tokens import Range
 
@@ -53,10 +53,16 @@ class Tracking(enum.IntEnum):
 
 class Known(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Which mutations a replica holds. `held`, with an answer: all of the range, of the instant of the
-    answer; without one: those that every replica holds. `recent`: the others, of what is read at least."""
+    answer; without one: those that every replica holds. `recent`: the others, of what is read at least.
+    `apart`: those of them that nobody can be brought one by one; `holders`: other replicas that told that
+    they hold all of these. `partial`: the tables have parts of mutations that are not named, so this is no
+    answer with data."""
 
     held: Held
     recent: Held
+    apart: Held = NOTHING
+    holders: tuple[int, ...] = ()
+    partial: bool = False
 
 
 class ReadRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):

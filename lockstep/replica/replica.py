@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
+import msgspec
+
 from lockstep.internode import verbs
 from lockstep.internode.handshake import Address, PeerInfo
 from lockstep.internode.internode import Internode
@@ -40,7 +42,7 @@ from lockstep.replica.messages import Known, ReadReply, ReadRequest, Tracking, W
 from lockstep.runtime.ports import Runtime
 from lockstep.storage.journal import Journal
 from lockstep.tracking.held import MutationId, all_of
-from lockstep.values.errors import InvalidRequest, LockstepError, NotReplica, StaleEpoch
+from lockstep.values.errors import InvalidRequest, LockstepError, NotReplica, RangeLacking, StaleEpoch
 from lockstep.values.node_limits import WRITES_A_TURN
 from lockstep.values.rows import Mutation, ReadCommand, ReadResult, has_large_row, without_log
 from lockstep.values.tokens import Range
@@ -353,6 +355,8 @@ class ReplicaService:
         if request.tracking is Tracking.SUMMARY:
             return None  # What is told is durable first.
         known = self._known(request)
+        if known is not None and known.partial:
+            return None
         result = self._engine.read_now(request.command)
         return None if result is None else with_known(reply_to(request, accepted_epoch, result), known)
 
@@ -376,10 +380,27 @@ class ReplicaService:
         shards = [(ring.id, one.range.right) for one in placed]
         told = journal.held if tracking is Tracking.DATA else journal.reconciled
         recent = all_of(journal.recent(shard, command) for shard in shards)
-        return Known(all_of(map(told, shards)), recent)
+        held, apart = all_of(map(told, shards)), all_of(map(journal.apart, shards))
+        partial = any(journal.taking(shard) is not None for shard in shards)
+        if not apart and not partial:
+            return Known(held, recent)
+        several = [journal.holders(shard, ids) for shard in shards if (ids := journal.apart(shard))]
+        holders = frozenset.intersection(*several) if several else frozenset[int]()
+        return Known(held, recent, apart, tuple(sorted(holders)), partial)
+
+    def require_whole(self, table_id: int, token: int) -> None:
+        """RangeLacking while this node gets what it missed of a tracked table's range: its tables may have
+        parts of mutations."""
+        placement, journal = self._plans.placement(table_id), self.journal
+        if journal is None or placement is None or not placement.is_tracked:
+            return
+        shard = placement.ring.id, placement.ring.range_at(token).range.right
+        if journal.taking(shard) is not None:
+            raise RangeLacking(f"this node is getting what it missed of the range up to {shard[1]}")
 
     async def _summary(self, request: ReadRequest, accepted_epoch: int) -> ReadReply:
-        known = self._known(request)
+        as_summary = msgspec.structs.replace(request, tracking=Tracking.SUMMARY)
+        known = self._known(as_summary)
         assert self.journal is not None, "a summary is of a journal"
         await self.journal.synced()
         self._check_read(request)
@@ -395,6 +416,9 @@ class ReplicaService:
             return await self._summary(request, accepted_epoch)
         # The engine looks in the same step.
         known = self._known(request)
+        if known is not None and known.partial:
+            self._probes.reach("read.tracked_partial")
+            return await self._summary(request, accepted_epoch)
         result = await self._engine.read(request.command)
         reply: ReadReply | None = None
         if has_large_row((result,)):

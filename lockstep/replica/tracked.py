@@ -21,7 +21,8 @@ from lockstep.placement.placements import PlacedRange, ReplicaGroup
 from lockstep.quorum.failure_codes import STALE_TABLE
 from lockstep.runtime.ports import Runtime
 from lockstep.schema.tracking import is_tracked, tracked_tables
-from lockstep.storage.journal import Journal, Named, Shard
+from lockstep.storage.journal import Journal
+from lockstep.storage.journal_records import Named, Shard
 from lockstep.tracking.held import NOTHING, Held
 from lockstep.values.errors import LockstepError, NotReplica, PeerTimeout, StaleEpoch
 from lockstep.values.node_limits import JOURNAL_PULL_BYTES, JOURNAL_PULLS_MAX
@@ -104,7 +105,9 @@ class TrackedReplica:
     ) -> None:
         """`is_filled`: whether this node has lost nothing that it held."""
         self.journal = journal
-        self._is_filled = is_filled
+        self.is_filled = is_filled
+        #: Ranges of which this node filled its tables again, after it lost some.
+        self.refills = 0
         self._runtime = runtime
         self._internode = internode
         self._metadata = metadata
@@ -137,7 +140,7 @@ class TrackedReplica:
         and may be of the other side."""
         ring = self._metadata().placements.by_id.get(shard[0])
         placed = ring.range_at(shard[1]) if ring is not None else None
-        if placed is not None and self._own_id() in placed.group.reads and self._is_filled():
+        if placed is not None and self._own_id() in placed.group.reads and self.is_filled():
             self.journal.adopt((shard[0], placed.range.right), everywhere)
 
     async def bring(self, request: Bring) -> None:

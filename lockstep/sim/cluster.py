@@ -87,6 +87,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     tablets: int = 0
     #: Whether replicas know by ids what they hold.
     tracked: bool = False
+    #: After how long a silent replica of tracked tables is away; 0 leaves it to the product.
+    cohort_after_s: float = 0.0
     #: How nodes agree on the ring without a log; empty: there is a log.
     ring_mode: str = ""
 
@@ -392,6 +394,8 @@ class SimCluster:
             self.nodes[name] = node
             try:
                 await node.load()
+                if self.shape.cohort_after_s:
+                    node.data.reconciler.cohort_after_s = self.shape.cohort_after_s
                 self.on_load(name, node)
                 await node.start()
             except LockstepError as error:

@@ -132,6 +132,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     tracked: bool = False
     #: Whether clients write whole partitions: then no read may show part of a write, or go back.
     whole: bool = False
+    #: After how long a silent replica is away, whatever the product says, one of these.
+    cohort_after_s: tuple[float, ...] = (0.0,)
     #: Mean pause between two changes of the keyspace to tracked, or back; 0 is none.
     retracks_s: float = 0.0
     #: How nodes agree on the ring without a log, one of these; empty: there is a log.
@@ -286,7 +288,9 @@ def _drawn_shape(scenario: Scenario, world: World, draw: Stream) -> Shape:
         shape = msgspec.structs.replace(shape, duplicate=duplicate)
     hints = world.stream("hints").choice(scenario.hints)
     ring_mode = world.stream("ring mode").choice(scenario.ring_mode)
-    shape = msgspec.structs.replace(shape, hints=hints, ring_mode=ring_mode, tracked=scenario.tracked)
+    after_s = world.stream("cohorts").choice(scenario.cohort_after_s)
+    shape = msgspec.structs.replace(shape, hints=hints, ring_mode=ring_mode, cohort_after_s=after_s)
+    shape = msgspec.structs.replace(shape, tracked=scenario.tracked)
     if scenario.tablets or scenario.migrates_s:
         shape = msgspec.structs.replace(shape, tablets=scenario.tablets, strategy="NetworkTopologyStrategy")
     return shape

@@ -87,6 +87,27 @@ TRACKED_SCENARIOS = (
         ),
     ),
     Scenario(
+        name="tracked_cohorts",
+        chaos_s=18.0,
+        founders=(3, 3, 4, 5),
+        factors=(3,),
+        spares=0,
+        tracked=True,
+        clients=3,
+        cohort_after_s=(0.5, 0.5, 2.0),
+        duplicate=(0.0, 0.05),
+        always=("long_away",),
+        faults=(
+            *("long_away", "kill", "power", "all_down", "pause", "slow_node", "partition", "latency"),
+            *("isolate_leader", "crash_at_probe", "loss", "slow_disk", "linger", "flapping"),
+        ),
+        sometimes=(
+            *("cohort.set_apart", "cohort.claimed", "cohort.taken", "cohort.rows_taken", "cohort.not_taken"),
+            *("cohort.too_few", "read.tracked_partial", "read.tracked_switched", "read.tracked_anew"),
+            *("tracked.pulled", "read.tracked_brought"),
+        ),
+    ),
+    Scenario(
         name="tracked_altered",
         chaos_s=16.0,
         founders=(3, 3, 4),

@@ -20,6 +20,12 @@ from lockstep.tracking.held import NOTHING, Held, all_of
 from lockstep.tracking.limits import COHORTS_MAX
 
 
+def are_enough(there: frozenset[int], replicas: frozenset[int], near: frozenset[int]) -> bool:
+    """Whether those that are there may let go of single mutations: each majority of all replicas, or each one
+    of those in a data centre, has one of them. What fewer hold, no answer could show before others got it."""
+    return any(group and len(there & group) > len(group) // 2 for group in (replicas, near))
+
+
 class Cohort(msgspec.Struct, frozen=True, array_like=True, order=True):
     holders: tuple[int, ...]
     ids: Held

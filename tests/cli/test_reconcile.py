@@ -37,6 +37,13 @@ def test_status_shows_each_replica() -> None:
     assert json.loads(result.stdout)["lags"][0]["lacks_s"] == 75
 
 
+def test_what_is_in_cohorts_and_what_is_got_is_said() -> None:
+    canned = told(AWAY)
+    canned["GET /v1/reconcile"] |= {"in_cohorts": 12, "getting": 2}
+    result, _ = ask(canned, "reconcile", "status")
+    assert "12 in its tables alone" in result.stdout and "what it missed of 2 ranges" in result.stdout
+
+
 def test_why_says_for_whom_and_since_when() -> None:
     result, _ = ask(told(AWAY, FETCHES), "reconcile", "why")
     assert "40 mutations are kept for node 3, the oldest for 75 s: it seems dead" in result.stdout

@@ -31,6 +31,7 @@ PARTS_OF_OTHERS = {
     "lockstep.topology.joining": "JoinState",
     "lockstep.ring": "RingMember",
     "lockstep.tracking": "RangeLog",
+    "lockstep.storage.shard_logs": "Journal",
 }
 #: Modules that write into values that are frozen: memos, and bodies that put their tokens in order when made.
 MEMOS = {"lockstep.values.memo", "lockstep.topology.kinds.bootstrap", "lockstep.topology.kinds.move"}

@@ -23,7 +23,7 @@ from lockstep.schema.model import ColumnKind
 from lockstep.server.views.tracking_views import journal_rows
 from lockstep.sim.door import command_for, mutation_for
 from lockstep.sim.load.history import Change, Look
-from lockstep.storage.journal import Shard
+from lockstep.storage.journal_records import Shard
 from lockstep.tracking.held import Held
 from lockstep.values.errors import InvalidRequest, WriteTimeout
 from lockstep.values.ids import Consistency

@@ -11,6 +11,7 @@ import pytest
 from lockstep.storage import journal as journal_module
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.journal import Journal
+from lockstep.storage.shard_logs import Taking
 from lockstep.tracking.held import Held, MutationId, held_of
 from lockstep.tracking.intervals import of
 from lockstep.values.errors import InvalidRequest
@@ -221,6 +222,101 @@ def test_ids_follow_the_cuts_of_ranges_and_are_let_go_of_with_them(
         journal.adopt((4, TOKEN_MAX), held(3, 5))
         journal.validate()
         assert journal.reconciled((4, TOKEN_MAX)) == held(0, 1, 2, 3, 5, 9)
+        await engine.close()
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_apart_has_no_entry_and_is_known_again_after_a_start(kind: str, tmp_path: Path) -> None:
+    async def check() -> None:
+        disk = LossyDisk()
+        engine, journal = await opened(tmp_path, kind, 1, disk)
+        for number in range(6):
+            journal.give(SHARD, mutation(number), NOW_US)
+        assert journal.set_apart(SHARD, held(0, 1, 2, 9)) == 3
+        assert journal.set_apart(SHARD, held(1)) == 0
+        journal.claim(SHARD, held(1, 4, start=8))
+        journal.take_from(SHARD, Taking((9,)))
+        journal.validate()
+        await journal.synced()
+        await engine.close()
+        engine, again = await opened(tmp_path, kind, 2, disk)
+        again.validate()
+        assert again.apart(SHARD) == held(0, 1, 2).union(held(1, 4, start=8))
+        assert not again.reconciled(SHARD) and again.apart_count == 5 and again.entry_count == 3
+        assert again.taking(SHARD) == Taking((9,))
+        assert [one.id.offset for one in again.entries(3, again.held(SHARD), MUTATION_BYTES_MAX)] == [3, 4, 5]
+        assert again.recent(SHARD, read_of(5, b"k5")) == again.held(SHARD), "a read is told of all of it"
+        assert again.recent(SHARD, read_of(6, b"k6")) == again.apart(SHARD), "and of what may be of its token"
+        assert again.held_in(3) == held(3, 4, 5), "what is apart is of its own range alone"
+        assert again.reconcile(SHARD, held(0, 1, 3)) == 3
+        again.take_from(SHARD, None)
+        again.release(SHARD, held(1, start=8).union(held(0)))
+        assert again.apart(SHARD) == held(2).union(held(4, start=8))
+        assert again.reconciled(SHARD) == held(0, 1, 3)
+        again.validate()
+        await again.synced()
+        await engine.close()
+        engine, last = await opened(tmp_path, kind, 3, disk)
+        assert last.held(SHARD) == again.held(SHARD) and last.taking(SHARD) is None
+        assert last.apart(SHARD) == again.apart(SHARD)
+        await engine.close()
+
+    asyncio.run(check())
+
+
+def test_a_log_that_lost_an_id_gives_no_more(tmp_path: Path) -> None:
+    async def check() -> None:
+        engine, journal = await opened(tmp_path, "model")
+        given = journal.give(SHARD, mutation(1), NOW_US)
+        journal.set_apart(SHARD, held(0))
+        journal.release(SHARD, held(0))
+        again = journal.give(SHARD, mutation(2), NOW_US)
+        assert again.log != given.log
+        journal.validate()
+        await engine.close()
+
+    asyncio.run(check())
+
+
+def test_what_is_apart_goes_to_both_sides_of_a_cut_and_a_join_of_one_that_is_got_is_compared(
+    tmp_path: Path,
+) -> None:
+    ranges, tables = Ranges(), {TABLE: 3}
+
+    async def check() -> None:
+        disk = LossyDisk()
+        runtime = runtime_of(disk)
+        engine = StorageEngine(await open_store("model", tmp_path, runtime), runtime, background_merge=False)
+        journal = Journal(engine, lambda: 7, 1, ranges.at)
+        journal.fit(tables)
+        for number in range(4):
+            journal.give(SHARD, mutation(number, number), NOW_US)
+        journal.set_apart(SHARD, held(0, 1, 2))
+        ranges.rights = [1, TOKEN_MAX]
+        journal.fit(tables)
+        assert journal.apart((3, 1)) == journal.apart(SHARD) == held(0, 1, 2)
+        assert journal.held(SHARD) == held(0, 1, 2, 3)
+        journal.reconcile((3, 1), held(0, 1))
+        journal.take_from(SHARD, Taking((9,)))
+        ranges.rights = [TOKEN_MAX]
+        journal.fit(tables)
+        journal.validate()
+        assert journal.apart(SHARD) == held(0, 1, 2), "what is reconciled on one side is not on the other"
+        assert not journal.reconciled(SHARD)
+        assert journal.taking(SHARD) == Taking((9,), is_joined=True)
+        await journal.synced()
+        await engine.close()
+        engine = StorageEngine(
+            await open_store("model", tmp_path, runtime_of(disk)), runtime_of(disk), background_merge=False
+        )
+        again = Journal(engine, lambda: 7, 2, ranges.at)
+        assert again.apart(SHARD) == held(0, 1, 2) and again.taking(SHARD) == Taking((9,), is_joined=True)
+        assert set(again.shards) == {SHARD}
+        again.fit({})
+        again.validate()
+        assert not again.held(SHARD) and again.taking(SHARD) is None
         await engine.close()
 
     asyncio.run(check())

@@ -11,7 +11,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.tracking.cohorts import Cohorts
+from lockstep.tracking.cohorts import Cohorts, are_enough
 from lockstep.tracking.held import NOTHING, Held, held_of
 from lockstep.tracking.intervals import IntervalSet, of
 from lockstep.tracking.limits import COHORTS_MAX
@@ -169,3 +169,13 @@ def test_who_is_away_is_not_sent_what_it_has() -> None:
     ]
     assert [plain(group.ids) for group in cohorts.lacking(held({2}))] == [{1, 3}]
     assert len(cohorts.groups) <= COHORTS_MAX
+
+
+def test_enough_are_there_when_each_majority_has_one_of_them() -> None:
+    all_of_two_dcs, near = frozenset(range(1, 7)), frozenset((1, 2, 3))
+    assert are_enough(frozenset((1, 2)), frozenset((1, 2, 3)), frozenset((1, 2, 3)))
+    assert not are_enough(frozenset((1,)), frozenset((1, 2, 3)), frozenset((1, 2, 3)))
+    assert are_enough(frozenset((1, 2)), all_of_two_dcs, near), "a majority of the own data centre"
+    assert are_enough(frozenset((1, 4, 5, 6)), all_of_two_dcs, near)
+    assert not are_enough(frozenset((1, 4, 5)), all_of_two_dcs, near)
+    assert not are_enough(frozenset((1,)), frozenset((1, 2)), frozenset((1, 2)))

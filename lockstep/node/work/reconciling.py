@@ -3,14 +3,15 @@
 A round asks each replica of the ranges that are not all reconciled. Invariant: what a replica tells is
 durable there, so what everybody told is lost by nobody, and its entries may go. Tombstones of a range are
 purged up to a moment only once everything that anybody held at that moment is reconciled: nothing older comes
-after them.
+after them. While a replica is away for long, what all others told goes to a cohort: it is kept apart, without
+entries, and is not reconciled.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import reduce
 
 import msgspec
@@ -19,14 +20,18 @@ from lockstep.internode import verbs
 from lockstep.internode.handshake import Address, PeerInfo
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.node.context import NodeContext
+from lockstep.node.work.cohorts import CohortTaking
 from lockstep.replica.tracked import TrackedReplica, group_of, placed_at, tracked_groups
 from lockstep.schema.model import Table
 from lockstep.schema.tracking import is_tracked
-from lockstep.storage.journal import Shard
+from lockstep.storage.journal_records import Shard
+from lockstep.storage.shard_logs import Taking
+from lockstep.tracking.cohorts import are_enough
 from lockstep.tracking.held import NOTHING, Held, all_of
 from lockstep.values.errors import LockstepError
 from lockstep.values.ids import NodeId
 from lockstep.values.node_limits import (
+    COHORT_AFTER_S,
     RECONCILE_ALL_EVERY,
     RECONCILE_ENDING_ROUNDS,
     RECONCILE_INTERVAL_MS,
@@ -47,6 +52,8 @@ class Told(msgspec.Struct, frozen=True, array_like=True):
     since: int
     #: What of it the replica does not know to be held by every other one.
     open: Held
+    #: What of it has no entries, for a replica is away.
+    apart: Held = NOTHING
 
 
 class Compare(msgspec.Struct, frozen=True, array_like=True):
@@ -76,18 +83,28 @@ class Lag(msgspec.Struct, frozen=True):
 class Reconciler:
     """`is_paused`: nothing is asked or pulled; others are answered."""
 
-    def __init__(self, context: NodeContext, tracked: TrackedReplica) -> None:
+    def __init__(self, context: NodeContext, tracked: TrackedReplica, cohorts: CohortTaking) -> None:
         self._context = context
         self._runtime = context.runtime
         self._tracked = tracked
+        self.cohorts = cohorts
         self.journal = tracked.journal
+        #: After how long a silent replica is away.
+        self.cohort_after_s = COHORT_AFTER_S
         self.is_paused = False
         self.rounds = 0
         self.reconciled = 0
         #: What is on its way from one of the others, by range: nobody else is asked for it meanwhile.
         self._pulling: dict[Shard, Held] = {}
-        #: What replicas told last, by range.
-        self._told: dict[Shard, dict[int, Held]] = {}
+        #: What replicas told last, by range; and what of that they have no entries of.
+        self._told = self.journal.told
+        self._apart: dict[Shard, dict[int, Held]] = {}
+        #: When a replica was heard of last, or was found to be silent; those that have asked since the start,
+        #: so that they told of all that is open there.
+        self._heard_s: dict[int, float] = {}
+        self._asked: set[int] = set()
+        #: Mutations that went to a cohort.
+        self.set_apart = 0
         #: (moment, what anybody held then) of a range; and the last moment of which all is reconciled.
         self._watched: dict[Shard, tuple[int, Held]] = {}
         self._complete_us: dict[Shard, int] = {}
@@ -111,6 +128,7 @@ class Reconciler:
 
     def start(self) -> None:
         self._runtime.tasks.spawn(self._run(), "reconcile")
+        self.cohorts.start()
 
     async def _run(self) -> None:
         while True:
@@ -145,12 +163,19 @@ class Reconciler:
         for shard in shards:
             if placed_at(now, shard) == placed_at(cluster, shard):
                 self._settle(cluster, shard, own[shard], fresh[shard], began_us)
+                self._part(cluster, shard, own[shard], fresh[shard])
+        self.cohorts.offers = self._offers(now, fresh)
 
     def _told_of(self, cluster: ClusterMetadata, shard: Shard, held: Held) -> Told:
         placed = placed_at(cluster, shard)
         assert placed is not None, "a range that others hold is one"
+        apart, taking = self.journal.apart(shard), self.journal.taking(shard)
         opened = held.difference(self.journal.reconciled(shard))
-        return Told(shard, held, placed.range.left, placed.group.epoch, opened)
+        if taking is not None and taking.is_joined:
+            # What there are entries of is here for sure.
+            held = opened = opened.difference(apart)
+            apart = NOTHING
+        return Told(shard, held, placed.range.left, placed.group.epoch, opened, apart)
 
     def _hear(self, cluster: ClusterMetadata, node: int, told: Told) -> bool:
         """Keep what a replica told of a range; False when one of both has not heard of its last change."""
@@ -161,6 +186,7 @@ class Reconciler:
         if node not in placed.group.writes or self._context.own_id() not in placed.group.writes:
             return False
         self._told.setdefault(told.shard, {})[node] = told.held
+        self._apart.setdefault(told.shard, {})[node] = told.apart
         self._since[told.shard] = told.since
         self._tracked.learn(told.shard, told.held.difference(told.open))
         return True
@@ -174,7 +200,7 @@ class Reconciler:
 
     def _is_open(self, cluster: ClusterMetadata, shard: Shard) -> bool:
         held = self.journal.held(shard)
-        if held != self.journal.reconciled(shard):
+        if held != self.journal.reconciled(shard) or self.journal.taking(shard) is not None:
             return True
         told = self._told.get(shard, {})
         return any(told.get(node) != held for node in self._others(cluster, shard))
@@ -203,6 +229,7 @@ class Reconciler:
             except LockstepError:
                 self._runtime.probes.reach("reconcile.unheard")
                 return
+            self._heard_s[node] = self._runtime.clock.monotonic_s()
             heard = [one for one in compared.told if self._hear(self._context.cluster(), node, one)]
             for one in heard:
                 if one.shard in fresh:
@@ -227,6 +254,9 @@ class Reconciler:
         self, cluster: ClusterMetadata, shard: Shard, own: Held, fresh: set[int], began_us: int
     ) -> None:
         others, told = self._others(cluster, shard), self._told.get(shard, {})
+        taking = self.journal.taking(shard)
+        if taking is not None and taking.is_joined:
+            return
         if group_of(cluster, shard) is None or not all(node in told for node in others):
             return
         everywhere = reduce(Held.intersection, (told[node] for node in others), own)
@@ -239,6 +269,55 @@ class Reconciler:
             watched = None
         if watched is None:
             self._watched[shard] = began_us, all_of((own, *(told[node] for node in others)))
+
+    # -- while a replica is away ------------------------------------------------------------------
+
+    def _part(self, cluster: ClusterMetadata, shard: Shard, own: Held, fresh: set[int]) -> None:
+        """Keep apart what all replicas but those that are away hold, if enough are there that each read at a
+        quorum asks one of them."""
+        group, others = group_of(cluster, shard), self._others(cluster, shard)
+        own_id = self._context.own_id()
+        if group is None or own_id not in group.reads or not self._tracked.is_filled():
+            return
+        gone = {node for node in others if node not in fresh and self._is_away(node)}
+        there = [node for node in others if node not in gone]
+        if not gone or not fresh.issuperset(there) or self.journal.taking(shard) is not None:
+            return
+        dcs = cluster.directory.dc_by_id
+        near = frozenset(node for node in group.reads if dcs.get(node) == dcs.get(NodeId(own_id)))
+        if not are_enough(frozenset((own_id, *there)), frozenset(group.reads), near):
+            self._runtime.probes.reach("cohort.too_few")
+            return
+        told = self._told.get(shard, {})
+        common = reduce(Held.intersection, (told[node] for node in there), own)
+        count = self.journal.set_apart(shard, common)
+        self.set_apart += count
+        if count:
+            self._runtime.probes.reach("cohort.set_apart")
+
+    def _is_away(self, node: int) -> bool:
+        now_s = self._runtime.clock.monotonic_s()
+        since_s = self._heard_s.setdefault(node, now_s)
+        return now_s - since_s >= self.cohort_after_s and not self._context.alive(node)
+
+    def _offers(self, cluster: ClusterMetadata, fresh: Mapping[Shard, set[int]]) -> dict[Shard, int]:
+        """Ranges of which this node lacks what others have no entries of, or has begun to get that; each with
+        a replica that has just told what it holds."""
+        found: dict[Shard, int] = {}
+        for shard, heard in fresh.items():
+            group, taking = group_of(cluster, shard), self.journal.taking(shard)
+            if group is None or self._context.own_id() not in group.reads:
+                continue
+            held, apart = self.journal.held(shard), self._apart.get(shard, {})
+            wanted = [
+                node
+                for node in sorted(heard & set(group.reads))
+                if (taking and node in taking.sources)
+                or (node in self._asked and not held.covers(apart.get(node, NOTHING)))
+            ]
+            if wanted:
+                found[shard] = wanted[self.rounds % len(wanted)]
+        return found
 
     # -- when tables and ranges change ------------------------------------------------------------
 
@@ -253,6 +332,11 @@ class Reconciler:
         changed = self.journal.fit({**tracked, **self._ended})
         if changed:
             self._runtime.probes.reach("tracked.ranges_changed")
+        for shard in changed:
+            taking, others = self.journal.taking(shard), tuple(sorted(self._others(cluster, shard)))
+            if taking is not None and taking.is_joined and taking.sources != others:
+                # What is lacking may be of either side.
+                self.journal.take_from(shard, Taking(others, is_joined=True))
         self._fitted(cluster, changed)
 
     def _not_let_go(self, cluster: ClusterMetadata) -> dict[int, int]:
@@ -299,7 +383,7 @@ class Reconciler:
                 continue
             else:
                 told = {node: held for node, held in told.items() if node in placed.group.writes}
-            for known in (self._told, self._watched, self._complete_us, self._since):
+            for known in (self._told, self._watched, self._complete_us, self._since, self._apart):
                 known.pop(shard, None)
             if told and placed is not None:
                 self._told[shard], self._since[shard] = told, placed.group.epoch
@@ -307,6 +391,7 @@ class Reconciler:
     def void(self, shard: Shard, node: int) -> None:
         """A replica is filled: what it told it held may be lost."""
         self._told.get(shard, {}).pop(node, None)
+        self._apart.get(shard, {}).pop(node, None)
         self._watched.pop(shard, None)
 
     # -- others -----------------------------------------------------------------------------------
@@ -316,6 +401,8 @@ class Reconciler:
             await self._context.catch_up.reach(request.epoch, peer.endpoint)
         cluster = self._context.cluster()
         shards = [one.shard for one in request.told if self._hear(cluster, peer.node_id, one)]
+        self._heard_s[peer.node_id] = self._runtime.clock.monotonic_s()
+        self._asked.add(peer.node_id)
         own = [self._told_of(cluster, shard, self.journal.held(shard)) for shard in shards]
         await self.journal.synced()
         return Compared(cluster.epoch, tuple(own))

@@ -2,16 +2,19 @@
 
 The journal takes up each change of ranges in the very step in which the entry is applied, before anything
 is judged by it. Invariant: a replica that was filled claims what its sources had in their snapshots, and
-nothing else that it does not hold. What a source names as reconciled before its snapshots are taken is in
-them, and is claimed once they are here; all else that the source holds afterwards is fetched with its
-mutations. From the moment at which a replica receives writes nothing becomes reconciled without it, so no
-mutation of which it has only streamed data can lose its entry before it is fetched. What a replica told
-before it was filled is void: it may have lost it.
+nothing else that it does not hold. What a source names as reconciled, or has no entries of while a replica is
+away, before its snapshots are taken is in them, and is claimed once they are here; all else that the source
+holds afterwards is fetched with its mutations. From the moment at which a replica receives writes nothing
+becomes reconciled without it, so no mutation of which it has only streamed data can lose its entry before it
+is fetched, but while it is away itself: it is streamed again then. What a replica told before it was filled
+is void: it may have lost it. A source that is getting what it missed itself has parts of mutations that it
+does not name, and is none until it has them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import reduce
 
 import msgspec
 
@@ -24,10 +27,10 @@ from lockstep.node.work.reconciling import Reconciler
 from lockstep.placement.placements import PlacedRange
 from lockstep.replica.session_guards import SessionGuards
 from lockstep.replica.tracked import TrackedReplica, tracked_groups
-from lockstep.storage.journal import Shard
+from lockstep.storage.journal_records import Shard
 from lockstep.topology.stages import StreamTask
 from lockstep.tracking.held import NOTHING, Held
-from lockstep.values.errors import DiskRefused, NotReplica, PeerTimeout
+from lockstep.values.errors import DiskRefused, NotReplica, PeerTimeout, RangeLacking
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import STREAM_TIMEOUT_MS
 from lockstep.values.tokens import Range
@@ -51,6 +54,8 @@ class Holding(msgspec.Struct, frozen=True, array_like=True):
     left: int
     held: Held
     reconciled: Held
+    #: What has no entries, for a replica is away: it is in the snapshots too.
+    apart: Held = NOTHING
 
 
 class Surveyed(msgspec.Struct, frozen=True, array_like=True):
@@ -58,8 +63,11 @@ class Surveyed(msgspec.Struct, frozen=True, array_like=True):
     holdings: tuple[Holding, ...]
 
 
-#: (group, range) of a task -> what its sources named as reconciled before it was streamed.
-Surveys = dict[tuple[int, Range], Held]
+class Streamed(msgspec.Struct, frozen=True):
+    """What the sources of a task named as reconciled, and as apart, before it was streamed."""
+
+    reconciled: Held = NOTHING
+    apart: Held = NOTHING
 
 
 class TrackedRanges:
@@ -111,8 +119,11 @@ class TrackedRanges:
             shard = request.group, placed.range.right
             if request.begins:
                 self.reconciler.void(shard, request.node)
-            held, reconciled = self._journal.held(shard), self._journal.reconciled(shard)
-            found.append(Holding(shard, placed.range.left, held, reconciled))
+            if self._journal.taking(shard) is not None:
+                raise RangeLacking(f"this node is getting what it missed of the range up to {shard[1]}")
+            journal = self._journal
+            held, reconciled, apart = journal.held(shard), journal.reconciled(shard), journal.apart(shard)
+            found.append(Holding(shard, placed.range.left, held, reconciled, apart))
         if not found:
             raise NotReplica(
                 f"node {self._context.own_id()} is no replica of ({request.left}, {request.right}]"
@@ -128,16 +139,18 @@ class TrackedRanges:
         tracked = tracked_groups(self._context.cluster()).values()
         return group in tracked or group in self._journal.tables.values()
 
-    async def survey(self, task: StreamTask, epoch: int) -> Held:
-        """What the sources of a task name as reconciled; its streams follow."""
-        found = NOTHING
+    async def survey(self, task: StreamTask, epoch: int) -> Streamed:
+        """What the sources of a task name as reconciled, and what they have no entries of; its streams
+        follow."""
+        found = Streamed()
         for source in task.sources if self._has_ids(task.group) else ():
             for holding in await self._ask(source, task, epoch, begins=True):
-                found = found.union(holding.reconciled)
+                reconciled = found.reconciled.union(holding.reconciled)
+                found = Streamed(reconciled, found.apart.union(holding.apart))
         return found
 
     async def take(
-        self, session_id: str, task: StreamTask, surveyed: Held, epoch: int, require: Callable[[], object]
+        self, session_id: str, task: StreamTask, surveyed: Streamed, epoch: int, require: Callable[[], object]
     ) -> None:
         """All tables of the task are streamed: claim what was reconciled before, and fetch the rest.
         `require` raises when the work has ended."""
@@ -145,7 +158,9 @@ class TrackedRanges:
             return
         with self._guards.hold(session_id):
             for placed in self._placed(task.group, task.range):
-                self._journal.adopt((task.group, placed.range.right), surveyed)
+                shard = task.group, placed.range.right
+                self._journal.adopt(shard, surveyed.reconciled)
+                self._journal.claim(shard, surveyed.apart)
         for source in task.sources:
             address = self._address(source)
             for holding in await self._ask(source, task, epoch, begins=False):
@@ -155,12 +170,12 @@ class TrackedRanges:
 
     async def _fetch(self, holding: Holding, source: Address, require: Callable[[], object]) -> None:
         group = holding.shard[0]
-        lacking = holding.held.difference(self._journal.held_in(group))
+        lacking = self._lacking(holding)
         while lacking:
             require()
             before = lacking.count
             await self._tracked.pull(holding.shard, lacking, source, STREAM_TIMEOUT_MS)
-            lacking = lacking.difference(self._journal.held_in(group))
+            lacking = lacking.intersection(self._lacking(holding))
             if lacking and lacking.count == before:
                 break
         is_alike = any(
@@ -170,10 +185,27 @@ class TrackedRanges:
         if lacking and is_alike:
             raise PeerTimeout(f"{source[0]}:{source[1]} has not handed over {lacking.count} mutations")
 
-    async def refill(self, task: StreamTask) -> None:
-        """Store again what the journal holds of a range of which this node lost data."""
+    def _lacking(self, holding: Holding) -> Held:
+        """What of a source's range is not here."""
+        group = holding.shard[0]
+        own = [
+            self._journal.apart((group, placed.range.right))
+            for placed in self._placed(group, Range(holding.left, holding.shard[1]))
+        ]
+        apart = reduce(Held.intersection, own) if own else NOTHING
+        return holding.held.difference(self._journal.held_in(group)).difference(apart)
+
+    async def refill(self, task: StreamTask, surveyed: Streamed) -> None:
+        """Store again what the journal holds of a range of which this node lost data. What it had without
+        entries, and none of its sources, is lost here."""
+        self._tracked.refills += 1
         for placed in self._placed(task.group, task.range):
-            await self._journal.store_again((task.group, placed.range.right))
+            shard = task.group, placed.range.right
+            lost = self._journal.apart(shard).difference(surveyed.apart).difference(surveyed.reconciled)
+            if lost:
+                self._runtime.probes.reach("cohort.lost")
+                self._journal.release(shard, lost)
+            await self._journal.store_again(shard)
 
     async def _ask(self, source: int, task: StreamTask, epoch: int, *, begins: bool) -> tuple[Holding, ...]:
         range_ = task.range

@@ -23,6 +23,7 @@ from lockstep.node.data_service import NodeData
 from lockstep.node.log.messages import RunWork, WorkStatus
 from lockstep.node.log.metadata_state import MetadataState
 from lockstep.node.work.lacking import of_sole_replica, refill_actor
+from lockstep.node.work.tracked_ranges import Streamed
 from lockstep.storage.rows.keys import ballots_of
 from lockstep.storage.store_position import Lack
 from lockstep.streaming.stream_progress import StreamProgress
@@ -31,7 +32,6 @@ from lockstep.topology.kinds.rebuild import Rebuild
 from lockstep.topology.planning import streaming_session
 from lockstep.topology.stages import STREAMING, StreamTask, Work
 from lockstep.topology.streams import stream_plan
-from lockstep.tracking.held import Held
 from lockstep.values.errors import (
     FrameCorrupt,
     LockstepError,
@@ -297,11 +297,11 @@ class WorkService:
         progress.expected = 2 * sum(len(task.sources) * len(table_ids(cluster, task.group)) for task in tasks)
         progress.plan(len(tasks), (table for t in tasks for table in table_ids(cluster, t.group)))
         gate = asyncio.Semaphore(STREAMS_AT_ONCE_MAX)
-        reconciled: dict[StreamTask, Held] = {}
+        surveyed: dict[StreamTask, Streamed] = {}
 
         async def one(task: StreamTask) -> None:
             async with gate:
-                reconciled[task] = await self._tracked_ranges.survey(task, operation.stage_epoch)
+                surveyed[task] = await self._tracked_ranges.survey(task, operation.stage_epoch)
                 await self._stream_task(operation, task, progress)
                 progress.ranges += 1
 
@@ -319,12 +319,12 @@ class WorkService:
             await self._tracked_ranges.take(
                 operation.session_id,
                 task,
-                reconciled[task],
+                surveyed[task],
                 operation.stage_epoch,
                 lambda: self._moving(operation),
             )
             if operation.body == Rebuild(operation.node):
-                await self._tracked_ranges.refill(task)
+                await self._tracked_ranges.refill(task, surveyed[task])
         # Reads move here once this is done, and not all of them would find another replica.
         await self._engine.indexes.settled()
 

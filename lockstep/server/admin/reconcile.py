@@ -49,6 +49,8 @@ def _document(node: NodeServices) -> dict[str, Any]:
             reconciled=reconciler.reconciled,
             pulled=reconciler.pulled,
             lags=lags,
+            in_cohorts=journal.apart_count,
+            getting=sum(logs.taking is not None for logs in journal.shards.values()),
         )
     )
     return told

@@ -413,6 +413,18 @@ _TABLE: Final = (
     ),
     Metric("lockstep_topology_operations_running", GAUGE, (), "Topology operations that run"),
     Metric(
+        "lockstep_tracking_cohort_bytes_total",
+        COUNTER,
+        (),
+        "Rows that this node got since it was away, of mutations that the others let go of",
+    ),
+    Metric(
+        "lockstep_tracking_mutations_in_cohorts",
+        GAUGE,
+        (),
+        "Mutations that are in this node's tables alone, while a replica that was away lacks them",
+    ),
+    Metric(
         "lockstep_tracking_mutations_pulled_total", COUNTER, (), "Mutations got from other replicas by id"
     ),
     Metric("lockstep_tracking_mutations_reconciled_total", COUNTER, (), "Mutations that all replicas hold"),

@@ -38,12 +38,13 @@ def tracking_rows(node: NodeServices) -> Iterator[VirtualRow]:
 
 JOURNAL_COLUMNS: Final = (
     "placement_group int; last_token bigint; first_token bigint; entries bigint; bytes bigint; "
-    "oldest_written timestamp; kept_for set<int>"
+    "oldest_written timestamp; kept_for set<int>; in_cohorts bigint; getting_from set<int>"
 )
 
 
 def journal_rows(node: NodeServices) -> Iterator[VirtualRow]:
-    """`kept_for`: replicas that are not known to hold all of it."""
+    """`kept_for`: replicas that are not known to hold all of it; `in_cohorts`: mutations without entries, as
+    a replica is away; `getting_from`: who gives this node what it missed."""
     reconciler = node.data.reconciler
     journal, lagging = reconciler.journal, dict[tuple[int, int], list[int]]()
     for lag in reconciler.lags():
@@ -59,6 +60,8 @@ def journal_rows(node: NodeServices) -> Iterator[VirtualRow]:
             "bytes": journal.estimated_bytes(count),
             "oldest_written": None if oldest_us is None else oldest_us // 1000,
             "kept_for": tuple(lagging.get(shard, ())),
+            "in_cohorts": logs.apart.count,
+            "getting_from": logs.taking.sources if logs.taking is not None else (),
         }
 
 
@@ -115,6 +118,8 @@ def tracking_samples(node: NodeServices) -> Iterator[Sample]:
     unreconciled = reconciler.journal.entry_count
     yield Sample("lockstep_tracking_mutations_unreconciled", unreconciled)
     yield Sample("lockstep_tracking_journal_bytes", reconciler.journal.estimated_bytes(unreconciled))
+    yield Sample("lockstep_tracking_mutations_in_cohorts", reconciler.journal.apart_count)
+    yield Sample("lockstep_tracking_cohort_bytes_total", reconciler.cohorts.bytes)
     lacks: dict[int, int] = {}
     for lag in reconciler.lags():
         lacks[lag.node] = lacks.get(lag.node, 0) + lag.lacks

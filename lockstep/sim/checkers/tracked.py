@@ -115,11 +115,13 @@ def _nodes(cluster: SimCluster) -> dict[int, Node]:
 
 
 def open_ids(cluster: SimCluster) -> int:
-    """Ids that some node holds and does not know to be everywhere, or is known to lack."""
+    """Ids that some node holds and does not know to be everywhere, or is known to lack, and ranges of which
+    one is getting what it missed."""
     found = 0
     for node in _nodes(cluster).values():
         reconciler = node.data.reconciler
-        found += sum(logs.open.count for logs in reconciler.journal.shards.values())
+        for logs in reconciler.journal.shards.values():
+            found += logs.open.count + logs.apart.count + (logs.taking is not None)
         found += sum(lag.lacks + lag.is_lacked for lag in reconciler.lags())
     return found
 

@@ -102,6 +102,21 @@ def power_at_drop(means: Means, draw: Stream) -> None:
     means.add_rule(rule, seconds=5.0)
 
 
+def long_away(means: Means, draw: Stream) -> None:
+    """A node is down, or hears nobody, until others take it for dead, and longer; mostly one at a time."""
+    name, seconds = means.some_live(draw), 3.0 + draw.random() * 6
+    ready = [other for other in means.cluster.in_service() if means.cluster.ready(other)]
+    if not name or (len(ready) < len(means.cluster.in_service()) and draw.random() < 0.8):
+        return
+    means.cluster.world.count("fault.long_away")
+    if draw.random() < 0.6:
+        means.crash(name, POWER if draw.random() < 0.5 else KILL, seconds)
+        return
+    host = means.cluster.processes[name].host
+    others = [other for other in means.cluster.hosts() if other != host]
+    means.cut([host], others, symmetric=True, seconds=seconds)
+
+
 def lacks_decision(cluster: SimCluster, table_name: str, key: bytes, value: bytes) -> bool:
     """Whether a running replica does not know that `value` was decided, which another one knows as the last
     decision on the partition."""

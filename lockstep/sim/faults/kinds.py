@@ -16,6 +16,7 @@ from lockstep.sim.faults.data_centres import cut_dc, lose_dc
 from lockstep.sim.faults.halfway import (
     linger_counting,
     lone_holder,
+    long_away,
     power_at_drop,
     strand_decision,
     strand_writes,
@@ -582,6 +583,7 @@ HALFWAY_FAULTS: dict[str, Fault] = {
         Fault("stop_clocks", stop_clocks, ("clock.stopped",), 2.0),
         Fault("lone_holder", lone_holder, ("fault.lone_holder",), 2.0),
         Fault("power_at_drop", power_at_drop, ("fault.power_at_drop",), 2.0),
+        Fault("long_away", long_away, ("fault.long_away",), 3.0),
     )
 }
 #: Every kind that strikes by time.

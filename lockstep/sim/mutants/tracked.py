@@ -14,8 +14,9 @@ from lockstep.node.work.reconciling import Reconciler
 from lockstep.quorum import plans as plans_module
 from lockstep.replica.tracked import TrackedReplica
 from lockstep.sim.plant import Planted, replaced
-from lockstep.storage import journal as journal_module
-from lockstep.storage.journal import Entry, Journal, Shard, ShardLogs
+from lockstep.storage.journal import Journal
+from lockstep.storage.journal_records import Entry, Shard, entry_key
+from lockstep.storage.shard_logs import ShardLogs
 from lockstep.storage.store import Family
 from lockstep.tracking.held import NOTHING, Held, MutationId, held_of
 from lockstep.tracking.intervals import of
@@ -94,7 +95,7 @@ def _id_before_data() -> _Context:
         self: Any, shard: Shard, given: MutationId, mutation: Mutation | None, table_id: int, token: int
     ) -> None:
         entry = Entry(given.given_us, mutation, shard[0], table_id, token)
-        key = journal_module._entry_key(given.log, given.offset)
+        key = entry_key(given.log, given.offset)
         if mutation is not None:
             self._engine.apply(mutation, ())
         if given.offset % 5:
@@ -133,10 +134,10 @@ def _gap_filled() -> _Context:
     """Who holds an offset is taken to hold all before it."""
     original = ShardLogs._all
 
-    def everything(self: Any) -> tuple[Held, Held, Held]:
-        _, reconciled, _ = original(self)
+    def everything(self: Any) -> tuple[Held, Held, Held, Held]:
+        _, reconciled, apart, _ = original(self)
         held = held_of({log: of(range(runs.end)) for log, runs in self._held.items()})
-        return held, reconciled, held.difference(reconciled)
+        return held, reconciled, apart, held.difference(reconciled).difference(apart)
 
     return replaced((ShardLogs, "_all", everything))
 

@@ -1,0 +1,144 @@
+"""Records of the mutation journal: their keys, what is in them, and reading them in order.
+
+    entries: family 1 | kind 1 | node 8 | number of its log 8 | offset 8
+    notes:   family 1 | kind 1 | placement group 8 | last token of the range 8 | node 8 | number of its log 8
+
+Invariant: entries of a log are in order of their offsets, notes of a range side by side.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Final, Protocol
+
+import msgspec
+
+from lockstep.storage.rows.keys import partition_prefix
+from lockstep.storage.shard_logs import ShardLogs
+from lockstep.storage.store import Family, Operation, Pair
+from lockstep.tracking.held import LogId, MutationId
+from lockstep.tracking.intervals import IntervalSet
+from lockstep.values.codec import decoder, encode
+from lockstep.values.node_limits import JOURNAL_RECORDS_A_BATCH
+from lockstep.values.rows import Mutation
+
+#: A placement group, and the last token of one of its ranges: what one replica set holds.
+Shard = tuple[int, int]
+
+_SHARD = struct.Struct(">ccQQ")
+_LOG = struct.Struct(">ccQQQQ")
+_ENTRY = struct.Struct(">ccQQQ")
+_BIAS: Final = 1 << 63
+_FAMILY: Final = Family.JOURNAL.value
+#: Above the first byte of any node's number.
+BEHIND: Final = b"\xff"
+RECORD: Final = b"e"
+RECONCILED: Final = b"r"
+APART: Final = b"c"
+#: Of ranges whose data this node is getting.
+TAKING: Final = b"k"
+#: Where each range begins of which something is noted, and the tables by placement group.
+BOUNDS: Final = b"s"
+TABLES: Final = b"t"
+TABLES_KEY: Final = _FAMILY + TABLES
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """`mutation` None: of a table that was gone when it came. `group`: the placement group at that time."""
+
+    given_us: int
+    mutation: Mutation | None
+    group: int
+    table_id: int
+    token: int
+
+    @property
+    def place(self) -> bytes:
+        key = self.mutation.key if self.mutation is not None else b""
+        return partition_prefix(self.table_id, self.token, key)
+
+
+class Named(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An entry with its id."""
+
+    id: MutationId
+    mutation: Mutation | None
+    table_id: int
+    token: int
+
+
+class Fitted(msgspec.Struct, frozen=True, array_like=True):
+    """Tracked tables, with the placement group of each."""
+
+    tables: tuple[tuple[int, int], ...]
+
+
+ENTRIES = decoder(Entry)
+
+
+def shard_key(kind: bytes, shard: Shard) -> bytes:
+    return _SHARD.pack(_FAMILY, kind, shard[0], shard[1] + _BIAS)
+
+
+def shard_of(key: bytes) -> Shard:
+    """Of a key of a range, or of a log in one."""
+    _, _, group, right = _SHARD.unpack_from(key)
+    return group, right - _BIAS
+
+
+def log_of(key: bytes) -> LogId:
+    """Of a key of a log in a range."""
+    node, number = _LOG.unpack(key)[-2:]
+    return node, number
+
+
+def log_key(kind: bytes, shard: Shard, log: LogId) -> bytes:
+    return _LOG.pack(_FAMILY, kind, shard[0], shard[1] + _BIAS, *log)
+
+
+def entry_key(log: LogId, offset: int) -> bytes:
+    return _ENTRY.pack(_FAMILY, RECORD, *log, offset)
+
+
+def entry_of(key: bytes) -> tuple[LogId, int]:
+    """The log and the offset of an entry's key."""
+    _, _, node, number, offset = _ENTRY.unpack(key)
+    return (node, number), offset
+
+
+def notes(shard: Shard, logs: ShardLogs, log: LogId) -> list[Operation]:
+    """What is noted of a log, as it is now."""
+    kept = zip((RECONCILED, APART), logs.runs_of(log), strict=True)
+    return [
+        ("put", log_key(kind, shard, log), encode(runs)) if runs else ("delete", log_key(kind, shard, log))
+        for kind, runs in kept
+    ]
+
+
+class Source(Protocol):
+    """Where records are."""
+
+    def records(self, lower: bytes, upper: bytes, count: int) -> list[Pair]: ...
+
+
+def pairs_of(source: Source, kind: bytes) -> Iterator[Pair]:
+    """All records of a kind."""
+    lower, upper = _FAMILY + kind, _FAMILY + bytes((kind[0] + 1,))
+    while pairs := source.records(lower, upper, JOURNAL_RECORDS_A_BATCH):
+        yield from pairs
+        lower = pairs[-1][0] + b"\x00"
+
+
+def values_of(source: Source, log: LogId, offsets: IntervalSet) -> Iterator[tuple[int, bytes]]:
+    """(offset, value) of the entries that there are."""
+    for first, last in offsets.pairs():
+        upper, at = entry_key(log, last + 1), first
+        while at <= last:
+            pairs = source.records(entry_key(log, at), upper, JOURNAL_RECORDS_A_BATCH)
+            for key, value in pairs:
+                at = entry_of(key)[1]
+                yield at, value
+            if len(pairs) < JOURNAL_RECORDS_A_BATCH:
+                break
+            at += 1
