@@ -537,9 +537,8 @@ class Run:
 
         event = self.world.call(main, name=f"final-{name}", limit_s=1000.0)
         if event is not None:
-            text = event.request.text()
-            why = f"{_INSIST_S:.0f} s after healing, {text} through {name} is {event.error}"
-            raise Violation("LIVENESS", why)
+            why = f"{event.request.text()} through {name} is {event.error}"
+            raise Violation("LIVENESS", f"{_INSIST_S:.0f} s after healing, {why}")
 
     async def _insist(self, runtime: Runtime, client: Client, name: str, request: Change | Look) -> Event:
         """Ask until it succeeds: nodes may need a moment to notice who is back."""
@@ -555,9 +554,8 @@ class Run:
                 continue
             event = await client.perform(door, request)
             door.close()
-            if event.outcome is Outcome.OK or self._is_moot(request, name):
-                return event
-            if self.world.now_s() > deadline_s:
+            is_late = self.world.now_s() > deadline_s
+            if event.outcome is Outcome.OK or self._is_moot(request, name) or is_late:
                 return event
             await asyncio.sleep(0.5)
             if isinstance(request, Change):
@@ -565,9 +563,8 @@ class Run:
 
     def _is_moot(self, request: Change | Look, name: str) -> bool:
         """Whether an operator's change that came in late took the replicas of the asked data centre away."""
-        return request.consistency is Consistency.LOCAL_QUORUM and not self._has_replicas(
-            self.cluster.scope_of(name)
-        )
+        dc = self.cluster.scope_of(name)
+        return request.consistency is Consistency.LOCAL_QUORUM and not self._has_replicas(dc)
 
     def _judge(self) -> None:
         events, rows = self.cluster.history.events, self.workload.load.rows
