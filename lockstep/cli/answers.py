@@ -5,6 +5,7 @@ Invariant: nothing shown here decides anything; who owns what is in the metadata
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from lockstep.documents.status import (
     Feature,
     Features,
     Gossip,
+    GossipInjection,
     GossipNode,
     Nodes,
     Placements,
@@ -135,6 +137,52 @@ def info(node: str | None, call: render.Call) -> None:
         [_row(found) for found in told.nodes],
     )  # fmt: skip
     click.echo(f"seen from node {told.asked}; suspected from phi {told.phi_threshold:g} on")
+
+
+@gossip.command()
+@click.argument("node", type=int)
+@click.option("--ready/--not-ready", "ready", default=None, help="Whether it serves clients.")
+@click.option("--epoch", type=int, help="Which epoch it has applied.")
+@click.option("--load-bytes", type=int, help="What it stores.")
+@click.option("--release", metavar="TEXT", help="Its release, as drivers see it.")
+@click.option("--dry-run", is_flag=True, help="Show what would be told; change nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@render.of_call
+def inject(node: int, yes: bool, call: render.Call, **told: Any) -> None:
+    """Have the asked node tell all others what NODE says of itself, in its place: on the ring without a log,
+    where states of nodes got inconsistent on the way to one.
+
+    It orders replicas and is shown; no metadata come of it. A node that lives says the truth again within
+    seconds. The token of the asked node is needed, and its audit has it.
+    """
+    changes = {name: value for name, value in told.items() if value is not None}
+    if not changes:
+        raise click.UsageError("say what is told: --ready, --not-ready, --epoch, --load-bytes, --release")
+    asked = call.cluster()
+    answer = asked.gossip_inject({"node": node, **changes, "dry_run": True})
+    if not call.dry_run:
+        if call.output != "json":
+            _show_injection(read(GossipInjection, answer), "would be told")
+        if not yes:
+            if not sys.stdin.isatty():
+                raise click.UsageError("--yes is needed where nobody can be asked")
+            click.confirm(f"All nodes are told this of node {node}. Go on?", abort=True)
+        answer = asked.gossip_inject({"node": node, **changes})
+    if not call.as_json(answer, "gossip-injection/1"):
+        _show_injection(read(GossipInjection, answer), "would be told" if call.dry_run else "is told")
+
+
+def _show_injection(told: GossipInjection, how: str) -> None:
+    render.table(
+        [f"node {told.node}", "ready", "epoch", "load", "release"],
+        [
+            [name, one.ready, one.epoch, one.load_bytes if one.load_bytes >= 0 else "", one.release]
+            for name, one in (("was", told.before), (how, told.after))
+        ],
+    )
+    click.echo(f"generation {told.generation}, version {told.version}")
+    if told.alive:
+        click.echo(f"node {told.node} is up: it says the truth again with its next rounds")
 
 
 def _row(node: GossipNode) -> list[str]:

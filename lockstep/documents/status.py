@@ -153,6 +153,29 @@ class Gossip(msgspec.Struct, frozen=True):
     nodes: tuple[GossipNode, ...] = ()
 
 
+class InjectedState(msgspec.Struct, frozen=True):
+    """`load_bytes` -1: not known."""
+
+    ready: bool = False
+    epoch: int = 0
+    load_bytes: int = -1
+    release: str = ""
+
+
+class GossipInjection(msgspec.Struct, frozen=True):
+    """`alive`: the node is up as far as the asked node knows, and will say otherwise. `generation` and
+    `version`: under which the state spreads."""
+
+    node: int
+    alive: bool = False
+    generation: int = 0
+    version: int = 0
+    before: InjectedState = InjectedState()
+    after: InjectedState = InjectedState()
+    dry_run: bool = False
+    schema: str = "gossip-injection/1"
+
+
 class PlacedRange(msgspec.Struct, frozen=True):
     """Tokens above `start` up to `end`; `epoch` changed their replicas last."""
 

@@ -210,6 +210,17 @@ class SoftStates:
             else:
                 self._learn(one.node, Known(one.version, one.state, now_s))
 
+    def put(self, node: int, state: SoftState, now_s: float) -> Version:
+        """Have a state of another node spread from here, as its own word: newer than all that is known of it
+        here. A node that lives outranks what others say of it, as it does with what it forgot."""
+        assert node in self._members and node != self.own, "it is about another member"
+        known = self._known.get(node)
+        last = known.version if known is not None else Version(1, 0)
+        version = Version(last.generation, last.version + 1)
+        assert believable(Told(node, version, state)), "others take it"
+        self._learn(node, Known(version, state, now_s))
+        return version
+
     def _learn(self, node: int, known: Known) -> None:
         assert node in self._members, "only members have states"
         before = self._known.get(node)

@@ -32,6 +32,7 @@ class Step(enum.StrEnum):
     MIGRATED = "migrated"
     RESTARTING = "restarting"
     DIVERGED = "diverged"
+    INJECTED = "injected"
 
 
 class Told(msgspec.Struct, frozen=True):

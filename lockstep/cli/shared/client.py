@@ -40,6 +40,9 @@ class ClusterClient(msgspec.Struct, frozen=True):
     def status(self) -> dict[str, Any]:
         return self.admin.get("/v1/status")
 
+    def gossip_inject(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        return self.admin.post("/v1/gossip/inject", dict(wanted))
+
     def gossip(self, node: str | None = None) -> dict[str, Any]:
         return self.admin.get("/v1/gossip", node=node)
 

@@ -9,11 +9,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from lockstep.gossip.soft_state import Ack, Ack2, Known, SoftState, SoftStates, Syn, partners
+from lockstep.gossip.soft_state import (
+    Ack,
+    Ack2,
+    Known,
+    SoftState,
+    SoftStates,
+    Syn,
+    Told,
+    Version,
+    believable,
+    partners,
+)
 from lockstep.internode import verbs
 from lockstep.internode.handshake import Address, PeerInfo
 from lockstep.internode.serving import Respond
@@ -23,7 +34,7 @@ from lockstep.node.log.metadata_state import MetadataState
 from lockstep.node.membership.liveness import Liveness
 from lockstep.node.work.table_damage import lacks_everything
 from lockstep.values.codec import encode
-from lockstep.values.errors import LockstepError
+from lockstep.values.errors import ConfigurationError, LockstepError, PreconditionError
 from lockstep.values.ids import CASSANDRA_RELEASE, NodeId
 from lockstep.values.limits import GOSSIP_BUILDING_MAX
 
@@ -95,6 +106,35 @@ class Gossip:
         """Whether the node says that it has lost its whole store, and is not filled yet."""
         known = self.known(node)
         return known is not None and lacks_everything(known.state.conditions)
+
+    def put(
+        self, node: int, changes: dict[str, Any], *, dry_run: bool
+    ) -> tuple[SoftState, SoftState, Version]:
+        """Have another node's state spread with these changes: the state before and after, and its version.
+        PreconditionError, ConfigurationError."""
+        states = self._current()
+        if states is None or not self._state.current.is_on_ring:
+            raise PreconditionError(
+                "only on the ring without a log is a state put into gossip: with a log nothing depends on it",
+                hint="lockstep gossip info",
+            )
+        if node == states.own or node not in self._state.current.directory.present_ids:
+            raise ConfigurationError(
+                f"node {node} is this node, or none of the others", hint="ask another node; `lockstep status`"
+            )
+        known = states[node]
+        before = known.state if known is not None else SoftState(release=CASSANDRA_RELEASE)
+        last = known.version if known is not None else Version(1, 0)
+        after = msgspec.structs.replace(before, **changes)
+        version = Version(last.generation, last.version + 1)
+        if not believable(Told(node, version, after)):
+            raise ConfigurationError(
+                "no node would take this state of another one", hint="lockstep gossip info"
+            )
+        if not dry_run:
+            version = states.put(node, after, self._monotonic_s())
+            self._learned(states)
+        return before, after, version
 
     def listen(self, listener: ServingListener) -> None:
         self._listeners.append(listener)

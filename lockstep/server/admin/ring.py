@@ -12,6 +12,7 @@ import msgspec
 from lockstep.documents.ring import RingAborted, RingReport
 from lockstep.node.ring.service import RingService
 from lockstep.node.services import NodeServices
+from lockstep.server.admin.gossip_injection import GossipInjections
 from lockstep.server.admin.operations import Operation, get, later, now, read_body
 from lockstep.server.admin.upgrade import UpgradeRequests
 from lockstep.values.errors import PreconditionError
@@ -61,4 +62,5 @@ class RingRequests:
                 body=_BODY,
             ),
             *UpgradeRequests(self._node).operations(),
+            *GossipInjections(self._node).operations(),
         ]
