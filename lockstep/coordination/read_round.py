@@ -16,6 +16,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
+
 from lockstep.coordination.context import REPAIR, CoordinationContext
 from lockstep.coordination.driving import again_after, carry_out
 from lockstep.coordination.writes import Write, Writes, settle
@@ -171,7 +173,7 @@ class ReadRound:
     def _encoded(self, *, by_digest: bool) -> bytes:
         request = self._request
         if by_digest and request.tracking is not Tracking.NONE:
-            request = ReadRequest(request.epoch, request.needs_epoch, request.command, 0, Tracking.SUMMARY)
+            request = msgspec.structs.replace(request, digest_over_bytes=0, tracking=Tracking.SUMMARY)
         elif by_digest:
             request = ReadRequest(
                 request.epoch, request.needs_epoch, request.command, self._owner.digest_over_bytes

@@ -371,7 +371,7 @@ class Reads:
                 command = replace(piece, right=right, partition_row_limit=limit)
             tracked = self._tracked if plan.reads_ids and plan.required > 1 else None
             tracking = Tracking.NONE if tracked is None else Tracking.DATA
-            request = ReadRequest(plan.epoch, plan.needs_epoch, command, 0, tracking)
+            request = ReadRequest(plan.epoch, plan.needs_epoch, command, 0, tracking, changes > 0)
             try:
                 answers = await self._answers(plan, request, deadline_s, changes if tracked else 0)
                 if tracked is not None and answers is not None:

@@ -124,6 +124,10 @@ class TrackedReads:
         if data is None:
             return None
         others = [answer for answer in answers if answer is not data]
+        if any(known_of(answer).over != known_of(data).over for answer in others):
+            # One of them has not heard yet that a log is over, or has not all of it.
+            self._runtime.probes.reach("read.tracked_listed")
+            return None
         try:
             async with asyncio.timeout(max(deadline_s - self._runtime.clock.monotonic_s(), 0.0)):
                 return [await self._settled(plan, request, data, others, deadline_s)]

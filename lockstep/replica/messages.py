@@ -53,7 +53,9 @@ class Tracking(enum.IntEnum):
 
 class Known(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Which mutations a replica holds. `held`, with an answer: all of the range, of the instant of the
-    answer; without one: those that every replica holds. `recent`: the others, of what is read at least.
+    answer; without one: those that every replica holds. `recent`: the others, of what is read at least. Logs
+    that are over, since their node started again and all replicas hold them, are not in `held`, but in the
+    digest `over`, unless all were asked for.
     `apart`: those of them that nobody can be brought one by one; `holders`: other replicas that told that
     they hold all of these. `partial`: the tables have parts of mutations that are not named, so this is no
     answer with data."""
@@ -63,16 +65,19 @@ class Known(msgspec.Struct, frozen=True, array_like=True, gc=False):
     apart: Held = NOTHING
     holders: tuple[int, ...] = ()
     partial: bool = False
+    over: bytes = b""
 
 
 class ReadRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """`digest_over_bytes`: a larger answer is wanted as its digest only; 0 for none."""
+    """`digest_over_bytes`: a larger answer is wanted as its digest only; 0 for none. `lists_all`: all that is
+    held of a tracked table is to be listed."""
 
     epoch: int
     needs_epoch: int
     command: ReadCommand
     digest_over_bytes: int = 0
     tracking: Tracking = Tracking.NONE
+    lists_all: bool = False
 
 
 class ReadReply(msgspec.Struct, frozen=True, array_like=True, gc=False):

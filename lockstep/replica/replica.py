@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
+import mmh3
 import msgspec
 
 from lockstep.internode import verbs
@@ -41,7 +42,9 @@ from lockstep.replica.merging import SUMMARY, reply_to, with_known
 from lockstep.replica.messages import Known, ReadReply, ReadRequest, Tracking, WriteReply, WriteRequest
 from lockstep.runtime.ports import Runtime
 from lockstep.storage.journal import Journal
-from lockstep.tracking.held import MutationId, all_of
+from lockstep.storage.shard_logs import ShardLogs
+from lockstep.tracking.held import Held, MutationId, all_of
+from lockstep.values.codec import encode
 from lockstep.values.errors import InvalidRequest, LockstepError, NotReplica, RangeLacking, StaleEpoch
 from lockstep.values.node_limits import WRITES_A_TURN
 from lockstep.values.rows import Mutation, ReadCommand, ReadResult, has_large_row, without_log
@@ -90,6 +93,17 @@ def _count(counts: dict[Key, int], key: Key) -> None:
     known = counts.get(key, 0)
     if known or len(counts) < COUNTED_MAX:
         counts[key] = known + 1
+
+
+def _told(ranges: Sequence[ShardLogs], tracking: Tracking, *, lists_all: bool) -> tuple[Held, bytes]:
+    """What is held of ranges, or reconciled, and the digest of what is not listed of them."""
+    wants_held = tracking is Tracking.DATA
+    if lists_all:
+        return all_of(logs.held if wants_held else logs.reconciled for logs in ranges), b""
+    found = [logs.listed for logs in ranges]
+    over = tuple(digest for _, _, digest in found)
+    held = all_of(held if wants_held else reconciled for held, reconciled, _ in found)
+    return held, over[0] if len(over) == 1 else mmh3.hash_bytes(encode(over)) if any(over) else b""
 
 
 def load_of(size_bytes: int, rate: tuple[float, float]) -> TabletLoad:
@@ -364,12 +378,12 @@ class ReplicaService:
         """What the answer of this very step holds."""
         if request.tracking is Tracking.NONE:
             return None
-        known = self.known(request.command, request.tracking)
+        known = self.known(request.command, request.tracking, lists_all=request.lists_all)
         if known is None:
             raise InvalidRequest(f"table id {request.command.table_id} is not tracked")
         return known
 
-    def known(self, command: ReadCommand, tracking: Tracking) -> Known | None:
+    def known(self, command: ReadCommand, tracking: Tracking, *, lists_all: bool = True) -> Known | None:
         """What this node holds in this very step; None of a table that is not tracked."""
         placement, journal = self._plans.placement(command.table_id), self.journal
         if journal is None or placement is None or not placement.is_tracked:
@@ -378,15 +392,15 @@ class ReplicaService:
         # Who asks may have heard of another cut.
         placed = ring.overlapping(Range(command.left, command.right))
         shards = [(ring.id, one.range.right) for one in placed]
-        told = journal.held if tracking is Tracking.DATA else journal.reconciled
         recent = all_of(journal.recent(shard, command) for shard in shards)
-        held, apart = all_of(map(told, shards)), all_of(map(journal.apart, shards))
+        held, over = _told(list(map(journal.logs_of, shards)), tracking, lists_all=lists_all)
+        apart = all_of(map(journal.apart, shards))
         partial = any(journal.taking(shard) is not None for shard in shards)
         if not apart and not partial:
-            return Known(held, recent)
+            return Known(held, recent, over=over)
         several = [journal.holders(shard, ids) for shard in shards if (ids := journal.apart(shard))]
         holders = frozenset.intersection(*several) if several else frozenset[int]()
-        return Known(held, recent, apart, tuple(sorted(holders)), partial)
+        return Known(held, recent, apart, tuple(sorted(holders)), partial, over)
 
     def require_whole(self, table_id: int, token: int) -> None:
         """RangeLacking while this node gets what it missed of a tracked table's range: its tables may have

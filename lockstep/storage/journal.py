@@ -179,20 +179,20 @@ class Journal:
     # -- asking -----------------------------------------------------------------------------------
 
     def held(self, shard: Shard) -> Held:
-        return self._of(shard).held
+        return self.logs_of(shard).held
 
     def reconciled(self, shard: Shard) -> Held:
-        return self._of(shard).reconciled
+        return self.logs_of(shard).reconciled
 
     def apart(self, shard: Shard) -> Held:
-        return self._of(shard).apart
+        return self.logs_of(shard).apart
 
     def taking(self, shard: Shard) -> Taking | None:
-        return self._of(shard).taking
+        return self.logs_of(shard).taking
 
     def recent(self, shard: Shard, command: ReadCommand) -> Held:
         """What is held and not reconciled of what is read, or more."""
-        logs = self._of(shard)
+        logs = self.logs_of(shard)
         if command.key is None:
             return logs.open.union(logs.apart)
         place = partition_prefix(command.table_id, command.right, command.key)
@@ -202,7 +202,7 @@ class Journal:
         """Other replicas that told that they hold all of these."""
         return frozenset(node for node, held in self.told.get(shard, {}).items() if held.covers(ids))
 
-    def _of(self, shard: Shard) -> ShardLogs:
+    def logs_of(self, shard: Shard) -> ShardLogs:
         return self.shards.get(shard) or _NO_LOGS
 
     @property
@@ -220,7 +220,7 @@ class Journal:
     def oldest_us(self, shard: Shard, wanted: Held) -> int | None:
         """When the oldest of these ids was given, by the first entry of each log; None: there is no entry."""
         found: list[int] = []
-        for log, offsets in wanted.intersection(self._of(shard).open).items():
+        for log, offsets in wanted.intersection(self.logs_of(shard).open).items():
             first = values_of(self._engine, log, IntervalSet(offsets.runs[:2]))
             found += [ENTRIES.decode(value).given_us for _, value in islice(first, 1)]
         return min(found, default=None)
@@ -255,7 +255,7 @@ class Journal:
 
     def reconcile(self, shard: Shard, everywhere: Held) -> int:
         """Every replica holds these durably: let go of their entries; how many went."""
-        logs = self._of(shard)
+        logs = self.logs_of(shard)
         count = self._drop_entries(shard, everywhere, logs.settle)
         for log, offsets in everywhere.intersection(logs.apart).items():
             logs.settle(log, offsets)
@@ -266,10 +266,10 @@ class Journal:
     def set_apart(self, shard: Shard, ids: Held) -> int:
         """Every replica that is there holds these durably: let go of their entries, though one that is away
         does not; how many went."""
-        return self._drop_entries(shard, ids, self._of(shard).set_apart)
+        return self._drop_entries(shard, ids, self.logs_of(shard).set_apart)
 
     def _drop_entries(self, shard: Shard, ids: Held, note: Callable[[LogId, IntervalSet], None]) -> int:
-        logs, count = self._of(shard), 0
+        logs, count = self.logs_of(shard), 0
         for log, offsets in ids.intersection(logs.open).items():
             left = offsets
             while left:
@@ -313,7 +313,7 @@ class Journal:
     def release(self, shard: Shard, ids: Held) -> None:
         """A part of the tables was lost, and what was filled again has nothing of these for sure: hold those
         that are apart no more."""
-        logs = self._of(shard)
+        logs = self.logs_of(shard)
         gone = ids.intersection(logs.apart)
         for log, offsets in gone.items():
             logs.release(log, offsets)
@@ -332,7 +332,7 @@ class Journal:
 
     async def store_again(self, shard: Shard) -> None:
         """Have the tables hold what there are entries of: a part of them was lost."""
-        for log, offsets in self._of(shard).open.items():
+        for log, offsets in self.logs_of(shard).open.items():
             for offset, value in values_of(self._engine, log, offsets):
                 mutation = ENTRIES.decode(value).mutation
                 if mutation is not None:

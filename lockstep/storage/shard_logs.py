@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lockstep.tracking.held import Held, LogId, held_of
+from lockstep.tracking.held import NOTHING, Held, LogId, held_of
 from lockstep.tracking.intervals import EMPTY, IntervalSet, of
+from lockstep.tracking.summaries import Summary, digest, parted
 
 
 class Taking(msgspec.Struct, frozen=True, array_like=True):
@@ -31,6 +32,7 @@ class ShardLogs:
     __slots__ = (
         "_apart",
         "_held",
+        "_parted",
         "_reconciled",
         "_told",
         "by_place",
@@ -52,6 +54,8 @@ class ShardLogs:
         self._apart: dict[LogId, IntervalSet] = {}
         #: `held`, `reconciled`, `apart` and `open`, while nothing changes.
         self._told: tuple[Held, Held, Held, Held] | None = None
+        #: Logs that are over with their digest; and what is held, and reconciled, of the others.
+        self._parted: tuple[Held, bytes, Held, Held] = NOTHING, b"", NOTHING, NOTHING
         #: Partition -> (log, offset) of what is open, and the other way round.
         self.by_place: dict[bytes, dict[tuple[LogId, int], None]] = {}
         self.places: dict[tuple[LogId, int], bytes] = {}
@@ -62,6 +66,9 @@ class ShardLogs:
         if self._told is None:
             held, reconciled, apart = held_of(self._held), held_of(self._reconciled), held_of(self._apart)
             self._told = held, reconciled, apart, held.difference(reconciled).difference(apart)
+            listed, over = parted(held, reconciled)
+            known = self._parted[1] if self._parted[0] == over else digest(Summary((), over)) if over else b""
+            self._parted = over, known, listed, reconciled.difference(over)
         return self._told
 
     @property
@@ -80,6 +87,13 @@ class ShardLogs:
     def open(self) -> Held:
         """What there are entries of."""
         return self._all()[3]
+
+    @property
+    def listed(self) -> tuple[Held, Held, bytes]:
+        """What is held, and what is reconciled, of logs that are not over; and a digest of those that are."""
+        self._all()
+        _, told, held, reconciled = self._parted
+        return held, reconciled, told
 
     def contains(self, log: LogId, offset: int) -> bool:
         return self._held.get(log, EMPTY).contains(offset)

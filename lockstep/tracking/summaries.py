@@ -111,6 +111,19 @@ def unpack(body: bytes) -> Summary:
     return found
 
 
+def parted(held: Held, reconciled: Held) -> tuple[Held, Held]:
+    """What is held of logs that go on, or are not all reconciled, and of those that are over."""
+    newest: dict[int, int] = {}
+    for node, start, _ in held.logs:
+        newest[node] = max(start, newest.get(node, 0))
+    settled = frozenset(reconciled.logs)
+    over = tuple(log for log in held.logs if log[1] < newest[log[0]] and log in settled)
+    if not over:
+        return held, NOTHING
+    ended = frozenset(over)
+    return Held(tuple(log for log in held.logs if log not in ended)), Held(over)
+
+
 def digest(summary: Summary) -> bytes:
     return hashlib.blake2b(pack(summary), digest_size=_DIGEST_BYTES).digest()
 

@@ -10,6 +10,7 @@ import pytest
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
 from lockstep.node.work import condition_watches
+from lockstep.replica.messages import Known, Tracking
 from lockstep.schema.changes import (
     AlterKeyspace,
     AlterOptions,
@@ -25,6 +26,7 @@ from lockstep.sim.door import command_for, mutation_for
 from lockstep.sim.load.history import Change, Look
 from lockstep.storage.journal_records import Shard
 from lockstep.tracking.held import Held
+from lockstep.tracking.intervals import IntervalSet
 from lockstep.values.errors import InvalidRequest, WriteTimeout
 from lockstep.values.ids import Consistency
 from lockstep.values.rows import ReadCommand, ReadResult
@@ -237,6 +239,15 @@ def test_scenario_10_a_coordinator_that_is_no_replica_has_one_lead() -> None:
         assert sum(bool(held(town, number)) for number in range(1, 5)) == 3
 
 
+def known_of(town: Town, number: int) -> Known:
+    """What a node tells a read of its whole range."""
+    known = town.node(number).data.replica.known(
+        looked_for(town.node(number), None), Tracking.SUMMARY, lists_all=False
+    )
+    assert known is not None
+    return known
+
+
 def _is_outside(town: Town, number: int) -> bool:
     node = town.node(number)
     plan = node.data.coordinator.plans.read_plan(table_of(node).id, looked_for(node, None).right, QUORUM)
@@ -257,6 +268,17 @@ def test_scenario_11_no_id_is_given_again_after_a_power_loss() -> None:
         }
         assert len(starts) == 2
         assert rows_read(town, 3) == [b"b"] * 10
+        told = [known_of(town, number) for number in (1, 2, 3)]
+        assert told[0].over and all(one.over == told[0].over and len(one.held.logs) == 1 for one in told)
+        # Who has not heard that the log is over lists it, and the read asks again for all.
+        logs = town.node(2).data.reconciler.journal.logs_of(shard)
+        (over,) = (log for log in logs.held.logs if log not in told[0].held.logs)
+        logs.set_apart(over[:2], IntervalSet(over[2]))
+        assert known_of(town, 2).over == b""
+        before = town.world.probes.counts.get("read.tracked_listed", 0)
+        isolated(town, 3, (1, 2))
+        assert rows_read(town, 1) == [b"b"] * 10
+        assert town.world.probes.counts["read.tracked_listed"] == before + 1
 
 
 def test_scenario_14_a_replica_that_was_away_gets_what_it_missed_and_nobody_keeps_hints() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lockstep.tracking.held import NOTHING, Held, MutationId, held_of
 from lockstep.tracking.intervals import of
-from lockstep.tracking.summaries import Summary, digest, floors_of, pack, summary_of, unpack
+from lockstep.tracking.summaries import Summary, digest, floors_of, pack, parted, summary_of, unpack
 from lockstep.values.errors import FrameCorrupt
 
 OFFSETS = st.sets(st.integers(0, 40), max_size=12)
@@ -105,3 +105,19 @@ def test_a_log_is_retired_only_whole_and_in_order() -> None:
     # A log that may go on is never over.
     assert floors_of({1: 1}, reconciled, {(1, 1): 2, (1, 2): 3}, {1: 2}) == {1: 2}
     assert floors_of({1: 1}, NOTHING, {(1, 1): 0}, starts) == {1: 2}
+
+
+@given(LOGS, LOGS)
+def test_logs_that_are_over_are_told_apart_from_those_that_go_on(
+    found: dict[tuple[int, int], set[int]], some: dict[tuple[int, int], set[int]]
+) -> None:
+    everything = held(found)
+    reconciled = everything.intersection(held(some))
+    listed, over = parted(everything, reconciled)
+    assert listed.union(over) == everything and not listed.intersection(over)
+    assert reconciled.covers(over)
+    for node, start, _ in over.logs:
+        assert any(log[0] == node and log[1] > start for log in listed.logs), "its newest log is listed"
+    again, also = parted(everything, everything)
+    assert {log[0] for log in again.logs} == {log[0] for log in everything.logs}
+    assert len(again.logs) == len({log[0] for log in again.logs}) and again.union(also) == everything
