@@ -30,6 +30,7 @@ from lockstep.coordination.read_round import Additional, Answer, ReadRound, Read
 from lockstep.coordination.tracked_reads import TrackedReads
 from lockstep.coordination.writes import Writes
 from lockstep.internode.handshake import Address
+from lockstep.quorum.causal import CAUSAL
 from lockstep.quorum.plans import Plan
 from lockstep.quorum.request_trace import REQUEST_TRACE
 from lockstep.quorum.round import Target
@@ -361,6 +362,11 @@ class Reads:
             plan = self._plan(piece, consistency, wide=wide)
             if changes >= REQUEST_PLANS_MAX:
                 await self._pause(plan, deadline_s)
+            causal = CAUSAL.get() if plan.reads_ids and piece.key is not None else None
+            if causal is not None and causal.is_cut_otherwise(plan):
+                # What was seen may be of tokens beside the range: all replicas together know what is of it.
+                self.reach("read.follows_all")
+                plan = self._plan(piece, Consistency.ALL, wide=False)
             if self.runtime.clock.monotonic_s() > plan.alive_until_s:
                 plan.require_alive(self.context.opinions)
                 plan.note_alive(self.context.opinions)
@@ -369,7 +375,8 @@ class Reads:
                 right = min(piece.right, plan.range.right)
                 limit = piece.partition_row_limit if plan.required == 1 else 0
                 command = replace(piece, right=right, partition_row_limit=limit)
-            tracked = self._tracked if plan.reads_ids and plan.required > 1 else None
+            is_compared = plan.required > 1 or causal is not None
+            tracked = self._tracked if plan.reads_ids and is_compared else None
             tracking = Tracking.NONE if tracked is None else Tracking.DATA
             request = ReadRequest(plan.epoch, plan.needs_epoch, command, 0, tracking, changes > 0)
             try:

@@ -5,7 +5,8 @@ everything that any of the replicas asked held as it was asked, and each of thes
 that is in it: whole mutations, so none is seen in part, and a later read of the level sees them again. What
 cannot be brought, for its single mutations are let go of while a replica is away, is read at one that has it,
 and is to be held by so many replicas that each later read of the level asks one of them. Data is read three
-times at most.
+times at most. A client that told what it has seen is answered by a replica that holds that as well, also
+where one answer is enough.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Awaitable, Collection, Sequence
 from lockstep.coordination.context import CoordinationContext
 from lockstep.coordination.read_round import Answer
 from lockstep.internode import verbs
+from lockstep.quorum.causal import CAUSAL
 from lockstep.quorum.plans import Plan
 from lockstep.quorum.round import Target
 from lockstep.replica.messages import Known, ReadReply, ReadRequest
@@ -56,6 +58,13 @@ def _require_met(plan: Plan, apart: Held, known: Sequence[tuple[Target, Known]])
             holders.update(other for other in answered[node].holders if other not in answered)
     if not meets(plan, holders):
         raise PeerTimeout("a replica that was away is still to get what the others hold")
+
+
+def known_everywhere(context: CoordinationContext, plan: Plan) -> Held:
+    """What this node knows to be held by every replica of the plan's range."""
+    if plan.local is None or plan.shard is None or context.tracked is None:
+        return NOTHING
+    return context.tracked.journal.reconciled(plan.shard)
 
 
 async def bring(
@@ -119,8 +128,7 @@ class TrackedReads:
         anew."""
         # A replica that is being filled has ids of which it lacks others: it says what it holds, no more.
         readers = plan.group.reads
-        found = (answer for answer in answers if not answer[1].digest and answer[0].node in readers)
-        data = next(found, None)
+        data = next((one for one in answers if not one[1].digest and one[0].node in readers), None)
         if data is None:
             return None
         others = [answer for answer in answers if answer is not data]
@@ -138,14 +146,21 @@ class TrackedReads:
     async def _settled(
         self, plan: Plan, request: ReadRequest, data: Answer, others: Sequence[Answer], deadline_s: float
     ) -> Answer:
+        causal = CAUSAL.get() if request.command.key is not None else None
         apart = all_of(known_of(answer).apart for answer in others)
         if not held_by(data).covers(apart):
             data, others = await self._switched(plan, request, apart, (data, *others), deadline_s)
         wanted = all_of(held_by(answer) for answer in others)
+        if causal is not None:
+            wanted = wanted.union(causal.wanted(plan))
         if not known_of(data).held.covers(wanted):
             self.reread += 1
             self._runtime.probes.reach("read.tracked_reread")
             holders = [answer[0] for answer in others]
+            if causal is not None:
+                self._runtime.probes.reach("read.followed")
+                left = [one for one in plan.near_first if one not in (data[0], *holders)]
+                holders += sorted(left, key=lambda target: not self._context.alive(target.node))
             everywhere = all_of(known_of(answer).held for answer in others if answer[1].digest)
             await self._bring(plan, data[0], request, wanted, holders, deadline_s, everywhere)
             data = (data[0], await self._read(plan, data[0], request, deadline_s))
@@ -161,6 +176,8 @@ class TrackedReads:
             self.brought += len(bringing)
             self._runtime.probes.reach("read.tracked_brought")
             await asyncio.gather(*bringing)
+        if causal is not None:
+            causal.saw(plan, known_of(data).recent, known_everywhere(self._context, plan))
         return data
 
     async def _switched(

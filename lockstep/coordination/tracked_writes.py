@@ -11,12 +11,15 @@ from __future__ import annotations
 import msgspec
 
 from lockstep.coordination.context import CLIENT, SHOWN, CoordinationContext, Terms
+from lockstep.coordination.tracked_reads import known_everywhere
 from lockstep.coordination.writes import Told, Write, Writes
 from lockstep.internode import verbs
 from lockstep.internode.handshake import PeerInfo
+from lockstep.quorum.causal import CAUSAL, Causal
 from lockstep.quorum.plans import Plan
 from lockstep.quorum.round import WRITE, Round
 from lockstep.storage.rows.fragments import require_fitting
+from lockstep.tracking.held import NOTHING, MutationId
 from lockstep.values.codec import encode
 from lockstep.values.errors import (
     HandshakeRefused,
@@ -47,6 +50,7 @@ class Lead(msgspec.Struct, frozen=True, array_like=True):
 
 class Led(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
+    given: MutationId | None = None
 
 
 class TrackedWrites:
@@ -68,6 +72,9 @@ class TrackedWrites:
         require_fitting(mutation, len(encode(mutation)))
         if plan.local is not None:
             given = terms.tracking or self._context.replica.give(plan, mutation)
+            causal = CAUSAL.get()
+            if causal is not None:
+                causal.wrote(plan, given, known_everywhere(self._context, plan))
             own = msgspec.structs.replace(terms, leaves_hints=False, is_owed=False, tracking=given)
             Write(self._writes, Round(WRITE, plan), mutation, deadline_s, told, own, what).start()
             return
@@ -96,10 +103,13 @@ class TrackedWrites:
             left_ms = max(0.0, (deadline_s - self._runtime.clock.monotonic_s()) * 1000)
             lead = Lead(plan.needs_epoch, mutation, plan.consistency, int(left_ms), what, terms.needs_columns)
             try:
-                await internode.request(target.address, verbs.TRACKED_WRITE, lead, left_ms)
+                led: Led = await internode.request(target.address, verbs.TRACKED_WRITE, lead, left_ms)
             except (PeerUnreachable, NodeExcluded, HandshakeRefused):
                 self._runtime.probes.reach("write.another_leads")
             else:
+                causal = CAUSAL.get()
+                if causal is not None and led.given is not None:
+                    causal.wrote(plan, led.given, NOTHING)
                 return
         raise plan.shortage(())
 
@@ -110,11 +120,17 @@ class TrackedWrites:
         plan = plans.plan_of(request.mutation, request.consistency)
         if plan.local is None:
             raise NotReplica(f"node {plan.asker.node} leads no write of token {request.mutation.token}")
-        await self._writes.begin(
-            request.mutation,
-            request.consistency,
-            request.timeout_ms,
-            request.write_type,
-            CLIENT if request.needs_columns else SHOWN,
-        )
-        return Led(plans.epoch)
+        causal = Causal()
+        noting = CAUSAL.set(causal)
+        try:
+            written = self._writes.begin(
+                request.mutation,
+                request.consistency,
+                request.timeout_ms,
+                request.write_type,
+                CLIENT if request.needs_columns else SHOWN,
+            )
+        finally:
+            CAUSAL.reset(noting)
+        await written
+        return Led(plans.epoch, causal.given)

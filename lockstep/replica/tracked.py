@@ -152,15 +152,17 @@ class TrackedReplica:
         self.learn(request.shard, request.everywhere)
         deadline_s = self._runtime.clock.monotonic_s() + request.timeout_ms / 1000
         last: LockstepError | None = None
-        for source in request.sources:
+        for asked, source in enumerate(request.sources):
             lacking = self._lacking(request)
             if not lacking:
                 break
             left_s = deadline_s - self._runtime.clock.monotonic_s()
             if left_s <= 0:
                 break
+            # One that is silent leaves time for those behind it, and for what the read does with it all.
+            share_ms = left_s * 1000 / (len(request.sources) - asked + 1)
             try:
-                await self.pull(request.shard, lacking, source, left_s * 1000)
+                await self.pull(request.shard, lacking, source, share_ms)
             except LockstepError as error:
                 last = error
         if self._lacking(request):

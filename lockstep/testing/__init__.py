@@ -15,14 +15,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lockstep.testing.causal import CausalSession
     from lockstep.testing.clusters import Cluster
     from lockstep.testing.conversation import CqlError
     from lockstep.testing.nodes import Node
     from lockstep.testing.simulated import SimulatedCluster
 
-__all__ = ["Cluster", "CqlError", "Node", "SimulatedCluster"]
+__all__ = ["CausalSession", "Cluster", "CqlError", "Node", "SimulatedCluster"]
 
 _HOMES = {
+    "CausalSession": "causal",
     "Cluster": "clusters",
     "CqlError": "conversation",
     "Node": "nodes",

@@ -33,3 +33,8 @@ BACKOFF_MS: Final = 500
 BACKOFF_MS_MAX: Final = 30_000
 #: Symbols of one audit: a hundred thousand differences, 4 MB. More is no audit, the data must be compared.
 SYMBOLS_MAX: Final = 140_000
+#: Ranges that a client remembers mutations of: more than the ranges of a node with 16 tokens and three
+#: replicas. What is reconciled leaves it within seconds.
+CAUSAL_SPANS_MAX: Final = 64
+#: Of a causal token: as many ids with gaps between them as a client sees of 64 ranges in some seconds.
+CAUSAL_TOKEN_BYTES_MAX: Final = 16_384

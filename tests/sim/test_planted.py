@@ -27,6 +27,7 @@ from lockstep.sim.scenarios import SCENARIOS
 from lockstep.sim.seed_result import SeedResult
 from tests.node import (
     test_batches,
+    test_causal,
     test_failed_work,
     test_hints,
     test_old_decisions,
@@ -80,6 +81,7 @@ BROUGHT_ABOUT: dict[str, Callable[[], object]] = {
     "tracked_shown_by_data": (
         test_tracked_statements.test_scenario_28_a_serial_read_brings_what_it_shows_whole
     ),
+    "tracked_token_ignored": test_causal.test_what_was_written_is_read_at_one_through_a_replica_that_lacks_it,
     "tracked_named_by_each": functools.partial(
         test_tracked_statements.test_scenario_28_what_is_decided_has_one_id, 3
     ),

@@ -14,7 +14,7 @@ import pytest
 
 from lockstep.local import processes
 from lockstep.local.processes import State
-from lockstep.testing import Cluster, CqlError, clusters
+from lockstep.testing import CausalSession, Cluster, CqlError, clusters
 from lockstep.testing.nodes import Session
 from lockstep.values.errors import ConfigurationError, LockstepError, PeerUnreachable, PreconditionError
 
@@ -108,6 +108,36 @@ def test_the_installed_driver_connects(cluster: Cluster) -> None:
         session.cluster.shutdown()
 
 
+def test_a_causal_session_reads_at_one_what_it_wrote_through_another_node(cluster: Cluster) -> None:
+    from cassandra import ConsistencyLevel
+    from cassandra.query import SimpleStatement
+
+    n1, _, n3 = cluster.nodes
+    cluster.execute(
+        f"CREATE KEYSPACE seen WITH replication = {cluster.replication} AND replication_type='tracked'"
+    )
+    cluster.execute("CREATE TABLE seen.t (k int PRIMARY KEY, v int)")
+    session = cluster.connect("seen")
+    try:
+        hosts = {host.address: host for host in session.cluster.metadata.all_hosts()}
+        # What n1 writes reaches n3 when n2 brings it, within a second or so.
+        cluster.partition([n1], [n3])
+        read = SimpleStatement("SELECT v FROM t WHERE k = %s", consistency_level=ConsistencyLevel.ONE)
+        following = CausalSession(session)
+        missed = 0
+        for key in range(10):
+            following.execute("INSERT INTO t (k, v) VALUES (%s, 1)", (key,), host=hosts[n1.address])
+            missed += session.execute(read, (key,), host=hosts[n3.address]).one() is None
+            assert following.execute(read, (key,), host=hosts[n3.address]).one() is not None, key
+        assert missed, "n3 has what n2 does as soon"
+        assert not following.forgotten
+        another = CausalSession(session)
+        another.follow(following.token)
+        assert another.execute(read, (9,), host=hosts[n3.address]).one() is not None
+    finally:
+        session.cluster.shutdown()
+
+
 def test_an_async_test_uses_it_from_threads() -> None:
     async def story() -> list[object]:
         async with Cluster(nodes=1) as one:
@@ -162,7 +192,7 @@ def test_a_session_says_who_does_not_answer() -> None:
 
 MAKER = """
 import os, sys
-from lockstep.testing import Cluster
+from lockstep.testing import CausalSession, Cluster
 cluster = Cluster(nodes=1).start()
 print(cluster.directory, cluster.nodes[0].address, flush=True)
 {end}

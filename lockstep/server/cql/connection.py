@@ -51,7 +51,6 @@ from lockstep.cql.wire.messages import (
     custom_payload,
     decode_request,
 )
-from lockstep.quorum.request_trace import REQUEST_TRACE
 from lockstep.runtime.ports import Runtime
 from lockstep.server.auth.authentication import AUTHENTICATOR, Authentication, Login
 from lockstep.server.auth.permits import Session
@@ -63,7 +62,7 @@ from lockstep.server.log import Audit
 from lockstep.server.metrics.latencies import WRITE, Latencies, Latency
 from lockstep.server.statements.execution import Answer, Executor
 from lockstep.server.statements.tablet_routing import TABLETS_ROUTING, TabletRouting
-from lockstep.server.statements.tracing import PayloadNotes, Trace, answered_payload, notes_for
+from lockstep.server.statements.tracing import PayloadNotes, Trace, answered_payload, carry, notes_for
 from lockstep.server.statements.user_functions import is_long
 from lockstep.values.errors import ColumnsGone, InvalidRequest, LockstepError, ProtocolViolation, ServerFault
 from lockstep.values.limits import (
@@ -379,10 +378,10 @@ class CqlConnection(asyncio.Protocol):
 
     async def _run(self, given: _Given) -> None:
         executor, stream, request, notes = self._server.executor, given.stream, given.request, given.notes
-        REQUEST_TRACE.set(notes)  # a task has a context of its own
         trace: Trace | None = None
         failure: Exception | None = None
         try:
+            carry(notes)
             if given.traced:
                 trace = await executor.tracer.begin(request, self.peer[0])
             if trace is not None:

@@ -22,6 +22,7 @@ from lockstep.cql.functions.native import timeuuid
 from lockstep.cql.parse.parser import without_passwords
 from lockstep.cql.wire.messages import Batch, Execute, Query, QueryParameters, Request, Value
 from lockstep.node.services import NodeServices
+from lockstep.quorum.causal import CAUSAL, Causal
 from lockstep.quorum.plans import Plan
 from lockstep.quorum.request_trace import REQUEST_TRACE, RequestTrace
 from lockstep.scans.messages import PAYLOAD_KEY
@@ -29,6 +30,8 @@ from lockstep.schema.model import Schema
 from lockstep.schema.types import parse_type
 from lockstep.server.statements.statements import Statements
 from lockstep.server.views.tool_keyspaces import KEYSPACE, changes_that_make_it
+from lockstep.tracking import tokens
+from lockstep.tracking.tokens import TOKEN_KEY
 from lockstep.values.errors import LockstepError, Unavailable
 from lockstep.values.ids import Consistency, NodeId
 from lockstep.values.limits import (
@@ -273,12 +276,16 @@ Payload = Mapping[str, bytes | None]
 
 class PayloadNotes(RequestTrace):
     """Notes of a request, what of its payload is answered again, and what it wants of a read session with
-    what is answered to that."""
+    what is answered to that. `token`: what it follows, as it came; None: it is told nothing of that."""
 
-    __slots__ = ("mirrored", "session", "session_answer")
+    __slots__ = ("causal", "mirrored", "session", "session_answer", "token")
 
-    def __init__(self, *, wants_plans: bool, mirrored: Payload, session: bytes | None) -> None:
+    def __init__(
+        self, *, wants_plans: bool, mirrored: Payload, session: bytes | None, token: bytes | None
+    ) -> None:
         super().__init__(wants_plans=wants_plans)
+        self.token = token
+        self.causal: Causal | None = None
         self.mirrored = mirrored
         self.session = session
         self.session_answer: bytes | None = None
@@ -288,15 +295,26 @@ def notes_for(payload: Payload, *, mirror: bool) -> PayloadNotes | None:
     """What its answer has to tell of a request with this payload."""
     wants_plans = PLAN_KEY in payload
     session = payload.get(PAYLOAD_KEY)
-    if not wants_plans and session is None and not (mirror and payload):
+    token = payload[TOKEN_KEY] or b"" if TOKEN_KEY in payload else None
+    if not wants_plans and session is None and token is None and not (mirror and payload):
         return None
     mirrored = {key: value for key, value in payload.items() if key != PLAN_KEY} if mirror else {}
-    return PayloadNotes(wants_plans=wants_plans, mirrored=mirrored, session=session)
+    return PayloadNotes(wants_plans=wants_plans, mirrored=mirrored, session=session, token=token)
+
+
+def carry(notes: PayloadNotes | None) -> None:
+    """Have the running task, which has a context of its own, take notes. InvalidRequest when the request
+    follows what is no token."""
+    REQUEST_TRACE.set(notes)
+    if notes is not None and notes.token is not None:
+        notes.causal = Causal(tokens.decode(notes.token))
+        CAUSAL.set(notes.causal)
 
 
 def answered_payload(notes: PayloadNotes | None) -> Payload | None:
     if notes is None:
         return None
     plans: Payload = {PLAN_KEY: msgspec.json.encode(notes.told())} if notes.wants_plans else {}
-    answers = {**notes.mirrored, **plans}
+    seen: Payload = {TOKEN_KEY: tokens.encode(notes.causal.told())} if notes.causal is not None else {}
+    answers = {**notes.mirrored, **plans, **seen}
     return answers if notes.session_answer is None else {**answers, PAYLOAD_KEY: notes.session_answer}

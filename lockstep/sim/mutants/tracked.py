@@ -12,6 +12,7 @@ from lockstep.coordination import tracked_reads as reads_module
 from lockstep.coordination.tracked_reads import TrackedReads
 from lockstep.node.work.reconciling import Reconciler
 from lockstep.quorum import plans as plans_module
+from lockstep.quorum.causal import Causal
 from lockstep.replica.tracked import TrackedReplica
 from lockstep.sim.plant import Planted, replaced
 from lockstep.storage.journal import Journal
@@ -225,10 +226,16 @@ def _journal_let_go_at_the_end() -> _Context:
     return replaced((Reconciler, "_is_open", lambda self, cluster, shard: False))
 
 
+def _token_ignored() -> _Context:
+    """What a client has seen binds nobody."""
+    return replaced((Causal, "wanted", lambda self, plan: NOTHING))
+
+
 #: Those that a test brings about.
 DIRECTED = (
     Planted("tracked_ids_at_once", "a write of before is missed", "tracked_altered", _ids_tell_at_once),
     Planted("tracked_end_forgets", "a write stays away", "tracked_altered", _journal_let_go_at_the_end),
     Planted("tracked_shown_by_data", "a serial read tears", "tracked_lwt", _shown_by_data),
+    Planted("tracked_token_ignored", "a client misses its own write", "tracked", _token_ignored),
     Planted("tracked_named_by_each", "a decision has many ids", "tracked_lwt", _named_by_each),
 )
