@@ -20,7 +20,7 @@ from lockstep.recovery.audit import problem_in
 from lockstep.recovery.plan import Wish
 from lockstep.recovery.steps import Phase
 from lockstep.sim.runtime.probes import CrashRule
-from lockstep.values.errors import PreconditionError
+from lockstep.values.errors import PreconditionError, Rejected
 from tests.node.support import Outcome, Town, keyspace
 
 #: What a participant makes durable, in order.
@@ -365,6 +365,21 @@ def test_5_a_recipient_that_is_silent_leaves_every_node_where_it_was() -> None:
         town.until(lambda: town.ready(*LEFT))
         town.wait(10)
         assert cluster_ids(town, LEFT) == {before}
+        assert not town.logged("recovery.applied")
+
+
+def test_5_a_conductor_that_cannot_prepare_itself_leaves_every_node_where_it_was() -> None:
+    with struck() as town:
+        before = former_id(town)
+
+        async def refuses(_plan: object) -> None:
+            raise Rejected("its audit is full")
+
+        town.node(4).membership.recovery._prepare = refuses  # type: ignore[method-assign, assignment]
+        outcome = town.finish(reset(town, 4, Wish(actor="operator")))
+        assert isinstance(outcome.error, PreconditionError) and "nothing was changed" in outcome.error.message
+        town.wait(10)
+        assert steps(town, 5) == ["prepared", "withdrawn"] and cluster_ids(town, LEFT) == {before}
         assert not town.logged("recovery.applied")
 
 

@@ -30,15 +30,21 @@ from tests.node import (
     test_causal,
     test_failed_work,
     test_hints,
+    test_management_truncation,
     test_old_decisions,
+    test_other_rings,
     test_purging,
+    test_recovery,
+    test_ring_submissions,
     test_stamps,
     test_submissions,
     test_told_progress,
     test_tracked_migration,
     test_tracked_statements,
+    test_upgrade,
 )
 from tests.node import test_views as test_node_views
+from tests.recovery import test_plan
 from tests.replication import test_expired_requests, test_fences, test_streaming, test_view_updates
 from tests.server import test_ballots_move
 from tests.topology.tablets import test_old_guards
@@ -84,6 +90,21 @@ BROUGHT_ABOUT: dict[str, Callable[[], object]] = {
     "tracked_token_ignored": test_causal.test_what_was_written_is_read_at_one_through_a_replica_that_lacks_it,
     "tracked_named_by_each": functools.partial(
         test_tracked_statements.test_scenario_28_what_is_decided_has_one_id, 3
+    ),
+    "reset_prepared_acts": (
+        test_recovery.test_5_a_conductor_that_cannot_prepare_itself_leaves_every_node_where_it_was
+    ),
+    "reset_longest_log": test_plan.test_26_freshness_is_term_and_then_epoch,
+    "truncation_forgets_let_in": (
+        test_management_truncation.test_21_a_command_that_no_member_can_apply_is_taken_out
+    ),
+    "truncation_keeps_snapshots": functools.partial(
+        test_management_truncation.test_21_a_command_inside_a_snapshot_goes_too, (1, 2, 3), 0
+    ),
+    "ring_one_term": test_ring_submissions.test_a_copy_that_comes_in_a_later_life_or_turn_is_not_judged,
+    "ring_marks_unread": (test_other_rings.test_a_coordinator_with_another_ring_of_the_same_epoch_is_refused),
+    "upgrade_registers_unasked": (
+        test_upgrade.test_a_newcomer_that_asked_nobody_on_the_ring_is_let_in_by_the_group_of_the_log
     ),
     "hint_dropped_unmarked": (test_hints.test_a_hint_older_than_gc_grace_is_dropped_and_its_range_is_marked),
 }

@@ -10,12 +10,14 @@ from lockstep.sim.mutants.columns import DECISION_DIRECTED as _DECISIONS_DIRECTE
 from lockstep.sim.mutants.columns import DIRECTED as _VIEWS_DIRECTED
 from lockstep.sim.mutants.data import DATA, OWED
 from lockstep.sim.mutants.data import DIRECTED as _OWED_DIRECTED
+from lockstep.sim.mutants.disasters import DIRECTED as _DISASTERS_DIRECTED
 from lockstep.sim.mutants.disasters import DISASTERS
 from lockstep.sim.mutants.loads import LOADS
 from lockstep.sim.mutants.overload import DIRECTED as _STAMPS_DIRECTED
 from lockstep.sim.mutants.overload import OVERLOAD, SHARING, STAMPS
 from lockstep.sim.mutants.repairs import DAMAGE, DEGRADED, LOST_STORES, PURGING, REPAIRS
 from lockstep.sim.mutants.repairs import DIRECTED as _PURGING_DIRECTED
+from lockstep.sim.mutants.ringed import DIRECTED as _RINGED_DIRECTED
 from lockstep.sim.mutants.ringed import RINGED
 from lockstep.sim.mutants.service import ACCESS, LOG, MACHINES, SERVICE
 from lockstep.sim.mutants.service import DIRECTED as _SERVICE_DIRECTED
@@ -26,6 +28,7 @@ from lockstep.sim.mutants.tablets import DIRECTED as _TABLETS_DIRECTED
 from lockstep.sim.mutants.tablets import TABLETS
 from lockstep.sim.mutants.tracked import DIRECTED as _TRACKED_DIRECTED
 from lockstep.sim.mutants.tracked import TRACKED
+from lockstep.sim.mutants.upgraded import DIRECTED as _UPGRADED_DIRECTED
 from lockstep.sim.mutants.upgraded import UPGRADED
 from lockstep.sim.plant import Planted
 
@@ -76,6 +79,9 @@ DIRECTED: dict[str, Planted] = {
         *_VIEWS_DIRECTED,
         *_TABLETS_DIRECTED,
         *_TRACKED_DIRECTED,
+        *_DISASTERS_DIRECTED,
+        *_RINGED_DIRECTED,
+        *_UPGRADED_DIRECTED,
     )
 }
 

@@ -6,11 +6,18 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, Final
 
+from lockstep.consensus.raft import Raft
+from lockstep.metadata.groups.management import ManagementState, decode_state
 from lockstep.node.membership.identity import IdentityFile
-from lockstep.node.recovery import applying, judging, moving
+from lockstep.node.recovery import applying, judging, management_cutting, moving
+from lockstep.node.recovery.messages import Done
 from lockstep.node.recovery.own_state import OwnState
 from lockstep.node.recovery.recovery_file import RecoveryFile
+from lockstep.node.recovery.reset_service import ResetService
+from lockstep.recovery import management_cut
+from lockstep.recovery.plan import ResetPlan
 from lockstep.recovery.steps import Applied, Record
+from lockstep.recovery.survey import Survey
 from lockstep.sim.plant import Plant, Planted, replaced
 
 
@@ -81,6 +88,48 @@ def _tail_dropped() -> Iterator[None]:
     with replaced((OwnState, "tail", lambda self, epoch: [])):
         yield
 
+
+def _prepared_acts() -> contextlib.AbstractContextManager[None]:
+    """What was only promised is carried out at once, before all others have promised it."""
+    plain = ResetService._prepare
+
+    async def prepare(self: ResetService, plan: ResetPlan) -> Done:
+        done = await plain(self, plan)
+        await self._activate(plan.attempt)
+        self._leave()
+        return done
+
+    return replaced((ResetService, "_prepare", prepare))
+
+
+def _freshest_by_epoch() -> contextlib.AbstractContextManager[None]:
+    """The longest log goes on, whatever a later leader wrote."""
+
+    return replaced((Survey, "freshness", property(lambda self: (0, self.log_epoch))))
+
+
+def _let_in_forgotten() -> contextlib.AbstractContextManager[None]:
+    """Only the metadata say who is let in, also where the log before the cut does."""
+    return replaced((management_cut, "_beside", lambda held, cluster: ((), ())))
+
+
+def _snapshot_goes_on() -> contextlib.AbstractContextManager[None]:
+    """A member's snapshot is taken for the state before the cut, whatever it holds."""
+    plain = management_cutting._before
+
+    def before(raft: Raft, index: int) -> ManagementState | None:
+        snapshot = raft.snapshot
+        return decode_state(snapshot.data) if snapshot is not None else plain(raft, index)
+
+    return replaced((management_cutting, "_before", before))
+
+
+DIRECTED: Final = (
+    Planted("reset_prepared_acts", "half of the nodes are repaired", "", _prepared_acts),
+    Planted("reset_longest_log", "what a later leader wrote is lost", "", _freshest_by_epoch),
+    Planted("truncation_forgets_let_in", "newcomers are let in no more", "", _let_in_forgotten),
+    Planted("truncation_keeps_snapshots", "what was to go is in what goes on", "", _snapshot_goes_on),
+)
 
 DISASTERS: Final = (
     Planted("reset_applied_again", "what was voted on is wiped", "disasters", _applied_again),

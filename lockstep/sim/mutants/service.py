@@ -171,7 +171,7 @@ def _refusal_forgotten() -> _Context:
 def _unknown_told_as_failed() -> _Context:
     """An attempt that may have been appended counts as one that did nothing."""
 
-    def nothing_done(self: Any, error: LockstepError) -> None:
+    def nothing_done(self: Any, error: LockstepError, address: Any) -> None:
         self.nothing_done(error)
 
     return replaced((submission._Attempts, "unknown", nothing_done))

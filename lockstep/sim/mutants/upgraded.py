@@ -11,6 +11,7 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import EXCLUDED
 from lockstep.metadata.groups.upgrade_entries import BuildLog
+from lockstep.metadata.transformations import Register
 from lockstep.node.recovery import building
 from lockstep.node.ring import upgrading
 from lockstep.recovery.living import Anew
@@ -55,6 +56,13 @@ def _builds_unasked() -> contextlib.AbstractContextManager[None]:
 
     return replaced((upgrading, "next_step", step))
 
+
+def _registers_unasked() -> contextlib.AbstractContextManager[None]:
+    """A newcomer that saw a ring is registered by the log, and its management group was never asked."""
+    return replaced((Register, "is_before_log", lambda self, cluster: False))
+
+
+DIRECTED = (Planted("upgrade_registers_unasked", "a node that nobody let in", "", _registers_unasked),)
 
 UPGRADED = (
     Planted("upgrade_lets_in_ignored", "who was ignored has a part", "upgraded", _lets_in_the_ignored),
