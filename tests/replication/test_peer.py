@@ -84,6 +84,7 @@ class Node:
         self.seen: list[int] = []
         self.streams = itertools.count(1)
         self.newest = SimpleNamespace(epoch=5)
+        self.marks = None
 
     def log(self, event: str, **facts: Any) -> None:
         self.logged.append(event)
