@@ -98,7 +98,17 @@ TRACKED_SCENARIOS = (
         duplicate=(0.0, 0.05),
         always=("long_away",),
         faults=(
-            *("long_away", "kill", "power", "all_down", "pause", "slow_node", "partition", "latency"),
+            *(
+                "pause_reconciler",
+                "long_away",
+                "kill",
+                "power",
+                "all_down",
+                "pause",
+                "slow_node",
+                "partition",
+                "latency",
+            ),
             *("isolate_leader", "crash_at_probe", "loss", "slow_disk", "linger", "flapping"),
         ),
         sometimes=(

@@ -205,7 +205,7 @@ def failed_read(town: Town, number: int) -> object:
 def test_scenario_20_no_tombstone_goes_while_a_cohort_is_not_everywhere() -> None:
     with with_cohort(7) as town:
         reconciler, table = town.node(1).data.reconciler, table_of(town.node(1))
-        token = looked_for(town.node(1), None).right
+        token = looked_for(town.node(1), None, b"k6").right
         since_s = town.node(1).runtime.clock.wall_us() // 1_000_000
         town.wait(200)
         before_s = reconciler.purge_before_s(table, token)

@@ -39,6 +39,7 @@ from tests.node import (
     test_stamps,
     test_submissions,
     test_told_progress,
+    test_tracked_cohorts,
     test_tracked_migration,
     test_tracked_statements,
     test_upgrade,
@@ -106,6 +107,11 @@ BROUGHT_ABOUT: dict[str, Callable[[], object]] = {
     "upgrade_registers_unasked": (
         test_upgrade.test_a_newcomer_that_asked_nobody_on_the_ring_is_let_in_by_the_group_of_the_log
     ),
+    "cohort_not_told": (
+        test_tracked_cohorts.test_a_replica_that_is_back_answers_with_data_only_once_it_has_the_cohort
+    ),
+    "cohort_of_few": test_tracked_cohorts.test_too_few_that_are_there_let_go_of_nothing,
+    "cohort_purged": test_tracked_cohorts.test_scenario_20_no_tombstone_goes_while_a_cohort_is_not_everywhere,
     "hint_dropped_unmarked": (test_hints.test_a_hint_older_than_gc_grace_is_dropped_and_its_range_is_marked),
 }
 #: How a test ends that does not find what it looks for, or waits for it in vain.

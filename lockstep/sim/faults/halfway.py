@@ -117,6 +117,12 @@ def long_away(means: Means, draw: Stream) -> None:
     means.cut([host], others, symmetric=True, seconds=seconds)
 
 
+def pause_reconciler(means: Means, draw: Stream) -> None:
+    """Nodes bring each other nothing in the background for a while."""
+    for name in means.cluster.live() if draw.random() < 0.5 else [means.some_live(draw)]:
+        means.pause_reconciler(name, 1.0 + draw.random() * 4)
+
+
 def lacks_decision(cluster: SimCluster, table_name: str, key: bytes, value: bytes) -> bool:
     """Whether a running replica does not know that `value` was decided, which another one knows as the last
     decision on the partition."""

@@ -17,6 +17,7 @@ from lockstep.sim.faults.halfway import (
     linger_counting,
     lone_holder,
     long_away,
+    pause_reconciler,
     power_at_drop,
     strand_decision,
     strand_writes,
@@ -584,6 +585,7 @@ HALFWAY_FAULTS: dict[str, Fault] = {
         Fault("lone_holder", lone_holder, ("fault.lone_holder",), 2.0),
         Fault("power_at_drop", power_at_drop, ("fault.power_at_drop",), 2.0),
         Fault("long_away", long_away, ("fault.long_away",), 3.0),
+        Fault("pause_reconciler", pause_reconciler, ("fault.pause_reconciler",)),
     )
 }
 #: Every kind that strikes by time.

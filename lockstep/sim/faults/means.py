@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from lockstep.node.processors.kinds import Gate, Held
+from lockstep.node.work.reconciling import Reconciler
 from lockstep.runtime.ports import Runtime
 from lockstep.sim.cluster import SimCluster
 from lockstep.sim.runtime.network import Fabric
@@ -31,6 +32,7 @@ class Means:
         self.active = False
         #: Stores with blocks that cannot be read.
         self._damaged: list[ModelStore] = []
+        self._paused: list[Reconciler] = []
 
     def undo(self) -> None:
         """Undo everything: links, disks, clocks, speeds, rules, pauses."""
@@ -54,6 +56,9 @@ class Means:
         for store in self._damaged:
             store.blocks.clear()
         self._damaged.clear()
+        for reconciler in self._paused:
+            reconciler.is_paused = False
+        self._paused.clear()
 
     def damage_block(self, name: str, share: float, pairs: int, seconds: float) -> bool:
         """See ModelStore.damage_block; readable again after a while, as when an operator has recovered it."""
@@ -68,6 +73,22 @@ class Means:
         self.later(seconds, store.blocks.clear)
         self.tell(f"damages {pairs} pairs of {name}")
         return True
+
+    def pause_reconciler(self, name: str, seconds: float) -> None:
+        """The node asks nobody what it lacks, for a while; it answers others."""
+        node = self.cluster.nodes.get(name)
+        if node is None or not node.ready:
+            return
+        reconciler = node.data.reconciler
+        reconciler.is_paused = True
+        self._paused.append(reconciler)
+        self.cluster.world.count("fault.pause_reconciler")
+        self.tell(f"pauses the reconciler of {name} for {seconds:.1f} s")
+
+        def resume() -> None:
+            reconciler.is_paused = False
+
+        self.later(seconds, resume)
 
     def tell(self, text: str) -> None:
         self.cluster.tell("nemesis", text)

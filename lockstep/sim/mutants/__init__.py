@@ -5,6 +5,8 @@ run, and undoes it. A plant that no seed finds says that either a checker or a f
 """
 
 from lockstep.sim.mutants.captured import CAPTURED
+from lockstep.sim.mutants.cohorts import COHORTS
+from lockstep.sim.mutants.cohorts import DIRECTED as _COHORTS_DIRECTED
 from lockstep.sim.mutants.columns import COLUMNS, COUNTERS, DECISIONS, INDEXES, VIEWS
 from lockstep.sim.mutants.columns import DECISION_DIRECTED as _DECISIONS_DIRECTED
 from lockstep.sim.mutants.columns import DIRECTED as _VIEWS_DIRECTED
@@ -60,6 +62,7 @@ REGISTRY: dict[str, Planted] = {
         *LOADS,
         *CAPTURED,
         *TRACKED,
+        *COHORTS,
         *RINGED,
         *UPGRADED,
         *DISASTERS,
@@ -82,6 +85,7 @@ DIRECTED: dict[str, Planted] = {
         *_DISASTERS_DIRECTED,
         *_RINGED_DIRECTED,
         *_UPGRADED_DIRECTED,
+        *_COHORTS_DIRECTED,
     )
 }
 
