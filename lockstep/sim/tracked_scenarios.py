@@ -21,6 +21,7 @@ TRACKED_SCENARIOS = (
         ),
         sometimes=(
             *("tracked.pulled", "read.tracked_reread", "read.tracked_brought", "read.tracked_anew"),
+            "read.tracked_listed",
             *("write.another_leads", "write.expired", "read.asked_another"),
         ),
     ),

@@ -43,7 +43,8 @@ _OTHERS = (
     "replica.write.applied",
     # Of tracked tables, which their scenarios must see.
     *("read.tracked_anew", "read.tracked_brought", "read.tracked_reread", "write.another_leads"),
-    *("read.followed", "read.follows_all"),
+    *("read.followed", "read.follows_all", "read.tracked_listed"),
+    *("read.tracked_partial", "read.tracked_switched"),
     "replica.write.named",
 )
 _LABEL = re.compile(r'"((?:replica|read|write)\.[a-z_.]+)"')
