@@ -361,12 +361,19 @@ class BulkLoads:
 
     async def _look_for_lost(self) -> None:
         """As long as loads run."""
+        since: dict[str, tuple[int, float]] = {}
         while self._context.cluster().loads.running:
             await asyncio.sleep(LOAD_LEASE_LOOK_S)
-            now_ms = self._runtime.clock.wall_us() // 1000
-            for load in self._context.cluster().loads.running if self._is_leader() else ():
-                if load.lease_until_ms <= now_ms:
-                    await self._expire(load, now_ms)
+            now_ms, now_s = self._runtime.clock.wall_us() // 1000, self._runtime.clock.monotonic_s()
+            running = self._context.cluster().loads.running
+            ends = {load.job: load.lease_until_ms for load in running}
+            known = {job: one for job, one in since.items() if ends.get(job) == one[0]}
+            since = {job: known.get(job, (end, now_s)) for job, end in ends.items()}
+            for load in running if self._is_leader() else ():
+                # Whoever gave the lease may have had a clock that was ahead.
+                waited_ms = (now_s - since[load.job][1]) * 1000
+                if load.lease_until_ms <= now_ms or waited_ms >= load.lease_until_ms - load.began_ms:
+                    await self._expire(load, max(now_ms, load.lease_until_ms))
         self._looks = False
 
     async def _expire(self, load: Load, now_ms: int) -> None:
