@@ -247,12 +247,17 @@ def test_no_write_acknowledged_while_the_ring_changed_is_missing_on_a_quorum(see
 
 
 def test_a_source_that_gives_its_data_too_early_is_found() -> None:
-    """What the test above says of a product that is wrong, and leaves no hints that mend it."""
-    with (
-        REGISTRY["stream_early"].plant(),
-        replaced((Hints, "leave", lambda *_, **__: Left(0, 0, False))),
-        founded(2) as town,
-        pytest.raises(AssertionError, match="is on 1 of"),
-    ):
-        writers = Writers(town, (1, 2))
-        join_and_leave(town, lambda: on_quorums(town, tuple(writers.acknowledged)))
+    """What the test above says of a product that is wrong, and leaves no hints that mend it, on one seed of
+    some: whether a write is on its way at the moment is chance."""
+
+    def said(seed: int) -> str:
+        with founded(seed) as town:
+            writers = Writers(town, (1, 2))
+            try:
+                join_and_leave(town, lambda: on_quorums(town, tuple(writers.acknowledged)))
+            except AssertionError as error:
+                return str(error)
+        return ""
+
+    with REGISTRY["stream_early"].plant(), replaced((Hints, "leave", lambda *_, **__: Left(0, 0, False))):
+        assert any("is on 1 of" in said(seed) for seed in range(1, 9))
