@@ -167,7 +167,8 @@ class Town:
     def voters_settled(self) -> bool:
         """Whether those vote who should, by the metadata and by Raft."""
         cluster = self.newest
-        leading = [node for node in self.nodes.values() if node.ready and node.log.is_leader]
+        live = [node for name, node in self.nodes.items() if self.process(int(name[1:])).alive]
+        leading = [node for node in live if node.ready and node.log.is_leader]
         if not leading or cluster.service.change is not None or leading[0].log.driver is None:
             return False
         configuration = leading[0].log.driver.raft.configuration
