@@ -120,7 +120,10 @@ class Voter:
         )
         self.refusals = Refusals(RecordingProbes())
         replica: Any = SimpleNamespace(
-            require_held=self._require_held, refusals=self.refusals, known=lambda _command, _tracking: None
+            require_whole=lambda *_: None,
+            require_held=self._require_held,
+            refusals=self.refusals,
+            known=lambda _command, _tracking: None,
         )
         self.internode = ScriptedInternode(Wire(), 1, lambda: 5)
         self.ids = 0
