@@ -10,9 +10,7 @@ Usage: python bench/proof.py [--operations N] [--seed N] [--level QUORUM] [--ske
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -20,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from client_process import ClientProcess
 from measuring import ROOT, save
 from proof_checks import Access, check_atomic, check_kept
 from proof_faults import Faults
@@ -48,51 +47,17 @@ SCHEMA = (
 
 
 class Client:
-    """A process of clients; `counts` are as it last told them."""
+    """A process of clients."""
 
     def __init__(self, cluster: Cluster, name: str, seed: int, level: str) -> None:
-        self.name = name
         self.path = HOME / f"{name}.jsonl"
-        self.counts: dict[str, int] = {}
-        hosts = ",".join(cluster.contact_points)
         command = [str(driver_python()), str(ROOT / "bench" / "proof_client.py")]
-        with (HOME / f"{name}.log").open("w") as log:
-            self._process = subprocess.Popen(
-                [*command, hosts, str(cluster.port), name, str(seed), level, str(self.path)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
-        self._answer()
-
-    def _answer(self) -> dict[str, int]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"client {self.name} ended: {(HOME / f'{self.name}.log').read_text()[-500:]}")
-        answer: dict[str, int] = json.loads(line)
-        return answer
-
-    def ask(self, command: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(command + "\n")
-        self._process.stdin.flush()
-        self.counts = self._answer()
+        command += [",".join(cluster.contact_points), str(cluster.port), name, str(seed), level]
+        self.process = ClientProcess([*command, str(self.path)], HOME / f"{name}.log")
 
     @property
     def acknowledged(self) -> int:
-        return self.counts.get(Outcome.OK.value, 0)
-
-    def close(self) -> None:
-        """Let it end, so that its file is whole."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        return int(self.process.told.get(Outcome.OK.value, 0))
 
 
 def proof_cluster(skew_s: float) -> Cluster:
@@ -121,24 +86,24 @@ def load(operations: int, seed: int, level: str, skew_s: float) -> dict[str, Any
             while sum(client.acknowledged for client in clients) < operations:
                 struck = faults.strike()
                 for client in clients:
-                    client.ask("counts")
+                    client.process.ask("counts")
                 tell(struck)
             for client in clients:
-                client.ask("stop")
+                client.process.ask("stop")
             counts: dict[str, int] = {}
             for client in clients:
-                for name, count in client.counts.items():
+                for name, count in client.process.told.items():
                     counts[name] = counts.get(name, 0) + count
             seconds = time.monotonic() - began_s
             tell("reads all rows back")
             for client in clients:
-                client.ask("read back")
+                client.process.ask("read back")
             for node in cluster.nodes:
                 keep_log(node)
             broken = faults_told()
         finally:
             for client in clients:
-                client.close()
+                client.process.close()
     return {"seconds": seconds, "counts": counts, "struck": faults.struck, "broken": broken}
 
 

@@ -19,6 +19,7 @@ from typing import Any, TextIO
 
 import acsylla
 from acsylla import errors
+from client_process import connected
 
 WRITE = "INSERT INTO proof.written (client, block, at, value) VALUES (?, ?, ?, ?)"
 READ_BACK = "SELECT at, value FROM proof.written WHERE client = ? AND block = ?"
@@ -199,19 +200,7 @@ def say(answer: dict[str, Any]) -> None:
 
 
 async def main(hosts: str, port: str, name: str, seed: str, level: str, file: TextIO) -> None:
-    cluster = acsylla.create_cluster(
-        hosts.split(","),
-        port=int(port),
-        protocol_version=4,
-        retry_policy="fallthrough",
-        request_timeout=TIMEOUT_S,
-        connect_timeout=2.0,
-        constant_reconnect_delay_ms=300,
-        heartbeat_interval_sec=1,
-        idle_timeout_sec=4,
-        log_level="critical",
-    )
-    session = await cluster.create_session()
+    session = await connected(hosts, port, TIMEOUT_S, 300)
     texts = (WRITE, READ_BACK, SET, GET, FIRST, NEXT, LOOK)
     prepared = {text: await session.create_prepared(text) for text in texts}
     loop = asyncio.get_running_loop()

@@ -18,6 +18,7 @@ from typing import Any
 
 import acsylla
 from acsylla import errors
+from client_process import connected
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -97,19 +98,7 @@ class Clients:
 
 
 async def main(hosts: str, port: str, seed: str, in_flight: str, *spaces: str) -> None:
-    cluster = acsylla.create_cluster(
-        hosts.split(","),
-        port=int(port),
-        protocol_version=4,
-        retry_policy="fallthrough",
-        request_timeout=TIMEOUT_S,
-        connect_timeout=2.0,
-        constant_reconnect_delay_ms=200,
-        heartbeat_interval_sec=1,
-        idle_timeout_sec=4,
-        log_level="critical",
-    )
-    session = await cluster.create_session()
+    session = await connected(hosts, port, TIMEOUT_S, 200)
     prepared = {
         (space, text): await session.create_prepared(text.format(space)) for space in spaces for text in TEXTS
     }

@@ -9,13 +9,12 @@ Usage: python bench/torn_reads.py [--reads N] [--seed N] [--in-flight N] [--minu
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
-import subprocess
 import sys
 import time
 from typing import Any
 
+from client_process import ClientProcess
 from measuring import ROOT, SCRATCH, save, table
 from proof_faults import Faults
 from quorum_path import driver_python
@@ -35,47 +34,16 @@ SCHEMA = (
 )
 
 
-class Clients:
-    """The process of clients."""
+def clients_of(cluster: Cluster, seed: int, in_flight: int) -> ClientProcess:
+    command = [str(driver_python()), str(ROOT / "bench" / "torn_client.py")]
+    command += [",".join(cluster.contact_points), str(cluster.port), str(seed), str(in_flight), *SPACES]
+    SCRATCH.mkdir(parents=True, exist_ok=True)
+    return ClientProcess(command, SCRATCH / "torn_client.log")
 
-    def __init__(self, cluster: Cluster, seed: int, in_flight: int) -> None:
-        command = [str(driver_python()), str(ROOT / "bench" / "torn_client.py")]
-        command += [",".join(cluster.contact_points), str(cluster.port), str(seed), str(in_flight), *SPACES]
-        SCRATCH.mkdir(parents=True, exist_ok=True)
-        self._log = SCRATCH / "torn_client.log"
-        with self._log.open("w") as log:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
-            )
-        self.told = self._answer()
 
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the clients ended: {self._log.read_text()[-500:]}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def ask(self, command: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(command + "\n")
-        self._process.stdin.flush()
-        self.told = self._answer()
-
-    @property
-    def reads(self) -> int:
-        """Whole partitions read of the tracked keyspace."""
-        return int(self.told["spaces"]["tracked"]["whole"])
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+def reads_of(clients: ClientProcess) -> int:
+    """Whole partitions read of the tracked keyspace."""
+    return int(clients.told["spaces"]["tracked"]["whole"])
 
 
 def measure(reads: int, seed: int = 1, in_flight: int = 48, minutes: float = 60.0) -> dict[str, Any]:
@@ -88,16 +56,16 @@ def measure(reads: int, seed: int = 1, in_flight: int = 48, minutes: float = 60.
             for text in SCHEMA:
                 cluster.execute(text.format(space))
         faults = Faults(cluster, seed, lambda node: None, KINDS, AWAY_S, QUIET_S)
-        clients = Clients(cluster, seed, in_flight)
+        clients = clients_of(cluster, seed, in_flight)
         try:
-            while clients.reads < reads and time.monotonic() - began_s < minutes * 60:
+            while reads_of(clients) < reads and time.monotonic() - began_s < minutes * 60:
                 struck = faults.strike()
                 clients.ask("counts")
                 found = clients.told["spaces"]
                 shown = " ".join(
                     f"{space}: {one['torn']} torn {one['back']} back" for space, one in found.items()
                 )
-                print(f"{time.monotonic() - began_s:7.1f} s {clients.reads:>9,} reads  {shown}  {struck}")
+                print(f"{time.monotonic() - began_s:7.1f} s {reads_of(clients):>9,} reads  {shown}  {struck}")
             clients.ask("stop")
         finally:
             clients.close()
