@@ -58,6 +58,20 @@ def test_whether_a_load_could_begin_is_asked_without_beginning_one() -> None:
         assert town.newest.epoch == epoch and not town.newest.loads.by_job
 
 
+def test_a_load_that_a_clock_ahead_began_ends_when_nobody_renews_it() -> None:
+    with Town() as town:
+        founded(town)
+        town.process(2).jump_wall(3600)
+        asked = BeginRequest("a", "k", "t", 4_000)
+        begun = town.finish(town.begin(2, lambda node: node.services.work.bulk_loads.begin(asked)))
+        assert begun.error is None
+        town.process(2).jump_wall(-3600)
+        town.wait(1)
+        assert town.newest.loads.running, "its lease lasts"
+        town.until(lambda: not town.newest.loads.running, 30)
+        assert town.newest.loads.by_job["a"].reason == "nobody renewed it"
+
+
 async def load(node: Node) -> Any:
     loads = node.services.work.bulk_loads
     answer = await loads.begin(BeginRequest("a", "k", "t", 60_000))
