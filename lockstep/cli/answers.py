@@ -5,7 +5,6 @@ Invariant: nothing shown here decides anything; who owns what is in the metadata
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -163,10 +162,7 @@ def inject(node: int, yes: bool, call: render.Call, **told: Any) -> None:
     if not call.dry_run:
         if call.output != "json":
             _show_injection(read(GossipInjection, answer), "would be told")
-        if not yes:
-            if not sys.stdin.isatty():
-                raise click.UsageError("--yes is needed where nobody can be asked")
-            click.confirm(f"All nodes are told this of node {node}. Go on?", abort=True)
+        render.confirm(yes, f"All nodes are told this of node {node}. Go on?")
         answer = asked.gossip_inject({"node": node, **changes})
     if not call.as_json(answer, "gossip-injection/1"):
         _show_injection(read(GossipInjection, answer), "would be told" if call.dry_run else "is told")

@@ -208,7 +208,7 @@ def reset(
     digest = _digest_in(plan_file) if plan_file is not None else planned.digest
     if call.output != "json":
         _show_reset(planned)
-    replacing.confirm(yes, "Nodes that are absent can come back only by `migrate`. Go on?")
+    render.confirm(yes, "Nodes that are absent can come back only by `migrate`. Go on?")
     began_s = time.monotonic()
     answer = asked.cluster_reset(wanted | {"digest": digest})
     done = read(ClusterReset, answer)
@@ -301,7 +301,7 @@ def migrate(old: str, new: str, parks: bool, yes: bool, call: render.Call) -> No
     if not call.dry_run:
         if call.output != "json":
             _show_migration(read(ClusterMigration, answer))
-        replacing.confirm(yes, "These nodes leave the cluster that they are in. Go on?")
+        render.confirm(yes, "These nodes leave the cluster that they are in. Go on?")
         answer = at_old.cluster_migrate({"state": state} | ({"parkDiverged": True} if parks else {}))
     if not call.as_json(answer, "cluster-migration/1"):
         _show_migration(read(ClusterMigration, answer))
@@ -371,7 +371,7 @@ def truncate(group: str, index: int, committed: bool, yes: bool, call: render.Ca
         return
     if call.output != "json":
         replacing.show(planned)
-    replacing.confirm(yes, "These entries are lost, and absent nodes can come back only by `migrate`. Go on?")
+    render.confirm(yes, "These entries are lost, and absent nodes can come back only by `migrate`. Go on?")
     late = replacing.carry_out(sites, planned, planner)
     if call.as_json(answer, "metadata-replacement/1"):
         return
@@ -390,7 +390,7 @@ def _truncate_management(
         if not call.as_json(answer, planned.schema):
             click.echo("what is committed takes --below-commit-index")
         return
-    replacing.confirm(yes, "These commands go, and absent nodes can come back only by `migrate`. Go on?")
+    render.confirm(yes, "These commands go, and absent nodes can come back only by `migrate`. Go on?")
     answer = asked.group_truncate("cmg", {**wish, "digest": planned.digest})
     done = read(ManagementTruncation, answer)
     state = replacing.verified(asked, done.cluster_id)

@@ -189,7 +189,7 @@ def _put(call: render.Call, yes: bool, nodes: str | None, plan: Any) -> None:
         return
     if call.output != "json":
         replacing.show(planned)
-    replacing.confirm(yes, "The metadata of these nodes are replaced. Go on?")
+    render.confirm(yes, "The metadata of these nodes are replaced. Go on?")
     late = replacing.carry_out(sites, planned, planner)
     if not call.as_json(answer, "metadata-replacement/1"):
         replacing.end(sites, planned, planner, late)

@@ -7,7 +7,6 @@ again, and then carries out what was decided before.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -110,14 +109,6 @@ def _tried(step: Callable[[], None]) -> str:
     except LockstepError as error:
         return error.message or error.code
     return ""
-
-
-def confirm(yes: bool, question: str) -> None:
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise click.UsageError("--yes is needed where nobody can be asked")
-    click.confirm(question, abort=True)
 
 
 def went_on(sites: Sites, *, dry_run: bool) -> bool:

@@ -123,6 +123,15 @@ def on_terminal() -> bool:
     return sys.stdout.isatty()
 
 
+def confirm(yes: bool, question: str) -> None:
+    """Go on only where `--yes` says so, or a person does."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError("--yes is needed where nobody can be asked")
+    click.confirm(question, abort=True)
+
+
 def no_colour() -> bool:
     """Whether the user asked for plain text."""
     return bool(os.environ.get("NO_COLOR"))
