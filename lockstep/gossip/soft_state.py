@@ -214,12 +214,16 @@ class SoftStates:
         """Have a state of another node spread from here, as its own word: newer than all that is known of it
         here. A node that lives outranks what others say of it, as it does with what it forgot."""
         assert node in self._members and node != self.own, "it is about another member"
-        known = self._known.get(node)
-        last = known.version if known is not None else Version(1, 0)
-        version = Version(last.generation, last.version + 1)
+        version = self.next_version(node)
         assert believable(Told(node, version, state)), "others take it"
         self._learn(node, Known(version, state, now_s))
         return version
+
+    def next_version(self, node: int) -> Version:
+        """Newer than all that is known here of another node."""
+        known = self._known.get(node)
+        last = known.version if known is not None else Version(1, 0)
+        return Version(last.generation, last.version + 1)
 
     def _learn(self, node: int, known: Known) -> None:
         assert node in self._members, "only members have states"

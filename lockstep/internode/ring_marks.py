@@ -36,7 +36,7 @@ class RingMarks:
 
     def at(self, epoch: int) -> int:
         """0 where there is no ring, or it is not known any more."""
-        return self._by_epoch.get(epoch, 0) if self._by_epoch else 0
+        return self._by_epoch.get(epoch, 0)
 
     def refusal(self, peer: PeerInfo, epoch: int, mark: int) -> OtherRing | None:
         """Why a request planned at that epoch with a ring of that mark is not served; None when it is."""

@@ -124,15 +124,13 @@ class Gossip:
             )
         known = states[node]
         before = known.state if known is not None else SoftState(release=CASSANDRA_RELEASE)
-        last = known.version if known is not None else Version(1, 0)
-        after = msgspec.structs.replace(before, **changes)
-        version = Version(last.generation, last.version + 1)
+        after, version = msgspec.structs.replace(before, **changes), states.next_version(node)
         if not believable(Told(node, version, after)):
             raise ConfigurationError(
                 "no node would take this state of another one", hint="lockstep gossip info"
             )
         if not dry_run:
-            version = states.put(node, after, self._monotonic_s())
+            states.put(node, after, self._monotonic_s())
             self._learned(states)
         return before, after, version
 
