@@ -125,15 +125,15 @@ class CohortTaking:
         offers, self.offers = self.offers, {}
         try:
             await self._begin(offers)
-            for shard, source in offers.items():
-                try:
-                    await self._take(shard, source)
-                except (LockstepError, TimeoutError) as error:
-                    self._runtime.probes.reach("cohort.not_taken")
-                    told = {"range": shard[1], "source": source, "error": str(error)}
-                    self._context.log("reconcile.cohort_failed", **told)
         except LockstepError:
             return  # The store has said that it failed, and this node stops.
+        for shard, source in offers.items():
+            try:
+                await self._take(shard, source)
+            except (LockstepError, TimeoutError) as error:
+                self._runtime.probes.reach("cohort.not_taken")
+                told = {"range": shard[1], "source": source, "error": str(error)}
+                self._context.log("reconcile.cohort_failed", **told)
 
     # -- at a holder ------------------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ class CohortTaking:
         taking, journal = self._journal.taking(shard), self._journal
         held, apart = journal.held(shard), journal.apart(shard)
         if taking is not None and taking.is_joined:
-            held, apart = held.difference(apart).difference(journal.reconciled(shard)), NOTHING
+            held, apart = journal.logs_of(shard).open, NOTHING
         await journal.synced()
         return Cohort(epoch, start, held, apart, taking.sources if taking is not None else ())
 

@@ -248,16 +248,17 @@ class Reconciler:
         except LockstepError:
             self._runtime.probes.reach("reconcile.not_pulled")
         finally:
-            self._pulling[shard] = self._pulling[shard].difference(lacking)
+            left = self._pulling.pop(shard).difference(lacking)
+            if left:
+                self._pulling[shard] = left
 
     def _settle(
         self, cluster: ClusterMetadata, shard: Shard, own: Held, fresh: set[int], began_us: int
     ) -> None:
         others, told = self._others(cluster, shard), self._told.get(shard, {})
         taking = self.journal.taking(shard)
-        if taking is not None and taking.is_joined:
-            return
-        if group_of(cluster, shard) is None or not all(node in told for node in others):
+        is_joined = taking is not None and taking.is_joined
+        if is_joined or group_of(cluster, shard) is None or not all(node in told for node in others):
             return
         everywhere = reduce(Held.intersection, (told[node] for node in others), own)
         self.reconciled += self.journal.reconcile(shard, everywhere)
@@ -288,8 +289,7 @@ class Reconciler:
         if not are_enough(frozenset((own_id, *there)), frozenset(group.reads), near):
             self._runtime.probes.reach("cohort.too_few")
             return
-        told = self._told.get(shard, {})
-        common = reduce(Held.intersection, (told[node] for node in there), own)
+        common = reduce(Held.intersection, (self._told[shard][node] for node in there), own)
         count = self.journal.set_apart(shard, common)
         self.set_apart += count
         if count:
