@@ -319,13 +319,16 @@ async def _serve(
 
 
 async def _begin_life(node: Node, said: Said, certificates: Sequence[Certificate]) -> None:
-    """Start the node, again when what was decided meanwhile takes another life."""
+    """Start the node, again when what was decided meanwhile takes another life, and have it know what others
+    know before clients come."""
     while True:
         try:
             await node.start()
         except NodeRestarting as error:
             said.log("node.restarting", reason=error.message)
             continue
+        if node.broken is None or not node.broken.done():
+            await node.membership.membership.hear_news()
         context = node.context
         context.conditions.watch(watch_certificates(context.conditions, context.runtime.clock, certificates))
         return

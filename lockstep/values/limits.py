@@ -396,7 +396,7 @@ SNAPSHOT_GAP_EPOCHS: Final = 4096
 SNAPSHOT_CHUNK_BYTES: Final = 256 * 1024
 #: Metadata entries applied again for a look at the past before the loop gets a turn: some 30 us each.
 ENTRIES_PER_TURN_MAX: Final = 64
-#: Nodes asked in one round for who is in the cluster, by a node that nobody answers.
+#: Nodes asked in one round for who is in the cluster, by a node that nobody answers or that starts.
 MEMBERS_ASKED_AT_ONCE_MAX: Final = 16
 #: The file of members: the largest cluster, with 200 bytes a node.
 MEMBERS_FILE_BYTES_MAX: Final = 16 * 1024 * 1024

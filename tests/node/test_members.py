@@ -5,6 +5,7 @@ from __future__ import annotations
 from lockstep.internode import verbs
 from lockstep.node.log.messages import FetchLog, LogEntries, MemberList
 from lockstep.node.membership.members import MEMBERS_PATH, members_of
+from lockstep.node.membership.membership import NEWS_ASKED_MS
 from lockstep.values.errors import DiskRefused, PeerUnreachable
 from tests.node.support import Town, keyspace
 
@@ -42,6 +43,28 @@ def test_a_node_whose_voters_all_moved_while_it_was_down_finds_them() -> None:
         town.until(lambda: town.ready(4), limit_s=20)
         town.agreed(4, 5, *MOVED)
         assert town.finish(town.submit(4, keyspace("k"))).error is None
+
+
+def test_a_node_that_was_away_hears_of_what_was_decided_before_its_clients_come() -> None:
+    """One that it asks knows as little, and one is gone."""
+    with Town(founders=5) as town:
+        town.found()
+        for number in (4, 5):
+            town.process(number).crash()
+        assert town.finish(town.submit(1, keyspace("k"))).error is None
+        town.process(3).crash()
+        town.start(4, 5)
+        for number in (1, 2):
+            town.world.network.block(town.process(5).host, town.process(number).host)
+        town.until(lambda: town.ready(4, 5))
+        assert "k" not in town.node(4).log.cluster.schema.by_name
+        begun_s = town.world.now_s()
+        told = town.finish(town.begin(4, lambda node: node.membership.membership.hear_news()))
+        assert told.error is None and "k" in town.node(4).log.cluster.schema.by_name
+        assert town.world.now_s() - begun_s < 2 * NEWS_ASKED_MS / 1000
+        # Nobody who knows it answers: the node serves with what it has.
+        town.process(4).crash()
+        assert town.finish(town.begin(5, lambda node: node.membership.membership.hear_news())).error is None
 
 
 def test_also_when_it_moved_itself_and_only_a_node_without_a_vote_stayed_where_it_was() -> None:

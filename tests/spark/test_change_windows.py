@@ -96,6 +96,16 @@ def test_the_earliest_position_has_no_gap() -> None:
             assert not windows.gap(position, found), (ttl_s, now_s)
 
 
+def test_a_log_whose_streams_begin_after_the_slowest_clock_is_read_from_their_begin() -> None:
+    """One host answers long before the others, or its clock is behind: nothing is gone because of that."""
+    for ttl_s in (0, 60, DAY):
+        found = log(100, ttl_s, begins_us=113 * SECOND)
+        for begin_us in (windows.earliest_us(found), windows.latest_us(found)):
+            assert begin_us == 113 * SECOND
+            assert not windows.gap(Position("a", begin_us, ttl_s), found)
+            assert windows.window_end(found.stretches, begin_us, found.now_us) == begin_us
+
+
 def test_positions_are_kept_as_json() -> None:
     position = Position("a", 7, 60)
     assert windows.position_of(position.as_json()) == position

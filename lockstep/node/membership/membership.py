@@ -52,6 +52,7 @@ from lockstep.values.errors import (
     Rejected,
 )
 from lockstep.values.ids import CASSANDRA_RELEASE
+from lockstep.values.limits import MEMBERS_ASKED_AT_ONCE_MAX
 
 
 class Voting:
@@ -88,8 +89,9 @@ POLL_MS = 20
 RETRY_MS = 250
 #: One question to a founder.
 ASK_TIMEOUT_MS = 2000
-#: One question of a node that starts on the ring to another one: others that run answer at once.
-RING_ASKED_MS = 1000
+#: One question of a node that starts to another one, and the wait for what that knows: others that run
+#: answer at once.
+NEWS_ASKED_MS = 1000
 #: Submission of the first entry.
 SUBMIT_TIMEOUT_MS = 10_000
 
@@ -330,6 +332,7 @@ class Membership:
         self._submitter = log.submitter
         self._voters = log.voters
         self._internode = context.internode
+        self._members = members
         self._log = context.log
         self.founding: Founding | None = None
         if context.address in founders_of(context.configuration):
@@ -381,13 +384,21 @@ class Membership:
                 self._log("join.waits", reason=f"node {own.id} is shut out: {exclusion.reason}")
             await asyncio.sleep(RETRY_MS / 1000)
 
+    async def hear_news(self) -> None:
+        """Ask others how far the metadata is, voters first, and wait a moment for what is missing here.
+
+        A node that was away asks before its clients come: else it tells them that a table does not exist
+        which was made meanwhile. It serves without an answer, too."""
+        addresses = self._members.addresses()[:MEMBERS_ASKED_AT_ONCE_MAX]
+        await asyncio.gather(*(self._hear(address) for address in addresses))
+
     async def _hear(self, address: Address) -> None:
         try:
             told: MemberList = await self._internode.request(
-                address, verbs.MEMBERS, AskMembers(self._state.epoch), RING_ASKED_MS
+                address, verbs.MEMBERS, AskMembers(self._state.epoch), NEWS_ASKED_MS
             )
             if told.epoch > self._state.epoch:
-                await self._catch_up.reach(told.epoch, address, RING_ASKED_MS)
+                await self._catch_up.reach(told.epoch, address, NEWS_ASKED_MS)
         except LockstepError:
             return  # Another one may know; who is alone goes on as it was.
 

@@ -105,7 +105,7 @@ class Planner:
         if isinstance(starting, Position):
             position = starting
         elif starting == LATEST:
-            position = Position(log.id, log.now_us, log.ttl_s)
+            position = Position(log.id, windows.latest_us(log), log.ttl_s)
         elif starting == EARLIEST:
             position = Position(log.id, windows.earliest_us(log), log.ttl_s)
         else:

@@ -85,7 +85,7 @@ def gap(position: Position, log: Log) -> str:
     """Why changes from the position on may be gone; empty when they are there."""
     if position.log != log.id:
         return "the table, or its log, was dropped and made anew"
-    oldest_us = log.stretches[0].begins_us if log.stretches else log.now_us
+    oldest_us = _oldest_us(log)
     if position.until_us < oldest_us:
         return f"the oldest streams that are known begin {_seconds(oldest_us - position.until_us)} later"
     kept_s = kept(position.kept_s, log.ttl_s)
@@ -106,12 +106,23 @@ def lost_after_us(begins_us: int, kept_s: int) -> int:
 
 
 def earliest_us(log: Log) -> int:
-    """The oldest write time from which on everything is there, and stays long enough to be read."""
-    oldest_us = log.stretches[0].begins_us if log.stretches else log.now_us
+    """The oldest write time from which on everything is there, and stays long enough to be read.
+
+    The first streams may begin after `now_us`: that is the slowest clock's, or the first answer's."""
+    oldest_us = _oldest_us(log)
     if not log.ttl_s:
         return oldest_us
     # A tenth of what rows live is left for reading them.
-    return min(log.now_us, max(oldest_us, log.now_us - log.ttl_s * _SECOND_US * 9 // 10 + EXPIRY_MARGIN_US))
+    return max(oldest_us, min(log.now_us, log.now_us - log.ttl_s * _SECOND_US * 9 // 10 + EXPIRY_MARGIN_US))
+
+
+def latest_us(log: Log) -> int:
+    """The write time from which on nothing is there yet, as far as the slowest clock says."""
+    return max(_oldest_us(log), log.now_us)
+
+
+def _oldest_us(log: Log) -> int:
+    return log.stretches[0].begins_us if log.stretches else log.now_us
 
 
 def stretch_at(stretches: Sequence[Stretch], at_us: int) -> int:
