@@ -38,6 +38,7 @@ from lockstep.topology.kinds.bootstrap import Bootstrap
 from lockstep.topology.kinds.move import Move
 from lockstep.topology.kinds.rebuild import Rebuild
 from lockstep.topology.kinds.remove import Remove
+from lockstep.topology.kinds.replace import Replace
 from lockstep.topology.kinds.replication import ReplicationChange
 from lockstep.topology.requests import CancelRequest, EnqueueRequest
 from lockstep.topology.transformations import PrepareOperation, can_go_back
@@ -199,7 +200,9 @@ class KindOperators:
         newest = self._cluster.newest
         for operation in newest.operations:
             waits = any(self._destroyed in one.union for one in newest.transitions.of(operation.id))
-            if waits and self._destroyed not in operation.about.nodes and can_go_back(operation):
+            # Asked for just before its disk was gone: other tokens of it, say.
+            own = self._destroyed in operation.about.nodes and isinstance(operation.body, Remove | Replace)
+            if waits and not own and can_go_back(operation):
                 asked = [request for request in newest.requests.live if request.operation_id == operation.id]
                 cancel = CancelRequest(asked[0].id, "a node is lost")
                 await self._operators.submit(runtime, EntryKind.CANCEL_REQUEST, cancel)
