@@ -24,7 +24,6 @@ from lockstep.placement.placements import RingPlacement
 from lockstep.schema.changes import SYSTEM_KEYSPACES, EmptyTable
 from lockstep.schema.log_tables import capture_options, is_log
 from lockstep.schema.model import Table
-from lockstep.schema.tracking import is_tracked
 from lockstep.values.errors import Rejected
 from lockstep.values.node_limits import (
     LOAD_JOB_CHARACTERS_MAX,
@@ -51,12 +50,6 @@ def why_not(table: Table) -> str:
     if capture_options(table) is not None:
         return f"changes of {name} are captured, and a load would not be"
     return ""
-
-
-def _why_not_tracked(cluster: ClusterMetadata, table: Table) -> str:
-    if not is_tracked(cluster.schema.by_name[table.keyspace], table):
-        return ""
-    return f"{table.keyspace}.{table.name} is tracked: what a load brings has no ids"
 
 
 def ring_of(cluster: ClusterMetadata, table: Table) -> RingPlacement:
@@ -90,7 +83,7 @@ class BeginLoad(msgspec.Struct, frozen=True, array_like=True):
         table = cluster.schema.table(self.keyspace, self.table)
         if table is None:
             raise Rejected(f"there is no table {self.keyspace}.{self.table}")
-        reason = why_not(table) or _why_not_tracked(cluster, table)
+        reason = why_not(table)
         if reason:
             raise Rejected(reason, hint=_STATEMENTS)
         if len(cluster.loads.running) >= LOADS_RUNNING_MAX:

@@ -10,7 +10,7 @@ import pytest
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
 from lockstep.replica.load_requests import BeginRequest, CommitRequest, PutRequest
-from lockstep.schema.changes import CreateTable, NewColumn
+from lockstep.schema.changes import AlterOptions, CreateTable, NewColumn
 from lockstep.schema.model import ColumnKind
 from lockstep.schema.type_changes import CreateIndex, IndexedPart
 from lockstep.sim.checkers.loads import Loading
@@ -20,7 +20,7 @@ from lockstep.storage.engine import StorageEngine
 from lockstep.storage.index.index_entries import entry_bounds
 from lockstep.storage.index.indexes import Indexes
 from lockstep.streaming.load_files import LoadFiles
-from lockstep.values.errors import Rejected
+from lockstep.values.errors import Rejected, Unavailable
 from lockstep.values.ids import Consistency
 
 from .support import Town, keyspace
@@ -81,6 +81,24 @@ async def load(node: Node) -> Any:
         files.append(file)
     wanted = CommitRequest("a", tuple(files), tuple(holders), int(Consistency.QUORUM), len(KEYS) * ROWS)
     return await loads.commit(wanted)
+
+
+def test_a_load_into_a_tracked_table_needs_all_replicas() -> None:
+    with Town() as town:
+        founded(town)
+        tracked = ChangeSchema(AlterOptions("k", "t", (("replication_type", "tracked"),)))
+        assert town.finish(town.submit(1, tracked)).error is None
+        town.agreed(1, 2, 3)
+        town.process(3).crash()
+        refused = town.finish(town.begin(1, load)).error
+        assert isinstance(refused, Unavailable) and "2 of 3 replicas" in refused.message
+        assert "needs all replicas" in refused.hint
+        assert town.newest.loads.running
+        town.start(3)
+        town.until(lambda: town.ready(1, 2, 3))
+        town.agreed(1, 2, 3)
+        done = town.finish(town.begin(1, load))
+        assert done.error is None and done.value.done and not done.value.lacking
 
 
 def entries_on(town: Town, number: int) -> int:

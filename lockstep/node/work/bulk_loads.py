@@ -2,8 +2,10 @@
 commits.
 
 Invariants. What is committed was held, verified and durable, by as many replicas of every range as a write at
-the load's level needs, counted by the placements that the entry was judged with. It is called done when as
-many have taken it in. A load that nobody renews is ended by the metadata leader; nothing of it is left then.
+the load's level needs, counted by the placements that the entry was judged with. All replicas of a tracked
+table must, for rows of a load have no ids by which one is told what it lacks. A load is called done when as
+many as its level needs have taken it in. One that nobody renews is ended by the metadata leader; nothing of
+it is left then.
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ from lockstep.replica.load_requests import (
     ReadAnswer,
     ReadRequest,
 )
+from lockstep.schema.model import Table
+from lockstep.schema.tracking import is_tracked
 from lockstep.streaming.load_target import LoadTarget
 from lockstep.values.errors import (
     InvalidRequest,
@@ -67,6 +71,11 @@ LEVELS: Final = (
     Consistency.LOCAL_QUORUM,
     Consistency.EACH_QUORUM,
     Consistency.ALL,
+)
+
+_ALL_OF_A_TRACKED: Final = (
+    "a load into a tracked table, or at ALL, needs all replicas: have the missing ones back, or write with "
+    "writeMode=statements"
 )
 
 
@@ -259,11 +268,12 @@ class BulkLoads:
             if load.state is not LoadState.RUNNING:
                 # Says why not, as the log would.
                 CommitLoad(request.job, manifest.digest, 0).apply(self._context.cluster(), 0)
-            table_id = table_of(self._context.cluster(), load).id
-            placed = placed_by(self._book, table_id, manifest.files, level)
+            table = table_of(self._context.cluster(), load)
+            staged_at = self._staged_at(table, level)
+            placed = placed_by(self._book, table.id, manifest.files, staged_at)
             if placed.cut:
                 return self._to_cut(load, placed)
-            await self._prepare(placed, manifest, request.holders, level)
+            await self._prepare(placed, manifest, request.holders, staged_at)
             try:
                 await self._submit(self._entry(manifest, placed, request.rows))
             except OutcomeUnknown as error:
@@ -274,6 +284,10 @@ class BulkLoads:
                     raise
                 self._runtime.probes.reach("load.commit.stale")
         raise failure
+
+    def _staged_at(self, table: Table, level: Consistency) -> Consistency:
+        keyspace = self._context.cluster().schema.by_name[table.keyspace]
+        return Consistency.ALL if is_tracked(keyspace, table) else level
 
     @staticmethod
     def _entry(manifest: LoadManifest, placed: Placed, rows: int) -> CommitLoad:
@@ -324,6 +338,7 @@ class BulkLoads:
             plan, count = lacking
             reasons = "; ".join(dict.fromkeys(staged.reason for staged in found if staged.reason))
             error = Unavailable(level, plan.required, count)
+            error.hint = _ALL_OF_A_TRACKED if level is Consistency.ALL else ""
             error.message = (
                 f"load {manifest.job} cannot be committed at {level.name}: {count} of {plan.required} "
                 f"replicas of tokens ({plan.range.left}, {plan.range.right}] hold its files"

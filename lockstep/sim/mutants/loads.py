@@ -10,7 +10,7 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.load_entries import BeginLoad
 from lockstep.node.work import bulk_loads
-from lockstep.node.work.bulk_loads import Placed
+from lockstep.node.work.bulk_loads import BulkLoads, Placed
 from lockstep.sim.plant import Planted, replaced
 from lockstep.storage.index.indexes import Indexes
 from lockstep.streaming.load_target import LoadTarget
@@ -31,6 +31,11 @@ def _not_counted() -> _Context:
         return msgspec.structs.replace(placed, by_node=by_node)
 
     return replaced((bulk_loads, "placed_by", placed_by), (Placed, "lacking", lambda self, held: None))
+
+
+def _tracked_by_quorum() -> _Context:
+    """A load into a tracked table is committed when as many replicas hold its files as its level needs."""
+    return replaced((BulkLoads, "_staged_at", lambda self, table, level: level))
 
 
 def _from_the_future() -> _Context:
@@ -54,6 +59,7 @@ def _not_indexed() -> _Context:
 
 LOADS = (
     Planted("load_not_counted", "a load is done that replicas do not hold", "loads", _not_counted),
+    Planted("load_tracked_by_quorum", "a load is read without its rows", "tracked_loads", _tracked_by_quorum),
     Planted("load_hides_newer", "what is newer than a load is not seen", "loads", _from_the_future),
     Planted("load_not_taken_in", "a committed load is nowhere", "loads", _not_taken_in_at_once),
     Planted("load_not_indexed", "an index does not find what was loaded", "loads", _not_indexed),
