@@ -24,6 +24,7 @@ from lockstep.values.errors import Rejected, Unavailable
 from lockstep.values.ids import Consistency
 
 from .support import Town, keyspace
+from .test_tracked_statements import doors, told
 
 KEYS, ROWS = tuple(b"l%d" % number for number in range(4)), 3
 COLUMNS = (
@@ -99,6 +100,27 @@ def test_a_load_into_a_tracked_table_needs_all_replicas() -> None:
         town.agreed(1, 2, 3)
         done = town.finish(town.begin(1, load))
         assert done.error is None and done.value.done and not done.value.lacking
+
+
+def test_scenario_27_the_coordinator_of_a_load_dies_once_it_has_committed() -> None:
+    """The others take it in by the log; a read has all rows of its partition or none, and in the end all."""
+    with Town() as town:
+        founded(town)
+        tracked = ChangeSchema(AlterOptions("k", "t", (("replication_type", "tracked"),)))
+        assert town.finish(town.submit(1, tracked)).error is None
+        town.agreed(1, 2, 3)
+        doors(town, 2, 3)
+        town.begin(1, load)
+        town.until(lambda: "a" in town.newest.loads.by_job and not town.newest.loads.running)
+        town.process(1).crash()
+        seen = []
+        for turn in range(40):
+            for key in KEYS:
+                text = f"SELECT ck FROM k.t WHERE pk = 0x{key.hex()}"
+                seen.append(len(told(town, 2 + turn % 2, text)))
+            town.wait(0.05)
+        assert set(seen) <= {0, ROWS + 1}
+        assert seen[-len(KEYS) :] == [ROWS + 1] * len(KEYS)
 
 
 def entries_on(town: Town, number: int) -> int:
