@@ -33,20 +33,35 @@ _OF_REQUESTS = (
     )),
     "sim/test_coordinator.py",
 )  # fmt: skip
+#: Tests of whole nodes that recover, have no log, or know by ids what they hold.
+_OF_NODES = {
+    "metadata": ("management_elsewhere", "metadata_replacing", "upgrade"),
+    "recovery": (
+        "management_truncation", "recovering", "recovery", "recovery_again", "recovery_by_log",
+    ),
+    "ring": ("other_rings", "ring_carrying", "ring_submissions", "upgrade"),
+    "tracking": (
+        "causal", "tracked", "tracked_cohorts", "tracked_migration", "tracked_moves", "tracked_statements",
+    ),
+}  # fmt: skip
+
+
+def _nodes(room: str) -> tuple[str, ...]:
+    return tuple(f"node/test_{name}.py" for name in _OF_NODES[room])
+
+
 #: Folders or modules whose tests are run beside those of the room itself: they use it most.
 ALSO: Mapping[str, tuple[str, ...]] = {
     "consensus": (),
     "placement": ("topology",),
     "topology": ("metadata",),
-    "metadata": ("topology", "schema_changes"),
+    "metadata": ("topology", "schema_changes", *_nodes("metadata")),
     **dict.fromkeys(
         ("internode", "quorum", "replica", "coordination", "handoff", "streaming"),
         ("replication", "storage", *_OF_REQUESTS),
     ),
     "storage": ("replication",),
-    "recovery": (),
-    "ring": (),
-    "tracking": (),
+    **{room: _nodes(room) for room in ("recovery", "ring", "tracking")},
 }
 #: Rooms whose lines are remembered by test: one measure of a module serves all of them.
 ROOMS: Final = (*ALSO, "gossip")

@@ -276,11 +276,17 @@ class ReplacementStep(msgspec.Struct, frozen=True):
 
 
 class ExportedPage(msgspec.Struct, frozen=True):
-    """`recovery-export/1`: rows that one node alone holds of a table, as CQL statements. `end`: where the
-    next page begins; empty for the last one."""
+    """`recovery-export/1`: rows that one node alone holds of a table, as CQL statements or as values. `end`:
+    where the next page begins; empty for the last one.
+
+    With values, `table` is the encoded `ScanTable` in base64, and `rows` are of its columns in order: what
+    is on the wire, in base64. `written_us`: the newest write time of each row."""
 
     node: int
     epoch: int
     statements: tuple[str, ...] = ()
     end: str = ""
+    table: str = ""
+    rows: tuple[tuple[str | None, ...], ...] = ()
+    written_us: tuple[int, ...] = ()
     schema: str = "recovery-export/1"

@@ -21,6 +21,7 @@ from lockstep.values.errors import LockstepError
 from lockstep.values.ids import Consistency
 from tests.acceptance.parts import lockstep, until
 
+parquet = pytest.importorskip("pyarrow.parquet")
 pytestmark = pytest.mark.slow
 
 PORTS = (19842, 17800, 17880)
@@ -189,6 +190,11 @@ def test_2_and_10_a_majority_that_went_on_has_diverged(home: Path) -> None:
         assert f"node 1 holds {ROWS} rows of k5.t" in told
         lines = file.read_text().splitlines()
         assert len(lines) == ROWS and lines[0].startswith("INSERT INTO k5.t (id, v) VALUES (")
+        table = home / "k5.parquet"
+        told = run(home, "recovery", "export", "k5.t", "--file", str(table), "--host", host(cluster, 1))
+        found = parquet.read_table(table).to_pydict()
+        assert len(found["id"]) == len(set(found["id"])) == ROWS
+        assert all(f"USING TIMESTAMP {us};" in "".join(lines) for us in found["written_us"])
         session = connected(cluster, 3)
         session.query(lines[0].rstrip(";"), (), Consistency.QUORUM)
         session.close()

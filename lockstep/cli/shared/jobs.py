@@ -104,13 +104,18 @@ def _called(command: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return command(*given, **others, job=JobCall(call, **shared))
         except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] not in _EXTRA:
-                raise
-            raise ConfigurationError(
-                f"the package {error.name} is not installed", hint="pip install 'lockstep-db[spark]'"
-            ) from error
+            raise lacking(error) from error
 
     return handed
+
+
+def lacking(error: ModuleNotFoundError) -> Exception:
+    """What to raise for a package of the extra that is not installed; the error itself for any other."""
+    if (error.name or "").partition(".")[0] not in _EXTRA:
+        return error
+    return ConfigurationError(
+        f"the package {error.name} is not installed", hint="pip install 'lockstep-db[spark]'"
+    )
 
 
 #: Of every job.
