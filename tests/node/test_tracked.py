@@ -25,11 +25,15 @@ from lockstep.server.views.tracking_views import journal_rows
 from lockstep.sim.door import command_for, mutation_for
 from lockstep.sim.load.history import Change, Look
 from lockstep.storage.journal_records import Shard
+from lockstep.storage.rows.keys import token_bounds
+from lockstep.topology.kinds.rebuild import Rebuild
+from lockstep.topology.requests import EnqueueRequest
 from lockstep.tracking.held import Held
 from lockstep.tracking.intervals import IntervalSet
 from lockstep.values.errors import InvalidRequest, WriteTimeout
-from lockstep.values.ids import Consistency
+from lockstep.values.ids import Consistency, NodeId
 from lockstep.values.rows import ReadCommand, ReadResult
+from lockstep.values.tokens import FULL_RING
 from tests.node.support import Outcome, Town
 from tests.node.test_hints import away, back, pending
 from tests.node.test_requests_while_moving import cut, table_of
@@ -437,3 +441,24 @@ def test_a_large_journal_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
         back(town, 3)
         settled(town)
         assert not [one.code for one in conditions.current() if one.code == "JOURNAL_LARGE"]
+
+
+def test_a_node_that_rebuilds_itself_takes_what_only_it_has_ids_of_from_its_journal() -> None:
+    """Its tables lost rows that no other replica has, and it claims their ids, so nobody would bring them."""
+    with tracked(21) as town:
+        lone_write(town)
+
+        async def lose(node: Node) -> int:
+            store, table_id = node.data.store, table_of(node).id
+            keys = [key for key, _ in store.scan(*token_bounds(table_id, FULL_RING))]
+            store.write([("delete", key) for key in keys])
+            return len(keys)
+
+        assert town.finish(town.begin(1, lose)).value == 10 and rows_of(town, 1) == 0
+        request = EnqueueRequest(Rebuild(NodeId(1)), actor="operator")
+        assert town.finish(town.submit(1, request)).error is None
+        town.until(lambda: not town.newest.operations and not town.newest.requests.live)
+        assert [rows_of(town, number) for number in (1, 2, 3)] == [10, 0, 0]
+        paused(town, 1, 2, 3, is_paused=False)
+        settled(town)
+        assert [rows_of(town, number) for number in (1, 2, 3)] == [10, 10, 10]
