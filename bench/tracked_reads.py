@@ -9,28 +9,33 @@ cluster. Goals that are missed are said. Usage: python bench/tracked_reads.py [c
 from __future__ import annotations
 
 import argparse
+import asyncio
+import sys
+import tempfile
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
-from measuring import CpuMeter, percentile, save, table
+from measuring import SCRATCH, CpuMeter, percentile, save, table
 from quorum_path import Driver, pids_of, running_cluster
 
 from lockstep.replica.messages import Known
 from lockstep.replica.tracked import Pulled, TrackedReplica
+from lockstep.runtime.ports import Runtime
+from lockstep.runtime.real.tasks import NoProbes, RealTasks
 from lockstep.sim.plant import replaced
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.journal import Journal
-from lockstep.storage.rows.keys import partition_prefix
+from lockstep.storage.rocks.rocks import open_rocks_store
 from lockstep.storage.store import Batch, Family, Pair
 from lockstep.testing import SimulatedCluster
 from lockstep.tracking.held import NOTHING, Held, MutationId, held_of
 from lockstep.tracking.intervals import of
 from lockstep.tracking.summaries import Summary, digest, parted
 from lockstep.values.codec import encode
-from lockstep.values.ids import NodeId
+from lockstep.values.ids import NodeId, mutation_id
 from lockstep.values.node_limits import RECONCILE_INTERVAL_MS
 from lockstep.values.rows import Cell, Liveness, Mutation, ReadCommand, ReadResult, Row
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range
@@ -44,6 +49,8 @@ LOSS = 0.01
 #: Starts of each node whose logs nothing has retired, and mutations of each.
 STARTS, A_START = 100, 1000
 INDEXED = 90_000
+#: Writes between two syncs.
+SYNCED_EVERY = 500
 #: Additions in a loop, for how fast a core is just now: 20 million a second and more where nothing else runs.
 PLAIN = 5_000_000
 #: Name, goal, and whether the figure is to be at most, or at least, that.
@@ -59,6 +66,7 @@ GOALS: tuple[Goal, ...] = (
     ("CPU of a write / untracked", 1.1, True),
     ("CPU of a read / untracked", 1.1, True),
     ("ids indexed a second at a start", 1e6, False),
+    ("the same, read from the disk", 3e5, False),
 )
 
 
@@ -227,30 +235,68 @@ class _Entries:
         first = bisect_left(self.pairs, (lower, b""))
         return [pair for pair in self.pairs[first : first + count] if pair[0] < upper]
 
+    def walk(self, lower: bytes, upper: bytes, count: int) -> Iterator[list[Pair]]:
+        first, end = bisect_left(self.pairs, (lower, b"")), bisect_left(self.pairs, (upper, b""))
+        for at in range(first, end, count):
+            yield self.pairs[at : min(at + count, end)]
+
     async def synced(self, sequence: int) -> None: ...
 
 
+def _mutations() -> Iterator[Mutation]:
+    value = Row(b"c", Liveness(1), None, (Cell(1, VALUE.encode(), 1),))
+    for number in range(INDEXED):
+        yield Mutation(9, number, b"%d" % number, mutation_id(1, 1, number), 1, rows=(value,))
+
+
+async def _stored_starts(directory: str) -> float:
+    """As `starts`, of a store on the disk that was closed before; ids a second."""
+    everywhere, absent = Range(TOKEN_MIN, TOKEN_MAX), cast(Any, None)
+    tasks = RealTasks(lambda name, error: print(name, error, file=sys.stderr))
+    runtime = Runtime(absent, absent, absent, absent, tasks, NoProbes())
+    found = 0.0
+    for start in (1, 2):
+        engine = StorageEngine(await open_rocks_store(f"{directory}/db", tasks), runtime)
+        began_s = time.process_time()
+        journal = Journal(engine, lambda: 7, start, lambda group, token: (everywhere, True))
+        found = journal.entry_count / (time.process_time() - began_s)
+        for number, made in enumerate(_mutations() if start == 1 else ()):
+            journal.take((3, TOKEN_MAX), MutationId(NodeId(7), 1 << 24, number, 1), made)
+            if number % SYNCED_EVERY == 0:
+                await journal.synced()
+        await journal.synced()
+        await engine.close()
+    return found
+
+
 def starts() -> dict[str, Any]:
-    """Ids of entries that a journal finds at a start, on one core, without the reads of the disk."""
+    """Ids of entries that a journal finds at a start, on one core: without the reads of the disk, and with
+    those."""
     everywhere = Range(TOKEN_MIN, TOKEN_MAX)
     store = _Entries()
     journal = Journal(store, lambda: 7, 1, lambda group, token: (everywhere, True))
     journal.fit({9: 3})
-    value = Row(b"c", Liveness(1), None, (Cell(1, VALUE.encode(), 1),))
-    for number in range(INDEXED):
-        made = Mutation(9, number, b"%d" % number, b"", 1, rows=(value,))
+    for number, made in enumerate(_mutations()):
         journal.take((3, TOKEN_MAX), MutationId(NodeId(7), 1 << 24, number, 1), made)
     store.pairs.sort()
-    assert partition_prefix(9, 0, b"0") in journal.shards[3, TOKEN_MAX].by_place, "partitions are listed"
+    assert journal.shards[3, TOKEN_MAX].listed_count == INDEXED, "partitions are listed"
     began_s = time.process_time()
     again = Journal(store, lambda: 7, 2, lambda group, token: (everywhere, True))
     took_s = time.process_time() - began_s
     assert again.entry_count == INDEXED, "each entry is found"
+    SCRATCH.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=SCRATCH) as directory:
+        stored = asyncio.run(_stored_starts(directory))
     began_s, total = time.process_time(), 0
     for number in range(PLAIN):
         total += number
     plain_s = time.process_time() - began_s
-    return {"ids": INDEXED, "ids_per_second": INDEXED / took_s, "plain_per_second": PLAIN / plain_s}
+    return {
+        "ids": INDEXED,
+        "ids_per_second": INDEXED / took_s,
+        "stored_ids_per_second": stored,
+        "plain_per_second": PLAIN / plain_s,
+    }
 
 
 # ---- real nodes
@@ -311,6 +357,7 @@ def figures_of(found: dict[str, Any]) -> dict[str, tuple[float, float | None]]:
             shown[f"CPU of a {run} / untracked"] = found["cpu"]["ratio"][run], 1.0
     if "starts" in found:
         shown["ids indexed a second at a start"] = found["starts"]["ids_per_second"], None
+        shown["the same, read from the disk"] = found["starts"]["stored_ids_per_second"], None
     return shown
 
 

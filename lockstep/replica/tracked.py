@@ -22,7 +22,8 @@ from lockstep.quorum.failure_codes import STALE_TABLE
 from lockstep.runtime.ports import Runtime
 from lockstep.schema.tracking import is_tracked, tracked_tables
 from lockstep.storage.journal import Journal
-from lockstep.storage.journal_records import Named, Shard
+from lockstep.storage.journal_records import Named
+from lockstep.storage.shard_logs import Shard
 from lockstep.tracking.held import NOTHING, Held
 from lockstep.values.errors import LockstepError, NotReplica, PeerTimeout, StaleEpoch
 from lockstep.values.node_limits import JOURNAL_PULL_BYTES, JOURNAL_PULLS_MAX

@@ -556,6 +556,12 @@ class StorageEngine:
         with closing(self._store.cursor(lower, upper)) as cursor:
             return cursor.take(count)
 
+    def walk(self, lower: bytes, upper: bytes, count: int) -> Iterator[list[Pair]]:
+        """As `records`, all of them, so many at a time; they are as they were when this began."""
+        with closing(self._store.cursor(lower, upper)) as cursor:
+            while found := cursor.take(count):
+                yield found
+
     def _write_deletions(self, ranges: Sequence[tuple[bytes, bytes]]) -> int:
         sequence = 0
         self.rewrites += 1

@@ -18,11 +18,11 @@ of them it is to compare the whole. Of a range that this node gave up it claims 
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Final, Protocol
 
+from lockstep.storage.journal_loading import Loading
 from lockstep.storage.journal_records import (
     APART,
     BEHIND,
@@ -30,28 +30,24 @@ from lockstep.storage.journal_records import (
     ENTRIES,
     RECONCILED,
     RECORD,
-    TABLES,
     TABLES_KEY,
     TAKING,
     Entry,
     Fitted,
     Named,
-    Shard,
     entry_key,
     entry_of,
-    log_of,
     notes,
     pairs_of,
     shard_key,
-    shard_of,
     values_of,
 )
-from lockstep.storage.rows.keys import partition_prefix, place_in
-from lockstep.storage.shard_logs import ShardLogs, Taking, joined
+from lockstep.storage.place_list import Place
+from lockstep.storage.shard_logs import Shard, ShardLogs, Taking, bounded, joined
 from lockstep.storage.store import Batch, Family, Operation, Pair
 from lockstep.tracking.held import Held, LogId, MutationId, all_of, held_of
 from lockstep.tracking.intervals import IntervalSet, of
-from lockstep.values.codec import decoder, encode
+from lockstep.values.codec import encode
 from lockstep.values.ids import NodeId
 from lockstep.values.node_limits import JOURNAL_PLACES_MAX, JOURNAL_RECORDS_A_BATCH
 from lockstep.values.rows import Mutation, ReadCommand
@@ -64,12 +60,6 @@ RangeAt = Callable[[int, int], tuple[Range, bool] | None]
 _LOG_BITS: Final = 24
 
 
-_RUNS = decoder(IntervalSet)
-_LEFTS = decoder(int)
-_FITTED = decoder(Fitted)
-_TAKINGS = decoder(Taking)
-
-
 class Engine(Protocol):
     """What the journal needs of a node's storage."""
 
@@ -78,6 +68,8 @@ class Engine(Protocol):
     def write_records(self, family: Family, batch: Batch, *, is_due: bool = False) -> int: ...
 
     def records(self, lower: bytes, upper: bytes, count: int) -> list[Pair]: ...
+
+    def walk(self, lower: bytes, upper: bytes, count: int) -> Iterator[list[Pair]]: ...
 
     async def synced(self, sequence: int) -> None: ...
 
@@ -145,26 +137,20 @@ class Journal:
     def _store(
         self, shard: Shard, given: MutationId, mutation: Mutation | None, table_id: int, token: int
     ) -> None:
-        logs = self._logs(shard)
-        assert not logs.contains(given.log, given.offset), "an id is given once"
-        entry = Entry(given.given_us, mutation, shard[0], table_id, token)
-        body = encode(entry)
-        record: Operation = ("put", entry_key(given.log, given.offset), body)
+        logs, log, offset = self._logs(shard), given.log, given.offset
+        body = encode(Entry(given.given_us, mutation, shard[0], table_id, token))
+        record: Operation = ("put", entry_key(log, offset), body)
         if mutation is None:
             self._sequence = self._engine.write_records(Family.JOURNAL, [record])
         else:
             self._sequence = self._engine.apply(mutation, (record,))
         self._stored, self._stored_bytes = self._stored + 1, self._stored_bytes + len(body)
-        self._add(logs, given.log, given.offset, entry.place)
+        self._add(logs, log, offset, (table_id, token))
 
-    def _add(self, logs: ShardLogs, log: LogId, offset: int, place: bytes) -> None:
+    def _add(self, logs: ShardLogs, log: LogId, offset: int, place: Place) -> None:
         logs.add(log, offset, place)
         if logs.is_listed:
-            self._listed += 1
-            if self._listed > JOURNAL_PLACES_MAX:
-                # Of the range that has the most: the others stay exact.
-                fullest = max(self.shards.values(), key=lambda found: len(found.places))
-                self._listed -= fullest.stop_listing()
+            self._listed = bounded(self.shards, self._listed + 1, JOURNAL_PLACES_MAX)
 
     def _logs(self, shard: Shard) -> ShardLogs:
         found = self.shards.get(shard)
@@ -195,8 +181,7 @@ class Journal:
         logs = self.logs_of(shard)
         if command.key is None:
             return logs.open.union(logs.apart)
-        place = partition_prefix(command.table_id, command.right, command.key)
-        return logs.of_place(place).union(logs.apart)
+        return logs.of_place((command.table_id, command.right)).union(logs.apart)
 
     def holders(self, shard: Shard, ids: Held) -> frozenset[int]:
         """Other replicas that told that they hold all of these."""
@@ -275,11 +260,11 @@ class Journal:
             while left:
                 some = left.offsets(JOURNAL_RECORDS_A_BATCH)
                 batch: list[Operation] = [("delete", entry_key(log, offset)) for offset in some]
-                self._listed -= sum(logs.forget_place(log, offset) for offset in some)
                 note(log, of(some))
                 self._engine.write_records(Family.JOURNAL, [*batch, *notes(shard, logs, log)])
                 count += len(some)
                 left = left.difference(of(some))
+        self._listed -= logs.trim()
         if not logs.is_listed and not logs.open:
             logs.is_listed = True
         return count
@@ -406,7 +391,7 @@ class Journal:
     def _refiled(self, shard: Shard, logs: ShardLogs) -> Iterator[Operation]:
         """Put the ids of a range that is no more where they belong; with what deletes those that are not this
         node's any more."""
-        places = dict(logs.places) if logs.is_listed else None
+        places = logs.places() if logs.is_listed else None
         self._listed -= logs.stop_listing()
         for log, offsets in logs.open.items():
             stored = (
@@ -418,7 +403,7 @@ class Journal:
                 )
             )
             for offset, place in stored:
-                table, token = place_in(place)
+                table, token = place
                 group = self._tables.get(table, shard[0])
                 at = self._range_at(group, token)
                 found = self.shards.get((group, at[0].right)) if at is not None and at[1] else None
@@ -430,37 +415,13 @@ class Journal:
     # -- at a start -------------------------------------------------------------------------------
 
     def _load(self) -> None:
-        for _, value in pairs_of(self._engine, TABLES):
-            self._tables = dict(_FITTED.decode(value).tables)
-        for key, value in pairs_of(self._engine, BOUNDS):
-            self.shards[shard_of(key)] = ShardLogs(_LEFTS.decode(value))
-        for key, value in pairs_of(self._engine, RECONCILED):
-            self.shards[shard_of(key)].settle(log_of(key), _RUNS.decode(value))
-        for key, value in pairs_of(self._engine, APART):
-            self.shards[shard_of(key)].set_apart(log_of(key), _RUNS.decode(value))
-        for key, value in pairs_of(self._engine, TAKING):
-            self.shards[shard_of(key)].taking = _TAKINGS.decode(value)
-        by_group: dict[int, list[int]] = {}
-        for group, right in sorted(self.shards):
-            by_group.setdefault(group, []).append(right)
-        orphans: list[Operation] = []
-        for key, value in pairs_of(self._engine, RECORD):
-            log, offset = entry_of(key)
-            entry = ENTRIES.decode(value)
-            logs = self._stored_in(self._tables.get(entry.table_id, entry.group), entry.token, by_group)
-            if logs is None:
-                orphans.append(("delete", key))
-            else:
-                self._stored, self._stored_bytes = self._stored + 1, self._stored_bytes + len(value)
-                self._add(logs, log, offset, entry.place)
-        if orphans:
-            self._engine.write_records(Family.JOURNAL, orphans, is_due=True)
-
-    def _stored_in(self, group: int, token: int, by_group: Mapping[int, list[int]]) -> ShardLogs | None:
-        rights = by_group.get(group, [])
-        at = bisect_left(rights, token)
-        logs = self.shards[group, rights[at]] if at < len(rights) else None
-        return logs if logs is not None and logs.left < token else None
+        loading = Loading(self._engine, JOURNAL_PLACES_MAX)
+        loading.run()
+        self._tables, self.shards, self._listed = loading.tables, loading.shards, loading.listed
+        self._stored, self._stored_bytes = loading.count, loading.bytes
+        for first_of in range(0, len(loading.orphans), JOURNAL_RECORDS_A_BATCH):
+            some = loading.orphans[first_of : first_of + JOURNAL_RECORDS_A_BATCH]
+            self._engine.write_records(Family.JOURNAL, some, is_due=True)
 
     def validate(self) -> None:
         """What holds between any two turns of the loop: what is claimed is what there are entries of."""
@@ -478,7 +439,7 @@ class Journal:
             "ids that are claimed have entries, and others have none"
         )
         assert claimed == found.count, "an id is in one range"
-        assert self._listed == sum(len(logs.places) for logs in self.shards.values()), "ids are miscounted"
+        assert self._listed == sum(logs.listed_count for logs in self.shards.values()), "ids are miscounted"
 
 
 _NO_LOGS: Final = ShardLogs(TOKEN_MIN)

@@ -9,13 +9,13 @@ Invariant: entries of a log are in order of their offsets, notes of a range side
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, Protocol
 
 import msgspec
 
-from lockstep.storage.rows.keys import partition_prefix
-from lockstep.storage.shard_logs import ShardLogs
+from lockstep.storage.place_list import Place
+from lockstep.storage.shard_logs import Shard, ShardLogs
 from lockstep.storage.store import Family, Operation, Pair
 from lockstep.tracking.held import LogId, MutationId
 from lockstep.tracking.intervals import IntervalSet
@@ -23,12 +23,10 @@ from lockstep.values.codec import decoder, encode
 from lockstep.values.node_limits import JOURNAL_RECORDS_A_BATCH
 from lockstep.values.rows import Mutation
 
-#: A placement group, and the last token of one of its ranges: what one replica set holds.
-Shard = tuple[int, int]
-
 _SHARD = struct.Struct(">ccQQ")
 _LOG = struct.Struct(">ccQQQQ")
 _ENTRY = struct.Struct(">ccQQQ")
+_IDS = struct.Struct(">2xQQQ")
 _BIAS: Final = 1 << 63
 _FAMILY: Final = Family.JOURNAL.value
 #: Above the first byte of any node's number.
@@ -54,9 +52,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     token: int
 
     @property
-    def place(self) -> bytes:
-        key = self.mutation.key if self.mutation is not None else b""
-        return partition_prefix(self.table_id, self.token, key)
+    def place(self) -> Place:
+        return self.table_id, self.token
 
 
 class Named(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -107,6 +104,11 @@ def entry_of(key: bytes) -> tuple[LogId, int]:
     return (node, number), offset
 
 
+def log_and_offset_of(keys: Sequence[bytes]) -> list[tuple[int, int, int]]:
+    """As `entry_of` of many: node, number of its log, and offset."""
+    return list(_IDS.iter_unpack(b"".join(keys)))
+
+
 def notes(shard: Shard, logs: ShardLogs, log: LogId) -> list[Operation]:
     """What is noted of a log, as it is now."""
     kept = zip((RECONCILED, APART), logs.runs_of(log), strict=True)
@@ -122,9 +124,14 @@ class Source(Protocol):
     def records(self, lower: bytes, upper: bytes, count: int) -> list[Pair]: ...
 
 
+def bounds_of(kind: bytes) -> tuple[bytes, bytes]:
+    """All keys of a kind lie between these."""
+    return _FAMILY + kind, _FAMILY + bytes((kind[0] + 1,))
+
+
 def pairs_of(source: Source, kind: bytes) -> Iterator[Pair]:
     """All records of a kind."""
-    lower, upper = _FAMILY + kind, _FAMILY + bytes((kind[0] + 1,))
+    lower, upper = bounds_of(kind)
     while pairs := source.records(lower, upper, JOURNAL_RECORDS_A_BATCH):
         yield from pairs
         lower = pairs[-1][0] + b"\x00"

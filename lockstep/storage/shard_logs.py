@@ -3,18 +3,24 @@
 Invariant: each id that is held is in one of three sets. What is *reconciled* is held by every replica; what
 is *apart* is in the tables here, as in those of all replicas that were there when one was away, and has no
 entry of its own any more; what is *open* has an entry in the journal. In memory a log is a few runs of
-offsets, and open ids are listed by partition as long as somebody says so.
+offsets, and open ids are listed by partition as long as somebody says so. The list may name ids that are
+open no more: they leave it many at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from lockstep.storage.place_list import Place, PlaceList, run_of
 from lockstep.tracking.held import NOTHING, Held, LogId, held_of
 from lockstep.tracking.intervals import EMPTY, IntervalSet, of
 from lockstep.tracking.summaries import Summary, digest, parted
+from lockstep.values.node_limits import JOURNAL_PLACES_SPARE
+
+#: A placement group, and the last token of one of its ranges: what one replica set holds.
+Shard = tuple[int, int]
 
 
 class Taking(msgspec.Struct, frozen=True, array_like=True):
@@ -33,13 +39,12 @@ class ShardLogs:
         "_apart",
         "_held",
         "_parted",
+        "_places",
         "_reconciled",
         "_told",
-        "by_place",
         "is_listed",
         "left",
         "own",
-        "places",
         "taking",
     )
 
@@ -56,10 +61,8 @@ class ShardLogs:
         self._told: tuple[Held, Held, Held, Held] | None = None
         #: Logs that are over with their digest; and what is held, and reconciled, of the others.
         self._parted: tuple[Held, bytes, Held, Held] = NOTHING, b"", NOTHING, NOTHING
-        #: Partition -> (log, offset) of what is open, and the other way round.
-        self.by_place: dict[bytes, dict[tuple[LogId, int], None]] = {}
-        self.places: dict[tuple[LogId, int], bytes] = {}
-        #: Whether partitions are listed.
+        #: Open ids by partition, and how many they are; the list is of ids that are open, or were.
+        self._places = PlaceList()
         self.is_listed = True
 
     def _all(self) -> tuple[Held, Held, Held, Held]:
@@ -105,12 +108,24 @@ class ShardLogs:
         """What is reconciled of a log, and what is apart."""
         return self._reconciled.get(log, EMPTY), self._apart.get(log, EMPTY)
 
-    def add(self, log: LogId, offset: int, place: bytes) -> None:
-        self._held[log] = self._held.get(log, EMPTY).add(offset)
+    def add(self, log: LogId, offset: int, place: Place) -> None:
+        """Hold an id that was not held."""
+        before = self._held.get(log, EMPTY)
+        after = self._held[log] = before.add(offset)
+        assert after is not before, "an id is held once"
         self._told = None
         if self.is_listed:
-            self.by_place.setdefault(place, {})[log, offset] = None
-            self.places[log, offset] = place
+            self._places.add(log, offset, place)
+
+    def add_run(self, log: LogId, offsets: Sequence[int], table: int, tokens: Sequence[int]) -> int:
+        """As `add` of each of the offsets, which ascend, with their tokens; how many were listed."""
+        assert offsets, "a run has offsets"
+        self._held[log] = self._held.get(log, EMPTY).union(run_of(offsets))
+        self._told = None
+        if not self.is_listed:
+            return 0
+        self._places.add_run(log, offsets, table, tokens)
+        return len(offsets)
 
     def settle(self, log: LogId, offsets: IntervalSet) -> None:
         """These are reconciled."""
@@ -132,38 +147,55 @@ class ShardLogs:
         self._apart[log] = self._apart.get(log, EMPTY).difference(offsets)
         self._told = None
 
-    def forget_place(self, log: LogId, offset: int) -> int:
-        """How many ids are listed fewer."""
-        place = self.places.pop((log, offset), None)
-        if place is None:
-            return 0
-        listed = self.by_place[place]
-        del listed[log, offset]
-        if not listed:
-            del self.by_place[place]
-        return 1
+    @property
+    def listed_count(self) -> int:
+        """How many ids are listed."""
+        return self._places.count
+
+    def trim(self) -> int:
+        """Some of what is listed is open no more: let go of it where that is worth a walk over all. How many
+        ids are listed fewer."""
+        before, opened = self._places.count, self.open
+        if not opened:
+            self._places = PlaceList()
+        elif before > 2 * opened.count + JOURNAL_PLACES_SPARE:
+            self._places = self._places.only(opened)
+        return before - self._places.count
 
     def stop_listing(self) -> int:
-        """As `forget_place` of all."""
-        listed, self.is_listed = len(self.places), False
-        self.by_place, self.places = {}, {}
+        """List nothing any more; how many ids were listed."""
+        listed, self.is_listed, self._places = self._places.count, False, PlaceList()
         return listed
 
-    def of_place(self, place: bytes) -> Held:
+    def places(self) -> dict[tuple[LogId, int], Place]:
+        """Of each id that is listed and still open."""
+        return dict(self._places.only(self.open).items())
+
+    def of_place(self, place: Place) -> Held:
         """What is open of a partition, or of all."""
         if not self.is_listed:
             return self.open
         found: dict[LogId, list[int]] = {}
-        for log, offset in self.by_place.get(place, ()):
+        for log, offset in self._places.at(place):
             found.setdefault(log, []).append(offset)
-        return held_of({log: of(offsets) for log, offsets in found.items()})
+        return held_of({log: of(offsets) for log, offsets in found.items()}).intersection(self.open)
 
     def validate(self) -> None:
         held, reconciled, apart, opened = self._all()
         assert held.covers(reconciled) and held.covers(apart), "what is reconciled, or apart, is held"
         assert not reconciled.intersection(apart), "what is reconciled is not apart"
-        assert self.is_listed or not self.places, "what is not listed lists nothing"
-        assert not self.is_listed or len(self.places) == opened.count, "each id has a place"
+        assert self.is_listed or not self._places.count, "what is not listed lists nothing"
+        self._places.validate()
+        assert not self.is_listed or len(self.places()) == opened.count, "each id has a place"
+
+
+def bounded(shards: Mapping[Shard, ShardLogs], listed: int, most: int) -> int:
+    """Have ranges that list so many ids list no more than that: the one that has the most lists none, the
+    others stay exact. How many are listed then."""
+    while listed > most:
+        fullest = max(shards.values(), key=lambda found: found.listed_count)
+        listed -= fullest.stop_listing()
+    return listed
 
 
 def joined(target: ShardLogs, parts: Sequence[ShardLogs]) -> None:

@@ -27,9 +27,12 @@ class IntervalSet(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return sum(runs[1::2]) - sum(runs[::2]) + len(runs) // 2
 
     def contains(self, offset: int) -> bool:
-        at = bisect_right(self.runs, offset)
+        runs = self.runs
+        if not runs or offset > runs[-1]:
+            return False
+        at = bisect_right(runs, offset)
         # Behind a first offset, or on a last one.
-        return at % 2 == 1 or (at > 0 and self.runs[at - 1] == offset)
+        return at % 2 == 1 or (at > 0 and runs[at - 1] == offset)
 
     def add(self, offset: int) -> IntervalSet:
         assert offset >= 0, "offsets count from 0"

@@ -343,6 +343,9 @@ RING_REMEMBERED_MAX: Final = 16
 #: Ids of mutations that a node lists by partition while replicas lack them, at some 250 bytes each: beyond,
 #: reads of the range that has the most look at all of its ids, and are as right.
 JOURNAL_PLACES_MAX: Final = 100_000
+#: Ids that may stay listed once all replicas have them, beside as many as are still lacking: one walk over
+#: the list lets go of many.
+JOURNAL_PLACES_SPARE: Final = 256
 #: Entries of the journal that one batch lets go of, or one step reads: well below a batch's operations.
 JOURNAL_RECORDS_A_BATCH: Final = 512
 #: Entries of the journal in one answer to a replica that lacks them; one that is larger comes alone.

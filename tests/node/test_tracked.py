@@ -24,8 +24,8 @@ from lockstep.schema.model import ColumnKind
 from lockstep.server.views.tracking_views import journal_rows
 from lockstep.sim.door import command_for, mutation_for
 from lockstep.sim.load.history import Change, Look
-from lockstep.storage.journal_records import Shard
 from lockstep.storage.rows.keys import token_bounds
+from lockstep.storage.shard_logs import Shard
 from lockstep.topology.kinds.rebuild import Rebuild
 from lockstep.topology.requests import EnqueueRequest
 from lockstep.tracking.held import Held

@@ -10,8 +10,7 @@ from lockstep.schema.changes import EmptyTable
 from lockstep.server.views.tracking_views import journal_rows
 from lockstep.sim.door import mutation_for
 from lockstep.sim.load.history import Change
-from lockstep.storage.journal_records import Shard
-from lockstep.storage.shard_logs import Taking
+from lockstep.storage.shard_logs import Shard, Taking
 from lockstep.tracking.held import held_of
 from lockstep.tracking.intervals import of
 from lockstep.values.errors import ReadTimeout

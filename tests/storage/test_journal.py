@@ -6,12 +6,15 @@ import asyncio
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 
 from lockstep.storage import journal as journal_module
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.journal import Journal
+from lockstep.storage.journal_records import BOUNDS, shard_key
 from lockstep.storage.shard_logs import Taking
+from lockstep.storage.store import Family
 from lockstep.tracking.held import Held, MutationId, held_of
 from lockstep.tracking.intervals import of
 from lockstep.values.errors import InvalidRequest
@@ -317,6 +320,65 @@ def test_what_is_apart_goes_to_both_sides_of_a_cut_and_a_join_of_one_that_is_got
         again.fit({})
         again.validate()
         assert not again.held(SHARD) and again.taking(SHARD) is None
+        await engine.close()
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("bound", [100_000, 300])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_start_finds_each_entry_where_it_was(
+    kind: str, bound: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some blocks of them, of several logs, tables and ranges; those of a range without bounds go."""
+    monkeypatch.setattr(journal_module, "JOURNAL_PLACES_MAX", bound)
+
+    async def check() -> None:
+        disk, dice = LossyDisk(), Random(3)
+        engine, journal = await opened(tmp_path, kind, 1, disk)
+        ends: dict[tuple[int, int], int] = {}
+        for number in range(1500):
+            # Long stretches of one log and table, and short ones.
+            log = (8, number // 700) if number % 1400 < 700 else (7 + dice.randrange(3), dice.randrange(2))
+            offset = ends[log] = ends.get(log, -1) + 1 + (dice.random() < 0.01)
+            token = dice.randrange(-10, 100)
+            shard = OTHER if token <= OTHER[1] else SHARD
+            made = put(
+                (token, b"k"), b"c", b"v", 1, number, TABLE + (number % 1400 > 900) * dice.randrange(2)
+            )
+            journal.take(shard, MutationId(NodeId(log[0]), log[1], offset, 1), made)
+        journal.reconcile(SHARD, held_of({(8, 0): of(range(100, 300))}))
+        await journal.synced()
+        await engine.close()
+        engine, again = await opened(tmp_path, kind, 2, disk)
+        again.validate()
+        for shard in (SHARD, OTHER):
+            assert again.held(shard) == journal.held(shard)
+            assert again.reconciled(shard) == journal.reconciled(shard)
+            for table, token in ((TABLE + one % 2, one // 2) for one in range(-24, 200)):
+                command = msgspec.structs.replace(read_of(token, b"k"), table_id=table)
+                before, after = journal.recent(shard, command), again.recent(shard, command)
+                assert after == before or (bound == 300 and after.covers(before))
+        assert again.estimated_bytes(1) > 0
+        await engine.close()
+
+    asyncio.run(check())
+
+
+def test_a_start_deletes_entries_of_ranges_that_it_has_not(tmp_path: Path) -> None:
+    async def check() -> None:
+        disk = LossyDisk()
+        engine, journal = await opened(tmp_path, "model", 1, disk)
+        for number in range(1200):
+            token = 5 if number % 3 else -9
+            shard = OTHER if token < OTHER[1] else SHARD
+            journal.take(shard, MutationId(NodeId(9), 4, number, 1), mutation(number, token))
+        engine.write_records(Family.JOURNAL, [("delete", shard_key(BOUNDS, OTHER))])
+        await journal.synced()
+        await engine.close()
+        engine, again = await opened(tmp_path, "model", 2, disk)
+        again.validate()
+        assert again.held(SHARD) == journal.held(SHARD) and set(again.shards) == {SHARD}
         await engine.close()
 
     asyncio.run(check())

@@ -27,9 +27,8 @@ from lockstep.replica.merging import lacking, merge_answers
 from lockstep.replica.replica import ReplicaService
 from lockstep.replica.tracked import TrackedReplica, placed_at
 from lockstep.storage.engine import StorageEngine
-from lockstep.storage.journal_records import Shard
 from lockstep.storage.rows.difference import repair_mutation
-from lockstep.storage.shard_logs import Taking
+from lockstep.storage.shard_logs import Shard, Taking
 from lockstep.tracking.held import NOTHING, Held
 from lockstep.values.codec import encode
 from lockstep.values.errors import LockstepError, NotReplica, PeerTimeout

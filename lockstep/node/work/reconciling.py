@@ -24,8 +24,7 @@ from lockstep.node.work.cohorts import CohortTaking
 from lockstep.replica.tracked import TrackedReplica, group_of, placed_at, tracked_groups
 from lockstep.schema.model import Table
 from lockstep.schema.tracking import is_tracked
-from lockstep.storage.journal_records import Shard
-from lockstep.storage.shard_logs import Taking
+from lockstep.storage.shard_logs import Shard, Taking
 from lockstep.tracking.cohorts import are_enough
 from lockstep.tracking.held import NOTHING, Held, all_of
 from lockstep.values.errors import LockstepError

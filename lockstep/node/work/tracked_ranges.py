@@ -27,7 +27,7 @@ from lockstep.node.work.reconciling import Reconciler
 from lockstep.placement.placements import PlacedRange
 from lockstep.replica.session_guards import SessionGuards
 from lockstep.replica.tracked import TrackedReplica, tracked_groups
-from lockstep.storage.journal_records import Shard
+from lockstep.storage.shard_logs import Shard
 from lockstep.topology.stages import StreamTask
 from lockstep.tracking.held import NOTHING, Held
 from lockstep.values.errors import DiskRefused, NotReplica, PeerTimeout, RangeLacking

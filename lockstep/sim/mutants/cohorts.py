@@ -16,8 +16,8 @@ from lockstep.replica.replica import ReplicaService
 from lockstep.sim.plant import Planted, replaced
 from lockstep.storage import journal as journal_module
 from lockstep.storage.journal import Journal
-from lockstep.storage.journal_records import RECONCILED, Shard, log_key
-from lockstep.storage.shard_logs import ShardLogs
+from lockstep.storage.journal_records import RECONCILED, log_key
+from lockstep.storage.shard_logs import Shard, ShardLogs
 from lockstep.tracking.held import NOTHING, Held
 from lockstep.tracking.intervals import IntervalSet
 from lockstep.values.codec import encode

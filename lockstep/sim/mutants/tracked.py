@@ -16,8 +16,8 @@ from lockstep.quorum.causal import Causal
 from lockstep.replica.tracked import TrackedReplica
 from lockstep.sim.plant import Planted, replaced
 from lockstep.storage.journal import Journal
-from lockstep.storage.journal_records import Entry, Shard, entry_key
-from lockstep.storage.shard_logs import ShardLogs
+from lockstep.storage.journal_records import Entry, entry_key
+from lockstep.storage.shard_logs import Shard, ShardLogs
 from lockstep.storage.store import Family
 from lockstep.tracking.held import NOTHING, Held, MutationId, held_of
 from lockstep.tracking.intervals import of
@@ -192,7 +192,7 @@ def _cut_forgotten() -> _Context:
         if target is None:
             yield from original(self, shard, logs)
             return
-        places = dict(logs.places)
+        places = logs.places()
         self._listed -= logs.stop_listing()
         for (log, offset), place in places.items():
             if not target.contains(log, offset):

@@ -49,12 +49,6 @@ def partition_prefix(table_id: int, token: int, key: bytes) -> bytes:
     return _PLACE.pack(_FAMILY, table_id, token + _BIAS) + key.replace(b"\x00", b"\x00\xff") + b"\x00"
 
 
-def place_in(prefix: bytes) -> tuple[int, int]:
-    """Table and token of a partition's prefix."""
-    _, table_id, token = _PLACE.unpack_from(prefix)
-    return table_id, token - _BIAS
-
-
 def partition_end(prefix: bytes) -> bytes:
     """Above every key of the partition, at or below the next partition's first."""
     return prefix + _KIND_AFTER
