@@ -224,7 +224,7 @@ class _Entries:
     def __init__(self) -> None:
         self.pairs: list[Pair] = []
 
-    def apply(self, mutation: Mutation, also: Batch = ()) -> int:
+    def apply(self, mutation: Mutation, also: Batch = (), *, first_epoch: int | None = 0) -> int:
         return self.write_records(Family.JOURNAL, also)
 
     def write_records(self, family: Family, batch: Batch, *, is_due: bool = False) -> int:

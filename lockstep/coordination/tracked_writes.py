@@ -69,8 +69,8 @@ class TrackedWrites:
         an id."""
         if plan.consistency is Consistency.ANY:
             raise InvalidRequest("no write of a tracked table is at ANY: replicas of it are left no hints")
-        require_fitting(mutation, len(encode(mutation)))
         if plan.local is not None:
+            # One that is too large is refused by the step that would store it, and gets no id.
             given = terms.tracking or self._context.replica.give(plan, mutation)
             causal = CAUSAL.get()
             if causal is not None:
@@ -78,6 +78,7 @@ class TrackedWrites:
             own = msgspec.structs.replace(terms, leaves_hints=False, is_owed=False, tracking=given)
             Write(self._writes, Round(WRITE, plan), mutation, deadline_s, told, own, what).start()
             return
+        require_fitting(mutation, len(encode(mutation)))
         if self.led >= WRITES_IN_FLIGHT_MAX:
             raise Overloaded("too many writes in flight on this node")
         self.led += 1

@@ -262,7 +262,8 @@ class ReplicaService:
             given = self.journal.give(shard, mutation, self._runtime.clock.wall_us())
             self._probes.reach("replica.write.named")
         else:
-            self.journal.take(shard, given, mutation)
+            # No tracked table has views.
+            self.journal.take(shard, given, mutation, first_epoch=None)
         return given, self.journal.sequence
 
     def give(self, plan: Plan, mutation: Mutation) -> MutationId:

@@ -63,7 +63,7 @@ _LOG_BITS: Final = 24
 class Engine(Protocol):
     """What the journal needs of a node's storage."""
 
-    def apply(self, mutation: Mutation, also: Batch = ()) -> int: ...
+    def apply(self, mutation: Mutation, also: Batch = (), *, first_epoch: int | None = 0) -> int: ...
 
     def write_records(self, family: Family, batch: Batch, *, is_due: bool = False) -> int: ...
 
@@ -119,23 +119,36 @@ class Journal:
             assert self._logs_begun < 1 << _LOG_BITS, "a start has that many logs at most"
         log = (self._own_id(), logs.own)
         given = MutationId(NodeId(log[0]), log[1], logs.end(log), now_us)
-        self._store(shard, given, mutation, mutation.table_id, mutation.token)
+        self._store(shard, given, mutation, mutation.table_id, mutation.token, None)
         return given
 
     def take(
-        self, shard: Shard, given: MutationId, mutation: Mutation | None, table_id: int = 0, token: int = 0
+        self,
+        shard: Shard,
+        given: MutationId,
+        mutation: Mutation | None,
+        table_id: int = 0,
+        token: int = 0,
+        *,
+        first_epoch: int | None = 0,
     ) -> None:
         """Store a mutation that has its id; nothing happens when it is held. `None`: its table is gone, its
-        place is told beside it."""
+        place is told beside it. `first_epoch`: see `apply` of the engine."""
         logs = self.shards.get(shard)
         if logs is not None and logs.contains(given.log, given.offset):
             return
         if mutation is not None:
             table_id, token = mutation.table_id, mutation.token
-        self._store(shard, given, mutation, table_id, token)
+        self._store(shard, given, mutation, table_id, token, first_epoch)
 
     def _store(
-        self, shard: Shard, given: MutationId, mutation: Mutation | None, table_id: int, token: int
+        self,
+        shard: Shard,
+        given: MutationId,
+        mutation: Mutation | None,
+        table_id: int,
+        token: int,
+        first_epoch: int | None,
     ) -> None:
         logs, log, offset = self._logs(shard), given.log, given.offset
         body = encode(Entry(given.given_us, mutation, shard[0], table_id, token))
@@ -143,7 +156,7 @@ class Journal:
         if mutation is None:
             self._sequence = self._engine.write_records(Family.JOURNAL, [record])
         else:
-            self._sequence = self._engine.apply(mutation, (record,))
+            self._sequence = self._engine.apply(mutation, (record,), first_epoch=first_epoch)
         self._stored, self._stored_bytes = self._stored + 1, self._stored_bytes + len(body)
         self._add(logs, log, offset, (table_id, token))
 
@@ -255,15 +268,25 @@ class Journal:
 
     def _drop_entries(self, shard: Shard, ids: Held, note: Callable[[LogId, IntervalSet], None]) -> int:
         logs, count = self.logs_of(shard), 0
+        batch: list[Operation] = []
         for log, offsets in ids.intersection(logs.open).items():
             left = offsets
             while left:
-                some = left.offsets(JOURNAL_RECORDS_A_BATCH)
-                batch: list[Operation] = [("delete", entry_key(log, offset)) for offset in some]
-                note(log, of(some))
-                self._engine.write_records(Family.JOURNAL, [*batch, *notes(shard, logs, log)])
-                count += len(some)
-                left = left.difference(of(some))
+                some = left.first(JOURNAL_RECORDS_A_BATCH)
+                gone: list[Operation] = [
+                    ("delete", entry_key(log, offset)) for offset in some.offsets(some.count)
+                ]
+                if len(batch) + len(gone) > JOURNAL_RECORDS_A_BATCH:
+                    self._engine.write_records(Family.JOURNAL, batch, is_due=True)
+                    batch = []
+                note(log, some)
+                batch += gone
+                batch += notes(shard, logs, log)
+                count += len(gone)
+                left = left.difference(some)
+        if batch:
+            # It makes room: also a full disk takes it.
+            self._engine.write_records(Family.JOURNAL, batch, is_due=True)
         self._listed -= logs.trim()
         if not logs.is_listed and not logs.open:
             logs.is_listed = True

@@ -2,7 +2,8 @@
 
 Each id is a number here: which of the range's logs, and the offset in it. Most partitions have one id, and
 numbers cost no collection of garbage, so a list costs some 150 bytes an id. Invariant: an id is listed once.
-Ids leave many at a time, by a list that is made anew.
+Ids come one by one, and are filed when somebody asks: most are let go of before. They leave many at a time,
+by a list that is made anew.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ _OFFSETS: Final = (1 << _OFFSET_BITS) - 1
 
 
 class PlaceList:
-    __slots__ = ("_by_table", "_logs", "_numbers", "count")
+    __slots__ = ("_by_table", "_fresh", "_logs", "_numbers", "count")
 
     def __init__(self) -> None:
         #: How many ids are listed.
         self.count = 0
         #: Table -> token -> the id, or several.
         self._by_table: dict[int, dict[int, int | list[int]]] = {}
+        #: Those that are not filed yet.
+        self._fresh: list[tuple[LogId, int, Place]] = []
         self._numbers: dict[LogId, int] = {}
         self._logs: list[LogId] = []
 
@@ -40,12 +43,15 @@ class PlaceList:
         return number << _OFFSET_BITS
 
     def add(self, log: LogId, offset: int, place: Place) -> None:
-        table, token = place
-        by_token = self._by_table.get(table)
-        if by_token is None:
-            by_token = self._by_table[table] = {}
-        _put(by_token, token, self._base(log) + offset)
+        self._fresh.append((log, offset, place))
         self.count += 1
+
+    def _file(self) -> None:
+        if not self._fresh:
+            return
+        fresh, self._fresh = self._fresh, []
+        for log, offset, (table, token) in fresh:
+            _put(self._by_table.setdefault(table, {}), token, self._base(log) + offset)
 
     def add_run(self, log: LogId, offsets: Sequence[int], table: int, tokens: Sequence[int]) -> None:
         """As `add` of each of the offsets, which ascend."""
@@ -60,6 +66,10 @@ class PlaceList:
         self.count += len(ids)
 
     def at(self, place: Place) -> Iterator[tuple[LogId, int]]:
+        self._file()
+        return self._at(place)
+
+    def _at(self, place: Place) -> Iterator[tuple[LogId, int]]:
         found = self._by_table.get(place[0], {}).get(place[1], [])
         for id_ in found if isinstance(found, list) else (found,):
             yield self._logs[id_ >> _OFFSET_BITS], id_ & _OFFSETS
@@ -68,8 +78,10 @@ class PlaceList:
         """(log, offset) and place of each id."""
         for table, by_token in self._by_table.items():
             for token in by_token:
-                for id_ in self.at((table, token)):
+                for id_ in self._at((table, token)):
                     yield id_, (table, token)
+        for log, offset, place in self._fresh:
+            yield (log, offset), place
 
     def only(self, wanted: Held) -> PlaceList:
         """The same list with no other ids than these."""

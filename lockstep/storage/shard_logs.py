@@ -131,14 +131,16 @@ class ShardLogs:
         """These are reconciled."""
         self._held[log] = self._held.get(log, EMPTY).union(offsets)
         self._reconciled[log] = self._reconciled.get(log, EMPTY).union(offsets)
-        self._apart[log] = self._apart.get(log, EMPTY).difference(offsets)
+        if log in self._apart:
+            self._apart[log] = self._apart[log].difference(offsets)
         self._told = None
 
     def set_apart(self, log: LogId, offsets: IntervalSet) -> None:
         """These are apart, whatever was known of them."""
         self._held[log] = self._held.get(log, EMPTY).union(offsets)
         self._apart[log] = self._apart.get(log, EMPTY).union(offsets)
-        self._reconciled[log] = self._reconciled.get(log, EMPTY).difference(offsets)
+        if log in self._reconciled:
+            self._reconciled[log] = self._reconciled[log].difference(offsets)
         self._told = None
 
     def release(self, log: LogId, offsets: IntervalSet) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from lockstep.tracking.intervals import EMPTY, IntervalSet
+from lockstep.tracking.intervals import EMPTY, IntervalSet, common, without
 
 #: The node, and which of its starts.
 LogId = tuple[int, int]
@@ -58,6 +58,8 @@ class Held(msgspec.Struct, frozen=True, array_like=True, dict=True):
     def union(self, other: Held) -> Held:
         if not other.logs or self.logs == other.logs:
             return self
+        if not self.logs:
+            return other
         found = self.by_log()
         for log, offsets in other.items():
             found[log] = found.get(log, EMPTY).union(offsets)
@@ -66,14 +68,31 @@ class Held(msgspec.Struct, frozen=True, array_like=True, dict=True):
     def intersection(self, other: Held) -> Held:
         if self.logs == other.logs:
             return self
-        theirs = other.by_log()
-        return held_of({log: mine.intersection(theirs.get(log, EMPTY)) for log, mine in self.items()})
+        theirs, found = other._runs(), []
+        for log in self.logs:
+            node, start, runs = log
+            there = theirs.get((node, start))
+            if there == runs:
+                found.append(log)
+            elif there is not None and (both := common(runs, there)):
+                found.append((node, start, both))
+        return Held(tuple(found))
 
     def difference(self, other: Held) -> Held:
         if not self.logs or self.logs == other.logs:
             return NOTHING
-        theirs = other.by_log()
-        return held_of({log: mine.difference(theirs.get(log, EMPTY)) for log, mine in self.items()})
+        theirs, found = other._runs(), []
+        for log in self.logs:
+            node, start, runs = log
+            there = theirs.get((node, start))
+            if there is None:
+                found.append(log)
+            elif there != runs and (left := without(runs, there)):
+                found.append((node, start, left))
+        return Held(tuple(found)) if found else NOTHING
+
+    def _runs(self) -> dict[LogId, tuple[int, ...]]:
+        return {(node, start): runs for node, start, runs in self.logs}
 
     def covers(self, other: Held) -> bool:
         return not other.difference(self).logs

@@ -12,11 +12,12 @@ from typing import Final
 
 import msgspec
 
+#: First and last offset of each run in turn.
+Runs = tuple[int, ...]
+
 
 class IntervalSet(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """`runs`: first and last offset of each run in turn."""
-
-    runs: tuple[int, ...] = ()
+    runs: Runs = ()
 
     def __bool__(self) -> bool:
         return bool(self.runs)
@@ -46,6 +47,12 @@ class IntervalSet(msgspec.Struct, frozen=True, array_like=True, gc=False):
             return self
         if not self.runs:
             return other
+        if len(self.runs) == len(other.runs) == 2:
+            (first, last), (start, end) = self.runs, other.runs
+            if first <= start and end <= last:
+                return self
+            if start <= last + 1 and first <= end + 1:
+                return IntervalSet((min(first, start), max(last, end)))
         merged: list[int] = []
         for first, last in sorted((*self.pairs(), *other.pairs())):
             if merged and first <= merged[-1] + 1:
@@ -55,38 +62,12 @@ class IntervalSet(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return IntervalSet(tuple(merged))
 
     def intersection(self, other: IntervalSet) -> IntervalSet:
-        if self.runs == other.runs:
-            return self
-        found: list[int] = []
-        mine, theirs = self.runs, other.runs
-        here = there = 0
-        while here < len(mine) and there < len(theirs):
-            first, last = max(mine[here], theirs[there]), min(mine[here + 1], theirs[there + 1])
-            if first <= last:
-                found += (first, last)
-            if mine[here + 1] < theirs[there + 1]:
-                here += 2
-            else:
-                there += 2
-        return IntervalSet(tuple(found))
+        return self if self.runs == other.runs else IntervalSet(common(self.runs, other.runs))
 
     def difference(self, other: IntervalSet) -> IntervalSet:
         if not self.runs or self.runs == other.runs:
             return EMPTY
-        found: list[int] = []
-        theirs, there = other.runs, 0
-        for first, last in self.pairs():
-            while there < len(theirs) and theirs[there + 1] < first:
-                there += 2
-            at, look = first, there
-            while look < len(theirs) and theirs[look] <= last:
-                if at < theirs[look]:
-                    found += (at, theirs[look] - 1)
-                at = theirs[look + 1] + 1
-                look += 2
-            if at <= last:
-                found += (at, last)
-        return IntervalSet(tuple(found))
+        return IntervalSet(without(self.runs, other.runs))
 
     def covers(self, other: IntervalSet) -> bool:
         return not other.difference(self).runs
@@ -94,6 +75,16 @@ class IntervalSet(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def pairs(self) -> Iterator[tuple[int, int]]:
         """(first, last) of each run, ascending."""
         return zip(self.runs[::2], self.runs[1::2], strict=True)
+
+    def first(self, count: int) -> IntervalSet:
+        """The set of the first `count` offsets."""
+        found: list[int] = []
+        for first, last in self.pairs():
+            if count <= 0:
+                break
+            found += (first, min(last, first + count - 1))
+            count -= last - first + 1
+        return IntervalSet(tuple(found))
 
     def offsets(self, count: int) -> list[int]:
         """The first `count` offsets."""
@@ -111,6 +102,42 @@ class IntervalSet(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 EMPTY: Final = IntervalSet()
+
+
+def common(mine: Runs, theirs: Runs) -> Runs:
+    """Runs of what is in both."""
+    found: list[int] = []
+    here = there = 0
+    while here < len(mine) and there < len(theirs):
+        first, last = max(mine[here], theirs[there]), min(mine[here + 1], theirs[there + 1])
+        if first <= last:
+            found += (first, last)
+        if mine[here + 1] < theirs[there + 1]:
+            here += 2
+        else:
+            there += 2
+    return tuple(found)
+
+
+def without(mine: Runs, theirs: Runs) -> Runs:
+    """Runs of what is in `mine` alone."""
+    if len(mine) == len(theirs) == 2 and theirs[0] <= mine[0] <= theirs[1]:
+        # Of logs without gaps, the end of one and the beginning of the other are what there is to compare.
+        return (theirs[1] + 1, mine[1]) if theirs[1] < mine[1] else ()
+    found: list[int] = []
+    there = 0
+    for first, last in zip(mine[::2], mine[1::2], strict=True):
+        while there < len(theirs) and theirs[there + 1] < first:
+            there += 2
+        at, look = first, there
+        while look < len(theirs) and theirs[look] <= last:
+            if at < theirs[look]:
+                found += (at, theirs[look] - 1)
+            at = theirs[look + 1] + 1
+            look += 2
+        if at <= last:
+            found += (at, last)
+    return tuple(found)
 
 
 def of(offsets: Iterable[int]) -> IntervalSet:

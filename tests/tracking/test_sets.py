@@ -11,7 +11,11 @@ from lockstep.tracking.held import NOTHING, Held, MutationId, all_of, held_of
 from lockstep.tracking.intervals import EMPTY, of
 from lockstep.values.codec import decoder, encode
 
-OFFSETS = st.sets(st.integers(0, 40), max_size=30)
+#: Most logs are one run.
+RUNS = st.builds(
+    lambda first, count: set(range(first, first + count)), st.integers(0, 12), st.integers(0, 12)
+)
+OFFSETS = st.sets(st.integers(0, 40), max_size=30) | RUNS
 LOGS = st.dictionaries(st.tuples(st.integers(1, 3), st.integers(1, 2)), OFFSETS, max_size=4)
 
 
@@ -31,6 +35,7 @@ def test_sets_of_offsets_do_what_sets_do(left: set[int], right: set[int], one: i
         (mine.intersection(theirs), left & right),
         (mine.difference(theirs), left - right),
         (mine.add(one), left | {one}),
+        (mine.first(one), set(sorted(left)[:one])),
     )
     for found, expected in pairs:
         ends = list(found.pairs())

@@ -93,12 +93,18 @@ def _id_before_data() -> _Context:
     """The entry of a mutation is written in a batch of its own, and so late that a crash can be between."""
 
     def store(
-        self: Any, shard: Shard, given: MutationId, mutation: Mutation | None, table_id: int, token: int
+        self: Any,
+        shard: Shard,
+        given: MutationId,
+        mutation: Mutation | None,
+        table_id: int,
+        token: int,
+        first_epoch: int | None,
     ) -> None:
         entry = Entry(given.given_us, mutation, shard[0], table_id, token)
         key = entry_key(given.log, given.offset)
         if mutation is not None:
-            self._engine.apply(mutation, ())
+            self._engine.apply(mutation, (), first_epoch=first_epoch)
         if given.offset % 5:
             self._sequence = self._engine.write_records(Family.JOURNAL, [("put", key, encode(entry))])
         self._add(self._logs(shard), given.log, given.offset, entry.place)
@@ -114,7 +120,7 @@ def _start_not_told_apart() -> _Context:
         # What was given before this start is not looked at.
         given = MutationId(NodeId(self._own_id()), 1, logs.own, now_us)
         if not logs.contains(given.log, given.offset):
-            self._store(shard, given, mutation, mutation.table_id, mutation.token)
+            self._store(shard, given, mutation, mutation.table_id, mutation.token, None)
         logs.own += 1
         return given
 
