@@ -120,6 +120,8 @@ MEANINGS = {
     "hints.max_bytes": "nor when all together are",
     "hints.throttle_bytes_s": "what this node brings at most to nodes that are back; 0 for no bound",
     "purge.interval_ms": "shortest time between two passes over a table that merge and purge it",
+    "tracking.cohort_after_ms": "after so long without a word from a replica of tracked tables that seems "
+    "dead, the others keep no single mutations for it",
     "tablets.mode_for_new_keyspaces": "`disabled`: on the ring unless they say otherwise; `enabled`: with "
     "tablets unless they say otherwise; `enforced`: with tablets",
     "tablets.load_refresh_ms": "how often the balancer asks nodes what their tablets weigh",

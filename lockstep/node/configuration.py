@@ -211,6 +211,14 @@ class PurgeSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     interval_ms: Annotated[int, msgspec.Meta(ge=1000, le=86_400_000)] = 60_000
 
 
+class TrackingSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Replicas of tracked tables. `cohort_after_ms`: one that does not answer for so long, and seems dead, is
+    away: the others let go of the single mutations that all of them hold. A start takes seconds, and who is
+    back sooner gets single mutations, which is cheaper."""
+
+    cohort_after_ms: Annotated[int, msgspec.Meta(ge=1000, le=604_800_000)] = 600_000
+
+
 class CmsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`processor`: what makes log entries of changes on this node. raft (it may be chosen as a voter), remote
     (it never is, and forwards), local (it is the whole service of a cluster that it founds alone), or a kind
@@ -308,6 +316,7 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     raft: RaftSection = RaftSection()
     metadata: MetadataSection = MetadataSection()
     purge: PurgeSection = PurgeSection()
+    tracking: TrackingSection = TrackingSection()
     cms: CmsSection = CmsSection()
     streaming: StreamingSection = StreamingSection()
     read_sessions: ReadSessionsSection = ReadSessionsSection()

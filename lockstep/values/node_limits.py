@@ -358,9 +358,6 @@ RECONCILE_INTERVAL_MS: Final = 1000
 RECONCILE_ALL_EVERY: Final = 60
 #: Rounds over which it is told how fast a replica gets what it lacks: half a minute.
 RECONCILE_RATE_ROUNDS: Final = 30
-#: A replica that does not answer for so long, and seems dead, is away: what the others hold is kept apart for
-#: it from then on. A start takes seconds, and who is back sooner gets single mutations, which is cheaper.
-COHORT_AFTER_S: Final = 600.0
 #: Leaves of tables that who was away compares in one question: some 4 MiB are read for the answer.
 COHORT_LEAVES_AT_ONCE: Final = 64
 #: How often who was away compares a range with one holder before it does so in a later round.

@@ -151,6 +151,7 @@ def test_every_section_and_key_has_a_default() -> None:
         "placement",
         "timeouts",
         "purge",
+        "tracking",
         "hints",
         "storage",
         "read_sessions",

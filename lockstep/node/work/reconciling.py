@@ -30,7 +30,6 @@ from lockstep.tracking.held import NOTHING, Held, all_of
 from lockstep.values.errors import LockstepError
 from lockstep.values.ids import NodeId
 from lockstep.values.node_limits import (
-    COHORT_AFTER_S,
     RECONCILE_ALL_EVERY,
     RECONCILE_ENDING_ROUNDS,
     RECONCILE_INTERVAL_MS,
@@ -89,7 +88,7 @@ class Reconciler:
         self.cohorts = cohorts
         self.journal = tracked.journal
         #: After how long a silent replica is away.
-        self.cohort_after_s = COHORT_AFTER_S
+        self.cohort_after_s = context.configuration.tracking.cohort_after_ms / 1000
         self.is_paused = False
         self.rounds = 0
         self.reconciled = 0
