@@ -246,6 +246,15 @@ def torn(quick: bool) -> dict[str, Any]:
     return figures
 
 
+def outage(quick: bool) -> dict[str, Any]:
+    """A replica of a tracked table that is away for long, and catches up under load."""
+    import long_outage as benchmark
+
+    figures = benchmark.measure(4.0, 1) if quick else benchmark.measure()
+    benchmark.show(figures)
+    return figures
+
+
 def tracked(quick: bool) -> dict[str, Any]:
     """What tracked tables cost beside untracked ones."""
     import tracked_reads as benchmark
@@ -277,6 +286,7 @@ BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "tablet_cluster": tablet_cluster,
     "tracked_reads": tracked,
     "torn_reads": torn,
+    "long_outage": outage,
 }
 
 

@@ -35,6 +35,7 @@ from lockstep.storage.journal_records import (
     Entry,
     Fitted,
     Named,
+    changed_notes,
     entry_key,
     entry_of,
     notes,
@@ -281,7 +282,7 @@ class Journal:
                     batch = []
                 note(log, some)
                 batch += gone
-                batch += notes(shard, logs, log)
+                batch += changed_notes(shard, logs, log)
                 count += len(gone)
                 left = left.difference(some)
         if batch:
@@ -304,7 +305,7 @@ class Journal:
             self._note_of(shard, logs, log)
 
     def _note_of(self, shard: Shard, logs: ShardLogs, log: LogId) -> None:
-        records = notes(shard, logs, log)
+        records = changed_notes(shard, logs, log)
         self._sequence = self._engine.write_records(Family.JOURNAL, records, is_due=True)
 
     # -- what is apart ----------------------------------------------------------------------------

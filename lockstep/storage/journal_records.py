@@ -110,12 +110,24 @@ def log_and_offset_of(keys: Sequence[bytes]) -> list[tuple[int, int, int]]:
 
 
 def notes(shard: Shard, logs: ShardLogs, log: LogId) -> list[Operation]:
-    """What is noted of a log, as it is now."""
-    kept = zip((RECONCILED, APART), logs.runs_of(log), strict=True)
-    return [
-        ("put", log_key(kind, shard, log), encode(runs)) if runs else ("delete", log_key(kind, shard, log))
-        for kind, runs in kept
-    ]
+    """What is noted of a log, as it is now, whatever was noted before."""
+    return [_noted(kind, shard, log, runs) for kind, runs in _kinds(logs, log)]
+
+
+def changed_notes(shard: Shard, logs: ShardLogs, log: LogId) -> list[Operation]:
+    """As `notes`, of a range that is as it was at the last notes: nothing is said of what is apart where
+    nothing was."""
+    if logs.was_apart(log):
+        return notes(shard, logs, log)
+    return [_noted(RECONCILED, shard, log, logs.runs_of(log)[0])]
+
+
+def _kinds(logs: ShardLogs, log: LogId) -> Iterator[tuple[bytes, IntervalSet]]:
+    return zip((RECONCILED, APART), logs.runs_of(log), strict=True)
+
+
+def _noted(kind: bytes, shard: Shard, log: LogId, runs: IntervalSet) -> Operation:
+    return ("put", log_key(kind, shard, log), encode(runs)) if runs else ("delete", log_key(kind, shard, log))
 
 
 class Source(Protocol):

@@ -86,6 +86,10 @@ class PlaceList:
     def only(self, wanted: Held) -> PlaceList:
         """The same list with no other ids than these."""
         found, by_log = PlaceList(), wanted.by_log()
+        if not self._by_table:
+            found._fresh = [one for one in self._fresh if by_log.get(one[0], EMPTY).contains(one[1])]
+            found.count = len(found._fresh)
+            return found
         for (log, offset), place in self.items():
             if by_log.get(log, EMPTY).contains(offset):
                 found.add(log, offset, place)

@@ -108,6 +108,10 @@ class ShardLogs:
         """What is reconciled of a log, and what is apart."""
         return self._reconciled.get(log, EMPTY), self._apart.get(log, EMPTY)
 
+    def was_apart(self, log: LogId) -> bool:
+        """Whether something of a log is apart, or was since this is known."""
+        return log in self._apart
+
     def add(self, log: LogId, offset: int, place: Place) -> None:
         """Hold an id that was not held."""
         before = self._held.get(log, EMPTY)
