@@ -41,10 +41,14 @@ from lockstep.values.rows import Cell, Liveness, Mutation, ReadCommand, ReadResu
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range
 
 KINDS = ("tracked", "untracked")
-REPLICATION = "{'class': 'SimpleStrategy', 'replication_factor': 3}"
+REPLICATION = "{{'class': 'SimpleStrategy', 'replication_factor': {}}}"
+#: Copies, and as many nodes; and where more are counted too.
+COPIES, MORE_COPIES = 3, 5
 VALUE = "x" * 100
 #: Rows that are read and written of each kind in simulated clusters, and those that one replica misses.
 READS, MISSED, LAGGING = 300, 500, 300
+#: Rows of which one replica lacks one in a hundred.
+DIVERGING = 1000
 LOSS = 0.01
 #: Starts of each node whose logs nothing has retired, and mutations of each.
 STARTS, A_START = 100, 1000
@@ -57,10 +61,12 @@ PLAIN = 5_000_000
 Goal = tuple[str, float, bool]
 GOALS: tuple[Goal, ...] = (
     ("storage reads a QUORUM read", 1.02, True),
+    ("the same with five copies", 1.02, True),
     ("summary bytes a live log", 64.0, True),
     ("summary bytes after 100 starts of each node", 1024.0, True),
     ("the same where a read asks for all logs", 1024.0, True),
     ("bytes shipped / bytes missing", 1.05, True),
+    ("the same where one row in a hundred is missing", 1.05, True),
     ("replication lag p99 in intervals", 2.1, True),
     ("hint bytes after an outage", 0.0, True),
     ("CPU of a write / untracked", 1.1, True),
@@ -73,9 +79,11 @@ GOALS: tuple[Goal, ...] = (
 # ---- counts in a simulated cluster
 
 
-def _made(kind: str, seed: int = 1) -> SimulatedCluster:
-    cluster = SimulatedCluster(3, seed=seed).start()
-    cluster.execute(f"CREATE KEYSPACE ks WITH replication = {REPLICATION} AND replication_type = '{kind}'")
+def _made(kind: str, seed: int = 1, copies: int = COPIES) -> SimulatedCluster:
+    cluster = SimulatedCluster(copies, seed=seed).start()
+    cluster.execute(
+        f"CREATE KEYSPACE ks WITH replication = {REPLICATION.format(copies)} AND replication_type = '{kind}'"
+    )
     cluster.execute("CREATE TABLE ks.t (k int PRIMARY KEY, v text)")
     return cluster
 
@@ -104,23 +112,23 @@ def _counting_reads(found: list[ReadCommand]) -> Iterator[None]:
         yield
 
 
-def storage_reads(kind: str) -> float:
+def storage_reads(kind: str, copies: int = COPIES) -> float:
     """Of a QUORUM read, each coordinated by another node."""
     found: list[ReadCommand] = []
-    cluster = _made(kind)
+    cluster = _made(kind, 1, copies)
     try:
         _write(cluster, range(READS))
         cluster.advance(3.0)
         with _counting_reads(found):
             for key in range(READS):
-                cluster.execute("SELECT v FROM ks.t WHERE k = ?", (key,), node=cluster.nodes[key % 3])
+                cluster.execute("SELECT v FROM ks.t WHERE k = ?", (key,), node=cluster.nodes[key % copies])
     finally:
         cluster.close()
     return len(found) / READS
 
 
-def outage(kind: str) -> dict[str, float]:
-    """A replica is away while rows are written, and comes back."""
+def outage(kind: str, before: int = 10, missed: int = MISSED) -> dict[str, float]:
+    """A replica is away while rows are written, after others were, and comes back."""
     shipped: list[int] = []
     take = TrackedReplica._take
 
@@ -130,11 +138,11 @@ def outage(kind: str) -> dict[str, float]:
 
     cluster = _made(kind, 2)
     try:
-        _write(cluster, range(10))
+        _write(cluster, range(before))
         cluster.advance(3.0)
         cluster.kill("n3")
         cluster.wait_until_seen_down("n3")
-        _write(cluster, range(10, 10 + MISSED), "n1")
+        _write(cluster, range(before, before + missed), "n1")
         cluster.advance(1.0)
         nodes = cluster._sim.nodes
         hint_bytes = sum(nodes[name].data.hints.store.bytes for name in ("n1", "n2"))
@@ -153,7 +161,7 @@ def outage(kind: str) -> dict[str, float]:
             cluster.advance(2.9)
         found = sum(
             len(cluster.execute("SELECT v FROM ks.t WHERE k = ?", (key,), node="n3", consistency="ONE"))
-            for key in range(10, 10 + MISSED)
+            for key in range(before, before + missed)
         )
     finally:
         cluster.close()
@@ -161,7 +169,7 @@ def outage(kind: str) -> dict[str, float]:
         "hint_bytes": hint_bytes,
         "missing_bytes": each,
         "shipped_bytes": sum(shipped),
-        "rows_back": found / MISSED,
+        "rows_back": found / missed,
     }
 
 
@@ -190,8 +198,16 @@ def lag() -> dict[str, float]:
 
 def counts() -> dict[str, Any]:
     reads = {kind: storage_reads(kind) for kind in KINDS}
+    more = {kind: storage_reads(kind, MORE_COPIES) for kind in KINDS}
     away = {kind: outage(kind) for kind in KINDS}
-    return {"storage_reads": reads, "outage": away, "lag": lag()}
+    diverged = outage("tracked", DIVERGING, DIVERGING // 100)
+    return {
+        "storage_reads": reads,
+        "storage_reads_of_five": more,
+        "outage": away,
+        "diverged": diverged,
+        "lag": lag(),
+    }
 
 
 # ---- pure structures
@@ -343,8 +359,12 @@ def figures_of(found: dict[str, Any]) -> dict[str, tuple[float, float | None]]:
     if "counts" in found:
         reads, away = found["counts"]["storage_reads"], found["counts"]["outage"]
         shown["storage reads a QUORUM read"] = reads["tracked"], reads["untracked"]
+        more, apart = found["counts"]["storage_reads_of_five"], found["counts"]["diverged"]
+        shown["the same with five copies"] = more["tracked"], more["untracked"]
         gone = away["tracked"]
         shown["bytes shipped / bytes missing"] = gone["shipped_bytes"] / gone["missing_bytes"], None
+        ratio = apart["shipped_bytes"] / apart["missing_bytes"]
+        shown["the same where one row in a hundred is missing"] = ratio, None
         shown["hint bytes after an outage"] = gone["hint_bytes"], away["untracked"]["hint_bytes"]
         lagged = found["counts"]["lag"]["p99_ms"] / RECONCILE_INTERVAL_MS
         shown["replication lag p99 in intervals"] = lagged, None

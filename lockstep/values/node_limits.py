@@ -360,6 +360,9 @@ RECONCILE_ALL_EVERY: Final = 60
 RECONCILE_RATE_ROUNDS: Final = 30
 #: Leaves of tables that who was away compares in one question: some 4 MiB are read for the answer.
 COHORT_LEAVES_AT_ONCE: Final = 64
+#: Rows that who was away takes in one step: a thousand, as a repair takes, hold up requests of both nodes for
+#: tens of milliseconds, a hundred for some.
+COHORT_PAGE_ROWS: Final = 100
 #: How often who was away compares a range with one holder before it does so in a later round.
 COHORT_PASSES_MAX: Final = 4
 #: A journal above this is told as large: a hundredth of a small disk, and minutes of catching up.
@@ -371,5 +374,7 @@ REPLICA_LAGS_S: Final = 600
 RECONCILE_ENDING_ROUNDS: Final = 10
 #: Ranges in one message of a round: some tens of bytes each while nothing lacks.
 RECONCILE_SHARDS_A_MESSAGE: Final = 256
+#: Ranges of a round that are looked at before requests have a turn: a millisecond, where all were written to.
+RECONCILE_SHARDS_A_TURN: Final = 8
 #: Clocks of nodes, and a write that is under way, are no further behind than this.
 RECONCILE_PURGE_MARGIN_S: Final = 60

@@ -9,7 +9,7 @@ import pytest
 
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
-from lockstep.node.work import condition_watches
+from lockstep.node.work import condition_watches, reconciling
 from lockstep.replica.messages import Known, Tracking
 from lockstep.schema.changes import (
     AlterKeyspace,
@@ -462,3 +462,25 @@ def test_a_node_that_rebuilds_itself_takes_what_only_it_has_ids_of_from_its_jour
         paused(town, 1, 2, 3, is_paused=False)
         settled(town)
         assert [rows_of(town, number) for number in (1, 2, 3)] == [10, 10, 10]
+
+
+def test_what_a_replica_told_is_void_once_it_may_have_lost_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconciling, "RECONCILE_SHARDS_A_TURN", 1)
+    with tracked(31) as town:
+        for number in range(12):
+            assert write(town, 1, ALL, key=b"k%d" % number).error is None
+        settled(town)
+        node = town.node(1)
+        reconciler, cluster = node.data.reconciler, node.log.cluster
+        shards = sorted(reconciler.journal.shards)
+        assert len(shards) > 2
+        told = [reconciler._told_of(cluster, shard, reconciler.journal.held(shard)) for shard in shards]
+        hearing = reconciler._heard(2, told)
+        hearing.send(None)
+        assert reconciler.journal.told[shards[0]][2] == told[0].held
+        reconciler.void(shards[1], 2)
+        reconciler.void(shards[0], 2)
+        with pytest.raises(StopIteration) as end:
+            hearing.send(None)
+        assert end.value.value == told[:1]
+        assert not any(2 in reconciler.journal.told.get(shard, {}) for shard in shards[:2])

@@ -21,7 +21,7 @@ from lockstep.internode import verbs
 from lockstep.internode.handshake import Address, PeerInfo
 from lockstep.internode.throttle import Throttle
 from lockstep.node.context import NodeContext
-from lockstep.node.work.repairs import LEAVES_TOGETHER_MAX, PAGE_ROWS_MAX, parts_that_differ
+from lockstep.node.work.repairs import LEAVES_TOGETHER_MAX, parts_that_differ
 from lockstep.placement.placements import PlacedRange
 from lockstep.replica.merging import lacking, merge_answers
 from lockstep.replica.replica import ReplicaService
@@ -41,7 +41,12 @@ from lockstep.values.limits import (
     STREAM_IDLE_MS,
     STREAM_TIMEOUT_MS,
 )
-from lockstep.values.node_limits import COHORT_LEAVES_AT_ONCE, COHORT_PASSES_MAX, RECONCILE_INTERVAL_MS
+from lockstep.values.node_limits import (
+    COHORT_LEAVES_AT_ONCE,
+    COHORT_PAGE_ROWS,
+    COHORT_PASSES_MAX,
+    RECONCILE_INTERVAL_MS,
+)
 from lockstep.values.rows import ALL_ROWS, Partition, Position, ReadCommand, ReadResult
 from lockstep.values.tokens import Range
 
@@ -291,7 +296,7 @@ class CohortTaking:
             now_s = self._runtime.clock.wall_us() // 1_000_000
             command = ReadCommand(
                 *(table_id, tokens.left, tokens.right, None, ALL_ROWS, (), True, False),
-                *(PAGE_ROWS_MAX, 0, now_s, after),
+                *(COHORT_PAGE_ROWS, 0, now_s, after),
             )
             asked = AskCohortRows(guard, command)
             theirs: ReadResult = await self._context.internode.request(

@@ -21,9 +21,11 @@ from lockstep.internode.handshake import Address, PeerInfo
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.node.context import NodeContext
 from lockstep.node.work.cohorts import CohortTaking
+from lockstep.placement.placements import PlacedRange
 from lockstep.replica.tracked import TrackedReplica, group_of, placed_at, tracked_groups
 from lockstep.schema.model import Table
 from lockstep.schema.tracking import is_tracked
+from lockstep.storage.journal import Journal
 from lockstep.storage.shard_logs import Shard, Taking
 from lockstep.tracking.cohorts import are_enough
 from lockstep.tracking.held import NOTHING, Held, all_of
@@ -36,6 +38,7 @@ from lockstep.values.node_limits import (
     RECONCILE_PURGE_MARGIN_S,
     RECONCILE_RATE_ROUNDS,
     RECONCILE_SHARDS_A_MESSAGE,
+    RECONCILE_SHARDS_A_TURN,
 )
 
 
@@ -90,6 +93,8 @@ class Reconciler:
         #: After how long a silent replica is away.
         self.cohort_after_s = context.configuration.tracking.cohort_after_ms / 1000
         self.is_paused = False
+        #: How often what was told was void.
+        self._voids = 0
         self.rounds = 0
         self.reconciled = 0
         #: What is on its way from one of the others, by range: nobody else is asked for it meanwhile.
@@ -150,19 +155,22 @@ class Reconciler:
         if not shards:
             return
         began_us = self._runtime.clock.wall_us()
-        own = await self._durable(shards)
+        own = {shard: self.journal.held(shard) for shard in shards}
+        await self.journal.synced()
         by_node: dict[int, list[Told]] = {}
         for shard in shards:
             for node in self._others(cluster, shard):
                 by_node.setdefault(node, []).append(self._told_of(cluster, shard, own[shard]))
         fresh: dict[Shard, set[int]] = {shard: set() for shard in shards}
         await asyncio.gather(*(self._compare(node, told, fresh) for node, told in by_node.items()))
-        now = self._context.cluster()
-        for shard in shards:
+        for number, shard in enumerate(shards):
+            if number and number % RECONCILE_SHARDS_A_TURN == 0:
+                await asyncio.sleep(0)
+            now = self._context.cluster()
             if placed_at(now, shard) == placed_at(cluster, shard):
                 self._settle(cluster, shard, own[shard], fresh[shard], began_us)
                 self._part(cluster, shard, own[shard], fresh[shard])
-        self.cohorts.offers = self._offers(now, fresh)
+        self.cohorts.offers = self._offers(self._context.cluster(), fresh)
 
     def _told_of(self, cluster: ClusterMetadata, shard: Shard, held: Held) -> Told:
         placed = placed_at(cluster, shard)
@@ -178,7 +186,7 @@ class Reconciler:
     def _hear(self, cluster: ClusterMetadata, node: int, told: Told) -> bool:
         """Keep what a replica told of a range; False when one of both has not heard of its last change."""
         placed = placed_at(cluster, told.shard)
-        if placed is None or (placed.range.left, placed.group.epoch) != (told.left, told.since):
+        if placed is None or not _is_same(placed, told):
             self._runtime.probes.reach("reconcile.other_range")
             return False
         if node not in placed.group.writes or self._context.own_id() not in placed.group.writes:
@@ -188,6 +196,19 @@ class Reconciler:
         self._since[told.shard] = told.since
         self._tracked.learn(told.shard, told.held.difference(told.open))
         return True
+
+    async def _heard(self, node: int, told: Sequence[Told]) -> list[Told]:
+        """What was kept of what a replica told; requests have turns meanwhile."""
+        kept: list[Told] = []
+        voids = self._voids
+        for number, one in enumerate(told):
+            if number and number % RECONCILE_SHARDS_A_TURN == 0:
+                await asyncio.sleep(0)
+            if self._voids != voids:
+                break  # It may have been lost since it was told.
+            if self._hear(self._context.cluster(), node, one):
+                kept.append(one)
+        return kept
 
     def _asked_about(self, cluster: ClusterMetadata) -> Iterable[Shard]:
         """Ranges of which something is not reconciled, or not known to be alike; sometimes all."""
@@ -202,11 +223,6 @@ class Reconciler:
             return True
         told = self._told.get(shard, {})
         return any(told.get(node) != held for node in self._others(cluster, shard))
-
-    async def _durable(self, shards: Sequence[Shard]) -> dict[Shard, Held]:
-        found = {shard: self.journal.held(shard) for shard in shards}
-        await self.journal.synced()
-        return found
 
     def _others(self, cluster: ClusterMetadata, shard: Shard) -> list[int]:
         group, own = group_of(cluster, shard), self._context.own_id()
@@ -228,7 +244,7 @@ class Reconciler:
                 self._runtime.probes.reach("reconcile.unheard")
                 return
             self._heard_s[node] = self._runtime.clock.monotonic_s()
-            heard = [one for one in compared.told if self._hear(self._context.cluster(), node, one)]
+            heard = await self._heard(node, compared.told)
             for one in heard:
                 if one.shard in fresh:
                     fresh[one.shard].add(node)
@@ -323,7 +339,7 @@ class Reconciler:
         """Take up where ranges are now, and which tables there are whose ids are kept: those that are
         tracked, and those that were, but for those of the groups `let_go`."""
         tracked = tracked_groups(cluster)
-        ended = self._not_let_go(cluster)
+        ended = _not_let_go(self.journal, cluster)
         self._ended = {
             table: group for table, group in ended.items() if table not in tracked and group not in let_go
         }
@@ -336,16 +352,6 @@ class Reconciler:
                 # What is lacking may be of either side.
                 self.journal.take_from(shard, Taking(others, is_joined=True))
         self._fitted(cluster, changed)
-
-    def _not_let_go(self, cluster: ClusterMetadata) -> dict[int, int]:
-        """Tables whose ids are kept so far, and those of a group of which this node has only heard since they
-        are tracked no more, with the placement group that each has now."""
-        schema, kept = cluster.schema, self.journal.tables
-        groups = set(kept.values())
-        heard = sorted({shard[0] for shard in self.journal.shards} - groups)
-        found = [table for group in heard for table in schema.tables_in(group)]
-        found += [table for id_ in kept if (table := schema.tables_by_id.get(id_)) is not None]
-        return {table.id: schema.group_of(table) for table in found}
 
     def _let_go(self, cluster: ClusterMetadata) -> None:
         """Let go of tables that are tracked no more once all of their group is reconciled, and has been for
@@ -388,6 +394,7 @@ class Reconciler:
 
     def void(self, shard: Shard, node: int) -> None:
         """A replica is filled: what it told it held may be lost."""
+        self._voids += 1
         self._told.get(shard, {}).pop(node, None)
         self._apart.get(shard, {}).pop(node, None)
         self._watched.pop(shard, None)
@@ -397,12 +404,14 @@ class Reconciler:
     async def _serve(self, peer: PeerInfo, request: Compare) -> Compared:
         if request.epoch > self._context.cluster().epoch:
             await self._context.catch_up.reach(request.epoch, peer.endpoint)
-        cluster = self._context.cluster()
-        shards = [one.shard for one in request.told if self._hear(cluster, peer.node_id, one)]
+        heard = await self._heard(peer.node_id, request.told)
         self._heard_s[peer.node_id] = self._runtime.clock.monotonic_s()
         self._asked.add(peer.node_id)
-        own = [self._told_of(cluster, shard, self.journal.held(shard)) for shard in shards]
-        await self.journal.synced()
+        cluster, journal = self._context.cluster(), self.journal
+        # In one step with the ranges as they are now.
+        same = [one.shard for one in heard if _is_same(placed_at(cluster, one.shard), one)]
+        own = [self._told_of(cluster, shard, journal.held(shard)) for shard in same]
+        await journal.synced()
         return Compared(cluster.epoch, tuple(own))
 
     # -- looking ----------------------------------------------------------------------------------
@@ -430,13 +439,7 @@ class Reconciler:
 
     def left_s(self, node: int) -> int | None:
         """When a replica will have all that this node holds, as it went lately; None: nothing says so."""
-        noted = self._lacked.get(node)
-        if noted is None or len(noted) < 2:
-            return None
-        (then_s, before), (now_s, lacks) = noted[0], noted[-1]
-        if lacks >= before or now_s <= then_s:
-            return None
-        return int(lacks * (now_s - then_s) / (before - lacks))
+        return _left_s(self._lacked.get(node, ()))
 
     def _note_lags(self) -> None:
         """Note how much each node lacks, and whether it has got what it lacked when that was noted first."""
@@ -478,3 +481,29 @@ class Reconciler:
                 oldest_us = self.journal.oldest_us(shard, lacking) if with_ages and lacking else None
                 found.append(Lag(shard, node, lacking.count, lacked, node in told, oldest_us))
         return found
+
+
+def _not_let_go(journal: Journal, cluster: ClusterMetadata) -> dict[int, int]:
+    """Tables whose ids are kept so far, and those of a group of which this node has only heard since they
+    are tracked no more, with the placement group that each has now."""
+    schema, kept = cluster.schema, journal.tables
+    groups = set(kept.values())
+    heard = sorted({shard[0] for shard in journal.shards} - groups)
+    found = [table for group in heard for table in schema.tables_in(group)]
+    found += [table for id_ in kept if (table := schema.tables_by_id.get(id_)) is not None]
+    return {table.id: schema.group_of(table) for table in found}
+
+
+def _is_same(placed: PlacedRange | None, told: Told) -> bool:
+    """Whether a replica that told of a range knows it as it is here."""
+    return placed is not None and (placed.range.left, placed.group.epoch) == (told.left, told.since)
+
+
+def _left_s(noted: Sequence[tuple[float, int]]) -> int | None:
+    """When nothing lacks any more, by moments and what lacked then."""
+    if len(noted) < 2:
+        return None
+    (then_s, before), (now_s, lacks) = noted[0], noted[-1]
+    if lacks >= before or now_s <= then_s:
+        return None
+    return int(lacks * (now_s - then_s) / (before - lacks))
