@@ -52,8 +52,8 @@ def why(call: render.Call) -> None:
         for lag in behind[:_RANGES_MAX]:
             since = f", the oldest for {lag.lacks_s} s" if lag.lacks_s is not None else ""
             click.echo(
-                f"range up to {lag.last_token}: {lag.lacks} mutations are kept for node {node}{since}: "
-                f"{_reason(lag)}"
+                f"{_where(lag)} up to {lag.last_token}: {lag.lacks} mutations are kept for node {node}"
+                f"{since}: {_reason(lag)}"
             )
         if len(behind) > _RANGES_MAX:
             click.echo(f"and {len(behind) - _RANGES_MAX} ranges more for node {node}")
@@ -118,6 +118,10 @@ def _row(node: int, lags: list[ReplicaLag]) -> list[object]:
         sum(lag.is_lacked for lag in lags),
         lags[0].left_s if lacks else None,
     ]
+
+
+def _where(lag: ReplicaLag) -> str:
+    return f"tablet of {lag.table}" if lag.table else "range"
 
 
 def _reason(lag: ReplicaLag) -> str:

@@ -233,7 +233,8 @@ class ReadSessionRun(msgspec.Struct, frozen=True):
 
 class ReplicaLag(msgspec.Struct, frozen=True):
     """What another replica of a tracked range lacks of what the asked node holds, and the other way round.
-    `lacks_bytes` and `left_s` are estimates; `left_s` None: nothing says when it will have all."""
+    `lacks_bytes` and `left_s` are estimates; `left_s` None: nothing says when it will have all. `table`: of
+    which it is a tablet, as KEYSPACE.TABLE; empty for a range of the ring."""
 
     placement_group: int
     last_token: int
@@ -245,6 +246,7 @@ class ReplicaLag(msgspec.Struct, frozen=True):
     lacks_s: int | None = None
     is_lacked: int = 0
     left_s: int | None = None
+    table: str = ""
 
 
 class Reconciling(msgspec.Struct, frozen=True):

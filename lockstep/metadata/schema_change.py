@@ -171,19 +171,25 @@ def _refuse_tracked_while_filled(cluster: ClusterMetadata, schema: Schema) -> No
     """Raises Rejected where a table would become tracked while replicas are filled with it, or are about to
     be, or it is loaded in bulk: what comes like this has no ids, and no claim that it is there."""
     loading = {(load.keyspace, load.table) for load in cluster.loads.running}
-    moving = bool(cluster.requests.live or cluster.operations or cluster.transitions.count)
-    if not moving and not loading:
+    moving = bool(cluster.requests.live or cluster.operations)
+    if not moving and not loading and not cluster.transitions.count:
         return
-    for table in newly_tracked(cluster.schema, schema):
-        if moving:
+    begins = newly_tracked(cluster.schema, schema)
+    alone = {one.group for _, one in cluster.transitions.tree.items()} if begins else set[int]()
+    for table in begins:
+        name, has_moves = f"{table.keyspace}.{table.name}", schema.group_of(table) in alone
+        if moving or has_moves:
             raise Rejected(
-                f"table {table.keyspace}.{table.name} does not become tracked while replicas move",
+                f"table {name} does not become tracked while replicas move",
                 keyspace=table.keyspace,
-                hint="wait for the requests of `lockstep topology status` to end",
+                hint=f"wait for its tablets (`lockstep tablets list {name}`); `lockstep tablets balance off "
+                f"{name}` lets no others begin"
+                if has_moves
+                else "wait for the requests of `lockstep topology status` to end",
             )
         if (table.keyspace, table.name) in loading:
             raise Rejected(
-                f"table {table.keyspace}.{table.name} is loaded in bulk: what that brings has no ids",
+                f"table {name} is loaded in bulk: what that brings has no ids",
                 keyspace=table.keyspace,
                 hint="wait for the load to end, or cancel it",
             )

@@ -113,6 +113,11 @@ class Tablets(msgspec.Struct, frozen=True, dict=True):
     def digest(self) -> bytes:
         return blake(codec.encode((self.is_balanced, b"".join([one.digest for one in self.groups]))))
 
+    def table_of(self, group: int) -> str:
+        """The table of a tablet group, as KEYSPACE.TABLE; empty for a group of the ring."""
+        found = self.by_group.get(group)
+        return f"{found.head.keyspace}.{found.head.table}" if found is not None else ""
+
     def with_groups(self, changed: Iterable[TabletGroup]) -> Tablets:
         by_group = self.by_group
         for group in changed:

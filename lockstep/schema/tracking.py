@@ -22,6 +22,8 @@ REPLICATION_TYPE: Final = "replication_type"
 TRACKED: Final = "tracked"
 #: What is said of a keyspace, and of a table that differs from it.
 _WORDS: Final = {TRACKED: True, "logged": True, "untracked": False, "legacy": False}
+_TO_TABLETS: Final = "on its way from the ring to tablets"
+_FINISH_FIRST: Final = "`lockstep tablets migrate KEYSPACE finalize` or `rollback` ends that; ALTER it then"
 
 
 def means_tracked(word: str) -> bool:
@@ -41,9 +43,7 @@ def is_tracked(keyspace: Keyspace, table: Table) -> bool:
 
 
 def tracked_tables(schema: Schema) -> Iterator[Table]:
-    return (
-        table for keyspace in schema.keyspaces for table in keyspace.tables if is_tracked(keyspace, table)
-    )
+    return (table for keyspace in schema.keyspaces for table in _tracked_in(keyspace))
 
 
 def tracking_follows(before: Schema, after: Schema, epoch: int) -> Schema:
@@ -74,8 +74,8 @@ def tracking_follows(before: Schema, after: Schema, epoch: int) -> Schema:
 def _check(before: Schema, after: Schema) -> None:
     """Rejected where a change gives a tracked table what it may not have; costs what changed."""
     for _, now in before.keyspaces_changed_in(after):
-        if now is not None and now.tracked and now.tablets is not None:
-            raise _refused(now.name, f"keyspace {now.name} has tablets, which are not tracked")
+        if now is not None and now.tracked and _on_its_way(now) and any(_tracked_in(now)):
+            raise _refused(now.name, f"keyspace {now.name} is {_TO_TABLETS}", _FINISH_FIRST)
     for _, _, table in changed(before.table_tree, after.table_tree):
         if table is None:
             continue
@@ -84,7 +84,8 @@ def _check(before: Schema, after: Schema) -> None:
             continue
         reason = _hindrance(keyspace, table)
         if reason:
-            raise _refused(table.keyspace, f"table {table.keyspace}.{table.name} is tracked: {reason}")
+            hint = _FINISH_FIRST if _on_its_way(keyspace) else ""
+            raise _refused(table.keyspace, f"table {table.keyspace}.{table.name} is tracked: {reason}", hint)
 
 
 def newly_tracked(before: Schema, after: Schema) -> list[Table]:
@@ -99,9 +100,18 @@ def newly_tracked(before: Schema, after: Schema) -> list[Table]:
     ]
 
 
+def _on_its_way(keyspace: Keyspace) -> bool:
+    """Whether it may still go back to the ring: ids would change placement groups with each step."""
+    return keyspace.tablets is not None and keyspace.tablets.from_ring
+
+
+def _tracked_in(keyspace: Keyspace) -> Iterator[Table]:
+    return (table for table in keyspace.tables if is_tracked(keyspace, table))
+
+
 def _hindrance(keyspace: Keyspace, table: Table) -> str:
-    if keyspace.tablets is not None:
-        return "tables with tablets cannot be"
+    if _on_its_way(keyspace):
+        return f"its keyspace is {_TO_TABLETS}"
     if table.view is not None or table.views:
         return (
             "it can have no materialized views, and be none: each replica works out for itself what a write "

@@ -100,7 +100,9 @@ def _refuse_start(cluster: ClusterMetadata, wanted: ForceRemove) -> None:
         raise Rejected(f"node {node.id} has left the cluster")
     if len(wanted.reason) > SERVICE_TEXT_CHARACTERS_MAX:
         raise Rejected(f"a reason has at most {SERVICE_TEXT_CHARACTERS_MAX} characters")
-    tracked = next(tracked_tables(cluster.schema), None)
+    # A tablet stays where it is until it is built from a quorum of its replicas.
+    on_ring = (table for table in tracked_tables(cluster.schema) if not table.group)
+    tracked = next(on_ring, None)
     if tracked is not None and node.owns_tokens:
         raise Rejected(
             f"table {tracked.keyspace}.{tracked.name} is tracked, and its new replicas would claim nothing",

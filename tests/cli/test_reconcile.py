@@ -49,6 +49,9 @@ def test_why_says_for_whom_and_since_when() -> None:
     assert "40 mutations are kept for node 3, the oldest for 75 s: it seems dead" in result.stdout
     assert "kept for node 2" in result.stdout and "it is fetching them" in result.stdout
     assert "node 2 holds 2 mutations that the asked node lacks" in result.stdout
+    assert "range up to 5: 40 mutations" in result.stdout
+    result, _ = ask(told({**AWAY, "table": "shop.t"}), "reconcile", "why")
+    assert "tablet of shop.t up to 5: 40 mutations are kept for node 3" in result.stdout
     result, _ = ask(told(ALIKE), "reconcile", "why")
     assert "every replica holds the same" in result.stdout
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from lockstep.schema.changes import (
     AlterKeyspace,
@@ -73,11 +74,6 @@ def test_a_table_is_what_it_says_or_what_its_keyspace_says(
         ((keyspace(), table("t", ("replication_type", "maybe"))), "not 'maybe'"),
         ((keyspace(), table("t", ("cdc", "true"))), "captured"),
         ((keyspace(), table("t"), AlterOptions("ks", "t", (("cdc", "true"),))), "captured"),
-        ((CreateKeyspace("ks", SPREAD, tablets=(), replication_type="tracked"),), "tablets"),
-        (
-            (CreateKeyspace("ks", SPREAD, tablets=()), table("t", ("replication_type", "tracked"))),
-            "tablets",
-        ),
     ],
 )
 def test_what_cannot_be_tracked_is_refused_with_the_reason(
@@ -86,6 +82,35 @@ def test_what_cannot_be_tracked_is_refused_with_the_reason(
     assert applied(*changes[:-1]) is not None
     with pytest.raises(Rejected, match=words):
         applied(*changes)
+
+
+@pytest.mark.parametrize(
+    ("spread", "option"), [("tracked", None), ("tracked", "keyspace"), ("untracked", "tracked")]
+)
+def test_tables_with_tablets_are_tracked_as_others(spread: str, option: str | None) -> None:
+    options = (("replication_type", option),) if option is not None else ()
+    schema = applied(CreateKeyspace("ks", SPREAD, tablets=(), replication_type=spread), table("t", *options))
+    assert [found.name for found in tracked_tables(schema)] == ["t"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        AlterKeyspace("ks", replication_type="tracked"),
+        AlterOptions("ks", "t", (("replication_type", "tracked"),)),
+        table("u", ("replication_type", "tracked")),
+    ],
+)
+def test_nothing_becomes_tracked_on_its_way_from_the_ring(change: SchemaChange) -> None:
+    schema = applied(CreateKeyspace("ks", SPREAD, tablets=()), table("t"))
+    keyspace = schema.by_name["ks"]
+    assert keyspace.tablets is not None
+    between = schema.with_keyspace(replace(keyspace, tablets=replace(keyspace.tablets, from_ring=True)))
+    with pytest.raises(Rejected, match="on its way from the ring") as refused:
+        apply_change(between, change, 3)
+    assert "finalize" in refused.value.hint
+    finished, _ = apply_change(schema, change, 3)
+    assert list(tracked_tables(finished))
 
 
 def test_tracking_ends_at_any_time() -> None:

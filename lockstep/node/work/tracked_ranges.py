@@ -93,13 +93,13 @@ class TrackedRanges:
 
     def _applied(self, before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
         if before.schema is not after.schema or before.placements is not after.placements:
-            self._fit(after)
+            self._fit(after, has_gap=after.epoch > before.epoch + 1)
 
-    def _fit(self, cluster: ClusterMetadata) -> None:
+    def _fit(self, cluster: ClusterMetadata, *, has_gap: bool = False) -> None:
         if not self._context.own_id():
             return
         try:
-            self.reconciler.fit(cluster)
+            self.reconciler.fit(cluster, has_gap=has_gap)
         except DiskRefused:
             return  # The store has said that it failed, and this node stops.
 

@@ -24,7 +24,7 @@ def reconcile_operations(node: NodeServices) -> list[Operation]:
 
 def _document(node: NodeServices) -> dict[str, Any]:
     reconciler, now_us = node.data.reconciler, node.context.runtime.clock.wall_us()
-    journal = reconciler.journal
+    journal, tablets = reconciler.journal, node.log.cluster.tablets
     lags = tuple(
         ReplicaLag(
             placement_group=lag.shard[0],
@@ -37,6 +37,7 @@ def _document(node: NodeServices) -> dict[str, Any]:
             lacks_s=None if lag.oldest_us is None else max(0, now_us - lag.oldest_us) // 1_000_000,
             is_lacked=lag.is_lacked,
             left_s=reconciler.left_s(lag.node),
+            table=tablets.table_of(lag.shard[0]),
         )
         for lag in reconciler.lags(with_ages=True)
     )
