@@ -91,7 +91,10 @@ _MATTERS = {
     "comment": "shown by DESCRIBE and in `system_schema.tables`",
     "default_time_to_live": "of what is written without a TTL",
     "gc_grace_seconds": "how long deletions are kept, with `tombstone_gc` in mode `timeout`",
-    "replication_type": "`keyspace`, `tracked` or `untracked`: whether replicas know by ids what they hold",
+    "replication_type": (
+        "`keyspace`, `tracked` or `untracked`: whether replicas know by ids what they hold, on the ring and "
+        "with tablets ([mutation tracking](../concepts/mutation-tracking.md))"
+    ),
     "read_repair": "with `BLOCKING` reads repair what replicas lack before they answer",
     "speculative_retry": "when a read asks one more replica",
     "tablets": "a map of hints for tables that spread by tablets: `min_tablet_count`, `max_tablet_count`, "

@@ -154,7 +154,6 @@ TRACKED_SCENARIOS = (
         clients=3,
         busy_s=3.0,
         kinds_s=2.0,
-        forced=0.5,
         faults=(
             *("kill", "power", "pause", "partition", "latency", "flapping", "slow_disk"),
             *("isolate_leader", "crash_at_probe"),
@@ -181,6 +180,27 @@ TRACKED_SCENARIOS = (
         sometimes=(
             *("ids tell of everything", "read.repaired", "read.tracked_reread", "read.tracked_brought"),
             *("replica.write.named", "tracked.pulled", "hints.delivered", "write.replanned"),
+        ),
+    ),
+    Scenario(
+        name="tracked_altered_tablets",
+        chaos_s=16.0,
+        founders=(3, 4, 4),
+        factors=(3,),
+        spares=1,
+        tablets=2,
+        busy_s=5.0,
+        resize_s=2.0,
+        retracks_s=1.5,
+        clients=4,
+        duplicate=(0.0, 0.05),
+        faults=(
+            *("kill", "power", "pause", "slow_node", "partition", "latency", "flapping"),
+            *("isolate_leader", "crash_at_probe", "loss", "slow_disk", "linger"),
+        ),
+        sometimes=(
+            *("ids tell of everything", "read.repaired", "read.tracked_reread", "read.tracked_brought"),
+            *("replica.write.named", "tracked.pulled", "tablets.begin", "split finalised"),
         ),
     ),
     Scenario(

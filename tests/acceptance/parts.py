@@ -228,11 +228,11 @@ class Load:
         self._cluster.shutdown()
 
 
-def make_tablets(session: Session, count: int) -> None:
+def make_tablets(session: Session, count: int, *, kind: str = "untracked") -> None:
     """The table h.t, of so many tablets with three replicas each."""
     session.execute(
         "CREATE KEYSPACE h WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 3} "
-        f"AND tablets = {{'initial': {count}}}"
+        f"AND tablets = {{'initial': {count}}} AND replication_type = '{kind}'"
     )
     session.execute("CREATE TABLE h.t (k int PRIMARY KEY, v int)")
 

@@ -36,6 +36,7 @@ from tests.node.test_tracked import (
     unreconciled,
     write,
 )
+from tests.node.test_tracked_cohorts import apart, hasty
 from tests.node.test_tracked_moves import KEYS, LONE, alike, comes
 
 SPREAD = (("class", "NetworkTopologyStrategy"), ("dc1", "3"))
@@ -368,3 +369,31 @@ def test_what_was_told_before_a_gap_in_the_epochs_counts_for_nothing() -> None:
             reconciler.fit(after, has_gap=has_gap)
             assert any(reconciler.journal.told.values()) is not has_gap
         assert {shard for shard, logs in reconciler.journal.shards.items() if logs.reconciled}
+
+
+def test_a_newcomer_claims_a_cohort_and_gives_it_to_who_was_away() -> None:
+    with tracked(75) as town:
+        hasty(town, 1, 2, 3, 4)
+        key = KEYS[0]
+        stays, gives, absent = (own_number(town, node) for node in tablet_of(town, key).group.reads)
+        target = spare(town, key)
+        for value in (b"a", b"b"):
+            assert write(town, stays, value=value, key=key).error is None
+        alike(town, 1, 2, 3, 4)
+        away(town, absent, [number for number in (1, 2, 3, 4) if number != absent])
+        assert write(town, stays, value=b"w", key=key).error is None
+        town.until(lambda: apart(town, stays) == apart(town, gives) == 1 and not unreconciled(town, stays))
+        moved(town, key, int(town.node(gives).context.own_id()), target)
+        newcomer = own_number(town, target)
+        assert apart(town, newcomer) == 1 and rows_of(town, newcomer, key) == 10
+        away(town, stays, (gives, newcomer))
+        back(town, absent)
+        shard = group_of(town), tablet_of(town, key).range.right
+        lagging, full = (town.node(number).data.reconciler.journal for number in (absent, newcomer))
+        town.until(lambda: lagging.held(shard) == full.held(shard) and lagging.taking(shard) is None)
+        assert rows_read(town, absent, key=key) == [b"w"] * 10
+        back(town, stays)
+        hasty(town, stays, absent)
+        alike(town, 1, 2, 3, 4)
+        assert not any(apart(town, number) for number in (1, 2, 3, 4))
+        whole(town, (key,), b"w")

@@ -83,11 +83,12 @@ class TrackingOperators:
         keyspace = node.log.cluster.schema.by_name.get(KEYSPACE)
         if keyspace is None or not keyspace.tables:
             return
-        part = RepairPart(
-            KEYSPACE, keyspace.group, tuple(table.id for table in keyspace.tables), (FULL_RING,)
-        )
+        parts = [
+            RepairPart(KEYSPACE, group, tuple(table.id for table in tables), (FULL_RING,))
+            for group, tables in sorted(keyspace.groups.items())
+        ]
         try:
-            begun = await node.work.repairs.begin((part,))
+            begun = await node.work.repairs.begin(parts)
         except LockstepError as error:
             self._cluster.tell("operator", f"no repair: {error}")
             return

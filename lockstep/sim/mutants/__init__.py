@@ -30,6 +30,7 @@ from lockstep.sim.mutants.tablets import DIRECTED as _TABLETS_DIRECTED
 from lockstep.sim.mutants.tablets import TABLETS
 from lockstep.sim.mutants.tracked import DIRECTED as _TRACKED_DIRECTED
 from lockstep.sim.mutants.tracked import TRACKED
+from lockstep.sim.mutants.tracked_tablets import TRACKED_TABLETS
 from lockstep.sim.mutants.upgraded import DIRECTED as _UPGRADED_DIRECTED
 from lockstep.sim.mutants.upgraded import UPGRADED
 from lockstep.sim.plant import Planted
@@ -63,6 +64,7 @@ REGISTRY: dict[str, Planted] = {
         *CAPTURED,
         *TRACKED,
         *COHORTS,
+        *TRACKED_TABLETS,
         *RINGED,
         *UPGRADED,
         *DISASTERS,
