@@ -13,6 +13,7 @@ from lockstep.schema.changes import AlterKeyspace, CreateKeyspace, CreateTable, 
 from lockstep.schema.model import Replication
 from lockstep.sim.door import mutation_for
 from lockstep.sim.load.history import Change
+from lockstep.storage.shard_logs import Taking
 from lockstep.topology.force_remove import ForceRemove
 from lockstep.topology.kinds.replication import ReplicationChange
 from lockstep.topology.requests import EnqueueRequest
@@ -231,6 +232,22 @@ def test_a_split_divides_open_ids_and_a_merge_joins_them() -> None:
         alike(town, 1, 2, 3, 4)
         whole(town, KEYS[1:], b"y")
         whole(town, KEYS[:1], b"z")
+
+
+def test_tablets_are_cut_once_nobody_is_getting_what_it_missed_of_them() -> None:
+    with tracked(76) as town:
+        assert write(town, 1, key=KEYS[0]).error is None
+        alike(town, 1, 2, 3, 4)
+        source, lagging = (own_number(town, node) for node in tablet_of(town, KEYS[0]).group.reads[:2])
+        shard = group_of(town), tablet_of(town, KEYS[0]).range.right
+        journal = town.node(lagging).data.reconciler.journal
+        town.node(lagging).data.reconciler.is_paused = True
+        journal.take_from(shard, Taking((int(town.node(source).context.own_id()),)))
+        assert town.finish(town.submit(1, AskResize(shard[0], ResizeKind.SPLIT))).error is None
+        town.wait(10)
+        assert town.newest.placements.ring(shard[0]).count == TABLETS
+        journal.take_from(shard, None)
+        town.until(lambda: town.newest.placements.ring(shard[0]).count == 2 * TABLETS)
 
 
 def test_halves_of_which_one_moved_are_joined_whole() -> None:

@@ -92,10 +92,12 @@ class TabletReadiness:
         return ReadyReply(own, question.epoch, tuple(found))
 
     def _has(self, cluster: ClusterMetadata, group: int, tablet: Tablet) -> bool:
-        """Whether nothing is lacking of a tablet that was lost here, or did not arrive yet."""
+        """Whether nothing is lacking of a tablet that was lost here, or did not arrive yet, or was missed
+        and comes without ids."""
         try:
             for table in table_ids(cluster, group):
                 self._replica.require_held(table, tablet.range)
+                self._replica.require_whole(table, tablet.right)
         except RangeLacking:
             return False
         return True
