@@ -335,10 +335,9 @@ class Reconciler:
 
     # -- when tables and ranges change ------------------------------------------------------------
 
-    def fit(self, cluster: ClusterMetadata, let_go: Collection[int] = (), *, has_gap: bool = False) -> None:
+    def fit(self, cluster: ClusterMetadata, let_go: Collection[int] = ()) -> None:
         """Take up where ranges are now, and which tables there are whose ids are kept: those that are
-        tracked, and those that were, but for those of the groups `let_go`. `has_gap`: this node did not see
-        each epoch, so a replica may have gone meanwhile, and come back without what it told."""
+        tracked, and those that were, but for those of the groups `let_go`."""
         tracked = tracked_groups(cluster)
         ended = _not_let_go(self.journal, cluster)
         self._ended = {
@@ -352,7 +351,7 @@ class Reconciler:
             if taking is not None and taking.is_joined and taking.sources != others:
                 # What is lacking may be of either side.
                 self.journal.take_from(shard, Taking(others, is_joined=True))
-        self._fitted(cluster, changed, has_gap=has_gap)
+        self._fitted(cluster, changed)
 
     def _let_go(self, cluster: ClusterMetadata) -> None:
         """Let go of tables that are tracked no more once all of their group is reconciled, and has been for
@@ -374,7 +373,7 @@ class Reconciler:
             self._runtime.probes.reach("tracked.let_go")
             self.fit(cluster, quiet)
 
-    def _fitted(self, cluster: ClusterMetadata, changed: Sequence[Shard], *, has_gap: bool = False) -> None:
+    def _fitted(self, cluster: ClusterMetadata, changed: Sequence[Shard]) -> None:
         """Of ranges that are others now nothing was told yet, nor of those that are let go of, and of those
         with other replicas nothing by those that are none any more."""
         groups = set(self.journal.tables.values())
@@ -386,9 +385,6 @@ class Reconciler:
                 told = {}
             elif placed.group.epoch == self._since.get(shard):
                 continue
-            elif has_gap:
-                self._runtime.probes.reach("reconcile.gap")
-                told = {}
             else:
                 told = {node: held for node, held in told.items() if node in placed.group.writes}
             for known in (self._told, self._watched, self._complete_us, self._since, self._apart):

@@ -93,13 +93,17 @@ class TrackedRanges:
 
     def _applied(self, before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
         if before.schema is not after.schema or before.placements is not after.placements:
-            self._fit(after, has_gap=after.epoch > before.epoch + 1)
+            if after.epoch > before.epoch + 1:
+                # A replica may have gone meanwhile, and have come back without what it told.
+                self._journal.told.clear()
+                self._runtime.probes.reach("tracked.gap")
+            self._fit(after)
 
-    def _fit(self, cluster: ClusterMetadata, *, has_gap: bool = False) -> None:
+    def _fit(self, cluster: ClusterMetadata) -> None:
         if not self._context.own_id():
             return
         try:
-            self.reconciler.fit(cluster, has_gap=has_gap)
+            self.reconciler.fit(cluster)
         except DiskRefused:
             return  # The store has said that it failed, and this node stops.
 

@@ -170,9 +170,9 @@ def _given_up_kept() -> _Context:
     """What a replica told before its range moved away counts when it comes back."""
     original = Reconciler._fitted
 
-    def fitted(self: Any, cluster: Any, changed: Any, *, has_gap: bool = False) -> None:
+    def fitted(self: Any, cluster: Any, changed: Any) -> None:
         told = {shard: dict(known) for shard, known in self._told.items()}
-        original(self, cluster, changed, has_gap=has_gap)
+        original(self, cluster, changed)
         self._told = told
 
     return replaced((Reconciler, "_fitted", fitted))
