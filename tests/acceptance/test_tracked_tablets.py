@@ -26,7 +26,13 @@ AWAY_S = 4.0
 def resized(cluster: LocalCluster, what: str, count: int) -> None:
     """Have all tablets of the table split or merge, to the end."""
     cluster.any_admin().post("/v1/tablets/resize", {"keyspace": "h", "table": "t", "kind": what})
-    until(lambda: len(tablets(cluster)) == count and not any(one["stage"] for one in tablets(cluster)), 120)
+
+    def is_done() -> bool:
+        (table,) = cluster.any_admin().get("/v1/tablets", keyspace="h")["tables"]
+        is_calm = not any(one["stage"] for one in tablets(cluster))
+        return (table["tablets"], table["resize_phase"]) == (count, "none") and is_calm
+
+    until(is_done, 120)
 
 
 def reconciling(cluster: LocalCluster, name: str) -> dict[str, Any]:
