@@ -38,7 +38,8 @@ class ShardLogs:
     __slots__ = (
         "_apart",
         "_held",
-        "_parted",
+        "_listing",
+        "_over",
         "_places",
         "_reconciled",
         "_told",
@@ -59,8 +60,10 @@ class ShardLogs:
         self._apart: dict[LogId, IntervalSet] = {}
         #: `held`, `reconciled`, `apart` and `open`, while nothing changes.
         self._told: tuple[Held, Held, Held, Held] | None = None
-        #: Logs that are over with their digest; and what is held, and reconciled, of the others.
-        self._parted: tuple[Held, bytes, Held, Held] = NOTHING, b"", NOTHING, NOTHING
+        #: `listed` as it is while `_told` is this.
+        self._listing: tuple[tuple[Held, ...], tuple[Held, Held, bytes]] | None = None
+        #: Logs that are over, with their digest.
+        self._over: tuple[Held, bytes] = NOTHING, b""
         #: Open ids by partition, and how many they are; the list is of ids that are open, or were.
         self._places = PlaceList()
         self.is_listed = True
@@ -69,9 +72,6 @@ class ShardLogs:
         if self._told is None:
             held, reconciled, apart = held_of(self._held), held_of(self._reconciled), held_of(self._apart)
             self._told = held, reconciled, apart, held.difference(reconciled).difference(apart)
-            listed, over = parted(held, reconciled)
-            known = self._parted[1] if self._parted[0] == over else digest(Summary((), over)) if over else b""
-            self._parted = over, known, listed, reconciled.difference(over)
         return self._told
 
     @property
@@ -94,9 +94,13 @@ class ShardLogs:
     @property
     def listed(self) -> tuple[Held, Held, bytes]:
         """What is held, and what is reconciled, of logs that are not over; and a digest of those that are."""
-        self._all()
-        _, told, held, reconciled = self._parted
-        return held, reconciled, told
+        now = self._all()
+        if self._listing is None or self._listing[0] is not now:
+            listed, over = parted(now[0], now[1])
+            if self._over[0] != over:
+                self._over = over, digest(Summary((), over)) if over else b""
+            self._listing = now, (listed, now[1].difference(over), self._over[1])
+        return self._listing[1]
 
     def contains(self, log: LogId, offset: int) -> bool:
         return self._held.get(log, EMPTY).contains(offset)

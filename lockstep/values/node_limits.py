@@ -354,6 +354,8 @@ JOURNAL_PULL_BYTES: Final = 1024 * 1024
 JOURNAL_PULLS_MAX: Final = 64
 #: Between two rounds in which a replica asks the others what they hold of tracked ranges.
 RECONCILE_INTERVAL_MS: Final = 1000
+#: A replica that said something within so many rounds is heard of in the next one too.
+RECONCILE_HEARD_ROUNDS: Final = 3
 #: So many rounds apart all ranges are asked about, for what they hold may be purged.
 RECONCILE_ALL_EVERY: Final = 60
 #: Rounds over which it is told how fast a replica gets what it lacks: half a minute.

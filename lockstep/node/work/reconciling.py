@@ -21,7 +21,7 @@ from lockstep.internode.handshake import Address, PeerInfo
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.node.context import NodeContext
 from lockstep.node.work.cohorts import CohortTaking
-from lockstep.placement.placements import PlacedRange
+from lockstep.placement.placements import PlacedRange, ReplicaGroup
 from lockstep.replica.tracked import TrackedReplica, group_of, placed_at, tracked_groups
 from lockstep.schema.model import Table
 from lockstep.schema.tracking import is_tracked
@@ -34,6 +34,7 @@ from lockstep.values.ids import NodeId
 from lockstep.values.node_limits import (
     RECONCILE_ALL_EVERY,
     RECONCILE_ENDING_ROUNDS,
+    RECONCILE_HEARD_ROUNDS,
     RECONCILE_INTERVAL_MS,
     RECONCILE_PURGE_MARGIN_S,
     RECONCILE_RATE_ROUNDS,
@@ -81,6 +82,29 @@ class Lag(msgspec.Struct, frozen=True):
     oldest_us: int | None = None
 
 
+class _Lagging:
+    """Since when a node lacks what was written before, and what that is."""
+
+    def __init__(self) -> None:
+        self.since_s: dict[int, float] = {}
+        self._lacking: dict[tuple[int, Shard], Held] = {}
+
+    def note(self, lagging: Mapping[tuple[int, Shard], Held], now_s: float) -> None:
+        """What each node lacks now, of each range of which it lacks something."""
+        nodes = {node for node, _ in lagging}
+        for node in sorted(nodes | self.since_s.keys()):
+            old = [key for key in self._lacking if key[0] == node]
+            still = [key for key in old if key in lagging and lagging[key].intersection(self._lacking[key])]
+            if still and node in self.since_s:
+                continue
+            for key in old:
+                del self._lacking[key]
+            self.since_s.pop(node, None)
+            if node in nodes:
+                self.since_s[node] = now_s
+                self._lacking.update({key: lacking for key, lacking in lagging.items() if key[0] == node})
+
+
 class Reconciler:
     """`is_paused`: nothing is asked or pulled; others are answered."""
 
@@ -115,9 +139,7 @@ class Reconciler:
         self._since: dict[Shard, int] = {}
         #: (moment, mutations that it lacked) of the last rounds, by node.
         self._lacked: dict[int, deque[tuple[float, int]]] = {}
-        #: Since when a node lacks what was written before, and what that is.
-        self._lacking_since: dict[int, float] = {}
-        self._lacking: dict[tuple[int, Shard], Held] = {}
+        self._lagging = _Lagging()
         #: Tables that are tracked no more, with the placement group of each; and the round in which something
         #: of such a group was open last.
         self._ended: dict[int, int] = {}
@@ -194,8 +216,19 @@ class Reconciler:
         self._told.setdefault(told.shard, {})[node] = told.held
         self._apart.setdefault(told.shard, {})[node] = told.apart
         self._since[told.shard] = told.since
-        self._tracked.learn(told.shard, told.held.difference(told.open))
+        everywhere = told.held.difference(told.open)
+        if not (self._settles(told.shard, placed.group) and self.journal.held(told.shard).covers(everywhere)):
+            self._tracked.learn(told.shard, everywhere)
         return True
+
+    def _settles(self, shard: Shard, group: ReplicaGroup) -> bool:
+        """Whether the next round lets go of what all replicas hold, for all of them tell it."""
+        since_s = self._runtime.clock.monotonic_s() - RECONCILE_HEARD_ROUNDS * RECONCILE_INTERVAL_MS / 1000
+        own_id, told = self._context.own_id(), self._told[shard]
+        return all(
+            node == own_id or (node in told and self._heard_s.get(node, 0.0) > since_s)
+            for node in group.writes
+        )
 
     async def _heard(self, node: int, told: Sequence[Told]) -> list[Told]:
         """What was kept of what a replica told; requests have turns meanwhile."""
@@ -435,7 +468,7 @@ class Reconciler:
     def oldest_lacking_s(self) -> dict[int, int]:
         """Node -> how long it has lacked something in each of the last rounds, of those that do."""
         now_s = self._runtime.clock.monotonic_s()
-        return {node: int(now_s - since_s) for node, since_s in self._lacking_since.items()}
+        return {node: int(now_s - since_s) for node, since_s in self._lagging.since_s.items()}
 
     def left_s(self, node: int) -> int | None:
         """When a replica will have all that this node holds, as it went lately; None: nothing says so."""
@@ -457,18 +490,7 @@ class Reconciler:
             del self._lacked[node]
         for node, count in lacks.items():
             self._lacked.setdefault(node, deque(maxlen=RECONCILE_RATE_ROUNDS)).append((now_s, count))
-        nodes = {node for node, _ in lagging}
-        for node in sorted(nodes | self._lacking_since.keys()):
-            old = [key for key in self._lacking if key[0] == node]
-            still = [key for key in old if key in lagging and lagging[key].intersection(self._lacking[key])]
-            if still and node in self._lacking_since:
-                continue
-            for key in old:
-                del self._lacking[key]
-            self._lacking_since.pop(node, None)
-            if node in nodes:
-                self._lacking_since[node] = now_s
-                self._lacking.update({key: lacking for key, lacking in lagging.items() if key[0] == node})
+        self._lagging.note(lagging, now_s)
 
     def lags(self, *, with_ages: bool = False) -> list[Lag]:
         """Of each range and other replica, in order; `with_ages` reads the oldest entry of each."""
