@@ -78,6 +78,7 @@ class IntervalSet(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     def first(self, count: int) -> IntervalSet:
         """The set of the first `count` offsets."""
+        assert count >= 0, "a set has no fewer than none"
         found: list[int] = []
         for first, last in self.pairs():
             if count <= 0:
@@ -106,6 +107,7 @@ EMPTY: Final = IntervalSet()
 
 def common(mine: Runs, theirs: Runs) -> Runs:
     """Runs of what is in both."""
+    assert len(mine) % 2 == len(theirs) % 2 == 0, "a run has a first and a last offset"
     found: list[int] = []
     here = there = 0
     while here < len(mine) and there < len(theirs):
@@ -124,6 +126,7 @@ def without(mine: Runs, theirs: Runs) -> Runs:
     if len(mine) == len(theirs) == 2 and theirs[0] <= mine[0] <= theirs[1]:
         # Of logs without gaps, the end of one and the beginning of the other are what there is to compare.
         return (theirs[1] + 1, mine[1]) if theirs[1] < mine[1] else ()
+    assert len(mine) % 2 == len(theirs) % 2 == 0, "a run has a first and a last offset"
     found: list[int] = []
     there = 0
     for first, last in zip(mine[::2], mine[1::2], strict=True):

@@ -32,6 +32,7 @@ PARTS_OF_OTHERS = {
     "lockstep.ring": "RingMember",
     "lockstep.tracking": "RangeLog",
     "lockstep.storage.shard_logs": "Journal",
+    "lockstep.storage.place_list": "Journal",
 }
 #: Modules that write into values that are frozen: memos, and bodies that put their tokens in order when made.
 MEMOS = {"lockstep.values.memo", "lockstep.topology.kinds.bootstrap", "lockstep.topology.kinds.move"}
