@@ -79,12 +79,14 @@ def _brought_as_nothing() -> _Context:
         mutation: Mutation | None,
         table_id: int = 0,
         token: int = 0,
+        *,
+        first_epoch: int | None = 0,
     ) -> None:
         held = self.held(shard)
         is_late = any(log == given.log and runs.end > given.offset + 1 for log, runs in held.items())
         if is_late and mutation is not None:
             table_id, token, mutation = mutation.table_id, mutation.token, None
-        original(self, shard, given, mutation, table_id, token)
+        original(self, shard, given, mutation, table_id, token, first_epoch=first_epoch)
 
     return replaced((Journal, "take", take))
 
