@@ -26,6 +26,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -41,8 +42,10 @@ from lockstep.testing.nodes import Node, Session
 from lockstep.values.errors import (
     ConfigurationError,
     LockstepError,
+    NodeRestarting,
     PeerError,
     PeerTimeout,
+    PeerUnreachable,
     PreconditionError,
 )
 from lockstep.values.ids import Consistency
@@ -160,6 +163,10 @@ PASSWORD: Final = "cassandra"
 _AUTH: Final = {"authenticator": "password", "authorizer": "role-based"}
 #: What a test waits for is a matter of milliseconds; on a busy machine it may take this long.
 _SETTLE_S: Final = 30.0
+#: How long a node that runs may take no clients: it begins another life in about a second.
+_RESTART_WAIT_S: Final = 10.0
+#: Between two attempts at that.
+_POLL_S: Final = 0.05
 _ENDED: Final = ("done", "failed", "cancelled")
 
 
@@ -300,11 +307,30 @@ class Cluster:
             settings = {"user": USER, "password": PASSWORD, **settings}
         return connect(self.contact_points, self.port, keyspace, **settings)
 
-    def session(self, node: Node | None = None, **settings: Any) -> Session:
-        """A session of the kit's own, at one node (the first that runs)."""
+    def session(
+        self, node: Node | None = None, *, restart_wait_s: float = _RESTART_WAIT_S, **settings: Any
+    ) -> Session:
+        """A session of the kit's own, at one node (the first that runs).
+
+        A node that restarts in its process, as a repair of lost groups makes it, takes no clients for a
+        moment: that is waited for. NodeRestarting when it takes longer; PeerUnreachable of one that is dead.
+        """
         if self.auth:
             settings = {"user": USER, "password": PASSWORD, **settings}
-        return Session((node or self._running()[0]).address, self.port, **settings)
+        chosen = node or self._running()[0]
+        deadline_s = time.monotonic() + restart_wait_s
+        while True:
+            try:
+                return Session(chosen.address, self.port, **settings)
+            except PeerUnreachable as error:
+                if not chosen.running:
+                    raise
+                if time.monotonic() >= deadline_s:
+                    raise NodeRestarting(
+                        f"{chosen.name} runs, and has taken no clients for {restart_wait_s:g} s",
+                        hint=f"see what it does: lockstep status --host {chosen.address}",
+                    ) from error
+                time.sleep(_POLL_S)
 
     def execute(
         self, text: str, values: Values = (), *, consistency: str | Consistency = "QUORUM"

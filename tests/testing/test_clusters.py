@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,15 @@ from lockstep.local import processes
 from lockstep.local.processes import State
 from lockstep.testing import CausalSession, Cluster, CqlError, clusters
 from lockstep.testing.nodes import Session
-from lockstep.values.errors import ConfigurationError, LockstepError, PeerUnreachable, PreconditionError
+from lockstep.values.errors import (
+    ConfigurationError,
+    LockstepError,
+    NodeRestarting,
+    PeerTimeout,
+    PeerUnreachable,
+    PreconditionError,
+)
+from tests.acceptance.parts import lockstep, until
 
 ROOT = Path(__file__).parents[2]
 UNAVAILABLE = 0x1000
@@ -188,6 +198,56 @@ def test_a_session_says_who_does_not_answer() -> None:
     with pytest.raises(PeerUnreachable, match=block.first_address):
         Session(block.first_address, 9042)
     block.release()
+
+
+def test_scenario_23_of_disasters_calls_wait_through_a_repair_of_lost_groups() -> None:
+    """The survivor restarts in its process: a call meanwhile has an answer, or does not know its outcome. One
+    that waits longer than it may is told that the node restarts."""
+    asked = "SELECT cluster_name FROM system.local"
+    with Cluster(nodes=3) as cluster, ThreadPoolExecutor(1) as beside:
+        survivor = cluster.nodes[2]
+        for node in cluster.nodes[:2]:
+            node.kill()
+        told: list[str] = []
+        ended = threading.Event()
+
+        def ask() -> None:
+            while not ended.is_set():
+                try:
+                    cluster.execute(asked, consistency="ONE")
+                    told.append("answered")
+                except PeerTimeout:
+                    told.append("not known")
+
+        asking = beside.submit(ask)
+        try:
+            admin = cluster.local.admin(survivor.name)
+            until(lambda: admin.get("/v1/status")["leader"] is None)
+            before = admin.get("/management/v1/cluster/state")["cluster_id"]
+            token = cluster.local.paths.data(survivor.name) / "admin.token"
+            at = ("--host", f"{survivor.address}:{clusters.PORTS[2]}", "--token-file", str(token))
+            reset = lockstep("recovery", "cluster", "reset", "--yes", *at)
+            assert reset.code == 0, reset.err
+            until(lambda: admin.get("/management/v1/cluster/state")["cluster_id"] != before)
+            count = len(told)
+            until(lambda: len(told) > count + 5)
+        finally:
+            ended.set()
+        asking.result()
+        assert told[-1] == "answered" and told.count("not known") <= 3
+
+
+def test_a_call_that_waits_for_a_restart_too_long_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> Session:
+        raise PeerUnreachable("nobody listens there")
+
+    with Cluster(nodes=1) as cluster:
+        monkeypatch.setattr(clusters, "Session", refused)
+        with pytest.raises(NodeRestarting, match=r"n1 runs, and has taken no clients for 0\.2 s"):
+            cluster.session(restart_wait_s=0.2)
+        cluster.nodes[0].kill()
+        with pytest.raises(PeerUnreachable):
+            cluster.session(cluster.nodes[0])
 
 
 MAKER = """
