@@ -295,7 +295,8 @@ class ReplicaService:
         while self._unsynced:
             batch, self._unsynced = self._unsynced, []
             try:
-                await self._engine.synced(batch[-1][0])
+                # What a tracked table holds already has the sequence of then.
+                await self._engine.synced(max(sequence for sequence, _, _, _ in batch))
             except LockstepError as error:
                 self._failed = error
                 for _, _, answer, _ in batch:
