@@ -3,7 +3,8 @@
 Invariant: the mutation is stored by whoever gives its id before anybody else hears of it. A coordinator that
 is no replica asks one to coordinate, another one only where nothing was done; when that one dies, each
 replica has the whole mutation or nothing, and the client is told that the outcome is unknown. Nobody is left
-hints.
+hints. Of a table with views each replica keeps a write to bring it to a quorum, until it is told that one
+has it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from lockstep.internode import verbs
 from lockstep.internode.handshake import PeerInfo
 from lockstep.quorum.causal import CAUSAL, Causal
 from lockstep.quorum.plans import Plan
-from lockstep.quorum.round import WRITE, Round
+from lockstep.quorum.round import WRITE, Round, Target
 from lockstep.storage.rows.fragments import require_fitting
 from lockstep.tracking.held import NOTHING, MutationId
 from lockstep.values.codec import encode
@@ -53,6 +54,27 @@ class Led(msgspec.Struct, frozen=True, array_like=True):
     given: MutationId | None = None
 
 
+class _HeldByQuorum:
+    """A write to a table with views as who listens for its end is told of it: it has settled once a quorum of
+    the replicas that there are now holds it. The others get it from these."""
+
+    __slots__ = ("_write",)
+
+    def __init__(self, write: Write) -> None:
+        self._write = write
+
+    def reached(self) -> bool:
+        accepted, plans = self._write.round.accepted, self._write.owner.plans
+        try:
+            newest = plans.plan_of(self._write.mutation, Consistency.QUORUM)
+        except InvalidRequest:
+            return True  # Its table is gone, and nothing is owed to that.
+        return newest.satisfied_by([node for node, at in accepted.items() if at >= newest.needs_epoch])
+
+    def settled_for(self) -> tuple[bytes, tuple[Target, ...]]:
+        return self._write.settled_for()
+
+
 class TrackedWrites:
     def __init__(self, context: CoordinationContext, writes: Writes) -> None:
         self._context = context
@@ -71,12 +93,19 @@ class TrackedWrites:
             raise InvalidRequest("no write of a tracked table is at ANY: replicas of it are left no hints")
         if plan.local is not None:
             # One that is too large is refused by the step that would store it, and gets no id.
-            given = terms.tracking or self._context.replica.give(plan, mutation)
+            # What is owed is kept by whoever owes it, until a quorum has it.
+            first_epoch = plan.epoch if plan.has_views and not terms.is_owed else 0
+            given = terms.tracking or self._context.replica.give(plan, mutation, first_epoch)
             causal = CAUSAL.get()
             if causal is not None:
                 causal.wrote(plan, given, known_everywhere(self._context, plan))
             own = msgspec.structs.replace(terms, leaves_hints=False, is_owed=False, tracking=given)
-            Write(self._writes, Round(WRITE, plan), mutation, deadline_s, told, own, what).start()
+            write = Write(
+                self._writes, Round(WRITE, plan), mutation, deadline_s, told, own, what, first_epoch
+            )
+            if first_epoch and self._writes.base_writes is not None:
+                write.settled = self._writes.base_writes.watch(_HeldByQuorum(write))
+            write.start()
             return
         require_fitting(mutation, len(encode(mutation)))
         if self.led >= WRITES_IN_FLIGHT_MAX:

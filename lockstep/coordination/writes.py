@@ -98,10 +98,18 @@ def settle(future: asyncio.Future[None]) -> Told:
     return told
 
 
+class Settling(Protocol):
+    """A write that settles: whether each of its replicas will have it, its id, and who they are."""
+
+    def reached(self) -> bool: ...
+
+    def settled_for(self) -> tuple[bytes, tuple[Target, ...]]: ...
+
+
 class SettledWrites(Protocol):
     """Tells replicas of tables with views that a write has settled."""
 
-    def watch(self, write: Write) -> Settled: ...
+    def watch(self, write: Settling) -> Settled: ...
 
     def stop(self) -> None: ...
 

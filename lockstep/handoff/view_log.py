@@ -10,6 +10,10 @@ it. It is forgotten when the updates are where they go, or have durable hints, a
 the write has settled; until then the batch log replays all of it, planned anew, to all replicas. A replica is
 told only when every replica of the write's plan accepted it, or when what the others are owed is durable
 here, as a hint or as a mark. Who is not told brings the write to the others itself.
+
+A tracked table has no pairs: its replicas bring each other what they lack, and each derives from that as it
+comes, so what one of them derives goes to all replicas of the view. Its writes settle once a quorum has them,
+for what a quorum has cannot be lost with a replica that goes, and leave a row in a view that is in no table.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ import msgspec
 
 from lockstep.coordination.guaranteed_delivery import Owed, begin_guaranteed
 from lockstep.coordination.hinting import Settled
-from lockstep.coordination.writes import Writes
+from lockstep.coordination.writes import Settling, Writes
 from lockstep.handoff.batch_store import BatchStore, ForgetBatch, KeepBatch, batch_key
 from lockstep.handoff.hints import Hints
 from lockstep.handoff.view_updates import ViewOf, ViewPairs, for_all
@@ -32,7 +36,6 @@ from lockstep.internode.handshake import Address, PeerInfo
 from lockstep.internode.internode import Internode
 from lockstep.internode.serving import Respond
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.quorum.round import Target
 from lockstep.runtime.ports import Runtime
 from lockstep.schema.model import Table
 from lockstep.schema.view_changes import views_of
@@ -330,14 +333,6 @@ class BaseSettled(msgspec.Struct, frozen=True, array_like=True):
     """Ids of mutations."""
 
     ids: tuple[bytes, ...]
-
-
-class Settling(Protocol):
-    """A write, as far as it is needed here."""
-
-    def reached(self) -> bool: ...
-
-    def settled_for(self) -> tuple[bytes, tuple[Target, ...]]: ...
 
 
 class BaseWrites:

@@ -320,6 +320,8 @@ class ViewPairs:
         """How to write one of a view to the paired replica alone; None: it goes to all. `first_epoch`: of the
         plan that the write to the base was made with. InvalidRequest when either table is gone."""
         based = self._plans.write_plan(base.table_id, base.token, Consistency.ANY)
+        if based.shard is not None:
+            return None  # No replica of a tracked table is waited for: it gets by id what it lacks.
         viewed = self._plans.write_plan(view.table_id, view.token, Consistency.ANY)
         if max(based.needs_epoch, viewed.needs_epoch) > first_epoch:
             return None

@@ -236,10 +236,11 @@ class ReplicaService:
             # What follows for a view is worked out from the row that was there.
             self.require_held(mutation.table_id, Range(mutation.token - 1, mutation.token))
         self._probes.reach("replica.write.accepted")
-        first_epoch = request.first_epoch if has_views else None
         if placement.is_tracked:
-            sequence = self.keep(placement, placed.range.right, mutation, request.tracking)[1]
+            right, given = placed.range.right, request.tracking
+            sequence = self.keep(placement, right, mutation, given, request.first_epoch)[1]
         else:
+            first_epoch = request.first_epoch if has_views else None
             sequence = self._engine.apply(mutation, first_epoch=first_epoch)
         self._accepted += 1
         if placement.has_tablets:
@@ -251,27 +252,35 @@ class ReplicaService:
             self._runtime.tasks.spawn(self._sync(), "replica-sync")
 
     def keep(
-        self, placement: TablePlacement, right: int, mutation: Mutation, given: MutationId | None
+        self,
+        placement: TablePlacement,
+        right: int,
+        mutation: Mutation,
+        given: MutationId | None,
+        first_epoch: int = 0,
     ) -> tuple[MutationId, int]:
         """Store a mutation of a tracked table unless it is here, for what has an id was stored as that was
         given. What has none, as what was decided by ballots, or what was owed to the table before it was
-        tracked, gets one of this node's: so it comes to the others too. The id, and the sequence to await."""
+        tracked, gets one of this node's: so it comes to the others too. The id, and the sequence to await.
+        `first_epoch`: see WriteRequest."""
         assert self.journal is not None and placement.is_tracked, "the table is tracked"
-        shard = placement.ring.id, right
+        shard, follows = (placement.ring.id, right), first_epoch if placement.has_views else None
         if given is None:
-            given = self.journal.give(shard, mutation, self._runtime.clock.wall_us())
+            now_us = self._runtime.clock.wall_us()
+            given = self.journal.give(shard, mutation, now_us, first_epoch=follows)
             self._probes.reach("replica.write.named")
         else:
-            # No tracked table has views.
-            self.journal.take(shard, given, mutation, first_epoch=None)
+            self.journal.take(shard, given, mutation, first_epoch=follows)
         return given, self.journal.sequence
 
-    def give(self, plan: Plan, mutation: Mutation) -> MutationId:
+    def give(self, plan: Plan, mutation: Mutation, first_epoch: int = 0) -> MutationId:
         """Store a mutation of a tracked table under an id of this node's. The plan, which has this node among
-        its targets, is of this very step; `write` with the id follows in it, and answers once durable."""
+        its targets, is of this very step; `write` with the id follows in it, and answers once durable.
+        `first_epoch`: see WriteRequest."""
         assert self.journal is not None and plan.shard is not None, "the table is tracked"
         assert plan.local is not None and plan.epoch == self._metadata().epoch, "the plan is new"
-        return self.journal.give(plan.shard, mutation, self._runtime.clock.wall_us())
+        follows, now_us = first_epoch if plan.has_views else None, self._runtime.clock.wall_us()
+        return self.journal.give(plan.shard, mutation, now_us, first_epoch=follows)
 
     def _own_part(
         self, mutation: Mutation, captured: Mutation, epoch: int, is_own: bool

@@ -3,7 +3,8 @@
 Replicas of a tracked table know by ids which mutations they hold. Invariant: it says since when, unless an id
 names everything in it; what was there before is read as of an untracked table until a repair that began
 later made the replicas of its range equal. Whatever would write to it without an id is refused where it is
-asked for.
+asked for. A view is never tracked: each replica of its table works out for itself what a mutation changes in
+it, so that is no mutation with an id.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ REPLICATION_TYPE: Final = "replication_type"
 TRACKED: Final = "tracked"
 #: What is said of a keyspace, and of a table that differs from it.
 _WORDS: Final = {TRACKED: True, "logged": True, "untracked": False, "legacy": False}
+_NO_IDS: Final = (
+    "each replica of its table works out for itself what a write changes in a view, so that is no mutation "
+    "that has an id"
+)
 _TO_TABLETS: Final = "on its way from the ring to tablets"
 _FINISH_FIRST: Final = "`lockstep tablets migrate KEYSPACE finalize` or `rollback` ends that; ALTER it then"
 
@@ -39,6 +44,8 @@ def means_tracked(word: str) -> bool:
 def is_tracked(keyspace: Keyspace, table: Table) -> bool:
     word = option(table.options, REPLICATION_TYPE)
     assert word == "keyspace" or word in _WORDS, "other words are refused at the statement"
+    if table.view is not None:
+        return False
     return keyspace.tracked if word == "keyspace" else word == TRACKED
 
 
@@ -80,6 +87,10 @@ def _check(before: Schema, after: Schema) -> None:
         if table is None:
             continue
         keyspace = after.by_name[table.keyspace]
+        if table.view is not None and option(table.options, REPLICATION_TYPE) == TRACKED:
+            what = f"view {table.keyspace}.{table.name} cannot be tracked: {_NO_IDS}"
+            hint = f"leave {REPLICATION_TYPE} out: the view of a tracked table is untracked by itself"
+            raise _refused(table.keyspace, what, hint)
         if not is_tracked(keyspace, table):
             continue
         reason = _hindrance(keyspace, table)
@@ -112,11 +123,6 @@ def _tracked_in(keyspace: Keyspace) -> Iterator[Table]:
 def _hindrance(keyspace: Keyspace, table: Table) -> str:
     if _on_its_way(keyspace):
         return f"its keyspace is {_TO_TABLETS}"
-    if table.view is not None or table.views:
-        return (
-            "it can have no materialized views, and be none: each replica works out for itself what a write "
-            "changes in a view, so that is no mutation that has an id"
-        )
     if option(table.options, "cdc") != option((), "cdc"):
         return "its changes cannot be captured"
     return ""

@@ -189,6 +189,31 @@ TRACKED_SCENARIOS = (
         ),
     ),
     Scenario(
+        name="tracked_views",
+        chaos_s=12.0,
+        founders=(3, 3, 4),
+        factors=(3, 3, 2),
+        spares=2,
+        busy_s=1.5,
+        tracked=True,
+        clients=1,
+        viewing=4,
+        cohort_after_s=(0.0, 0.0, 1.0),
+        duplicate=(0.0, 0.05),
+        # A write that one replica alone has meets others that it has not heard of when it is brought to them.
+        always=("strand_writes",),
+        faults=(
+            *("kill", "power", "all_down", "pause", "slow_node", "partition", "latency", "flapping"),
+            *("isolate_leader", "crash_at_probe", "crash_newcomer", "crash_source", "hold_behind"),
+            *("loss", "slow_disk", "linger", "pause_reconciler", "long_away"),
+        ),
+        sometimes=(
+            *("views.derived", "views.delivered", "views.built", "batches.replayed"),
+            *("tracked.pulled", "tracked.handed_over", "read.tracked_brought", "cohort.rows_taken"),
+            *("join completed", "decommission completed"),
+        ),
+    ),
+    Scenario(
         name="tracked_altered",
         chaos_s=16.0,
         founders=(3, 3, 4),

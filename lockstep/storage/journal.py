@@ -110,9 +110,11 @@ class Journal:
 
     # -- writing ----------------------------------------------------------------------------------
 
-    def give(self, shard: Shard, mutation: Mutation, now_us: int) -> MutationId:
-        """Store a mutation under an id of its own. As `apply` of the engine when it is not stored: then no id
-        is given either."""
+    def give(
+        self, shard: Shard, mutation: Mutation, now_us: int, *, first_epoch: int | None = 0
+    ) -> MutationId:
+        """Store a mutation under an id of its own. As `apply` of the engine, with its `first_epoch`; what
+        is not stored gets no id either."""
         logs = self._logs(shard)
         if not logs.own:
             logs.own = (self._start << _LOG_BITS) | self._logs_begun
@@ -120,7 +122,7 @@ class Journal:
             assert self._logs_begun < 1 << _LOG_BITS, "a start has that many logs at most"
         log = (self._own_id(), logs.own)
         given = MutationId(NodeId(log[0]), log[1], logs.end(log), now_us)
-        self._store(shard, given, mutation, mutation.table_id, mutation.token, None)
+        self._store(shard, given, mutation, mutation.table_id, mutation.token, first_epoch)
         return given
 
     def take(

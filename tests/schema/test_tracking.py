@@ -17,6 +17,7 @@ from lockstep.schema.changes import (
 )
 from lockstep.schema.model import ColumnKind, Schema
 from lockstep.schema.tracking import is_tracked, newly_tracked, tracked_tables
+from lockstep.schema.view_changes import AlterView, CreateView
 from lockstep.values.errors import Rejected
 
 ONE = (("class", "SimpleStrategy"), ("replication_factor", "1"))
@@ -111,6 +112,39 @@ def test_nothing_becomes_tracked_on_its_way_from_the_ring(change: SchemaChange) 
     assert "finalize" in refused.value.hint
     finished, _ = apply_change(schema, change, 3)
     assert list(tracked_tables(finished))
+
+
+def view(*options: tuple[str, str]) -> CreateView:
+    key, uuid = ("v", "k"), "00000000-0000-4000-8000-0000000000ff"
+    return CreateView("ks", "w", uuid, "ks", "t", (), key[:1], key[1:], not_null=key, options=options)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        (keyspace(), table("t"), view()),
+        (keyspace(), table("t"), view(("replication_type", "untracked"))),
+        (keyspace(None), table("t"), view(), AlterKeyspace("ks", replication_type="tracked")),
+        (keyspace(None), table("t"), view(), AlterOptions("ks", "t", (("replication_type", "tracked"),))),
+    ],
+)
+def test_a_view_of_a_tracked_table_is_untracked_by_itself(changes: tuple[SchemaChange, ...]) -> None:
+    schema = applied(*changes)
+    assert [found.name for found in tracked_tables(schema)] == ["t"]
+    made = schema.table("ks", "w")
+    assert made is not None and made.tracked_since == 0
+    again = applied(*changes, EmptyTable("ks", "t"))
+    assert [found.name for found in tracked_tables(again)] == ["t"]
+
+
+@pytest.mark.parametrize(
+    "change", [view(("replication_type", "logged")), AlterView("ks", "w", (("replication_type", "tracked"),))]
+)
+def test_a_view_cannot_be_tracked(change: SchemaChange) -> None:
+    made = () if isinstance(change, CreateView) else (view(),)
+    for word in ("tracked", "untracked"):
+        with pytest.raises(Rejected, match="no mutation that has an id"):
+            applied(keyspace(word), table("t"), *made, change)
 
 
 def test_tracking_ends_at_any_time() -> None:

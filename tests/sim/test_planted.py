@@ -42,6 +42,7 @@ from tests.node import (
     test_tracked_cohorts,
     test_tracked_migration,
     test_tracked_statements,
+    test_tracked_views,
     test_upgrade,
 )
 from tests.node import test_views as test_node_views
@@ -111,6 +112,9 @@ BROUGHT_ABOUT: dict[str, Callable[[], object]] = {
         test_tracked_cohorts.test_a_replica_that_is_back_answers_with_data_only_once_it_has_the_cohort
     ),
     "cohort_of_few": test_tracked_cohorts.test_too_few_that_are_there_let_go_of_nothing,
+    "tracked_view_write_not_kept": test_tracked_views.write_to_one_that_is_cut_off,
+    "tracked_view_settled_by_one": test_tracked_views.write_to_one_that_is_cut_off,
+    "tracked_view_cohort_rows": test_tracked_views.take_rows_that_move_one_of_its_own,
     "cohort_purged": test_tracked_cohorts.test_scenario_20_no_tombstone_goes_while_a_cohort_is_not_everywhere,
     "hint_dropped_unmarked": (test_hints.test_a_hint_older_than_gc_grace_is_dropped_and_its_range_is_marked),
 }

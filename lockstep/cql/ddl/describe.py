@@ -23,6 +23,7 @@ from lockstep.schema.objects import Aggregate, Function
 from lockstep.schema.replication_options import list_text
 from lockstep.schema.table_options import DEFAULTS, MAP_OPTIONS, UNDESCRIBED_DEFAULTS, option, shown_map
 from lockstep.schema.tablet_options import shown_tablets
+from lockstep.schema.tracking import REPLICATION_TYPE, is_tracked
 from lockstep.schema.types import NATIVE_NAMES, parse_type
 from lockstep.schema.user_types import in_order_of_use, without_user_types
 from lockstep.values.errors import InvalidRequest
@@ -260,8 +261,10 @@ def _type_row(space: Keyspace, user_type: UserType) -> tuple[str, ...]:
 def _table_rows(space: Keyspace, table: Table, internals: bool) -> list[tuple[str, ...]]:
     """A table with what hangs on it, or a view."""
     if table.view is not None:
-        text = view_statement(table, _option_texts(table, internals, without=("default_time_to_live",)))
-        return [(_q(table.keyspace), "materialized view", _q(table.name), text)]
+        texts = _option_texts(table, internals, without=("default_time_to_live", REPLICATION_TYPE))
+        if is_tracked(space, space.by_name[table.view.base]):
+            texts.append(f"{REPLICATION_TYPE} = 'untracked'")
+        return [(_q(table.keyspace), "materialized view", _q(table.name), view_statement(table, texts))]
     text = table_statement(table, space if internals else None)
     views = [row for name in table.views for row in _table_rows(space, space.by_name[name], internals)]
     return [(_q(table.keyspace), "table", _q(table.name), text), *_index_rows((table,)), *views]

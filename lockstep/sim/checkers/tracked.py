@@ -143,5 +143,6 @@ def check_reconciled(watch: Watch) -> int:
                         )
                     compared += logs.held.count
     for table in cluster.schema.by_name[KEYSPACE].tables:
-        watch.check_equal(table.name)
+        if table.view is None:  # Views are untracked: what changes in them may be on its way.
+            watch.check_equal(table.name)
     return compared

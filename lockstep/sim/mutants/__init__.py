@@ -31,6 +31,8 @@ from lockstep.sim.mutants.tablets import TABLETS
 from lockstep.sim.mutants.tracked import DIRECTED as _TRACKED_DIRECTED
 from lockstep.sim.mutants.tracked import TRACKED
 from lockstep.sim.mutants.tracked_tablets import TRACKED_TABLETS
+from lockstep.sim.mutants.tracked_views import DIRECTED as _TRACKED_VIEWS_DIRECTED
+from lockstep.sim.mutants.tracked_views import TRACKED_VIEWS
 from lockstep.sim.mutants.upgraded import DIRECTED as _UPGRADED_DIRECTED
 from lockstep.sim.mutants.upgraded import UPGRADED
 from lockstep.sim.plant import Planted
@@ -65,6 +67,7 @@ REGISTRY: dict[str, Planted] = {
         *TRACKED,
         *COHORTS,
         *TRACKED_TABLETS,
+        *TRACKED_VIEWS,
         *RINGED,
         *UPGRADED,
         *DISASTERS,
@@ -84,6 +87,7 @@ DIRECTED: dict[str, Planted] = {
         *_VIEWS_DIRECTED,
         *_TABLETS_DIRECTED,
         *_TRACKED_DIRECTED,
+        *_TRACKED_VIEWS_DIRECTED,
         *_DISASTERS_DIRECTED,
         *_RINGED_DIRECTED,
         *_UPGRADED_DIRECTED,

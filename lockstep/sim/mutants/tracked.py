@@ -117,12 +117,14 @@ def _id_before_data() -> _Context:
 def _start_not_told_apart() -> _Context:
     """Every start of a node gives its ids in the same log."""
 
-    def give(self: Any, shard: Shard, mutation: Mutation, now_us: int) -> MutationId:
+    def give(
+        self: Any, shard: Shard, mutation: Mutation, now_us: int, *, first_epoch: int | None = 0
+    ) -> MutationId:
         logs = self._logs(shard)
         # What was given before this start is not looked at.
         given = MutationId(NodeId(self._own_id()), 1, logs.own, now_us)
         if not logs.contains(given.log, given.offset):
-            self._store(shard, given, mutation, mutation.table_id, mutation.token, None)
+            self._store(shard, given, mutation, mutation.table_id, mutation.token, first_epoch)
         logs.own += 1
         return given
 
