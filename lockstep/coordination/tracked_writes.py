@@ -9,6 +9,8 @@ has it.
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from lockstep.coordination.context import CLIENT, SHOWN, CoordinationContext, Terms
@@ -54,9 +56,14 @@ class Led(msgspec.Struct, frozen=True, array_like=True):
     given: MutationId | None = None
 
 
+#: What is acknowledged at these is not lost with one of its replicas.
+_HELD: Final = (Consistency.QUORUM, Consistency.LOCAL_QUORUM)
+
+
 class _HeldByQuorum:
     """A write to a table with views as who listens for its end is told of it: it has settled once a quorum of
-    the replicas that there are now holds it. The others get it from these."""
+    the replicas that there are now holds it, or one of those in this data centre, while others are cut off.
+    The rest gets it from these."""
 
     __slots__ = ("_write",)
 
@@ -64,11 +71,14 @@ class _HeldByQuorum:
         self._write = write
 
     def reached(self) -> bool:
-        accepted, plans = self._write.round.accepted, self._write.owner.plans
+        plans, mutation = self._write.owner.plans, self._write.mutation
         try:
-            newest = plans.plan_of(self._write.mutation, Consistency.QUORUM)
+            return any(self._satisfies(plans.plan_of(mutation, level)) for level in _HELD)
         except InvalidRequest:
             return True  # Its table is gone, and nothing is owed to that.
+
+    def _satisfies(self, newest: Plan) -> bool:
+        accepted = self._write.round.accepted
         return newest.satisfied_by([node for node, at in accepted.items() if at >= newest.needs_epoch])
 
     def settled_for(self) -> tuple[bytes, tuple[Target, ...]]:
