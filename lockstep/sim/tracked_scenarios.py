@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
+from lockstep.sim.load_scenarios import LOAD_SCENARIOS
 from lockstep.sim.scenario import Scenario
 from lockstep.values.ids import Consistency
 
@@ -294,19 +297,10 @@ TRACKED_SCENARIOS = (
         always=("strand_writes",),
         sometimes=(*("tracked.pulled", "read.tracked_reread", "read.tracked_brought", "read.tracked_anew"),),
     ),
-    Scenario(
+    replace(
+        LOAD_SCENARIOS[0],
         name="tracked_loads",
-        chaos_s=12.0,
-        founders=(3, 3, 4),
-        factors=(3,),
         tracked=True,
-        clients=1,
-        loading=3,
-        kinds_s=4.0,
-        faults=(
-            *("kill", "power", "pause", "partition", "latency", "slow_disk"),
-            *("crash_at_probe", "loss", "hold_behind"),
-        ),
         sometimes=(
             *("a load was done", "a load left nothing", "load.target.taken_in"),
             *("join completed", "load.not_staged", "tracked.pulled", "read.tracked_reread"),

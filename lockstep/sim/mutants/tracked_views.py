@@ -20,17 +20,8 @@ def _only_who_gives_derives() -> _Context:
     """A replica derives from what it gives an id to, and from nothing that has one."""
     original = Journal.take
 
-    def take(
-        self: Journal,
-        shard: Shard,
-        given: MutationId,
-        mutation: Mutation | None,
-        table_id: int = 0,
-        token: int = 0,
-        *,
-        first_epoch: int | None = 0,
-    ) -> None:
-        original(self, shard, given, mutation, table_id, token, first_epoch=None)
+    def take(self: Journal, *of: Any, first_epoch: int | None = 0, **named: Any) -> None:
+        original(self, *of, **named, first_epoch=None)
 
     return replaced((Journal, "take", take))
 
@@ -39,17 +30,8 @@ def _what_is_brought_is_not_derived_from() -> _Context:
     """A replica derives from what clients write, and not from what other replicas bring it."""
     original = Journal.take
 
-    def take(
-        self: Journal,
-        shard: Shard,
-        given: MutationId,
-        mutation: Mutation | None,
-        table_id: int = 0,
-        token: int = 0,
-        *,
-        first_epoch: int | None = None,
-    ) -> None:
-        original(self, shard, given, mutation, table_id, token, first_epoch=first_epoch)
+    def take(self: Journal, *of: Any, first_epoch: int | None = None, **named: Any) -> None:
+        original(self, *of, **named, first_epoch=first_epoch)
 
     return replaced((Journal, "take", take))
 
