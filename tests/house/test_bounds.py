@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 
-from lockstep.sim.checkers.machines import MACHINES
+from lockstep.sim.checkers.machines import MACHINES, QUESTIONS, is_step
 
 from .figures import classes, cycles, memos, validates, walks
 from .figures.tree import Tree, read_tree
@@ -77,3 +77,6 @@ def test_machines_are_asked_in_simulations() -> None:
     others = {one.title for one in validates.validates(tree()) if one.owner} - asked
     unasked = [title for title in others if not title.startswith(tuple(PARTS_OF_OTHERS))]
     assert not unasked and all(every > 0 for every in MACHINES.values())
+    for machine, names in QUESTIONS.items():
+        steps = {name for name, member in vars(machine).items() if is_step(name, member)}
+        assert names < steps and machine in MACHINES, machine

@@ -66,6 +66,20 @@ MACHINES: dict[type, int] = {
     RaftProcessor: 1,
 }
 
+#: Machine -> what only asks it, often: no step, as nothing is changed.
+QUESTIONS: dict[type, frozenset[str]] = {
+    Journal: frozenset(
+        "held reconciled apart taking recent holders logs_of estimated_bytes oldest_us held_in entries".split()
+    ),
+    PlanBook: frozenset(("placement", "changed_since")),
+    FailureDetector: frozenset("alive alive_until_s prompt phi silent_s suspected_in_s".split()),
+    ClockOffsets: frozenset(("known",)),
+    Round: frozenset("counting lacking has_fresh asked failed_with waits".split()),
+    HintStore: frozenset(("count", "oldest_us", "page", "marks")),
+    GroupCommit: frozenset(("unsynced_partition", "unsynced_between")),
+    OrderedMap: frozenset(("get", "view")),
+}
+
 
 def self_checking() -> list[tuple[Any, str, Any]]:
     """What to replace for the time of a run: every step of a machine, by one that asks afterwards."""
@@ -73,12 +87,12 @@ def self_checking() -> list[tuple[Any, str, Any]]:
     for machine, every in MACHINES.items():
         asked = _Asked(every)
         for name, step in vars(machine).items():
-            if _is_step(name, step):
+            if is_step(name, step) and name not in QUESTIONS.get(machine, ()):
                 changes.append((machine, name, asked.after(step)))
     return changes
 
 
-def _is_step(name: str, member: Any) -> bool:
+def is_step(name: str, member: Any) -> bool:
     """Public, done when it returns, and not the question itself."""
     return (
         inspect.isfunction(member)
