@@ -69,12 +69,24 @@ MACHINES: dict[type, int] = {
 #: Machine -> what only asks it, often: no step, as nothing is changed.
 QUESTIONS: dict[type, frozenset[str]] = {
     Journal: frozenset(
-        "held reconciled apart taking recent holders logs_of estimated_bytes oldest_us held_in entries".split()
+        [
+            "held",
+            "reconciled",
+            "apart",
+            "taking",
+            "recent",
+            "holders",
+            "logs_of",
+            "estimated_bytes",
+            "oldest_us",
+            "held_in",
+            "entries",
+        ]
     ),
     PlanBook: frozenset(("placement", "changed_since")),
-    FailureDetector: frozenset("alive alive_until_s prompt phi silent_s suspected_in_s".split()),
+    FailureDetector: frozenset(["alive", "alive_until_s", "prompt", "phi", "silent_s", "suspected_in_s"]),
     ClockOffsets: frozenset(("known",)),
-    Round: frozenset("counting lacking has_fresh asked failed_with waits".split()),
+    Round: frozenset(["counting", "lacking", "has_fresh", "asked", "failed_with", "waits"]),
     HintStore: frozenset(("count", "oldest_us", "page", "marks")),
     GroupCommit: frozenset(("unsynced_partition", "unsynced_between")),
     OrderedMap: frozenset(("get", "view")),
