@@ -19,6 +19,9 @@ from tests import needs
 LONG = ("spark", "docs", "sim", "acceptance", "node", "server", "local")
 #: The modules of this room share a cluster and a Java runtime, so one process does them all.
 SHARING = "tests/spark"
+#: Modules of many long runs that share nothing: each test goes to whoever is free, or one process is left
+#: alone with half of a module.
+APART = ("tests/sim/test_runs.py", "tests/sim/test_planted.py", "tests/docs/test_shell_blocks.py")
 
 
 # Where a shell wants no `__pycache__` beside the sources, compiled code is kept in another folder: without it
@@ -45,6 +48,8 @@ _OF_PROCESSES = ("needs_addresses", "needs_processes")
 class Scheduling(LoadFileScheduling):
     def _split_scope(self, nodeid: str) -> str:
         module = str(super()._split_scope(nodeid))
+        if module in APART:
+            return nodeid
         return SHARING if module.startswith(f"{SHARING}/") else module
 
 
