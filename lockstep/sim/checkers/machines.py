@@ -30,6 +30,7 @@ from lockstep.quorum.round import Round
 from lockstep.quorum.speculation import Histogram, Latencies
 from lockstep.replica.ballot_states import BallotStates, ReservedTimes
 from lockstep.replica.session_guards import SessionGuards
+from lockstep.ring.member import RingMember
 from lockstep.storage.group_commit import GroupCommit
 from lockstep.storage.journal import Journal
 from lockstep.storage.model import OrderedMap
@@ -64,6 +65,7 @@ MACHINES: dict[type, int] = {
     ViewPairs: 7,
     MetadataState: 3,
     RaftProcessor: 1,
+    RingMember: 7,
 }
 
 #: Machine -> what only asks it, often: no step, as nothing is changed.

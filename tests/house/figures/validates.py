@@ -19,7 +19,7 @@ from .tree import Tree
 
 NAME = "validate"
 #: The runs in which calls are counted: each with this seed.
-SCENARIOS = ("swarm", "schema")
+SCENARIOS = ("swarm", "schema", "lwt", "views", "tracked_tablets", "ringed")
 SEED = 1
 _STAGE = "lockstep.sim"
 
