@@ -32,7 +32,7 @@ from lockstep.documents.recovery import (
     RecoveryAudit,
 )
 from lockstep.documents.service import GlobalState, LocalStates
-from lockstep.documents.status import Nodes
+from lockstep.documents.status import Nodes, Status
 from lockstep.values.errors import ConfigurationError
 
 #: Between two looks at a cluster that begins anew.
@@ -295,7 +295,8 @@ def migrate(old: str, new: str, parks: bool, yes: bool, call: render.Call) -> No
 
     Each node that the old one can reach goes, unless it has applied what the repaired cluster lacks.
     """
-    state = client.connect(new, call.call_timeout_s).cluster_state()
+    at_new = client.connect(new, call.call_timeout_s)
+    state = at_new.cluster_state()
     at_old = client.connect(old, call.call_timeout_s)
     answer = at_old.cluster_migrate({"state": state, "dryRun": True})
     if not call.dry_run:
@@ -303,8 +304,27 @@ def migrate(old: str, new: str, parks: bool, yes: bool, call: render.Call) -> No
             _show_migration(read(ClusterMigration, answer))
         render.confirm(yes, "These nodes leave the cluster that they are in. Go on?")
         answer = at_old.cluster_migrate({"state": state} | ({"parkDiverged": True} if parks else {}))
+    told = read(ClusterMigration, answer)
+    shut_out = _shut_out_zombies(at_new, told)
     if not call.as_json(answer, "cluster-migration/1"):
-        _show_migration(read(ClusterMigration, answer))
+        _show_migration(told)
+        for node in shut_out:
+            click.echo(f"node {node} is excluded from cluster {told.cluster_id} until it is removed there")
+
+
+def _shut_out_zombies(repaired: ClusterClient, told: ClusterMigration) -> list[int]:
+    """Have the repaired cluster list them apart, where they are members of it: nobody asks them, waits for
+    them or counts on them. Who is excluded there now and was not before."""
+    zombies = {one.node: one for one in told.nodes if one.zombie}
+    if not zombies:
+        return []
+    seen = read(Status, repaired.status())
+    members = {one.id for one in seen.nodes} - {one.node for one in seen.excluded}
+    added = sorted(members & set(zombies))
+    for node in added:
+        reason = f"a zombie: it has another history from epoch {zombies[node].diverged_at} on"
+        repaired.exclude({"nodes": [node], "reason": reason})
+    return added
 
 
 @cluster.command()

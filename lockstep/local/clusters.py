@@ -142,11 +142,23 @@ class Known:
         raise ConfigurationError(f"{name} at {address} is no member of the cluster", hint="lockstep status")
 
     def any_admin(self, timeout_s: float = 10.0) -> AdminClient:
-        """A client of the first node that runs. PreconditionError when none does."""
-        for name, state in self.states().items():
-            if state is State.RUNNING:
-                return self.admin(name, timeout_s)
+        """A client of the first node that runs and takes entries, else of the first that runs: one that has
+        stopped applying, or was parked, knows the cluster as it was. PreconditionError when none runs."""
+        running = [name for name, state in self.states().items() if state is State.RUNNING]
+        for name in running:
+            asked = self.admin(name, timeout_s)
+            if len(running) == 1 or not self._is_broken(asked):
+                return asked
+        if running:
+            return self.admin(running[0], timeout_s)
         raise PreconditionError(f"no node of {self.name} runs", hint=f"lockstep cluster start {self.name}")
+
+    @staticmethod
+    def _is_broken(asked: AdminClient) -> bool:
+        try:
+            return asked.get("/v1/status").get("broken") is not None
+        except LockstepError:
+            return True
 
 
 class LocalCluster(Known):

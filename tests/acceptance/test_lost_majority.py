@@ -176,7 +176,9 @@ def test_2_and_10_a_majority_that_went_on_has_diverged(home: Path) -> None:
         assert state(cluster, "n1")["cluster_id"] != state(cluster, "n4")["cluster_id"]
         # Parked, they serve nobody, over a start too, and what they hold can be saved.
         told = run(home, "recovery", "cluster", "migrate", *both, "--park-diverged", "--yes")
-        assert "zombie" in told
+        assert "zombie" in told and "node 1 is excluded from cluster" in told
+        apart = run(home, "status", "--host", host(cluster, 4), code=None)
+        assert "node 2 is excluded since epoch" in apart and ": a zombie: it has another history" in apart
 
         def parked(number: int) -> bool:
             return "is a zombie" in run(home, "status", "--host", host(cluster, number), code=None)
