@@ -147,18 +147,11 @@ class Known:
         running = [name for name, state in self.states().items() if state is State.RUNNING]
         for name in running:
             asked = self.admin(name, timeout_s)
-            if len(running) == 1 or not self._is_broken(asked):
+            if len(running) == 1 or not _is_broken(asked):
                 return asked
         if running:
             return self.admin(running[0], timeout_s)
         raise PreconditionError(f"no node of {self.name} runs", hint=f"lockstep cluster start {self.name}")
-
-    @staticmethod
-    def _is_broken(asked: AdminClient) -> bool:
-        try:
-            return asked.get("/v1/status").get("broken") is not None
-        except LockstepError:
-            return True
 
 
 class LocalCluster(Known):
@@ -578,3 +571,10 @@ def addresses_of(host: str) -> set[str]:
         return {str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except OSError:
         return {host}
+
+
+def _is_broken(asked: AdminClient) -> bool:
+    try:
+        return asked.get("/v1/status").get("broken") is not None
+    except LockstepError:
+        return True
