@@ -196,7 +196,7 @@ def frame_layers(rounds: int) -> dict[str, float]:
     """One frame for both peers; what each of them does with it; the acknowledgement's way back."""
     bodies = [encode(WriteRequest(3, 1, mutation)) for mutation in mutations()]
     data = b"".join(encode_frame(verbs.WRITE, n + 1, 3, REQUEST, body) for n, body in enumerate(bodies))
-    decode_body = decoder(WriteRequest).decode
+    decode_body = decoder(WriteRequest).made()
     streams = list(range(1, WRITES_PER_SYNC + 1))
     shared = encode(SharedReply(encode(WriteReply(3)), streams))
     reply_frame = encode_frame(verbs.WRITE, 0, 3, REPLY | SHARED, shared)

@@ -180,7 +180,7 @@ Message = (
     | InstallReply
 )
 
-_DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+_DECODER: codec.Decoder[Message] = codec.decoder(Message)  # type: ignore[arg-type]
 
 
 def encode_message(message: Message) -> bytes:

@@ -36,7 +36,7 @@ from lockstep.internode.own_side import OwnSide
 from lockstep.internode.verbs import decode_error
 from lockstep.internode.waiters import RawWaiter, Sweeps, Waiter
 from lockstep.runtime.ports import Clock
-from lockstep.values.codec import UNREADABLE, decoder, encode
+from lockstep.values.codec import UNREADABLE, Decoder, decoder, encode
 from lockstep.values.errors import FrameCorrupt, HandshakeRefused, LockstepError, PeerTimeout, PeerUnreachable
 from lockstep.values.limits import (
     PEER_BACKOFF_MS_MAX,
@@ -149,7 +149,7 @@ class Pending(msgspec.Struct, eq=False):
     waiter: Waiter
     context: Any
     deadline_s: float
-    reply_decoder: msgspec.msgpack.Decoder[Any]
+    reply_decoder: Decoder[Any]
 
 
 def end_shared(pendings: dict[int, Pending], envelope: Envelope) -> None:
@@ -211,7 +211,7 @@ class Peer:
         deadline_s: float,
         waiter: Waiter,
         context: Any,
-        reply_decoder: msgspec.msgpack.Decoder[Any],
+        reply_decoder: Decoder[Any],
     ) -> None:
         """Send a request; its end is told to `waiter`, never before this returns. No frame: it may share."""
         node = self._node

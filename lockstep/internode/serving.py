@@ -23,7 +23,7 @@ from lockstep.internode.own_side import OwnSide, muted
 from lockstep.internode.peer import SHARED_STREAMS, SharedRequests
 from lockstep.internode.verbs import encode_error
 from lockstep.internode.waiters import Waiter
-from lockstep.values.codec import UNREADABLE, decoder, encode
+from lockstep.values.codec import UNREADABLE, Decoder, decoder, encode
 from lockstep.values.errors import LockstepError, Overloaded, PeerTimeout, ServerFault
 from lockstep.values.limits import PEER_REQUESTS_SERVED_MAX
 
@@ -136,7 +136,7 @@ class Service(Generic[Q, A]):
         self.handler: AsyncHandler | None = None
         self.fast: FastHandler | None = None
         #: Of frames that hold several requests, where the verb has such.
-        self.shared_decoder: msgspec.msgpack.Decoder[SharedRequests[Q]] | None = None
+        self.shared_decoder: Decoder[SharedRequests[Q]] | None = None
 
 
 class Services:

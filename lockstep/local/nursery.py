@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import os
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from lockstep.local.processes import owner_only
 COMMAND: Final = (sys.executable, "-P", "-m", "lockstep.local.nursery")
 #: Where a process with everything loaded may be forked safely; elsewhere nodes are started one by one.
 IS_USABLE: Final = sys.platform == "linux"
+#: Of other people's modules, what nodes load while they start, and not by importing what they run.
+LOADED_BY_STARTS: Final = ("concurrent.futures.thread", "encodings.idna", "pickle", "rocksdict", "uvloop")
 #: Fields of /proc/self/stat behind the name: where the arguments begin and end.
 _ARGUMENTS_BEGIN, _ARGUMENTS_END = 45, 46
 
@@ -65,8 +68,8 @@ def main() -> int:
     # What a node loads when it starts is here before the first fork. It all stays: nobody need search it for
     # cycles, least of all while it grows.
     gc.disable()
-    import rocksdict  # noqa: F401
-
+    for name in LOADED_BY_STARTS:
+        importlib.import_module(name)
     from lockstep.server import main as node
     from lockstep.storage.rocks import rocks, rocks_building, rocks_keeping  # noqa: F401
 

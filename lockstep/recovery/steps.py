@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from lockstep.recovery.plan import ResetPlan, require_sound
+from lockstep.values.codec import Decoder, decoder
 from lockstep.values.errors import CannotApply, Rejected
 
 
@@ -62,7 +63,7 @@ class Diverged(msgspec.Struct, frozen=True, array_like=True, tag=6):
 
 Record = Prepared | Activated | Applied | Withdrawn | Migrating | Diverged
 
-_DECODER: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
+_DECODER: Decoder[Record] = decoder(Record)  # type: ignore[arg-type]
 
 
 def decode_record(body: bytes) -> Record:

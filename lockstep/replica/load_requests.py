@@ -11,7 +11,7 @@ import msgspec
 
 from lockstep.replica.load_messages import LoadFile
 from lockstep.schema.model import Table, UserType
-from lockstep.values.codec import decoder
+from lockstep.values.codec import Decoder, decoder
 
 
 class BeginRequest(msgspec.Struct, frozen=True, tag="begin"):
@@ -108,7 +108,7 @@ class ReadAnswer(msgspec.Struct, frozen=True):
     data: bytes = b""
 
 
-REQUEST: msgspec.msgpack.Decoder[LoadRequest] = msgspec.msgpack.Decoder(LoadRequest)
+REQUEST: Decoder[LoadRequest] = decoder(LoadRequest)  # type: ignore[arg-type]
 ANSWER = decoder(LoadAnswer)
 PUT_ANSWER = decoder(PutAnswer)
 COMMIT_ANSWER = decoder(CommitAnswer)

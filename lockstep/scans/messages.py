@@ -16,7 +16,7 @@ import msgspec
 
 from lockstep.metadata.repairs import Repaired
 from lockstep.scans.scan_table import ScanTable
-from lockstep.values.codec import decoder, encode
+from lockstep.values.codec import Decoder, decoder, encode
 
 #: Key of the custom payload that a SELECT of a table brings, in MessagePack, and of that of its answer.
 PAYLOAD_KEY: Final = "lockstep-read-session"
@@ -147,7 +147,7 @@ ORDER: Final = decoder(SessionOrder)
 OPENED: Final = decoder(SessionOpened)
 FACTS: Final = decoder(SessionFacts)
 WANTED: Final = decoder(RowsWanted)
-HEAD: Final = msgspec.msgpack.Decoder(BatchHead | Trailer | Refusal)
+HEAD: Final[Decoder[BatchHead | Trailer | Refusal]] = decoder(BatchHead | Trailer | Refusal)  # type: ignore[arg-type]
 
 
 def framed(message: RowsWanted | Head) -> bytes:

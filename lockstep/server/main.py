@@ -170,7 +170,9 @@ def early_format(arguments: Sequence[str]) -> str:
     wanted = os.environ.get("LOCKSTEP_LOG_FORMAT")
     if wanted is None and arguments:
         try:
-            wanted = tomllib.loads(Path(arguments[-1]).read_text())["log"]["format"]
+            text = Path(arguments[-1]).read_text()
+            # Most files do not say it, and are parsed once only.
+            wanted = tomllib.loads(text)["log"]["format"] if "json" in text else ""
         except (OSError, ValueError, KeyError, TypeError):
             wanted = ""  # whatever is wrong is told when the configuration is read
     return "json" if wanted == "json" else "text"

@@ -11,13 +11,14 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
 from lockstep.values.errors import CorruptFile
 
 T = TypeVar("T")
+_Bytes: TypeAlias = bytes | bytearray | memoryview
 
 _ENCODER = msgspec.msgpack.Encoder()
 _HEADER = struct.Struct(">II")
@@ -37,19 +38,41 @@ encode: Callable[[Any], bytes] = _ENCODER.encode
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
 
 
-def decoder(kind: type[T], unions: Mapping[Any, Any] = MappingProxyType({})) -> msgspec.msgpack.Decoder[T]:
-    """A reusable decoder for `kind`; build once at module level (it holds no mutable state).
+class Decoder(Generic[T]):
+    """Made by `decoder`. What msgspec works out about a kind takes time and memory for each struct in it, and
+    most kinds are never read by most nodes: it is worked out with the first bytes."""
+
+    __slots__ = ("_kind", "_made", "_unions", "decode")
+
+    def __init__(self, kind: type[T], unions: Mapping[Any, Any]) -> None:
+        self._kind = kind
+        self._unions = unions
+        self._made: Callable[[_Bytes], T] | None = None
+        #: Raises one of UNREADABLE for foreign bytes. From the first call on it is msgspec's own.
+        self.decode: Callable[[_Bytes], T] = self._first
+
+    def _first(self, data: _Bytes) -> T:
+        if self._made is None:
+            self._made = self.decode = self.made()
+        return self._made(data)
+
+    def made(self) -> Callable[[_Bytes], T]:
+        """What decodes; TypeError when msgspec cannot read the kind."""
+        return msgspec.msgpack.Decoder(self._kind, dec_hook=self._of_union).decode
+
+    def _of_union(self, protocol: Any, told: Any) -> Any:
+        if protocol not in self._unions:
+            raise ValueError(f"no {protocol.__name__} is known here")
+        return msgspec.convert(told, self._unions[protocol])
+
+
+def decoder(kind: type[T], unions: Mapping[Any, Any] = MappingProxyType({})) -> Decoder[T]:
+    """A reusable decoder for `kind`; build once at module level.
 
     `unions` says of protocols, which rooms below name as types of fields, the structs that there are.
     `decode` raises one of UNREADABLE for foreign bytes.
     """
-
-    def of_union(protocol: Any, told: Any) -> Any:
-        if protocol not in unions:
-            raise ValueError(f"no {protocol.__name__} is known here")
-        return msgspec.convert(told, unions[protocol])
-
-    return msgspec.msgpack.Decoder(kind, dec_hook=of_union)
+    return Decoder(kind, unions)
 
 
 def frame_record(body: bytes) -> bytes:

@@ -99,7 +99,7 @@ class Command(msgspec.Struct, frozen=True, array_like=True):
     action: Action
 
 
-_MANAGEMENT_DECODER: msgspec.msgpack.Decoder[Command] = codec.decoder(Command)
+_MANAGEMENT_DECODER: codec.Decoder[Command] = codec.decoder(Command)
 
 
 def encode_command(command: Command) -> bytes:

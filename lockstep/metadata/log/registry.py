@@ -17,8 +17,6 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, Protocol, runtime_checkable
 
-import msgspec
-
 from lockstep.metadata.cluster import PARTS, ClusterMetadata
 from lockstep.metadata.directory import Directory, NodeState
 from lockstep.metadata.part import Part, Registered
@@ -96,7 +94,7 @@ class Prepared(Protocol):
 
 
 class Registry:
-    """Kind number -> transformation type, with decoders built once.
+    """Kind number -> transformation type, each with one decoder.
 
     `since` tells of each kind the version of the log since which it is there; 1 when it tells nothing.
     `version` is said to be the newest that can be read, instead of what the kinds tell. `parts` are those of
@@ -114,15 +112,17 @@ class Registry:
         self.parts = Registered(PARTS, parts, unions=unions)
         self._since = dict(since or {})
         self._version = version
-        self._decoders: dict[int, msgspec.msgpack.Decoder[Any]] = {}
+        self._decoders: dict[int, codec.Decoder[Any]] = {}
         self._kinds: dict[type[Any], int] = {}
+        self._types: dict[int, type[Any]] = {}
+        #: Of the kinds that were asked about.
         self._prepared: dict[int, bool] = {}
         for table in tables:
             for kind in sorted(table):
                 assert kind not in self._decoders, f"kind {kind} is registered twice"
                 self._decoders[kind] = codec.decoder(table[kind], unions)
                 self._kinds[table[kind]] = kind
-                self._prepared[kind] = issubclass(table[kind], Prepared)
+                self._types[kind] = table[kind]
 
     @property
     def version(self) -> int:
@@ -141,7 +141,10 @@ class Registry:
 
     def is_prepared(self, kind: int) -> bool:
         """Whether transformations of this kind are Prepared."""
-        return self._prepared.get(kind, False)
+        known = self._prepared.get(kind)
+        if known is None:
+            known = self._prepared[kind] = kind in self._types and issubclass(self._types[kind], Prepared)
+        return known
 
     def encode(self, transformation: Transformation) -> tuple[int, bytes]:
         """(kind, body) for a new entry."""

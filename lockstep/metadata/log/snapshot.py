@@ -72,7 +72,7 @@ class SnapshotDecoder:
         self._buffer = bytearray()
         self._head: Head | None = None
         self._builders: dict[int, Builder[Any]] = {}
-        self._decoders: dict[tuple[int, int], msgspec.msgpack.Decoder[Any]] = {
+        self._decoders: dict[tuple[int, int], codec.Decoder[Any]] = {
             _HEAD: codec.decoder(Head),
             _END: codec.decoder(int),
         }

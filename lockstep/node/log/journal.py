@@ -19,7 +19,7 @@ import msgspec
 from lockstep.consensus.effects import HardState
 from lockstep.consensus.messages import Entry, Snapshot
 from lockstep.runtime.ports import Disk
-from lockstep.values.codec import UNREADABLE, decoder, encode, frame_record, scan_records
+from lockstep.values.codec import UNREADABLE, Decoder, decoder, encode, frame_record, scan_records
 from lockstep.values.errors import CorruptFile
 from lockstep.values.limits import RAFT_RECORD_BYTES
 
@@ -53,7 +53,7 @@ class Journal:
             self._disk.truncate(self._path, end)
         return bodies
 
-    def load_as(self, decoder: msgspec.msgpack.Decoder[T]) -> list[T]:
+    def load_as(self, decoder: Decoder[T]) -> list[T]:
         """All whole records decoded; CorruptFile also for one that this version cannot read."""
         decoded: list[T] = []
         for body in self.load():

@@ -40,7 +40,7 @@ from lockstep.metadata.part import Registered
 from lockstep.node.kinds import every_kind
 from lockstep.node.log.journal import METADATA_GROUP, Journal, RaftJournal, settle
 from lockstep.runtime.ports import Disk, Runtime
-from lockstep.values.codec import decoder, encode
+from lockstep.values.codec import Decoder, decoder, encode
 from lockstep.values.errors import ConfigurationError, CorruptFile, LockstepError
 from lockstep.values.limits import (
     LOG_CHECKPOINT_EPOCHS,
@@ -57,7 +57,7 @@ _SNAPSHOT = "snapshot-"
 #: What an entry has beside its body: two hashes, its id, who made it and when.
 _ENVELOPE_BYTES = 128
 
-_ENTRIES: msgspec.msgpack.Decoder[list[LogEntry]] = decoder(list[LogEntry])
+_ENTRIES: Decoder[list[LogEntry]] = decoder(list[LogEntry])
 
 
 def segment_path(first_epoch: int) -> str:
@@ -164,7 +164,7 @@ def snapshot_info(disk: Disk, epoch: int, registered: Registered) -> SnapshotInf
     return SnapshotInfo(epoch, header.entry, header.digest, disk.size(path))
 
 
-_CHECKPOINTS: msgspec.msgpack.Decoder[list[tuple[int, bytes]]] = decoder(list[tuple[int, bytes]])
+_CHECKPOINTS: Decoder[list[tuple[int, bytes]]] = decoder(list[tuple[int, bytes]])
 
 
 class Retention(msgspec.Struct, frozen=True):

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from lockstep.node.log import metadata_store as files
 from lockstep.node.log.journal import Journal
 from lockstep.runtime.ports import Disk
-from lockstep.values.codec import decoder, encode
+from lockstep.values.codec import Decoder, decoder, encode
 
-_CHECKPOINTS: msgspec.msgpack.Decoder[list[tuple[int, bytes]]] = decoder(list[tuple[int, bytes]])
+_CHECKPOINTS: Decoder[list[tuple[int, bytes]]] = decoder(list[tuple[int, bytes]])
 
 
 async def step_back(disk: Disk, epoch: int) -> int:

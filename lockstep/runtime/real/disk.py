@@ -11,7 +11,6 @@ import errno
 import os
 import threading
 from collections.abc import Awaitable, Callable
-from pathlib import PurePosixPath
 
 from lockstep.runtime.real.files import RealReader, RealWriter
 from lockstep.values.errors import DiskRefused
@@ -258,9 +257,9 @@ class RealDisk:
 
 def _key(path: str) -> str:
     """The path in one spelling; it may not leave the root."""
-    pure = PurePosixPath(path)
-    assert not pure.is_absolute() and ".." not in pure.parts, f"not a path below the root: {path}"
-    return "" if pure == PurePosixPath(".") else str(pure)
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    assert not path.startswith("/") and ".." not in parts, f"not a path below the root: {path}"
+    return "/".join(parts)
 
 
 def _parent(path: str) -> str:

@@ -31,7 +31,7 @@ from lockstep.server.admin.operations import Operation, later, read_body
 from lockstep.server.admin.recovery import actor_of
 from lockstep.server.reports.leader_views import GROUPS, named, refuse_on_ring
 from lockstep.server.reports.stories import entry_summary, kind_name
-from lockstep.values.codec import UNREADABLE, decoder, encode
+from lockstep.values.codec import UNREADABLE, Decoder, decoder, encode
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.ids import NodeId
 from lockstep.values.node_limits import RECOVERY_LISTED_ENTRIES_MAX
@@ -276,7 +276,7 @@ def _refuse_unknown(group: str) -> None:
         raise ConfigurationError(f"there is no group {group}", hint=f"there are {', '.join(GROUPS)}")
 
 
-def _decoded(kind: msgspec.msgpack.Decoder[Any], text: str) -> Any:
+def _decoded(kind: Decoder[Any], text: str) -> Any:
     try:
         return kind.decode(_bytes(text))
     except UNREADABLE as error:

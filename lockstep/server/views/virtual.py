@@ -376,15 +376,14 @@ class VirtualTables:
 
     def __init__(self, tables: Sequence[VirtualTable]) -> None:
         ordered = sorted(tables, key=lambda found: (found.table.keyspace, found.table.name))
+        self._rows: dict[int, tuple[Table, Rows | NamedRows | KeyedRows | AskedRows]] = {}
+        #: Of the tables that were read: how rows are encoded is worked out then.
         self._readers: dict[int, _Generator | NamedReader] = {}
         keyspaces: dict[str, list[Table]] = {}
         for at, virtual in enumerate(ordered):
             table = msgspec.structs.replace(virtual.table, id=-1 - at)
             keyspaces.setdefault(table.keyspace, []).append(table)
-            rows = virtual.rows
-            self._readers[table.id] = (
-                NamedReader(table, rows) if isinstance(rows, NamedRows) else _Generator(table, rows)
-            )
+            self._rows[table.id] = (table, virtual.rows)
         self.schema = schema_of(
             keyspace_of(KeyspaceHead(name, REPLICATION.get(name, LOCAL)), listed)
             for name, listed in keyspaces.items()
@@ -392,7 +391,7 @@ class VirtualTables:
 
     async def prepare(self, command: ReadCommand) -> None:
         """To be awaited before each read, which follows at once."""
-        reader = self._readers[command.table_id]
+        reader = self._reader(command.table_id)
         if isinstance(reader, NamedReader):
             await reader.prepare(command)
         else:
@@ -400,7 +399,15 @@ class VirtualTables:
 
     def read(self, command: ReadCommand) -> ReadResult:
         """The rows a command asks for, all or (`more`) as many as are made at once."""
-        return self._readers[command.table_id].read(command)
+        return self._reader(command.table_id).read(command)
+
+    def _reader(self, table_id: int) -> _Generator | NamedReader:
+        reader = self._readers.get(table_id)
+        if reader is None:
+            table, rows = self._rows[table_id]
+            reader = NamedReader(table, rows) if isinstance(rows, NamedRows) else _Generator(table, rows)
+            self._readers[table_id] = reader
+        return reader
 
 
 def _narrowed(partition: Partition, command: ReadCommand) -> Partition | None:
