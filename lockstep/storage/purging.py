@@ -261,9 +261,12 @@ def _fragments(view: Store | StoreSnapshot, place: bytes) -> list[Pair]:
 
 def _smaller(pairs: list[Pair]) -> list[Pair]:
     """Without those that are much larger than all smaller ones together."""
+    ordered = sorted(pairs, key=lambda one: len(one[1]))
+    if len(ordered) < 3 or len(ordered[-1][1]) <= _LARGE_RATIO * (len(ordered[0][1]) + len(ordered[1][1])):
+        return ordered
     kept: list[Pair] = []
     total = 0
-    for at, pair in enumerate(sorted(pairs, key=lambda one: len(one[1]))):
+    for at, pair in enumerate(ordered):
         if at >= 2 and len(pair[1]) > _LARGE_RATIO * total:
             break
         kept.append(pair)

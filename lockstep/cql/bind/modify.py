@@ -40,13 +40,11 @@ def plan_modification(
         prepared.check_values(list(values))
     plan = prepared.plan
     if isinstance(plan, ModificationPlan):
-        if plan.steps is not None:
-            return _from_steps(plan, plan.steps, values, context)
-        return _general(plan, values, context, ListIds(context, lists))
+        return _planned(plan, values, context, ListIds(context, lists))
     assert isinstance(plan, BatchPlan), f"{prepared.kind} is no modification"
     moment = _at_batch_time(plan, values, context)
     ids = ListIds(context, lists)
-    parts = [_general(part, values, moment, ids) for part in plan.parts]
+    parts = [_planned(part, values, moment, ids) for part in plan.parts]
     return merged_mutations([mutation for found in parts for mutation in found], adds=plan.counts)
 
 
@@ -63,7 +61,7 @@ def plan_batch(
                 "Invalid statement in batch: only UPDATE, INSERT and DELETE statements are allowed."
             )
         prepared.check_values(list(values))
-        found.extend(_general(prepared.plan, values, context, ids))
+        found.extend(_planned(prepared.plan, values, context, ids))
         adds = adds or prepared.plan.counts
     return merged_mutations(found, adds=adds)
 
@@ -74,13 +72,23 @@ def _at_batch_time(plan: BatchPlan, values: Values, context: Context) -> Context
     return msgspec.structs.replace(context, timestamp_us=_timestamp(plan.timestamp, values, context))
 
 
+def _planned(plan: ModificationPlan, values: Values, context: Context, ids: ListIds) -> Modified:
+    if plan.steps is not None:
+        return _from_steps(plan, plan.steps, values, context)
+    return _general(plan, values, context, ids)
+
+
 # The hot path
+
+
+def key_of(steps: BoundSteps, values: Values) -> bytes:
+    """The partition key. InvalidRequest when values do not fit."""
+    return routing_key(_key_values(steps.key, values))
 
 
 def _from_steps(plan: ModificationPlan, steps: BoundSteps, values: Values, context: Context) -> Modified:
     timestamp_us, now_s = context.timestamp_us, context.now_s
-    parts = _key_values(steps.key, values)
-    key = routing_key(parts)
+    key = key_of(steps, values)
     shape = plan.shape
     clustering = b""
     if steps.clustering:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lockstep.cql.bind.modify import plan_batch, plan_modification
+from lockstep.cql.bind.modify import key_of, plan_batch, plan_modification
 from lockstep.cql.bind.records import RecordReader
 from lockstep.cql.compile import modification
 from lockstep.cql.compile.context import Context, Lists
@@ -107,7 +107,7 @@ class ConditionalRequest:
             raise InvalidRequest("Cannot provide custom timestamp for conditional BATCH")
         self.key = self._one_key()
         self.token = token_of(self.key)
-        self._selection: Selection = compile_selection(self.shape, (), (), Scope(()))
+        self._selection = self._whole_rows()
         self._slots = {column.name: slot for slot, column in enumerate(self._selection.columns)}
         self._rows: dict[bytes, _Asked] = {}
         self._static = _Asked()
@@ -119,9 +119,19 @@ class ConditionalRequest:
 
     # -- what is asked ----------------------------------------------------------------------------
 
+    def _whole_rows(self) -> Selection:
+        """What conditions look at: all columns."""
+        for plan, _ in self._parts:
+            if plan.asked is not None and plan.shape.table is self.shape.table:
+                return plan.asked
+        return compile_selection(self.shape, (), (), Scope(()))
+
     def _one_key(self) -> bytes:
         found: dict[bytes, None] = {}
         for plan, values in self._parts:
+            if plan.steps is not None:
+                found[key_of(plan.steps, values)] = None
+                continue
             given = values if plan.json is None else plan.json.values(values, self._context)
             keys = partition_keys(plan.restrictions, given, self._context)
             if len(keys) != 1 and self._is_batch:
@@ -261,14 +271,19 @@ def _settled(prepared: Prepared, values: Values, context: Context) -> Prepared:
     """The statement with its keys worked out."""
 
     def of(plan: ModificationPlan) -> ModificationPlan:
-        return msgspec.structs.replace(plan, restrictions=settled(plan.restrictions, values, context))
+        if plan.steps is not None:
+            return plan
+        restrictions = settled(plan.restrictions, values, context)
+        if restrictions is plan.restrictions:
+            return plan
+        return msgspec.structs.replace(plan, restrictions=restrictions)
 
     plan = prepared.plan
     if isinstance(plan, BatchPlan):
         plan = msgspec.structs.replace(plan, parts=tuple(of(part) for part in plan.parts))
     elif isinstance(plan, ModificationPlan):
         plan = of(plan)
-    return msgspec.structs.replace(prepared, plan=plan)
+    return prepared if plan is prepared.plan else msgspec.structs.replace(prepared, plan=plan)
 
 
 class _Read(msgspec.Struct, frozen=True):

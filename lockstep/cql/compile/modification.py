@@ -27,6 +27,7 @@ from lockstep.cql.bind.operations import (
     set_operation,
 )
 from lockstep.cql.compile.context import Context, ListPlace, Lists
+from lockstep.cql.compile.expressions import Selection, compile_selection
 from lockstep.cql.compile.if_clause import Conditions, asks_rows, check_deletion, check_in, compile_conditions
 from lockstep.cql.compile.prepared import Prepared, Scope, TableShape
 from lockstep.cql.compile.ranges import clusterings, partition_keys
@@ -146,7 +147,7 @@ class BoundSteps(msgspec.Struct, frozen=True):
 
 
 class ModificationPlan(msgspec.Struct, frozen=True):
-    """`operations` and `static_operations` are in column id order.
+    """`operations` and `static_operations` are in column id order. `asked`: whole rows, for conditions.
 
     `deletes_rows`: no columns are named, so rows, ranges or partitions go. `steps` is set when the hot
     path applies; it never uses ttl or timestamp terms.
@@ -164,6 +165,7 @@ class ModificationPlan(msgspec.Struct, frozen=True):
     steps: BoundSteps | None
     json: JsonRow | None = None
     conditions: Conditions | None = None
+    asked: Selection | None = None
 
     def __post_init__(self) -> None:
         assert self.restrictions.partition, "what writes names its partitions"
@@ -200,7 +202,8 @@ def compile_modification(statement: tree.Modification, shape: TableShape, scope:
     if conditions is None:
         return plan
     check_in(conditions, plan.restrictions, "DELETE" if isinstance(statement, tree.Delete) else "UPDATE")
-    return msgspec.structs.replace(plan, conditions=conditions, steps=None)
+    asked = compile_selection(shape, (), (), Scope(()))
+    return msgspec.structs.replace(plan, conditions=conditions, asked=asked, steps=None)
 
 
 def _compiled(statement: tree.Modification, shape: TableShape, scope: Scope) -> ModificationPlan:

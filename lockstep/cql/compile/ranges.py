@@ -73,11 +73,17 @@ def _whole_tuple(kind: TupleType, data: bytes, names: Sequence[str]) -> tuple[by
 
 def settled(restrictions: Restrictions, values: Values, context: Context) -> Restrictions:
     """The same with the keys worked out, also by functions that give another value each time."""
+    if not any(_is_computed(choice) for choice in (*restrictions.partition, *restrictions.clustering)):
+        return restrictions
     return msgspec.structs.replace(
         restrictions,
         partition=tuple(_settled(choice, values, context) for choice in restrictions.partition),
         clustering=tuple(_settled(choice, values, context) for choice in restrictions.clustering),
     )
+
+
+def _is_computed(choice: Choice) -> bool:
+    return isinstance(choice.listed, Computed) or any(isinstance(term, Computed) for term in choice.terms)
 
 
 def _settled(choice: Choice, values: Values, context: Context) -> Choice:

@@ -179,7 +179,8 @@ def merge_id(value: bytes) -> bytes:
 
 
 def newest_timestamp(store_keys: Iterable[bytes]) -> int:
-    return max(keys.timestamp_of(key) for key in store_keys)
+    """Of keys of one place: those of later writes come first."""
+    return keys.timestamp_of(min(store_keys))
 
 
 def touched(mutation: Mutation) -> tuple[Slice, ...]:
