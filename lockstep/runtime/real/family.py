@@ -23,6 +23,7 @@ from lockstep.runtime.ports import Doors, Helpers, Runtime, Workers
 from lockstep.runtime.real.disk import RealDisk
 from lockstep.runtime.real.network import RealNetwork
 from lockstep.runtime.real.tasks import NoProbes, RealRandom, RealTasks, Report
+from lockstep.runtime.real.threads import OF_LOOP, BlockingThreads
 from lockstep.values.limits import BLOCKING_THREADS_MAX
 
 
@@ -76,8 +77,14 @@ def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run `main()` to its end under uvloop; what it left running is cancelled."""
     import uvloop
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_with_threads(main))
+    threads = BlockingThreads()
+    OF_LOOP.set(threads)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_with_threads(main))
+    finally:
+        OF_LOOP.set(None)
+        threads.close()
 
 
 async def _with_threads(main: Callable[[], Coroutine[Any, Any, T]]) -> T:

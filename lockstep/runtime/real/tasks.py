@@ -11,11 +11,12 @@ filled it. Free of effects, and as cheap as a call can be.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import struct
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, cast
+
+from lockstep.runtime.real.threads import OF_LOOP, BlockingThreads
 
 T = TypeVar("T")
 
@@ -29,6 +30,7 @@ class RealTasks:
     def __init__(self, report: Report) -> None:
         self._report = report
         self._running: dict[asyncio.Task[Any], None] = {}
+        self._threads = OF_LOOP.get() or BlockingThreads()
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work, name=name)
@@ -42,14 +44,7 @@ class RealTasks:
             self._report(task.get_name(), error)
 
     async def run_blocking(self, work: Callable[[], T]) -> T:
-        call = asyncio.get_running_loop().run_in_executor(None, work)
-        try:
-            return await asyncio.shield(call)
-        except asyncio.CancelledError:
-            while not call.done():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait([call])
-            raise
+        return await self._threads.run(work)
 
     async def cancel_all(self) -> None:
         """Also ends tasks that others spawn while they are being cancelled; never the caller itself."""
