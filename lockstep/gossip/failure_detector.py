@@ -138,7 +138,10 @@ class _Rhythm:
 
     def deviation_s(self) -> float:
         """At least the part of the mean that chance could hide."""
-        floor_s = SPREAD_MIN * self.mean_s()
+        return self._deviation_s(self.mean_s())
+
+    def _deviation_s(self, mean_s: float) -> float:
+        floor_s = SPREAD_MIN * mean_s
         count = len(self.intervals_us)
         if count < 2:
             return floor_s
@@ -152,13 +155,19 @@ class _Rhythm:
 
     def allowed_s(self, deviations: float) -> float:
         """The silence that stays below so many deviations, within the bounds."""
+        return self._allowed_s(deviations, self.mean_s(), self.deviation_s())
+
+    def _allowed_s(self, deviations: float, mean_s: float, deviation_s: float) -> float:
         longest_s = self.expected_s * SILENCE_INTERVALS_MAX
-        return min(longest_s, self.mean_s() + deviations * self.deviation_s())
+        return min(longest_s, mean_s + deviations * deviation_s)
 
     def _set(self) -> None:
+        # Each sign of life comes here: both limits are of one mean and one deviation.
+        mean_s = self.mean_s()
+        deviation_s = self._deviation_s(mean_s)
         since_s = self.heard_s + self.excused_s
-        self.slow_after_s = since_s + self.allowed_s(self._limits.slow)
-        self.silent_after_s = since_s + self.allowed_s(self._limits.suspect)
+        self.slow_after_s = since_s + self._allowed_s(self._limits.slow, mean_s, deviation_s)
+        self.silent_after_s = since_s + self._allowed_s(self._limits.suspect, mean_s, deviation_s)
         assert since_s < self.slow_after_s <= self.silent_after_s, "a node is slow before it is suspected"
 
 

@@ -9,7 +9,7 @@ keeps nothing.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
@@ -20,12 +20,14 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.placement.placements import PlacedRange, ReplicaGroup
 from lockstep.quorum.failure_codes import STALE_TABLE
 from lockstep.runtime.ports import Runtime
+from lockstep.schema.model import Schema
 from lockstep.schema.tracking import is_tracked, tracked_tables
 from lockstep.storage.journal import Journal
 from lockstep.storage.journal_records import Named
 from lockstep.storage.shard_logs import Shard
 from lockstep.tracking.held import NOTHING, Held
 from lockstep.values.errors import LockstepError, NotReplica, PeerTimeout, StaleEpoch
+from lockstep.values.memo import memo
 from lockstep.values.node_limits import JOURNAL_PULL_BYTES, JOURNAL_PULLS_MAX
 from lockstep.values.tokens import Range
 
@@ -78,9 +80,12 @@ def group_of(cluster: ClusterMetadata, shard: Shard) -> ReplicaGroup | None:
     return placed.group if placed is not None else None
 
 
-def tracked_groups(cluster: ClusterMetadata) -> dict[int, int]:
-    """Tracked tables, by id, with the placement group of each."""
-    schema = cluster.schema
+def tracked_groups(cluster: ClusterMetadata) -> Mapping[int, int]:
+    """Tracked tables, by id, with the placement group of each; looked for once in each schema."""
+    return memo(cluster.schema, "_tracked_groups", _tracked_groups)
+
+
+def _tracked_groups(schema: Schema) -> Mapping[int, int]:
     return {table.id: schema.by_name[table.keyspace].group_of(table) for table in tracked_tables(schema)}
 
 

@@ -288,6 +288,18 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
         """The tables of a placement group, by keyspace and name; costs as many as there are."""
         return tuple(table for keyspace in self.keyspaces for table in keyspace.groups.get(group, ()))
 
+    def table_ids_in(self, group: int) -> tuple[int, ...]:
+        """Ids of the tables of a placement group, in that order. Work on ranges asks for each of them."""
+        found = self._ids_in.get(group)
+        if found is None:
+            found = self._ids_in[group] = tuple([table.id for table in self.tables_in(group)])
+        return found
+
+    @cached_property
+    def _ids_in(self) -> dict[int, tuple[int, ...]]:
+        """Of the groups that were asked about."""
+        return {}
+
     def table(self, keyspace: str, name: str) -> Table | None:
         found = self.by_name.get(keyspace)
         return found.by_name.get(name) if found is not None else None

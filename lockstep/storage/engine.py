@@ -37,7 +37,7 @@ from lockstep.storage.reading import Reading, partitions_between
 from lockstep.storage.rocks.rocks_runs import shrinks
 from lockstep.storage.rows import keys
 from lockstep.storage.rows.fragments import fragments_of
-from lockstep.storage.rows.keys import table_of, with_ballots
+from lockstep.storage.rows.keys import all_stored_ids, table_of, with_ballots
 from lockstep.storage.rows.reconcile import is_empty
 from lockstep.storage.store import Batch, Family, FixedContent, Pair, RangeCursor, Run, Store
 from lockstep.storage.store_position import begin_generation
@@ -397,7 +397,7 @@ class StorageEngine:
         """Those of the tables of which a range holds rows or ballots, durably so. CorruptFile."""
         if not table_ids:
             return ()
-        stored_ids = sorted(with_ballots(table_ids))
+        stored_ids = all_stored_ids(table_ids)
         first, last = (keys.token_bounds(stored_ids[at], tokens) for at in (0, -1))
         sequence = self._commit.unsynced_between(first[0], last[1])
         found = {table_of(stored_id) for stored_id in _filled(self._store, stored_ids, tokens)}
@@ -487,7 +487,7 @@ class StorageEngine:
         them, and what is empty is not written to."""
         self._commit.admit()
         sequence = begin_generation(self)
-        stored_ids = sorted(with_ballots(table_ids))
+        stored_ids = all_stored_ids(table_ids)
         for at in range(0, len(stored_ids), limits.TABLES_DROPPED_AT_ONCE_MAX):
             if at:
                 await asyncio.sleep(0)

@@ -5,8 +5,7 @@ Invariant: counts only grow, but estimates may be corrected either way; nothing 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 
 from lockstep.internode.handshake import Address
 from lockstep.runtime.ports import Clock
@@ -54,24 +53,24 @@ class StreamProgress:
         self.ranges_total = 0
         self.tables_total = 0
         #: Table -> ranges of it that are still to come.
-        self._lacking: Counter[int] = Counter()
+        self._lacking: dict[int, int] = {}
         self._began_s: float | None = None
 
-    def plan(self, ranges: int, tables: Iterable[int]) -> None:
-        """Ranges that there will be, and the table of each stream: one that occurs twice has two ranges."""
-        self.ranges_total, self._lacking = ranges, Counter(tables)
+    def plan(self, ranges: int, tables: Mapping[int, int]) -> None:
+        """Ranges that there will be, and of each table how many."""
+        self.ranges_total, self._lacking = ranges, dict(tables)
         self.tables_total = len(self._lacking)
 
     def table_done(self, table: int) -> None:
         """One range of it is."""
-        self._lacking[table] -= 1
+        self._lacking[table] = self._lacking.get(table, 0) - 1
 
     def tables_skipped(self, tables: Iterable[int], but: Container[int]) -> None:
         """One range of each of the tables is, of which there was nothing, `but` for some."""
         lacking = self._lacking
         for table in tables:
             if table not in but:
-                lacking[table] -= 1
+                lacking[table] = lacking.get(table, 0) - 1
 
     @property
     def tables_done(self) -> int:

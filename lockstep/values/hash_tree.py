@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from operator import itemgetter
@@ -18,6 +19,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
+from lockstep.values.memo import keep, kept
 from lockstep.values.tokens import Range
 
 V = TypeVar("V")
@@ -27,6 +29,8 @@ DIGEST_BYTES: Final = 32
 #: key for every 4,096 of the map (a map of dense keys has as many pairs in each).
 _FAN_OUT: Final = 64
 _NO_PAIRS: Final = bytes(DIGEST_BYTES)
+#: Beside a tree: (the older one that it was compared with last, what differed).
+_SINCE: Final = "_since"
 
 
 def blake(data: bytes) -> bytes:
@@ -65,7 +69,7 @@ def _place(key: int) -> tuple[int, int]:
     return key // _FAN_OUT % _FAN_OUT, key % _FAN_OUT
 
 
-class HashTree(msgspec.Struct, Generic[V], frozen=True, dict=True):
+class HashTree(msgspec.Struct, Generic[V], frozen=True, dict=True, weakref=True):
     """Keys are not negative. The digest given with a value must cover the key and the value."""
 
     branches: tuple[_Branch, ...] = (_EMPTY_BRANCH,) * _FAN_OUT
@@ -224,19 +228,36 @@ def _bucket(found: list[tuple[int, V, bytes]]) -> _Bucket:
 
 
 def changed(before: HashTree[V], after: HashTree[V]) -> list[tuple[int, V | None, V | None]]:
-    """(key, old value, new value) where the objects differ, by key; costs what changed."""
+    """(key, old value, new value) where the objects differ, by key; costs what changed, and nothing when the
+    same two were compared last: parts, listeners and checks ask about each entry."""
+    known = kept(after, _SINCE)
+    if known is not None and known[0]() is before:
+        return list(known[1])
+    found = _changed(before, after)
+    # The older tree is not kept: it keeps what it was compared with.
+    keep(after, _SINCE, (weakref.ref(before), tuple(found)))
+    return found
+
+
+def _changed(before: HashTree[V], after: HashTree[V]) -> list[tuple[int, V | None, V | None]]:
     found: list[tuple[int, V | None, V | None]] = []
+    if before is after:
+        return found
     for old_branch, new_branch in zip(before.branches, after.branches, strict=True):
         if old_branch is new_branch:
             continue
         for old_bucket, new_bucket in zip(old_branch.children, new_branch.children, strict=True):
-            if old_bucket is not new_bucket:
-                old, new = dict(old_bucket.pairs), dict(new_bucket.pairs)
-                for key in sorted(old.keys() | new.keys()):
-                    if old.get(key) is not new.get(key):
-                        found.append((key, old.get(key), new.get(key)))
+            if old_bucket is new_bucket:
+                continue
+            old, new = dict(old_bucket.pairs), dict(new_bucket.pairs)
+            for key, value in old.items():
+                if (now := new.pop(key, None)) is not value:
+                    found.append((key, value, now))
+            found += [(key, None, value) for key, value in new.items()]
     assert abs(after.count - before.count) <= len(found), "each pair that came or went is told"
-    return sorted(found, key=itemgetter(0))
+    if len(found) > 1:
+        found.sort(key=itemgetter(0))
+    return found
 
 
 LEAF_BYTES: Final = 16

@@ -78,7 +78,7 @@ def test_streams_to_come_are_taken_to_be_as_large_as_those_that_began() -> None:
 
 def test_a_table_is_done_when_all_its_ranges_are() -> None:
     progress = StreamProgress()
-    progress.plan(3, [7, 7, 8])
+    progress.plan(3, {7: 2, 8: 1})
     assert (progress.ranges_total, progress.tables_total, progress.tables_done) == (3, 2, 0)
     progress.table_done(7)
     assert progress.tables_done == 0
@@ -90,7 +90,7 @@ def test_a_table_is_done_when_all_its_ranges_are() -> None:
 
 def test_what_is_left_is_the_longer_of_bytes_at_the_rate_and_ranges_at_their_pace() -> None:
     clock, progress = HandClock(), StreamProgress()
-    progress.plan(10, range(10))
+    progress.plan(10, dict.fromkeys(range(10), 1))
     assert progress.left_s(clock.now_s) == 0, "nobody said yet how much it is"
     progress.views = [view(clock, total=1000)]
     progress.rate.note(clock.now_s, 0)

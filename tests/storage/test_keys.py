@@ -76,3 +76,8 @@ def test_one_rows_fragments_are_not_in_another_rows_place() -> None:
     short, long = keys.row_prefix(prefix, b"a"), keys.row_prefix(prefix, b"a\x00")
     newest = keys.write_suffix(-(1 << 63), b"\xff" * 14)
     assert short + newest < keys.place_end(short) < long
+
+
+def test_stored_ids_in_order_are_those_of_tables_and_then_their_companions() -> None:
+    for table_ids in ((), (5,), (9, 3, 7)):
+        assert keys.all_stored_ids(table_ids) == sorted(keys.with_ballots(table_ids))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
+import weakref
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -85,3 +89,21 @@ def test_a_change_keeps_all_other_nodes() -> None:
     assert sum(old is not new for old, new in zip(tree.branches, after.branches, strict=True)) == 1
     assert changed(tree, after) == [(77, "x", "y")] and after.with_value(77, "x", leaf(77, "x")) == tree
     assert after[77] == "y" and after.digest_of(77) == leaf(77, "y") and after.get(10_000) is None
+
+
+def test_what_differs_is_told_again_and_again_and_keeps_no_older_tree() -> None:
+    trees = [EMPTY_TREE]
+    for number in range(5):
+        trees.append(trees[-1].with_value(number, f"value {number}", blake(str(number).encode())))
+    for before, after in itertools.pairwise(trees):
+        first = changed(before, after)
+        first.append("whoever was told does with it what it likes")
+        key = after.count - 1
+        assert changed(before, after) == [(key, None, f"value {key}")] == changed(before, after)
+    assert len(changed(EMPTY_TREE, trees[5])) == 5
+    assert changed(trees[4], trees[5]) == [(4, None, "value 4")]
+    older = weakref.ref(trees[3])
+    newest = trees[5]
+    del trees, before, after
+    gc.collect()
+    assert older() is None and newest.count == 5

@@ -7,6 +7,7 @@ as each effect; the same order asked twice joins the running work; repeating fin
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
@@ -295,7 +296,9 @@ class WorkService:
                 f"too few live replicas of ({starved.range.left}, {starved.range.right}] to stream from"
             )
         progress.expected = 2 * sum(len(task.sources) * len(table_ids(cluster, task.group)) for task in tasks)
-        progress.plan(len(tasks), (table for t in tasks for table in table_ids(cluster, t.group)))
+        ranges_of = Counter(task.group for task in tasks)
+        tables = {table: n for group, n in ranges_of.items() for table in table_ids(cluster, group)}
+        progress.plan(len(tasks), tables)
         gate = asyncio.Semaphore(STREAMS_AT_ONCE_MAX)
         surveyed: dict[StreamTask, Streamed] = {}
 
@@ -437,4 +440,4 @@ def _joined(transitions: Iterable[Transition]) -> list[tuple[int, list[Range]]]:
 
 def table_ids(cluster: ClusterMetadata, group: int) -> tuple[int, ...]:
     """Tables of the placement group."""
-    return tuple(table.id for table in cluster.schema.tables_in(group))
+    return cluster.schema.table_ids_in(group)

@@ -165,6 +165,13 @@ def with_ballots(table_ids: Iterable[int]) -> list[int]:
     return [found for table_id in table_ids for found in (table_id, ballots_of(table_id))]
 
 
+def all_stored_ids(table_ids: Iterable[int]) -> list[int]:
+    """As `with_ballots`, ascending: companions come behind all tables."""
+    ids = sorted(table_ids)
+    assert not ids or ids[-1] < _COMPANION, "a companion has no companion"
+    return [*ids, *[table_id | _COMPANION for table_id in ids]]
+
+
 def table_of(stored_id: int) -> int:
     """The table that a stored id belongs to."""
     return stored_id & ~_COMPANION
