@@ -13,6 +13,8 @@ import numpy as np
 
 #: Behind every buffer, so that a stretch of this length may begin at any byte of it.
 PADDING: Final = 256
+#: Bytes that are compared at once, as numbers.
+_WORDS: Final = (8, 4, 2, 1)
 
 
 class Joined:
@@ -51,14 +53,23 @@ class Joined:
         if count < 2:
             return found
         lengths = self.lengths
-        # Values that are equal end alike; few others of one length do.
-        width = next(size for size in (8, 4, 2, 1, 0) if size <= lengths.min())
-        like = lengths[1:] == lengths[:-1]
-        if width:
-            last = windows(self.octets, self.ends - width, width).view(f"u{width}")[:, 0]
-            like &= last[1:] == last[:-1]
-        for at in np.flatnonzero(like).tolist():
-            found[at + 1] = self.value(at) == self.value(at + 1)
+        lefts, rights = self.starts[:-1], self.starts[1:]
+        # Neighbours of one length, a word after the other, last ones first: equal values end alike, and few
+        # others of one length do.
+        like = np.flatnonzero(lengths[1:] == lengths[:-1])
+        left = lengths[like]
+        while len(like):
+            ended = left == 0
+            if ended.any():
+                found[like[ended] + 1] = True
+                like, left = like[~ended], left[~ended]
+                continue
+            width = next(size for size in _WORDS if size <= left.min())
+            left = left - width
+            first = windows(self.octets, lefts[like] + left, width).view(f"u{width}")[:, 0]
+            second = windows(self.octets, rights[like] + left, width).view(f"u{width}")[:, 0]
+            kept = first == second
+            like, left = like[kept], left[kept]
         return found
 
 
