@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 from msgspec.structs import replace
@@ -30,6 +30,7 @@ from lockstep.scans.messages import (
     framed,
 )
 from lockstep.scans.session_files import FACTS_SUFFIX, LEASE, LEASE_SUFFIX, Expired
+from lockstep.scans.stored_digests import StoredDigests, parted
 from lockstep.scans.table_reader import TableReader
 from lockstep.storage.damage import DamagedFiles
 from lockstep.storage.rocks.rocks_building import open_content
@@ -176,14 +177,16 @@ class Contents:
         sent = given = 0
         if wanted.digests is not None:
             batches = _digests(content, wanted.digests, read)
+        elif wanted.cuts is not None:
+            batches = _parted(content, wanted, wanted.cuts, read)
         else:
             batches = _stored(content, wanted, read) if wanted.fragments else _rows(content, wanted, read)
-        for rows, batch, next_key, begun_in in batches:
+        for rows, batch, next_key, begun_in, stored in batches:
             if batch is None:
                 body: Any = b""
             else:
                 body = batch.serialize()
-            head = BatchHead(len(body), rows, next_key, begun_in)
+            head = BatchHead(len(body), rows, next_key, begun_in, stored)
             tally.add(head, body)
             yield head, body
             content.renew()
@@ -235,6 +238,14 @@ class _Read:
 
     def __init__(self) -> None:
         self.fragments = self.bytes = 0
+        self._told = 0
+
+    def is_long(self) -> bool:
+        """Whether so much was read that the reader is to hear of it."""
+        if self.fragments - self._told < _DIGESTED * _DIGESTED_PORTIONS:
+            return False
+        self._told = self.fragments
+        return True
 
 
 def _takers(content: _Content, wanted: RowsWanted, read: _Read) -> Iterator[list[Pair]]:
@@ -274,10 +285,21 @@ def _few(count: int, wanted: RowsWanted, read: _Read) -> int:
     return min(count, max(wanted.rows_max + 1 - read.fragments, _TAKEN_LEAST))
 
 
-_Batches = Iterator[tuple[int, pa.RecordBatch | None, bytes, bytes]]
+class _Part(NamedTuple):
+    """What is sent at once; see `BatchHead`."""
+
+    rows: int = 0
+    batch: pa.RecordBatch | None = None
+    next_key: bytes = b""
+    begun_in: bytes = b""
+    stored: bytes = b""
 
 
-def _rows(content: _Content, wanted: RowsWanted, read: _Read) -> _Batches:
+#: Nothing, so that a reader hears that it goes on.
+_GOES_ON: Final = _Part()
+
+
+def _rows(content: _Content, wanted: RowsWanted, read: _Read) -> Iterator[_Part]:
     reader = TableReader(
         content.facts.table,
         wanted.columns,
@@ -286,27 +308,50 @@ def _rows(content: _Content, wanted: RowsWanted, read: _Read) -> _Batches:
         lone_statics=wanted.lone_statics,
         begun_in=wanted.begun_in,
     )
+    stored = StoredDigests() if wanted.told else None
     batches: list[pa.RecordBatch] = []
     given, enough = 0, wanted.rows_max or 1 << 62
     for portion, pairs in enumerate(_takers(content, wanted, read)):
         batches += reader.feed(pairs)
+        if stored is not None:
+            stored.take_before(reader.next_key, pairs)
         rows = sum(batch.num_rows for batch in batches)
         # Where few rows show, a reader is to know how far reading has come.
         if rows >= _BATCH_ROWS or not portion % _PORTIONS_MAX or given + rows >= enough:
-            yield _joined(reader, batches)
+            yield _joined(reader, batches, b"" if stored is None else stored.told()[0])
             given += rows
             batches = []
-    yield _joined(reader, [*batches, *reader.finish()])
+    yield _joined(reader, [*batches, *reader.finish()], b"" if stored is None else stored.rest())
 
 
-def _joined(
-    reader: TableReader, batches: list[pa.RecordBatch]
-) -> tuple[int, pa.RecordBatch | None, bytes, bytes]:
+def _joined(reader: TableReader, batches: list[pa.RecordBatch], stored: bytes) -> _Part:
     """Also without rows: reading has come that far."""
     if not batches:
-        return 0, None, reader.next_key, reader.begun
+        return _Part(0, None, reader.next_key, reader.begun, stored)
     batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-    return batch.num_rows, batch, reader.next_key, reader.begun
+    return _Part(batch.num_rows, batch, reader.next_key, reader.begun, stored)
+
+
+def _parted(content: _Content, wanted: RowsWanted, cuts: Sequence[bytes], read: _Read) -> Iterator[_Part]:
+    if list(cuts) != sorted(cuts):
+        raise InvalidRequest("keys at which digests are cut ascend")
+    found = []
+    for part in parted(_takers(content, wanted, read), cuts):
+        if part is not None:
+            found.append(part)
+        elif read.is_long():
+            yield _GOES_ON
+    # Who does not know of cuts tells no digest beside them.
+    yield _listed(found)._replace(stored=found[-1][0])
+
+
+def _listed(found: Sequence[tuple[bytes, int]]) -> _Part:
+    """Digests, each with its rows."""
+    columns = [
+        pa.array([digest for digest, _ in found], pa.binary(16)),
+        pa.array([rows for _, rows in found], pa.int64()),
+    ]
+    return _Part(len(found), pa.RecordBatch.from_arrays(columns, schema=DIGESTS_SCHEMA))
 
 
 def _digested(facts: SessionFacts, wanted: DigestsWanted) -> Bounds:
@@ -322,39 +367,48 @@ def _digested(facts: SessionFacts, wanted: DigestsWanted) -> Bounds:
     return tuple(keys.token_bounds(table_id, Range(left, right)) for left, right, _ in wanted.ranges)
 
 
-def _digests(content: _Content, wanted: DigestsWanted, read: _Read) -> _Batches:
+def _digests(content: _Content, wanted: DigestsWanted, read: _Read) -> Iterator[_Part]:
     facts = content.facts
-    widths = widths_of(facts.table)
-    for left, right, count in wanted.ranges:
+    table, widths = facts.table.table, widths_of(facts.table)
+    for number, (left, right, count) in enumerate(wanted.ranges):
         tokens = Range(left, right)
-        before_s = purged_before_s(facts.repaired, facts.table.table, tokens, wanted.now_s)
+        portions = _digested_portions(content, keys.token_bounds(table.id, tokens), read)
+        if wanted.stored:
+            cuts = [keys.token_bounds(table.id, part)[1] for part in parts(tokens, count)[:-1]]
+            found = []
+            for part in parted(portions, cuts, counts_rows=number < wanted.counted):
+                if part is not None:
+                    found.append(part)
+                elif read.is_long():
+                    yield _GOES_ON
+            yield _listed(found)
+            continue
+        before_s = purged_before_s(facts.repaired, table, tokens, wanted.now_s)
         digests = BucketDigests(parts(tokens, count), before_s, widths)
-        cursor = content.cursor(*keys.token_bounds(facts.table.table.id, tokens))
-        try:
-            taken = 0
-            while pairs := cursor.take(_DIGESTED):
-                digests.feed(pairs)
-                taken += 1
-                read.fragments += len(pairs)
-                if len(pairs) < _DIGESTED:
-                    break
-                if not taken % _DIGESTED_PORTIONS:
-                    yield 0, None, b"", b""
-        finally:
-            cursor.close()
-        found = digests.finish()
-        columns = [
-            pa.array([digest for digest, _ in found], pa.binary(16)),
-            pa.array([rows for _, rows in found], pa.int64()),
-        ]
-        yield len(found), pa.RecordBatch.from_arrays(columns, schema=DIGESTS_SCHEMA), b"", b""
+        for pairs in portions:
+            digests.feed(pairs)
+            if read.is_long():
+                yield _GOES_ON
+        yield _listed(digests.finish())
 
 
-def _stored(content: _Content, wanted: RowsWanted, read: _Read) -> _Batches:
+def _digested_portions(content: _Content, bounds: tuple[bytes, bytes], read: _Read) -> Iterator[list[Pair]]:
+    cursor = content.cursor(*bounds)
+    try:
+        while pairs := cursor.take(_DIGESTED):
+            read.fragments += len(pairs)
+            yield pairs
+            if len(pairs) < _DIGESTED:
+                return
+    finally:
+        cursor.close()
+
+
+def _stored(content: _Content, wanted: RowsWanted, read: _Read) -> Iterator[_Part]:
     for pairs in _takers(content, wanted, read):
         found = [pa.array([pair[at] for pair in pairs], pa.binary()) for at in (0, 1)]
         batch = pa.RecordBatch.from_arrays(found, schema=STORED_SCHEMA)
-        yield len(pairs), batch, pairs[-1][0] + b"\x00", b""
+        yield _Part(len(pairs), batch, pairs[-1][0] + b"\x00")
 
 
 def pairs_of(batch: pa.RecordBatch) -> list[Pair]:

@@ -80,10 +80,13 @@ class SessionFacts(msgspec.Struct, frozen=True, array_like=True):
 class DigestsWanted(msgspec.Struct, frozen=True, array_like=True):
     """Of each range of tokens, (left, right, parts), the number of rows and a digest of each of its equal
     parts: an Arrow batch of `DIGESTS_SCHEMA` a range. `now_s`: when it is decided what may be purged, which
-    counts as gone."""
+    counts as gone. `stored`: a digest is of fragments as they are stored, and rows are counted of the first
+    `counted` ranges alone, with what may be purged."""
 
     ranges: tuple[tuple[int, int, int], ...]
     now_s: int
+    stored: bool = False
+    counted: int = 0
 
 
 class RowsWanted(msgspec.Struct, frozen=True, array_like=True):
@@ -91,7 +94,9 @@ class RowsWanted(msgspec.Struct, frozen=True, array_like=True):
 
     `fragments`: what is stored, to be merged with what other replicas store, in place of rows. `rows_max`: an
     answer may end when it has so many, of either; 0: no matter how many. `digests`: these in place of rows,
-    and of their ranges in place of bounds.
+    and of their ranges in place of bounds. `told`: with each batch of rows the digest of what is stored
+    between its key and that of the batch before. `cuts`: these digests in place of rows, of what lies before
+    each of these keys and of what is behind the last, as one batch of `DIGESTS_SCHEMA`.
     """
 
     session: str
@@ -106,16 +111,19 @@ class RowsWanted(msgspec.Struct, frozen=True, array_like=True):
     fragments: bool = False
     rows_max: int = 0
     digests: DigestsWanted | None = None
+    told: bool = False
+    cuts: tuple[bytes, ...] | None = None
 
 
 class BatchHead(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
     """An Arrow record batch of `size` bytes follows, none with 0: it goes on. Reading goes on at `next_key`;
-    `begun_in`: as it is to be asked for then."""
+    `begun_in`: as it is to be asked for then. `stored`: the digest of what is stored, if it was wanted."""
 
     size: int
     rows: int
     next_key: bytes
     begun_in: bytes = b""
+    stored: bytes = b""
 
 
 class Trailer(msgspec.Struct, frozen=True, array_like=True, tag="trailer"):

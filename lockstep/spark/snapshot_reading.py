@@ -9,15 +9,14 @@ the rules are those of any read. Once too few replicas have the session, the sna
 
 from __future__ import annotations
 
-import bisect
 import socket
-from collections.abc import Iterator, Sequence
-from operator import itemgetter
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import pyarrow as pa
 
-from lockstep.scans.content_reading import STORED_SCHEMA, pairs_of
+from lockstep.scans.content_reading import DIGESTS_SCHEMA, STORED_SCHEMA
 from lockstep.scans.messages import (
     HEAD,
     HEAD_BYTES_MAX,
@@ -37,8 +36,8 @@ from lockstep.spark.options import Options
 from lockstep.spark.retrying import Retry
 from lockstep.spark.selecting import Selection
 from lockstep.spark.snapshots import Locations, Snapshot, SnapshotRange, pieces_of
+from lockstep.spark.stored_union import Source, SourceFailed, union
 from lockstep.storage.rows import keys
-from lockstep.storage.store import Pair
 from lockstep.values.codec import UNREADABLE
 from lockstep.values.errors import (
     InvalidRequest,
@@ -56,6 +55,10 @@ _ANSWER_BYTES: Final = 64 * 1024 * 1024
 #: the first key.
 _REQUEST_BYTES: Final = 1024 * 1024
 _BOUNDS_MAX: Final = 4096
+#: Of one answer that the other replicas are asked about: a task holds it meanwhile.
+_TOLD_BYTES: Final = 16 * 1024 * 1024
+#: Answers in a row of which replicas store something different, after which all that is left is merged.
+_UNLIKE_MAX: Final = 2
 #: So many times as many fragments are asked for as before where those were not enough.
 _MORE: Final = 4
 #: Room for what is sent while the reader works on what it has.
@@ -82,7 +85,7 @@ class SnapshotScan:
         self._gone: dict[int, None] = {}
         self.schema = self._reader().schema
 
-    def _reader(self) -> TableReader:
+    def _reader(self, begun_in: bytes = b"") -> TableReader:
         snapshot = self._snapshot
         return TableReader(
             snapshot.table,
@@ -90,6 +93,7 @@ class SnapshotScan:
             snapshot.now_s,
             self._options.decimal_scale,
             lone_statics=self._lone_statics,
+            begun_in=begun_in,
         )
 
     def ranges(self, ranges: Sequence[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
@@ -144,7 +148,7 @@ class SnapshotScan:
     def _read(self, part: SnapshotRange, bounds: Bounds) -> Iterator[pa.RecordBatch]:
         if part.wanted == 1:
             return self._one(part, bounds)
-        return self._merged(part, bounds)
+        return self._several(part, bounds)
 
     # -- one replica ----------------------------------------------------------------------------------
 
@@ -213,8 +217,77 @@ class SnapshotScan:
 
     # -- several replicas -----------------------------------------------------------------------------
 
-    def _merged(self, part: SnapshotRange, bounds: Bounds) -> Iterator[pa.RecordBatch]:
-        reader, retry = self._reader(), Retry()
+    def _several(self, part: SnapshotRange, bounds: Bounds) -> Iterator[pa.RecordBatch]:
+        """Rows of one replica as far as the others store the same; merged ones where they do not."""
+        begun_in, unlike, retry = b"", 0, Retry()
+        while bounds and not self._has_enough():
+            found = self._compared(part, bounds, begun_in, retry)
+            if found is None:
+                continue
+            for head, batch in zip(found.heads[: found.alike], found.batches, strict=False):
+                if batch is not None:
+                    yield batch
+                bounds, begun_in = left_of(bounds, head.next_key), head.begun_in
+            if found.alike == len(found.heads):
+                bounds, unlike = () if found.ended else bounds, 0
+                continue
+            unlike += 1
+            until = b"" if unlike > _UNLIKE_MAX or not found.heads else found.unlike_until
+            bounds, begun_in = yield from self._merged(part, bounds, begun_in, until)
+
+    def _compared(
+        self, part: SnapshotRange, bounds: Bounds, begun_in: bytes, retry: Retry
+    ) -> _Compared | None:
+        """An answer of one replica, and how much of it the others agree with. None: ask again."""
+        first, *others = self._chosen(part)
+        wanted = self._wanted(bounds, begun_in, rows_max=self._left())
+        wanted = msgspec.structs.replace(wanted, told=True, bytes_max=_TOLD_BYTES)
+        found = _Compared([], [], 0, False)
+        node = first
+        try:
+            for head, body in answer_of(self._options, self._locations.of(first), wanted):
+                if isinstance(head, Trailer):
+                    self._count(head)
+                    found.ended = head.ended
+                    continue
+                found.heads.append(head)
+                found.batches.append(
+                    pa.ipc.read_record_batch(pa.py_buffer(body), self.schema) if head.size else None
+                )
+            told = [head.stored for head in found.heads]
+            if not all(told):
+                return _NOT_TOLD
+            found.alike = len(told)
+            asked = bounds if found.ended else _before(bounds, found.heads[-1].next_key)
+            cuts = tuple(head.next_key for head in found.heads[:-1])
+            for node in others:
+                theirs = self._stored_digests(node, asked, cuts)
+                if len(theirs) != len(told):
+                    return _NOT_TOLD
+                unlike = (at for at, pair in enumerate(zip(told, theirs, strict=True)) if pair[0] != pair[1])
+                found.alike = min(found.alike, next(unlike, len(told)))
+        except LockstepError as error:
+            self._failed(node, error, retry)
+            return None
+        retry.succeeded()
+        return found
+
+    def _stored_digests(self, node: int, bounds: Bounds, cuts: tuple[bytes, ...]) -> list[bytes]:
+        wanted = msgspec.structs.replace(self._wanted(bounds), cuts=cuts)
+        found: list[bytes] = []
+        for head, body in answer_of(self._options, self._locations.of(node), wanted):
+            if isinstance(head, Trailer):
+                self._count(head)
+            elif head.size and head.stored:
+                found += pa.ipc.read_record_batch(pa.py_buffer(body), DIGESTS_SCHEMA).column(0).to_pylist()
+        return found
+
+    def _merged(
+        self, part: SnapshotRange, bounds: Bounds, begun_in: bytes, until: bytes
+    ) -> Generator[pa.RecordBatch, None, tuple[Bounds, bytes]]:
+        """Rows before the key `until` at the least, all without one; then where reading goes on, and in
+        which partition."""
+        reader, retry, whole = self._reader(begun_in), Retry(), bounds
         while bounds:
             nodes = self._chosen(part)
             sources = [Source(node, self.stored(node, bounds)) for node in nodes]
@@ -222,16 +295,19 @@ class SnapshotScan:
                 for pairs, last in union(sources):
                     yield from reader.feed(pairs)
                     if self._has_enough():
-                        return
+                        return (), b""
+                    if until and reader.next_key >= until:
+                        return left_of(whole, reader.next_key), reader.begun
                     bounds = _from(bounds, last + b"\x00")
                     retry.succeeded()
                 bounds = ()
-            except _SourceFailed as failure:
+            except SourceFailed as failure:
                 self._failed(failure.node, failure.error, retry)
             finally:
                 for source in sources:
                     source.close()
         yield from reader.finish()
+        return (), b""
 
     def stored(self, node: int, bounds: Bounds) -> Iterator[pa.RecordBatch]:
         """What a node stores between keys."""
@@ -249,6 +325,25 @@ class SnapshotScan:
                 yield pa.ipc.read_record_batch(pa.py_buffer(body), STORED_SCHEMA)
 
 
+class _Compared(msgspec.Struct):
+    """An answer of one replica; its first `alike` batches are of what the others store too."""
+
+    heads: list[BatchHead]
+    batches: list[pa.RecordBatch | None]
+    alike: int
+    ended: bool
+
+    @property
+    def unlike_until(self) -> bytes:
+        """Where the first batch that is not ends; nothing: where all does."""
+        is_last = self.alike == len(self.heads) - 1
+        return b"" if is_last and self.ended else self.heads[self.alike].next_key
+
+
+#: Of nodes of an earlier release, which tell no digests.
+_NOT_TOLD: Final = _Compared([], [], -1, False)
+
+
 class _Place(NamedTuple):
     """What is read of a place: rows between keys, with what heads their partition where it is not between
     them."""
@@ -263,84 +358,6 @@ class _Elsewhere(StorageError):
     retriable = True
 
 
-class _SourceFailed(Exception):
-    def __init__(self, node: int, error: LockstepError) -> None:
-        super().__init__(error.message)
-        self.node = node
-        self.error = error
-
-
-class Source:
-    """What one replica stores, batch by batch."""
-
-    def __init__(self, node: int, batches: Iterator[pa.RecordBatch]) -> None:
-        self._node = node
-        self._batches = batches
-        self.batch: pa.RecordBatch | None = None
-        #: What is left of the batch; None while nothing was taken of it.
-        self._left: list[Pair] | None = None
-        self.ended = False
-
-    def fill(self) -> None:
-        """Have a batch, unless it has ended."""
-        try:
-            while self.batch is None and not self.ended:
-                batch = next(self._batches, None)
-                self.ended = batch is None
-                self.batch = batch if batch is not None and batch.num_rows else None
-        except LockstepError as error:
-            raise _SourceFailed(self._node, error) from error
-
-    @property
-    def is_whole(self) -> bool:
-        return self.batch is not None and self._left is None
-
-    @property
-    def pairs(self) -> list[Pair]:
-        if self._left is None:
-            self._left = [] if self.batch is None else pairs_of(self.batch)
-        return self._left
-
-    def take(self, last: bytes) -> list[Pair]:
-        """Those up to a key, which is in the batch or behind it."""
-        pairs = self.pairs
-        at = bisect.bisect_right(pairs, last, key=itemgetter(0))
-        self._left = pairs[at:]
-        if at == len(pairs):
-            self.taken()
-        return pairs[:at]
-
-    def taken(self) -> None:
-        self.batch = self._left = None
-
-    def close(self) -> None:
-        close: Any = getattr(self._batches, "close", None)
-        if close is not None:
-            close()
-
-
-def union(sources: Sequence[Source]) -> Iterator[tuple[list[Pair], bytes]]:
-    """(what any of the sources has, in key order, the key up to which it is known)."""
-    while True:
-        for source in sources:
-            source.fill()
-        full = [source for source in sources if source.batch is not None]
-        if not full:
-            return
-        first = full[0]
-        alike = len(full) == len(sources) and all(source.is_whole for source in full)
-        if alike and all(source.batch.equals(first.batch) for source in full[1:] if source.batch is not None):
-            pairs = first.pairs
-            for source in full:
-                source.taken()
-            yield pairs, pairs[-1][0]
-            continue
-        last = min(source.pairs[-1][0] for source in full)
-        portions = [source.take(last) for source in full]
-        # Fragments of one write are the same everywhere.
-        yield sorted(set().union(*portions)), last
-
-
 def left_of(bounds: Bounds, next_key: bytes) -> Bounds:
     """What is still to be read, from a key on; with it what is of the whole partition that the key lies
     in."""
@@ -353,6 +370,10 @@ def left_of(bounds: Bounds, next_key: bytes) -> Bounds:
     head = (prefix, min(next_key, prefix + keys.KIND_ROW))
     is_inside = any(lower <= prefix and prefix < upper for lower, upper in bounds)
     return (head, *rest) if is_inside and head[0] < head[1] else rest
+
+
+def _before(bounds: Bounds, key: bytes) -> Bounds:
+    return tuple((lower, min(key, upper)) for lower, upper in bounds if lower < key)
 
 
 def _from(bounds: Bounds, key: bytes) -> Bounds:

@@ -14,8 +14,9 @@ import pyarrow as pa
 
 from lockstep.scans.content_reading import STORED_SCHEMA
 from lockstep.scans.messages import SessionNode, SessionOpened, SessionRange
-from lockstep.spark.snapshot_reading import Source, left_of, union
+from lockstep.spark.snapshot_reading import left_of
 from lockstep.spark.snapshots import readable
+from lockstep.spark.stored_union import Source, union
 from lockstep.storage.rows import keys
 from lockstep.storage.store import Pair
 from lockstep.values.errors import ConfigurationError, Unavailable

@@ -264,11 +264,7 @@ class Asking(msgspec.Struct, frozen=True):
         """One task: digests of its parts, and the elements of buckets that differ."""
         told: dict[tuple[int, Wanted], DigestsTold] = {}
         if self.fixed is not None:
-            asked: dict[int, list[Wanted]] = {}
-            for part in chunk:
-                for node in part.replicas:
-                    asked.setdefault(node, []).append(part.wanted)
-            told = self.fixed.digests(asked, self._now_s)
+            told = self.fixed.compared([(part.wanted, part.replicas) for part in chunk], self._now_s)
         return [self._part(part, told) for part in chunk]
 
     def looked_again(self, chunk: Sequence[Found]) -> list[Found]:
