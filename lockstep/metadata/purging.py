@@ -7,12 +7,16 @@ repaired: there, in mode `repair`, nothing may go.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.repairs import Repaired, oldest
 from lockstep.schema.model import Table
 from lockstep.schema.table_options import option, option_map
 from lockstep.values.tokens import Range
+
+if TYPE_CHECKING:
+    # Readers beside the nodes judge too, and have no use for all of it.
+    from lockstep.metadata.cluster import ClusterMetadata
 
 
 def decided_by_repairs(table: Table) -> bool:

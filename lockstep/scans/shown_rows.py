@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lockstep.cql.bind.records import assembled
 from lockstep.scans.scan_table import ScanTable
+from lockstep.schema.assembling import assembled
 from lockstep.schema.clustering import decode, split_key
 from lockstep.schema.model import Column, ColumnKind
 from lockstep.storage.rows.visible import live_row, without_dead

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.coordination.counters import asks, counted, shard_path
-from lockstep.cql.bind.records import counter_sum
+from lockstep.schema.assembling import counter_sum
 from lockstep.storage.rows.reconcile import merge_partitions
 from lockstep.values.rows import Cell, Deletion, Mutation, Partition, Row, Slice
 

@@ -14,12 +14,12 @@ pytest.importorskip("pyarrow")
 
 import pyarrow as pa
 
-from lockstep.cql.bind.records import assembled
 from lockstep.scans import table_reader
 from lockstep.scans.arrow_columns import arrow_type, decode_cells, decode_raw
 from lockstep.scans.gather import Fixed, Raw
 from lockstep.scans.scan_table import ScanTable
 from lockstep.scans.table_reader import TableReader
+from lockstep.schema.assembling import assembled
 from lockstep.schema.clustering import decode, split_key
 from lockstep.schema.model import ColumnKind
 from lockstep.schema.types import CqlType, parse_type

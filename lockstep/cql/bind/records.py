@@ -8,7 +8,7 @@ partitions, except that of a SELECT without GROUP BY.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -17,11 +17,11 @@ from lockstep.cql.compile.expressions import Moment, Record, Selection
 from lockstep.cql.compile.prepared import TableShape
 from lockstep.cql.compile.restrictions import Restrictions
 from lockstep.cql.parse import tree
+from lockstep.schema.assembling import assembled
 from lockstep.schema.clustering import decode
 from lockstep.schema.model import Column, ColumnKind
-from lockstep.schema.types import CollectionType, CqlType, UserDefinedType
+from lockstep.schema.types import CqlType
 from lockstep.values.errors import InvalidRequest
-from lockstep.values.limits import COUNTER_BOUND
 from lockstep.values.outlines import Told
 from lockstep.values.rows import Cell, Partition, Row
 
@@ -114,34 +114,6 @@ class RecordReader:
                 record[at] = [*(record[at] or ()), cell]
         for slot, cells in gathered.items():
             record[slot] = assembled(self._collections[slot], cells)
-
-
-def assembled(kind: CqlType, cells: Sequence[Cell]) -> bytes:
-    """Serialised collection of its live cells; `join` brings sets and maps into their order."""
-    if isinstance(kind, UserDefinedType):
-        return kind.joined_cells((_path(cell), cell.value or b"") for cell in cells)
-    if kind.name == "counter":
-        return counter_sum(cell.value or b"" for cell in cells)
-    assert isinstance(kind, CollectionType)
-    if kind.name == "list":
-        return kind.join([cell.value or b"" for cell in sorted(cells, key=_path)])
-    if kind.name == "set":
-        return kind.join([_path(cell) for cell in cells])
-    parts: list[Any] = []
-    for cell in cells:
-        parts += (cell.path, cell.value)
-    return kind.join(parts)
-
-
-def counter_sum(shards: Iterable[bytes]) -> bytes:
-    """What a counter shows: the sum of what was counted by each node, in 64 bits."""
-    total = sum(int.from_bytes(shard, "big", signed=True) for shard in shards)
-    return ((total + COUNTER_BOUND) % (2 * COUNTER_BOUND) - COUNTER_BOUND).to_bytes(8, "big", signed=True)
-
-
-def _path(cell: Cell) -> bytes:
-    assert cell.path is not None
-    return cell.path
 
 
 ResultRow = tuple[bytes | None, ...]
