@@ -318,7 +318,7 @@ def _rows(content: _Content, wanted: RowsWanted, read: _Read) -> Iterator[_Part]
         rows = sum(batch.num_rows for batch in batches)
         # Where few rows show, a reader is to know how far reading has come.
         if rows >= _BATCH_ROWS or not portion % _PORTIONS_MAX or given + rows >= enough:
-            yield _joined(reader, batches, b"" if stored is None else stored.told()[0])
+            yield _joined(reader, batches, b"" if stored is None else stored.told())
             given += rows
             batches = []
     yield _joined(reader, [*batches, *reader.finish()], b"" if stored is None else stored.rest())

@@ -10,7 +10,7 @@ import bisect
 import itertools
 import operator
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import xxhash
@@ -23,22 +23,16 @@ _KEY: Final = operator.itemgetter(0)
 
 
 class StoredDigests:
-    """Of pairs in key order, part after part. `counts_rows`: these too, with what may be purged."""
+    """Of pairs in key order, part after part."""
 
-    def __init__(self, *, counts_rows: bool = False) -> None:
-        self._counts_rows = counts_rows
+    def __init__(self) -> None:
         self._hash = xxhash.xxh3_128()
         self._held: list[Pair] = []
-        self._rows = 0
-        self._last_place = b""
 
     def take(self, pairs: Sequence[Pair]) -> None:
         """They are of the present part."""
-        if not pairs:
-            return
-        self._hash.update(b"".join(itertools.chain.from_iterable(pairs)))
-        if self._counts_rows:
-            self._count(pairs)
+        if pairs:
+            self._hash.update(b"".join(itertools.chain.from_iterable(pairs)))
 
     def take_before(self, key: bytes, pairs: Sequence[Pair]) -> None:
         """Those from the key on are held back: they are of a later part."""
@@ -47,41 +41,58 @@ class StoredDigests:
         self.take(held[:at])
         self._held = list(held[at:])
 
-    def told(self) -> tuple[bytes, int]:
-        """Digest and rows of the part, which is over."""
-        found = self._hash.digest(), self._rows
+    def told(self) -> bytes:
+        """The digest of the part, which is over."""
+        found = self._hash.digest()
         self._hash.reset()
-        self._rows = 0
         return found
 
     def rest(self) -> bytes:
-        """The digest of the last part, with what was held back."""
+        """That of the last part, with what was held back."""
         held, self._held = self._held, []
         self.take(held)
-        return self.told()[0]
+        return self.told()
 
-    def _count(self, pairs: Sequence[Pair]) -> None:
+
+class _RowCount:
+    """Of portions of pairs, how many rows begin before each pair of the last one."""
+
+    def __init__(self) -> None:
+        self._last_place = b""
+        self._before: Any = None
+
+    def take(self, pairs: Sequence[Pair]) -> None:
         row_keys = RowKeys(pairs)
-        first = pairs[0][0][: -keys.WRITE_BYTES]
         is_new = row_keys.are_rows & ~row_keys.joined.repeats()[:-1]
-        self._rows += int(np.count_nonzero(is_new)) - bool(is_new[0] and first == self._last_place)
+        if pairs[0][0][: -keys.WRITE_BYTES] == self._last_place:
+            is_new[0] = False
         self._last_place = pairs[-1][0][: -keys.WRITE_BYTES]
+        self._before = np.concatenate(([0], np.cumsum(is_new)))
+
+    def between(self, at: int, end: int) -> int:
+        return int(self._before[end] - self._before[at])
 
 
 def parted(
     portions: Iterable[Sequence[Pair]], cuts: Sequence[bytes], *, counts_rows: bool = False
 ) -> Iterator[tuple[bytes, int] | None]:
     """(digest, rows) of what lies before each of the keys `cuts`, which ascend, and of what is behind the
-    last; None where a portion ends."""
-    stored, number = StoredDigests(counts_rows=counts_rows), 0
+    last; None where a portion ends. `counts_rows`: else there are 0; with what may be purged."""
+    stored, count = StoredDigests(), _RowCount() if counts_rows else None
+    number = rows = 0
     for pairs in portions:
+        if count is not None:
+            count.take(pairs)
         at = 0
         while number < len(cuts) and pairs[-1][0] >= cuts[number]:
             end = bisect.bisect_left(pairs, cuts[number], lo=at, key=_KEY)
             stored.take(pairs[at:end])
-            yield stored.told()
-            at, number = end, number + 1
+            rows += 0 if count is None else count.between(at, end)
+            yield stored.told(), rows
+            at, number, rows = end, number + 1, 0
         stored.take(pairs[at:])
+        rows += 0 if count is None else count.between(at, len(pairs))
         yield None
     for _ in range(number, len(cuts) + 1):
-        yield stored.told()
+        yield stored.told(), rows
+        rows = 0

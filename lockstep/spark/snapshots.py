@@ -13,6 +13,7 @@ import random
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import msgspec
@@ -43,6 +44,8 @@ from lockstep.values.ids import Consistency
 #: How often opening begins anew because the nodes did not agree on who owns what.
 _ATTEMPTS_MAX: Final = 5
 _PAUSE_S: Final = 0.5
+#: Nodes that open a session at a time, for one client.
+_ASKED_AT_ONCE_MAX: Final = 16
 _COUNTS: Final = {Consistency.ONE: 1, Consistency.LOCAL_ONE: 1, Consistency.TWO: 2, Consistency.THREE: 3}
 _MAJORITIES: Final = (Consistency.QUORUM, Consistency.LOCAL_QUORUM)
 
@@ -89,20 +92,36 @@ def _opened(options: Options, order: SessionOrder) -> Snapshot:
     first = _first(options, order)
     asked = sorted({node for part in first.ranges for node in part.reads})
     by_id = {node.id: node for node in first.nodes}
-    found = {first.node: first}
-    failures = []
-    for number in asked:
-        if number not in found and number in by_id:
-            try:
-                found[number] = ask(options, endpoint_of(options, by_id[number]), order)
-            except LockstepError as error:
-                failures.append(f"{by_id[number].address}: {error.message}")
+    others = [by_id[number] for number in asked if number != first.node and number in by_id]
+    found, failures = {first.node: first}, []
+    for node, answer in zip(others, _each(options, others, order), strict=True):
+        if isinstance(answer, SessionOpened):
+            found[node.id] = answer
+        else:
+            failures.append(f"{node.address}: {answer.message}")
     try:
         return _agreed(options, order, first, found)
     except Unavailable as error:
         close_sessions(options, order, [by_id[number] for number in found if number in by_id])
         error.message = "; ".join([error.message, *failures])
         raise
+
+
+def _each(
+    options: Options, nodes: Sequence[SessionNode], order: SessionOrder
+) -> list[SessionOpened | LockstepError]:
+    """What nodes have of a session, or why they do not; they fix their contents at the same time."""
+
+    def asked(node: SessionNode) -> SessionOpened | LockstepError:
+        try:
+            return ask(options, endpoint_of(options, node), order)
+        except LockstepError as error:
+            return error
+
+    if len(nodes) < 2:
+        return [asked(node) for node in nodes]
+    with ThreadPoolExecutor(min(len(nodes), _ASKED_AT_ONCE_MAX)) as threads:
+        return list(threads.map(asked, nodes))
 
 
 def _agreed(
