@@ -8,7 +8,7 @@ longer, ends with an error that names file and range.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
@@ -35,6 +35,7 @@ from lockstep.scans.table_reader import TableReader
 from lockstep.storage.damage import DamagedFiles
 from lockstep.storage.rocks.rocks_building import open_content
 from lockstep.storage.rocks.rocks_errors import RocksErrors
+from lockstep.storage.rocks.rocks_files import ContentFiles, FilesTold
 from lockstep.storage.rocks.rocks_runs import RocksCursor
 from lockstep.storage.rows import keys
 from lockstep.storage.store import Pair
@@ -76,6 +77,8 @@ class World(Protocol):
     def exists(self, path: str) -> bool: ...
 
     def read(self, path: str) -> bytes: ...
+
+    def pieces(self, path: str) -> Iterable[bytes]: ...
 
     def overwrite(self, path: str, data: bytes) -> None: ...
 
@@ -119,6 +122,7 @@ class _Content:
             raise Expired(session) from None
         self._library = rocksdict
         self._database: Any = None
+        self._files: ContentFiles | None = None
         self._renewed_s = 0.0
 
     def renew(self) -> None:
@@ -135,15 +139,24 @@ class _Content:
             raise Expired(self._session) from None
 
     def cursor(self, lower: bytes, upper: bytes) -> RocksCursor:
+        database = self._opened()
+        errors = RocksErrors(self._path, DamagedFiles(), database.live_files)
+        return RocksCursor(errors, database, self._library.ReadOptions, lower, upper)
+
+    def files(self) -> ContentFiles:
+        if self._files is None:
+            self._files = ContentFiles(self._library, self._opened(), self._path, self._world.pieces)
+        return self._files
+
+    def _opened(self) -> Any:
         if self._database is None:
             self._database = open_content(self._library, self._path)
-        errors = RocksErrors(self._path, DamagedFiles(), self._database.live_files)
-        return RocksCursor(errors, self._database, self._library.ReadOptions, lower, upper)
+        return self._database
 
     def close(self) -> None:
         if self._database is not None:
             self._database.close()
-            self._database = None
+            self._database = self._files = None
 
 
 class Contents:
@@ -175,7 +188,9 @@ class Contents:
         tally, read = Tally(), _Read()
         ended = True
         sent = given = 0
-        if wanted.digests is not None:
+        if wanted.digests is not None and wanted.digests.files:
+            batches = _of_files(content, wanted.digests)
+        elif wanted.digests is not None:
             batches = _digests(content, wanted.digests, read)
         elif wanted.cuts is not None:
             batches = _parted(content, wanted, wanted.cuts, read)
@@ -345,7 +360,7 @@ def _parted(content: _Content, wanted: RowsWanted, cuts: Sequence[bytes], read: 
     yield _listed(found)._replace(stored=found[-1][0])
 
 
-def _listed(found: Sequence[tuple[bytes, int]]) -> _Part:
+def _listed(found: Sequence[tuple[bytes | None, int]]) -> _Part:
     """Digests, each with its rows."""
     columns = [
         pa.array([digest for digest, _ in found], pa.binary(16)),
@@ -390,6 +405,18 @@ def _digests(content: _Content, wanted: DigestsWanted, read: _Read) -> Iterator[
             if read.is_long():
                 yield _GOES_ON
         yield _listed(digests.finish())
+
+
+def _of_files(content: _Content, wanted: DigestsWanted) -> Iterator[_Part]:
+    table = content.facts.table.table
+    for left, right, _ in wanted.ranges:
+        told: FilesTold | None = None
+        # Static columns are entries of files, and no rows.
+        if not table.static:
+            for made in content.files().told(*keys.token_bounds(table.id, Range(left, right))):
+                told = made
+                yield _GOES_ON
+        yield _listed([(None, 0) if told is None else (told.digest, told.entries)])
 
 
 def _digested_portions(content: _Content, bounds: tuple[bytes, bytes], read: _Read) -> Iterator[list[Pair]]:

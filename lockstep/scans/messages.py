@@ -81,12 +81,14 @@ class DigestsWanted(msgspec.Struct, frozen=True, array_like=True):
     """Of each range of tokens, (left, right, parts), the number of rows and a digest of each of its equal
     parts: an Arrow batch of `DIGESTS_SCHEMA` a range. `now_s`: when it is decided what may be purged, which
     counts as gone. `stored`: a digest is of fragments as they are stored, and rows are counted of the first
-    `counted` ranges alone, with what may be purged."""
+    `counted` ranges alone, with what may be purged. `files`: a digest, and the entries, of the table files of
+    a whole range; null where that says nothing of what is in it."""
 
     ranges: tuple[tuple[int, int, int], ...]
     now_s: int
     stored: bool = False
     counted: int = 0
+    files: bool = False
 
 
 class RowsWanted(msgspec.Struct, frozen=True, array_like=True):

@@ -26,7 +26,8 @@ from lockstep.values.tokens import Range
 
 #: A range of tokens with the number of its parts, and digest and rows of each.
 Wanted: TypeAlias = tuple[int, int, int]
-Told: TypeAlias = list[tuple[str, int]]
+#: No digest: nothing can be told.
+Told: TypeAlias = list[tuple[str | None, int]]
 #: With the replicas that are to be compared.
 Part: TypeAlias = tuple[Wanted, tuple[int, ...]]
 #: Of so many parts one is looked at first: where most buckets of it are stored differently, rows of all
@@ -36,6 +37,7 @@ _PROBED_OF: Final = 8
 _ANSWER_BYTES: Final = 1 << 40
 #: Replicas that one task asks at a time.
 _ASKED_AT_ONCE_MAX: Final = 16
+_NOTHING: Final[Mapping[int, int]] = {}
 
 
 class FixedReplicas(msgspec.Struct, frozen=True):
@@ -46,7 +48,30 @@ class FixedReplicas(msgspec.Struct, frozen=True):
 
     def compared(self, parts: Sequence[Part], now_s: int) -> dict[tuple[int, Wanted], Told]:
         """By node and range, of those that answer, what tells whether buckets are equal: where all replicas
-        store the same, digests of that, with the rows of one of them; else of what is left of rows."""
+        have the same files, or store the same, digests of that; else of what is left of rows."""
+        told = self._of_files(parts)
+        others = [part for part in parts if part not in told]
+        return dict(self._of_content(others, now_s)) | {
+            (node, part[0]): told[part] for part in parts if part in told for node in part[1]
+        }
+
+    def _of_files(self, parts: Sequence[Part]) -> dict[Part, Told]:
+        """Of those whose replicas have the same table files, as after a load."""
+        asked = _by_node({part: [part[0]] for part in parts if len(part[1]) > 1})
+        told = self._told(asked, DigestsWanted((), 0, files=True))
+        found: dict[Part, Told] = {}
+        for part in parts:
+            wanted, nodes = part
+            each = [told.get((node, wanted)) for node in nodes]
+            first = each[0]
+            if first is None or any(one != first for one in each) or len(first) != 1 or first[0][0] is None:
+                continue
+            ((digest, rows),) = first
+            # Nobody knows which bucket they are in, but that it is the same one everywhere.
+            found[part] = [(digest, rows), *[(digest, 0)] * (wanted[2] - 1)]
+        return found
+
+    def _of_content(self, parts: Sequence[Part], now_s: int) -> Iterator[tuple[tuple[int, Wanted], Told]]:
         probed = -(-len(parts) // _PROBED_OF)
         found = self._stored(parts[:probed])
         unlike = sum(map(len, found.unlike.values()))
@@ -65,8 +90,7 @@ class FixedReplicas(msgspec.Struct, frozen=True):
             elif buckets:
                 ranges = split(Range(*part[0][:2]), part[0][2])
                 alone[part] = [(ranges[at].left, ranges[at].right, 1) for at in buckets]
-        told = self.digests(_by_node(alone), now_s)
-        return dict(_both(parts, found, alone, told))
+        return _both(parts, found, alone, self.digests(_by_node(alone), now_s))
 
     def _stored(self, parts: Sequence[Part]) -> _Stored:
         """Of what replicas store, as it lies."""
@@ -80,7 +104,7 @@ class FixedReplicas(msgspec.Struct, frozen=True):
                     if (node == counter) is counts:
                         asked.setdefault(node, []).append(part[0])
                         counted[node] = counted.get(node, 0) + counts
-        told = self._told(asked, 0, counted)
+        told = self._told(asked, DigestsWanted((), 0, stored=True), counted)
         found = _Stored({}, {})
         for part, counter in counters.items():
             wanted, nodes = part
@@ -97,12 +121,12 @@ class FixedReplicas(msgspec.Struct, frozen=True):
 
     def digests(self, asked: dict[int, list[Wanted]], now_s: int) -> dict[tuple[int, Wanted], Told]:
         """By node and range, of those that answer: of what is left of rows. All nodes work at a time."""
-        return self._told(asked, now_s)
+        return self._told(asked, DigestsWanted((), now_s))
 
     def _told(
-        self, asked: dict[int, list[Wanted]], now_s: int, counted: dict[int, int] | None = None
+        self, asked: dict[int, list[Wanted]], what: DigestsWanted, counted: Mapping[int, int] = _NOTHING
     ) -> dict[tuple[int, Wanted], Told]:
-        """`counted`: of what is stored, see `DigestsWanted`."""
+        """`what`, of the ranges that each node is asked for, of so many of which it counts rows."""
         locations = Locations(self.options, self.snapshot)
         places: dict[int, tuple[str, int]] = {}
         for node, ranges in asked.items():
@@ -116,9 +140,7 @@ class FixedReplicas(msgspec.Struct, frozen=True):
             return found
 
         def told_by(node: int) -> list[Told]:
-            wanted = DigestsWanted(tuple(asked[node]), now_s)
-            if counted is not None:
-                wanted = msgspec.structs.replace(wanted, stored=True, counted=counted[node])
+            wanted = msgspec.structs.replace(what, ranges=tuple(asked[node]), counted=counted.get(node, 0))
             return self._of(places[node], wanted)
 
         with ThreadPoolExecutor(min(len(places), _ASKED_AT_ONCE_MAX)) as threads:
@@ -138,7 +160,7 @@ class FixedReplicas(msgspec.Struct, frozen=True):
             for head, body in answer_of(self.options, place, wanted):
                 if isinstance(head, BatchHead) and head.size:
                     batch = pa.ipc.read_record_batch(pa.py_buffer(body), DIGESTS_SCHEMA)
-                    digests = [one.hex() for one in batch.column(0).to_pylist()]
+                    digests = [one and one.hex() for one in batch.column(0).to_pylist()]
                     told.append(list(zip(digests, batch.column(1).to_pylist(), strict=True)))
         except LockstepError:
             return told

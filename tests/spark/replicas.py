@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,17 +38,28 @@ class _Cursor:
 
 class Replicas:
     """What nodes store, answered as their readers do. `tells`: as this release does; `fails`: now and then a
-    connection breaks."""
+    connection breaks. `files`: what (node, lower, upper) has of table files."""
 
     def __init__(
-        self, table: ScanTable, stored: dict[int, list[Pair]], *, tells: bool = True, fails: int = 0
+        self,
+        table: ScanTable,
+        stored: dict[int, list[Pair]],
+        *,
+        tells: bool = True,
+        fails: int = 0,
+        files: Any = lambda *_: (),
     ) -> None:
         self.asked: list[tuple[int, RowsWanted]] = []
         self._tells, self._fails, self._count = tells, fails, 0
         facts = SessionFacts(b"", 0, table, ((TOKEN_MIN, TOKEN_MAX),))
         self._contents: dict[int, Contents] = {}
         for node, pairs in stored.items():
-            opened: Any = SimpleNamespace(facts=facts, renew=lambda: None, cursor=_cursors(pairs))
+            opened: Any = SimpleNamespace(
+                facts=facts,
+                renew=lambda: None,
+                cursor=_cursors(pairs),
+                files=partial(SimpleNamespace, told=partial(files, node)),
+            )
             world: Any = SimpleNamespace()
             contents = Contents(world, "")
             contents._open["s"] = opened

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from random import Random
 
 import pytest
@@ -9,11 +10,14 @@ import pytest
 pytest.importorskip("pyarrow")
 
 from lockstep.scans.bucket_digests import parts
+from lockstep.scans.scan_table import ScanTable
 from lockstep.spark import replica_digests
 from lockstep.spark.replica_digests import FixedReplicas, Part, Wanted
+from lockstep.storage.rocks.rocks_files import FilesTold
+from lockstep.storage.rows import keys
 from lockstep.storage.store import Pair
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range
-from tests.scans.support import Writer
+from tests.scans.support import Writer, table_of
 from tests.scans.test_bucket_digests import POOLS, merged, table
 
 from .replicas import GIVEN, Replicas
@@ -36,9 +40,13 @@ def _parts(count: int) -> list[Part]:
 
 def _fixed(monkeypatch: pytest.MonkeyPatch, stored: dict[int, list[Pair]]) -> tuple[FixedReplicas, Replicas]:
     replicas = Replicas(table(), stored)
+    return _of(monkeypatch, replicas, table()), replicas
+
+
+def _of(monkeypatch: pytest.MonkeyPatch, replicas: Replicas, of: ScanTable) -> FixedReplicas:
     monkeypatch.setattr(replica_digests, "answer_of", replicas.answer_of)
     monkeypatch.setattr(replica_digests, "Locations", _Locations)
-    return FixedReplicas(GIVEN, replicas.snapshot(table(), 1)), replicas
+    return FixedReplicas(GIVEN, replicas.snapshot(of, 1))
 
 
 def _filled(dice: Random, odd: float = 0.0) -> list[Pair]:
@@ -89,7 +97,7 @@ def test_rows_are_looked_at_only_where_something_is_stored_differently(
         """Ranges of which each kind of digest was wanted."""
         fixed, replicas = _fixed(monkeypatch, stored)
         fixed.compared(asked, 0)
-        wanted = [one.digests for _, one in replicas.asked if one.digests is not None]
+        wanted = [one.digests for _, one in replicas.asked if one.digests and not one.digests.files]
         of_rows, of_stored = (
             sum(len(one.ranges) for one in wanted if one.stored is stored) for stored in (False, True)
         )
@@ -100,6 +108,34 @@ def test_rows_are_looked_at_only_where_something_is_stored_differently(
     assert looked_at({0: pairs, 1: pairs, 2: [*pairs[:at], *pairs[at + 1 :]]}) == (3, 48)
     # Where all differ, that is seen with the first parts.
     assert looked_at({0: pairs, 1: pairs, 2: []}) == (48, 6)
+
+
+def test_ranges_of_the_same_files_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of one replica is another one in one range, and nothing can be told of another range."""
+    plain = table_of(["int"], [("text", False)], [], ["int", "text"])
+    writer = Writer(plain, Random(3), POOLS, gaps=False)
+    writer.fill(100, 3, 0.0)
+    asked = _parts(4)
+    bounds = [keys.token_bounds(plain.table.id, Range(*wanted[:2]))[0] for wanted, _ in asked]
+
+    def files(node: int, lower: bytes, _upper: bytes) -> Iterator[FilesTold | None]:
+        at = bounds.index(lower)
+        yield None
+        if at < 3:
+            yield FilesTold(b"%15d" % at + (b"x" if (node, at) == (2, 1) else b"y"), 70 + at)
+
+    stored = dict.fromkeys(NODES, writer.pairs)
+    replicas = Replicas(plain, stored, files=files)
+    fixed = _of(monkeypatch, replicas, plain)
+    found = fixed.compared(asked, 0)
+    of_stored = [one.digests for _, one in replicas.asked if one.digests and one.digests.stored]
+    read = {left for one in of_stored for left, _, _ in one.ranges}
+    assert read == {asked[1][0][0], asked[3][0][0]}
+    for at, (wanted, nodes) in enumerate(asked):
+        told = [found[node, wanted] for node in nodes]
+        assert told[0] == told[1] == told[2] and len(told[0]) == BUCKETS
+        if at in (0, 2):
+            assert sum(rows for _, rows in told[0]) == 70 + at
 
 
 def test_who_is_not_asked_is_not_told_of(monkeypatch: pytest.MonkeyPatch) -> None:

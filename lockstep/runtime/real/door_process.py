@@ -24,6 +24,8 @@ from lockstep.values.node_limits import DOOR_REQUEST_BYTES_MAX, SESSION_SILENT_M
 _LENGTH: Final = struct.Struct(">I")
 #: How long a process waits for a connection before it rests.
 _IDLE_S: Final = 1.0
+#: Of a file that is read piece by piece: what the caches of a processor hold.
+_PIECE_BYTES: Final = 1024 * 1024
 _Wrap = Callable[[socket.socket], socket.socket]
 
 
@@ -39,6 +41,12 @@ class DoorWorld:
         """Whole content; FileNotFoundError when absent."""
         with open(path, "rb") as file:
             return file.read()
+
+    def pieces(self, path: str) -> Iterator[bytes]:
+        """The content piece by piece; OSError when it cannot be read."""
+        with open(path, "rb", buffering=0) as file:
+            while piece := file.read(_PIECE_BYTES):
+                yield piece
 
     def overwrite(self, path: str, data: bytes) -> None:
         """Have `data` at the beginning of a file; FileNotFoundError when absent."""

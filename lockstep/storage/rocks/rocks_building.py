@@ -115,13 +115,13 @@ def _built(order: BuildOrder) -> BuildAnswer:
         database.close()
 
 
-def open_content(library: Any, directory: str) -> Any:
-    """A fixed content, to be read. CorruptFile when it cannot be."""
+def open_content(library: Any, directory: str, open_files_max: int = _OPEN_FILES_MAX) -> Any:
+    """A fixed content, to be read. CorruptFile when it cannot be. `open_files_max` -1: no limit."""
     table = library.BlockBasedOptions()
     table.set_block_cache(library.Cache(_CACHE_BYTES))
     options = library.Options(raw_mode=True)
     options.set_block_based_table_factory(table)
-    options.set_max_open_files(_OPEN_FILES_MAX)
+    options.set_max_open_files(open_files_max)
     options.set_max_file_opening_threads(1)
     try:
         return library.Rdict(directory, options, access_type=library.AccessType.read_only(False))

@@ -1,0 +1,94 @@
+"""The table files of a content that was fixed on disk, told apart by their bytes.
+
+Invariant: what files hold is told only where it follows from each of them alone: nothing of the content is
+beside its files, those in the range lie one behind the other and within it, and none deletes anything. Files
+of the same bytes hold the same then, whichever store has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import itemgetter
+from typing import Any, Final
+
+import msgspec
+import xxhash
+
+from lockstep.storage.rocks.rocks_building import open_content
+from lockstep.values.errors import CorruptFile
+
+#: Entries of a content that are in no table file.
+_BESIDE_FILES: Final = ("rocksdb.num-entries-active-mem-table", "rocksdb.num-entries-imm-mem-tables")
+#: All files of a content are opened at once, to know what is in them: no more than a process may have open.
+_FILES_MAX: Final = 512
+
+
+class FilesTold(msgspec.Struct, frozen=True):
+    """Of the files of a range: a digest of their bytes, and how many entries they have."""
+
+    digest: bytes
+    entries: int
+
+
+class ContentFiles:
+    """Of the content in a directory. `database` is open to read it; `pieces` reads a file by its path."""
+
+    def __init__(
+        self, library: Any, database: Any, directory: str, pieces: Callable[[str], Iterable[bytes]]
+    ) -> None:
+        self._directory = directory
+        self._pieces = pieces
+        self._digests: dict[str, bytes] = {}
+        self._all: list[Mapping[str, Any]] | None = None
+        if any(database.property_int_value(name) for name in _BESIDE_FILES):
+            return
+        if len(database.live_files()) <= _FILES_MAX:
+            self._all = sorted(_files_of(library, directory), key=itemgetter("start_key"))
+
+    def told(self, lower: bytes, upper: bytes) -> Iterator[FilesTold | None]:
+        """Nothing for each file that was read, and at last what the files between two keys hold; nothing when
+        that does not follow from them. CorruptFile for one that cannot be read."""
+        found = self._between(lower, upper)
+        if found is None:
+            return
+        digests = []
+        for one in found:
+            digests.append(self._digest(one["name"]))
+            yield None
+        told = xxhash.xxh3_128_digest(b"".join(digests))
+        yield FilesTold(told, sum(one["num_entries"] for one in found))
+
+    def _between(self, lower: bytes, upper: bytes) -> list[Mapping[str, Any]] | None:
+        if self._all is None:
+            return None
+        found = [one for one in self._all if one["start_key"] < upper and lower <= one["end_key"]]
+        behind = lower
+        for one in found:
+            if one["num_deletions"] or one["start_key"] < behind or one["end_key"] >= upper:
+                return None
+            behind = one["end_key"] + b"\x00"
+        return found
+
+    def _digest(self, name: str) -> bytes:
+        known = self._digests.get(name)
+        if known is not None:
+            return known
+        path = f"{self._directory}{name}"
+        made = xxhash.xxh3_128()
+        try:
+            for piece in self._pieces(path):
+                made.update(piece)
+        except OSError as error:
+            raise CorruptFile(path, 0, f"cannot be read: {error}") from error
+        self._digests[name] = found = made.digest()
+        return found
+
+
+def _files_of(library: Any, directory: str) -> list[Mapping[str, Any]]:
+    """The library only knows of all files how many entries these have when it keeps all of them open."""
+    opened = open_content(library, directory, open_files_max=-1)
+    try:
+        found: list[Mapping[str, Any]] = opened.live_files()
+        return [one for one in found if one["num_entries"] and one["start_key"] is not None]
+    finally:
+        opened.close()
