@@ -1,5 +1,6 @@
-"""The main program of a process that answers clients at a door of the node: connections from a listening
-socket that several processes share, each process one at a time.
+"""The main program of processes that answer clients at a door of the node: connections from a listening
+socket that they share, each process one at a time. The first of them answers nobody: it imports what answers,
+and the others are its copies, each replaced when it ends.
 
 A connection brings one request, its length in four bytes before it, and takes the parts of its answer as they
 are made; a client that takes nothing for SESSION_SILENT_MS loses it. The process ends with the node.
@@ -19,7 +20,11 @@ from typing import Any, Final
 
 from lockstep.runtime.ports import Tls
 from lockstep.runtime.real.worker_process import end_with_parent
-from lockstep.values.node_limits import DOOR_REQUEST_BYTES_MAX, SESSION_SILENT_MS
+from lockstep.values.node_limits import (
+    DOOR_REQUEST_BYTES_MAX,
+    SESSION_READER_PAUSE_MS,
+    SESSION_SILENT_MS,
+)
 
 _LENGTH: Final = struct.Struct(">I")
 #: How long a process waits for a connection before it rests.
@@ -54,19 +59,38 @@ class DoorWorld:
             file.write(data)
 
 
-def keep_door(handler: str, niceness: int, descriptor: int, order: bytes, tls: Tls | None) -> None:
-    """Serve until standard input ends. `handler` names what makes of order and world something with
-    `answer(request)`, the parts of an answer, and `rest()`, called when there is time, `module:function`."""
+def keep_doors(
+    handler: str, niceness: int, descriptor: int, order: bytes, tls: Tls | None, count: int
+) -> None:
+    """Have as many copies of this process as `count` serve until standard input ends. `handler` names what
+    makes of order and world something with `answer(request)`, the parts of an answer, and `rest()`, called
+    when there is time, `module:function`."""
     end_with_parent()
     os.setpgid(0, 0)
     os.nice(niceness)
     # Whatever is printed goes to the log.
     os.dup2(2, 1)
     module, _, name = handler.partition(":")
-    made = getattr(importlib.import_module(module), name)(order, DoorWorld())
-    listener = socket.socket(fileno=descriptor)
+    # Imported once: that is most of what it costs to start one.
+    make = getattr(importlib.import_module(module), name)
+    children: set[int] = set()
+    while True:
+        while len(children) < count:
+            child = os.fork()
+            if not child:
+                end_with_parent()
+                _keep(make(order, DoorWorld()), socket.socket(fileno=descriptor), _wrapping(tls))
+                return
+            children.add(child)
+        readable, _, _ = select.select([0], [], [], SESSION_READER_PAUSE_MS / 1000)
+        if readable and not os.read(0, 1):
+            return
+        children -= {child for child in children if os.waitpid(child, os.WNOHANG)[0]}
+
+
+def _keep(made: Any, listener: socket.socket, wrap: _Wrap) -> None:
     listener.setblocking(False)
-    wrap = _wrapping(tls)
+    descriptor = listener.fileno()
     while True:
         readable, _, _ = select.select([descriptor, 0], [], [], _IDLE_S)
         made.rest()

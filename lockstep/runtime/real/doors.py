@@ -14,7 +14,7 @@ from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
 from typing import Final
 
 from lockstep.runtime.ports import Tls
-from lockstep.runtime.real.door_process import keep_door
+from lockstep.runtime.real.door_process import keep_doors
 from lockstep.runtime.real.workers import PipedProcess, paths_of
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.node_limits import (
@@ -26,33 +26,31 @@ from lockstep.values.node_limits import (
 
 _PROGRAM: Final = (
     "import sys; sys.path[:0] = {paths!r}; from lockstep.runtime.ports import Tls; "
-    f"from {keep_door.__module__} import {keep_door.__name__}; "
-    f"{keep_door.__name__}({{handler!r}}, {{niceness}}, {{descriptor}}, {{order!r}}, {{tls!r}})"
+    f"from {keep_doors.__module__} import {keep_doors.__name__}; "
+    f"{keep_doors.__name__}({{handler!r}}, {{niceness}}, {{descriptor}}, {{order!r}}, {{tls!r}}, {{count}})"
 )
 
 
 class DoorProcesses:
-    """The production Doors port. `handler` names what answers, see `door_process.keep_door`, and `packages`
+    """The production Doors port. `handler` names what answers, see `door_process.keep_doors`, and `packages`
     what it imports beside this package."""
 
     def __init__(self, handler: str, *packages: str) -> None:
         self._handler = handler
         self._packages = packages
         self._listener: socket.socket | None = None
-        self._all: list[PipedProcess] = []
-        self._keepers: list[asyncio.Task[None]] = []
+        self._keeper: asyncio.Task[None] | None = None
 
     async def open(self, host: str, port: int, order: bytes, tls: Tls | None) -> int:
         """See ports.Doors."""
         if self._listener is None:
             self._listener = _listening(host, port)
-            count = min(len(os.sched_getaffinity(0)), SESSION_READERS_MAX)
-            self._keepers = [asyncio.create_task(self._keep(order, tls)) for _ in range(count)]
+            self._keeper = asyncio.create_task(self._keep(order, tls))
         number: int = self._listener.getsockname()[1]
         return number
 
     async def _keep(self, order: bytes, tls: Tls | None) -> None:
-        """One process, and the next one when it ends."""
+        """The first process, and the next one when it ends."""
         while self._listener is not None:
             try:
                 one = await self._started(self._listener.fileno(), order, tls)
@@ -60,12 +58,10 @@ class DoorProcesses:
                 # The machine has no room for it now: readers wait, and say so when they have waited too long.
                 await asyncio.sleep(SESSION_READER_PAUSE_MS / 1000)
                 continue
-            self._all.append(one)
             try:
                 await one.process.wait()
                 await asyncio.sleep(SESSION_READER_PAUSE_MS / 1000)
             finally:
-                self._all.remove(one)
                 await one.end()
 
     async def _started(self, descriptor: int, order: bytes, tls: Tls | None) -> PipedProcess:
@@ -77,6 +73,7 @@ class DoorProcesses:
             descriptor=descriptor,
             order=order,
             tls=tls,
+            count=min(len(os.sched_getaffinity(0)), SESSION_READERS_MAX),
         )
         transport, protocol = await loop.subprocess_exec(
             lambda: SubprocessStreamProtocol(limit=1, loop=loop),
@@ -92,10 +89,10 @@ class DoorProcesses:
     async def close(self) -> None:
         """See ports.Doors."""
         listener, self._listener = self._listener, None
-        keepers, self._keepers = self._keepers, []
-        for keeper in keepers:
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
             keeper.cancel()
-        await asyncio.gather(*keepers, return_exceptions=True)
+            await asyncio.gather(keeper, return_exceptions=True)
         if listener is not None:
             listener.close()
 
