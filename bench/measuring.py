@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -87,6 +88,58 @@ class CpuMeter:
             "cpu_s": user_s + system_s,
             "loop_s": loops_s,
         }
+
+
+class DescendantsMeter:
+    """CPU between `start` and `stop` of all processes below some, also of those that end meanwhile, but not
+    of `others` and those below them."""
+
+    _EVERY_S = 0.1
+
+    def __init__(self, roots: Sequence[int], others: Sequence[int] = ()) -> None:
+        self._roots, self._others = list(roots), set(others)
+        self._seen: dict[int, float] = {}
+        self._ended = threading.Event()
+        self._watcher: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._before = dict(self._look())
+        self._seen = dict(self._before)
+        self._ended.clear()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
+
+    def stop(self) -> float:
+        self._ended.set()
+        assert self._watcher is not None, "it was started"
+        self._watcher.join()
+        self._seen.update(self._look())
+        return sum(used_s - self._before.get(pid, 0.0) for pid, used_s in self._seen.items())
+
+    def _watch(self) -> None:
+        while not self._ended.wait(self._EVERY_S):
+            self._seen.update(self._look())
+
+    def _look(self) -> list[tuple[int, float]]:
+        found = []
+        for root in self._roots:
+            for pid in self._below(root):
+                try:
+                    found.append((pid, cpu_s(pid)))
+                except (FileNotFoundError, ProcessLookupError):
+                    continue  # it has ended just now
+        return found
+
+    def _below(self, pid: int) -> list[int]:
+        found: list[int] = []
+        try:
+            for task in list(Path(f"/proc/{pid}/task").iterdir()):
+                for child in map(int, (task / "children").read_text().split()):
+                    if child not in self._others:
+                        found += [child, *self._below(child)]
+        except (FileNotFoundError, ProcessLookupError):
+            return found
+        return found
 
 
 def environment() -> dict[str, Any]:

@@ -2,9 +2,12 @@
 
 A DataFrame of five columns is written as Parquet (the measure) and as one bulk load, in turns, and loaded
 once more without Spark by one process; both are read to nowhere, the table from snapshots at ONE and at
-LOCAL_QUORUM; what was loaded is audited on all replicas; and the changes of a table whose changes are
-captured are streamed to nowhere, by pages and from snapshots of their log. Best of some rounds; node CPU is
-that of all nodes' own processes together. Usage: python bench/spark_pipeline.py [rows] [changes] [rounds].
+LOCAL_QUORUM; what was loaded is audited on all replicas, as it was loaded and with a row written into each
+range since; and the changes of a table whose changes are captured are streamed to nowhere. Audits and streams
+have a price of their own, whatever their size, so each is done with a part of the rows first: what is behind
+those goes by the rate `more rows/s`, and what is left is `fixed s`. Best of some rounds; CPU is that of all
+nodes' own processes, of the readers beside them, and of Spark with its workers.
+Usage: python bench/spark_pipeline.py [rows] [changes] [rounds] [--only writes audits streams].
 """
 
 from __future__ import annotations
@@ -13,13 +16,13 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from measuring import SCRATCH, CpuMeter, environment, save, table
+from measuring import SCRATCH, CpuMeter, DescendantsMeter, environment, save, table
 from spark_scan import COLUMNS, CORES, PORTS, ROWS_PER_PARTITION, nodes
 
 from lockstep.documents.status import PlacedRange, Placements
@@ -30,17 +33,26 @@ from lockstep.spark.jobs.running import Silent
 from lockstep.spark.jobs.tables import Access, TableName
 from lockstep.spark.loads.writer import bulk_load
 from lockstep.spark.report import local_session
+from lockstep.values.ids import Consistency
 
-LOADED = TableName("bench", "rows")
 #: Of the rates at which Parquet is written and read, changes a second, and rows of the table a second.
 GOALS = {
     "bulk load": 0.2,
     "read, ONE": 0.3,
     "read, LOCAL_QUORUM": 0.2,
     "stream": 300_000.0,
-    "stream, snapshot": 300_000.0,
     "audit": 5_000_000.0,
+    "audit, written since": 5_000_000.0,
 }
+#: Of the rows of an audit or a stream, which are done alone before all of them.
+FEW = 0.2
+_CAPTURED = " WITH cdc = {'enabled': true}"
+TABLES = {"rows": "", "few": "", "changes": _CAPTURED, "few_changes": _CAPTURED}
+#: Rows that are written into each range, about, before a table is audited again.
+WRITTEN_EACH = 4
+#: Of a row more, us of CPU.
+_COSTS = ("nodes us/row", "readers us/row", "spark us/row")
+PARTS = ("writes", "audits", "streams")
 PARQUET, PARQUET_READ = "parquet", "parquet, read"
 TIMEOUT_S = 600
 
@@ -50,11 +62,33 @@ def best(rounds: int, pids: list[int], runs: dict[str, Callable[[], object]]) ->
     found: dict[str, list[dict[str, float]]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
-            meter = CpuMeter(pids)
-            meter.start()
+            meter, readers = CpuMeter(pids), DescendantsMeter(pids)
+            spark = DescendantsMeter([os.getpid()], pids)
+            for one in (readers, spark, meter):
+                one.start()
             run()
-            found[name].append(meter.stop())
+            figures = meter.stop()
+            found[name].append({**figures, "readers_s": readers.stop(), "spark_s": spark.stop()})
     return {name: min(figures, key=lambda one: one["wall_s"]) for name, figures in found.items()}
+
+
+def compared(few: dict[str, float], all_: dict[str, float]) -> dict[str, float]:
+    """Figures of all rows, with what is fixed and what more rows cost, by those of a few."""
+    rows = all_["rows"] - few["rows"]
+    more_s = max(all_["wall_s"] - few["wall_s"], 1e-9)
+    of_row = {
+        f"more_{name}_us": (all_[f"{name}_s"] - few[f"{name}_s"]) / rows * 1e6
+        for name in ("cpu", "readers", "spark")
+    }
+    fixed_s = few["wall_s"] - few["rows"] * more_s / rows
+    return {
+        **all_,
+        "few": few["rows"],
+        "few_wall_s": few["wall_s"],
+        "fixed_s": fixed_s,
+        "more_rows_per_s": rows / more_s,
+        **of_row,
+    }
 
 
 def prepare(cluster: LocalCluster) -> None:
@@ -63,10 +97,8 @@ def prepare(cluster: LocalCluster) -> None:
         "CREATE KEYSPACE bench WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 3}"
     )
     listed = ", ".join(f"{name} {kind}" for name, kind in COLUMNS)
-    connection.query(f"CREATE TABLE bench.rows ({listed}, PRIMARY KEY (id, at))")
-    connection.query(
-        f"CREATE TABLE bench.changes ({listed}, PRIMARY KEY (id, at)) WITH cdc = {{'enabled': true}}"
-    )
+    for name, options_ in TABLES.items():
+        connection.query(f"CREATE TABLE bench.{name} ({listed}, PRIMARY KEY (id, at)){options_}")
     connection.close()
 
 
@@ -132,31 +164,50 @@ def audited(session: Any, cluster: LocalCluster, pids: list[int], rows: int, rou
         cluster.node_id(node.name): cluster.admin(node.name) for node in cluster.file.nodes
     }
     access = Access(",".join(cluster.contact_points), PORTS[0])
-    described = tables.describe(access, LOADED)
+    counts = {"few": int(rows * FEW), "rows": rows}
 
-    def run() -> None:
-        found = audit.run(session, doors, placements, described, audit.Audit(LOADED), Silent(), access)
+    def run(name: str, more: int = 0) -> None:
+        of = TableName("bench", name)
+        described = tables.describe(access, of)
+        found = audit.run(session, doors, placements, described, audit.Audit(of), Silent(), access)
         assert found.equal and found.complete, "replicas of a clean cluster differ"
-        assert [count for _, count in found.rows] == [rows] * 3, found.rows
+        assert [count for _, count in found.rows] == [counts[name] + more] * 3, found.rows
 
-    return {"audit": {"rows": rows, **best(rounds, pids, {"": run})[""]}}
+    for name, count in counts.items():
+        wanted = options(cluster, name)
+        rows_of(session, count).write.format("lockstep").options(**wanted, writeMode="bulk").mode(
+            "overwrite"
+        ).save()
+    loaded = best(rounds, pids, {name: partial(run, name) for name in counts})
+    written = WRITTEN_EACH * len(ranges)
+    connection = CqlConnection.open(Endpoint(cluster.contact_points[0], PORTS[0]), 30.0)
+    for name in counts:
+        for number in range(written):
+            connection.query(
+                f"INSERT INTO bench.{name} (id, at) VALUES ({-1 - number}, 0)", (), Consistency.ALL
+            )
+    connection.close()
+    since = best(rounds, pids, {name: partial(run, name, written) for name in counts})
+    found = {}
+    for title, figures in (("audit", loaded), ("audit, written since", since)):
+        few, all_ = ({"rows": counts[name], **figures[name]} for name in counts)
+        found[title] = compared(few, all_)
+    return found
 
 
 def streamed(session: Any, cluster: LocalCluster, pids: list[int], count: int, rounds: int) -> dict[str, Any]:
-    given = options(cluster, "changes")
-    # Changes of the table are captured, so these are statements.
-    rows_of(session, count).write.format("lockstep").options(**given).mode("append").save()
-    asked = {**given, "changes": "rows", "startingOffsets": "earliest", "safetyIntervalMs": "0"}
+    counts = {"few_changes": int(count * FEW), "changes": count}
     turn = 0
 
-    def run(told: dict[str, str]) -> None:
+    def run(name: str) -> None:
         nonlocal turn
         turn += 1
         place = SCRATCH / f"spark_pipeline_checkpoint_{turn}"
         shutil.rmtree(place, ignore_errors=True)
+        asked = {"changes": "rows", "startingOffsets": "earliest", "safetyIntervalMs": "0"}
         query = (
             session.readStream.format("lockstep")
-            .options(**told)
+            .options(**options(cluster, name), **asked)
             .load()
             .writeStream.format("noop")
             .option("checkpointLocation", str(place))
@@ -166,28 +217,31 @@ def streamed(session: Any, cluster: LocalCluster, pids: list[int], count: int, r
         assert query.awaitTermination(TIMEOUT_S), "the stream has not ended"
         seen = sum(one["numInputRows"] for one in query.recentProgress)
         shutil.rmtree(place, ignore_errors=True)
-        assert seen == count, f"{seen} of {count} changes came"
+        assert seen == counts[name], f"{seen} of {counts[name]} changes came"
 
-    figures = best(
-        rounds,
-        pids,
-        {
-            "stream": lambda: run(asked),
-            "stream, snapshot": lambda: run({**asked, "snapshot": "true"}),
-        },
-    )
-    return {name: {"rows": count, **one} for name, one in figures.items()}
+    for name, rows in counts.items():
+        # Changes of the table are captured, so these are statements.
+        rows_of(session, rows).write.format("lockstep").options(**options(cluster, name)).mode(
+            "append"
+        ).save()
+    figures = best(rounds, pids, {name: partial(run, name) for name in counts})
+    few, all_ = ({"rows": counts[name], **figures[name]} for name in counts)
+    return {"stream": compared(few, all_)}
 
 
-def measure(rows: int, changes: int, rounds: int) -> dict[str, Any]:
+def measure(rows: int, changes: int, rounds: int, only: Sequence[str] = PARTS) -> dict[str, Any]:
     # Both compilers of Java: a benchmark is no short job.
     session = local_session("pipeline", CORES, spark_driver_extraJavaOptions="", spark_driver_memory="2g")
+    figures: dict[str, Any] = {}
     try:
         with nodes() as (cluster, pids):
             prepare(cluster)
-            figures = writes(session, cluster, pids, rows, rounds)
-            figures |= audited(session, cluster, pids, rows, rounds)
-            figures |= streamed(session, cluster, pids, changes, rounds)
+            if "writes" in only:
+                figures |= writes(session, cluster, pids, rows, rounds)
+            if "audits" in only:
+                figures |= audited(session, cluster, pids, rows, rounds)
+            if "streams" in only:
+                figures |= streamed(session, cluster, pids, changes, rounds)
             pool_of(os.getpid()).close()
     finally:
         session.stop()
@@ -202,17 +256,27 @@ def main() -> None:
     parser.add_argument("rows", type=int, nargs="?", default=1_000_000)
     parser.add_argument("changes", type=int, nargs="?", default=100_000)
     parser.add_argument("rounds", type=int, nargs="?", default=3)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     given = parser.parse_args()
     sys.stderr.write(" ".join(f"{name}={value}" for name, value in environment().items()) + "\n")
-    figures = measure(given.rows, given.changes, given.rounds)
+    figures = measure(given.rows, given.changes, given.rounds, given.only)
     save("spark_pipeline", figures)
-    base = {name: figures["jobs"][name]["rows_per_s"] for name in (PARQUET, PARQUET_READ)}
+    jobs = figures["jobs"]
+    base = {name: jobs[name]["rows_per_s"] for name in (PARQUET, PARQUET_READ) if name in jobs}
     listed: list[list[object]] = [["", "rows", "rows/s", "of parquet", "goal", "node cpu us/row"]]
-    for name, one in figures["jobs"].items():
+    parts: list[list[object]] = [["", "rows", "s", "few", "s", "fixed s", "more rows/s", "goal", *_COSTS]]
+    for name, one in jobs.items():
         goal, rate = GOALS.get(name, ""), one["rows_per_s"]
+        if "fixed_s" in one:
+            walls = (one["rows"], one["wall_s"], one["few"], one["few_wall_s"], one["fixed_s"])
+            costs = [one[f"more_{what}_us"] for what in ("cpu", "readers", "spark")]
+            parts.append([name, *walls, one["more_rows_per_s"], goal, *costs])
+            continue
         measure_ = base[PARQUET_READ if "read" in name else PARQUET]
         listed.append([name, one["rows"], rate, rate / measure_, goal, one["node_cpu_us_per_row"]])
-    print(table(f"Jobs on Spark, local[{CORES}]", listed))
+    for title, rows in (("Jobs", listed), ("Audits and streams", parts)):
+        if len(rows) > 1:
+            print(table(f"{title} on Spark, local[{CORES}]", rows))
 
 
 if __name__ == "__main__":
