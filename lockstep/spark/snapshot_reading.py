@@ -10,7 +10,7 @@ the rules are those of any read. Once too few replicas have the session, the sna
 from __future__ import annotations
 
 import socket
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Container, Generator, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -200,10 +200,15 @@ class SnapshotScan:
 
     def _chosen(self, part: SnapshotRange) -> list[int]:
         """Expired when fewer nodes than wanted have the session."""
-        found = [node for node in self._locations.order(part, self._turn) if node not in self._gone]
-        if len(found) < part.wanted:
+        return self._having(part, part.wanted)
+
+    def _having(self, part: SnapshotRange, count: int, beside: Container[int] = ()) -> list[int]:
+        """So many nodes that have the session, in the order in which to ask them."""
+        order = self._locations.order(part, self._turn)
+        found = [node for node in order if node not in self._gone and node not in beside]
+        if len(found) < count:
             raise Expired(self._snapshot.session)
-        return found[: part.wanted]
+        return found[:count]
 
     def _failed(self, node: int, error: LockstepError, retry: Retry) -> None:
         """Raises `error` when no other attempt can help, or there were enough."""
@@ -239,37 +244,49 @@ class SnapshotScan:
         self, part: SnapshotRange, bounds: Bounds, begun_in: bytes, retry: Retry
     ) -> _Compared | None:
         """An answer of one replica, and how much of it the others agree with. None: ask again."""
-        first, *others = self._chosen(part)
+        first = self._chosen(part)[0]
+        found = self._told_by(first, bounds, begun_in, retry)
+        if not found.heads:
+            return None
+        told = [head.stored for head in found.heads]
+        if not all(told):
+            return _NOT_TOLD
+        found.alike = len(told)
+        asked = bounds if found.ended else _before(bounds, found.heads[-1].next_key)
+        cuts = tuple(head.next_key for head in found.heads[:-1])
+        agreed = {first}
+        while len(agreed) < part.wanted:
+            node = self._having(part, part.wanted - len(agreed), agreed)[0]
+            try:
+                theirs = self._stored_digests(node, asked, cuts)
+            except LockstepError as error:
+                self._failed(node, error, retry)
+                continue
+            retry.succeeded()
+            agreed.add(node)
+            if len(theirs) != len(told):
+                return _NOT_TOLD
+            unlike = (at for at, pair in enumerate(zip(told, theirs, strict=True)) if pair[0] != pair[1])
+            found.alike = min(found.alike, next(unlike, len(told)))
+        return found
+
+    def _told_by(self, node: int, bounds: Bounds, begun_in: bytes, retry: Retry) -> _Compared:
+        """As much of an answer as came whole."""
         wanted = self._wanted(bounds, begun_in, rows_max=self._left())
         wanted = msgspec.structs.replace(wanted, told=True, bytes_max=_TOLD_BYTES)
         found = _Compared([], [], 0, False)
-        node = first
         try:
-            for head, body in answer_of(self._options, self._locations.of(first), wanted):
+            for head, body in answer_of(self._options, self._locations.of(node), wanted):
                 if isinstance(head, Trailer):
                     self._count(head)
                     found.ended = head.ended
                     continue
+                batch = pa.ipc.read_record_batch(pa.py_buffer(body), self.schema) if head.size else None
                 found.heads.append(head)
-                found.batches.append(
-                    pa.ipc.read_record_batch(pa.py_buffer(body), self.schema) if head.size else None
-                )
-            told = [head.stored for head in found.heads]
-            if not all(told):
-                return _NOT_TOLD
-            found.alike = len(told)
-            asked = bounds if found.ended else _before(bounds, found.heads[-1].next_key)
-            cuts = tuple(head.next_key for head in found.heads[:-1])
-            for node in others:
-                theirs = self._stored_digests(node, asked, cuts)
-                if len(theirs) != len(told):
-                    return _NOT_TOLD
-                unlike = (at for at, pair in enumerate(zip(told, theirs, strict=True)) if pair[0] != pair[1])
-                found.alike = min(found.alike, next(unlike, len(told)))
+                found.batches.append(batch)
+                retry.succeeded()
         except LockstepError as error:
             self._failed(node, error, retry)
-            return None
-        retry.succeeded()
         return found
 
     def _stored_digests(self, node: int, bounds: Bounds, cuts: tuple[bytes, ...]) -> list[bytes]:

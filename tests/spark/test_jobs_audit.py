@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("pyarrow")
+
+import pyarrow as pa
+
 from lockstep.documents.status import PlacedRange, Placements
 from lockstep.local.clusters import LocalCluster
 from lockstep.spark.cql_client import CqlConnection, Endpoint, pool_of
@@ -17,7 +21,8 @@ from lockstep.spark.jobs import audit, tables
 from lockstep.spark.jobs.audit import Audit, AuditPart, AuditReport
 from lockstep.spark.jobs.elements import Place, State, elements_of
 from lockstep.spark.jobs.tables import Access, TableName
-from lockstep.spark.replica_digests import fix_replicas
+from lockstep.spark.loads.writer import bulk_load
+from lockstep.spark.replica_digests import FixedReplicas, fix_replicas
 from lockstep.values import codec
 from lockstep.values.errors import ConfigurationError, NotReplica, PeerUnreachable
 from lockstep.values.ids import Consistency
@@ -29,6 +34,7 @@ from .support import FIRST_ADDRESS, TIMEOUT_S
 #: Beside the cluster of the other tests.
 ADDRESS = FIRST_ADDRESS.replace("127.0.", "127.1.")
 PORTS = (19342, 17300, 17380)
+KEYSPACE = "CREATE KEYSPACE shop WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 3}"
 T = TableName("shop", "t")
 NAMES = {2: "v", 3: "w"}
 
@@ -148,9 +154,7 @@ def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     ) as made:
         made.start()
         connection = CqlConnection.open(Endpoint(made.contact_points[0], PORTS[0]), TIMEOUT_S)
-        connection.query(
-            "CREATE KEYSPACE shop WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 3}"
-        )
+        connection.query(KEYSPACE)
         connection.query("CREATE TABLE shop.t (id text, n int, v text, PRIMARY KEY (id, n))")
         for number in range(40):
             connection.query(
@@ -177,9 +181,10 @@ def audited(cluster: LocalCluster, phases: Phases, **changed: Any) -> AuditRepor
     doors: dict[int, Any] = {cluster.node_id(name): cluster.admin(name) for name in ("n1", "n2", "n3")}
     doors |= changed.pop("doors", {})
     access = Access(",".join(cluster.contact_points), PORTS[0])
-    described = tables.describe(access, T)
+    of = changed.pop("of", T)
+    described = tables.describe(access, of)
     by_nodes = changed.pop("by_nodes", False)
-    wanted = Audit(T, buckets=64, settle_s=0.0)
+    wanted = Audit(of, buckets=64, settle_s=0.0)
     return audit.run(
         InProcess(),
         doors,
@@ -262,6 +267,52 @@ def test_readers_beside_nodes_tell_the_digests_that_nodes_tell(behind: LocalClus
     assert fixed.digests({next(iter(asked)): [(*whole[:2], 0)]}, 1) == {}
     fixed.close()
     assert fixed.digests(asked, 1) == {}
+
+
+@pytest.fixture
+def quiet(tmp_path: Path) -> Iterator[LocalCluster]:
+    """Three nodes that store nothing, and make no hints."""
+    settings = {"hints": {"hinted_handoff_enabled": False}}
+    first = ADDRESS.replace("127.1.", "127.2.")
+    with LocalCluster.create(
+        "quiet", 3, home=tmp_path, first_address=first, ports=PORTS, settings=settings
+    ) as made:
+        made.start()
+        yield made
+        pool_of(os.getpid()).close()
+
+
+@pytest.mark.slow
+def test_a_load_is_compared_by_its_files(quiet: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until something is written into its ranges; then by what is stored."""
+    connection = CqlConnection.open(Endpoint(quiet.contact_points[0], PORTS[0]), TIMEOUT_S)
+    connection.query(KEYSPACE)
+    connection.query("CREATE TABLE shop.loaded (id int PRIMARY KEY, v text)")
+    rows = pa.table({"id": pa.array(range(500), pa.int32()), "v": pa.array([f"v{n}" for n in range(500)])})
+    where = {"hosts": ",".join(quiet.contact_points), "port": str(PORTS[0])}
+    bulk_load(rows, mode="append", keyspace="shop", table="loaded", **where)
+    read: list[int] = []
+    right = FixedReplicas._of_content
+
+    def seen(fixed: FixedReplicas, parts: Sequence[Any], now_s: int) -> Any:
+        read.append(len(parts))
+        return right(fixed, parts, now_s)
+
+    monkeypatch.setattr(FixedReplicas, "_of_content", seen)
+    of = TableName("shop", "loaded")
+    found = audited(quiet, Phases(), of=of)
+    assert (found.equal, found.complete) == (True, True) and not any(read)
+    assert [count for _, count in found.rows] == [500] * 3
+    connection.query("INSERT INTO shop.loaded (id, v) VALUES (-1, 'new')", (), Consistency.ALL)
+    found = audited(quiet, Phases(), of=of)
+    assert (found.equal, found.complete) == (True, True) and any(read)
+    assert [count for _, count in found.rows] == [501] * 3
+    quiet.kill("n3")
+    connection.query("UPDATE shop.loaded SET v = 'other' WHERE id = 7", (), Consistency.TWO)
+    quiet.start(["n3"])
+    connection.close()
+    found = audited(quiet, Phases(), of=of)
+    assert [(one.key["id"], one.column) for one in found.differences] == [("7", "v")]
 
 
 @pytest.mark.slow
