@@ -20,14 +20,11 @@ _WORDS: Final = (8, 4, 2, 1)
 class Joined:
     """Values laid one behind the other; value i is `octets[starts[i]:ends[i]]`."""
 
-    def __init__(self, values: Sequence[bytes], head: int = 0, tail: int = 0) -> None:
-        """Each without so many bytes at its beginning and end, which it has."""
+    def __init__(self, values: Sequence[bytes]) -> None:
         count = len(values)
         bounds = np.zeros(count + 1, dtype="i8")
         np.cumsum(np.fromiter(map(len, values), dtype="i8", count=count), out=bounds[1:])
         self.octets = np.frombuffer(b"".join([*values, bytes(PADDING)]), dtype="u1")
-        if head or tail:
-            self.octets, bounds = _cut(self.octets, bounds, head, tail)
         self.starts, self.ends = bounds[:-1], bounds[1:]
 
     @property
@@ -71,18 +68,6 @@ class Joined:
             kept = first == second
             like, left = like[kept], left[kept]
         return found
-
-
-def _cut(octets: Any, bounds: Any, head: int, tail: int) -> tuple[Any, Any]:
-    """(octets, bounds) of values that lose so many bytes at their beginning and end."""
-    lost = np.arange(len(bounds), dtype="i8") * (head + tail)
-    kept = bounds - lost
-    count = int(kept[-1])
-    places = np.arange(count, dtype="i8")
-    places += np.repeat(lost[:-1] + head, kept[1:] - kept[:-1])
-    left = np.zeros(count + PADDING, dtype="u1")
-    left[:count] = octets[places]
-    return left, kept
 
 
 def windows(octets: Any, starts: Any, width: int) -> Any:

@@ -6,6 +6,7 @@ whose keys are of another form (an empty value, a zero inside a text) are left t
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -18,8 +19,9 @@ from lockstep.schema.types.numbers import FixedInteger
 from lockstep.storage.rows import keys
 from lockstep.storage.store import Pair
 
-#: Of a row's key: what is before its partition key, and what is behind its clustering.
-_HEAD, _TAIL = keys.PLACE_BYTES, keys.ROW_TAIL_BYTES
+_KEY: Final = operator.itemgetter(0)
+#: Of a row's key: without what is before its partition key, and what is behind its clustering.
+_PLACE: Final = operator.itemgetter(slice(keys.PLACE_BYTES, -keys.ROW_TAIL_BYTES))
 _ESCAPE: Final = 0xFF
 _SIGN: Final = 0x80
 _STRAIGHT: Final = ("text", "ascii", "blob", "inet")
@@ -33,7 +35,7 @@ class RowKeys:
     fragments of one row. `are_rows` says which belong to rows, not to whole partitions."""
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
-        self.joined = joined = Joined([key for key, _ in pairs], _HEAD, _TAIL)
+        self.joined = joined = Joined(list(map(_PLACE, map(_KEY, pairs))))
         octets, starts, ends = joined.octets, joined.starts, joined.ends
         zeros = np.flatnonzero(octets[: ends[-1]] == 0)
         is_escape = octets[zeros + 1] == _ESCAPE
