@@ -55,6 +55,12 @@ def last(files: ContentFiles, lower: bytes, upper: bytes) -> FilesTold | None:
     return told
 
 
+def emptying(lower: bytes, upper: bytes) -> Any:
+    batch = rocksdict.WriteBatch(raw_mode=True)
+    batch.delete_range(lower, upper)
+    return batch
+
+
 @pytest.fixture
 def loaded(tmp_path: Path) -> list[str]:
     return [file_of(tmp_path / "1.sst", FIRST), file_of(tmp_path / "2.sst", SECOND)]
@@ -78,6 +84,17 @@ def test_stores_that_took_the_same_files_tell_the_same(tmp_path: Path, loaded: l
     assert last(found[0], b"c", b"d").entries == 0  # type: ignore[union-attr]
 
 
+def test_files_that_lie_over_each_other_tell_too(tmp_path: Path, loaded: list[str]) -> None:
+    """As those of the tasks of one load do, in any order."""
+    over = file_of(tmp_path / "over.sst", [*FIRST[10:20], (b"b500", b"value")])
+    stores = [Store(tmp_path / name) for name in ("one", "other")]
+    for store, files in zip(stores, ((*loaded, over), (over, *loaded)), strict=True):
+        for file in files:
+            store.take(file)
+    one, other = (last(store.files(), b"a", b"c") for store in stores)
+    assert one is not None and one == other and one.entries == 161
+
+
 def test_more_files_than_the_library_looks_into_by_itself_are_counted(tmp_path: Path) -> None:
     store = Store(tmp_path / "many")
     for number in range(60):
@@ -99,9 +116,12 @@ def test_what_does_not_follow_from_files_is_not_told(
     flush = rocksdict.Rdict.flush
     assert told("clean") is not None
     assert told("reaching", lower=b"a050") is None, "a file reaches out of the range"
-    assert told("above", lambda db: db.put(b"a05", b""), flush) is None, "two files share keys"
+    above = told("above", lambda db: db.put(b"a05", b""), flush)
+    assert above is not None and above != told("clean again") and above.entries == 151
     assert told("between", lambda db: db.put(b"a5", b""), flush) != told("clean too")
     assert told("deleted", lambda db: db.delete(b"bz"), flush) is None, "one deletes something"
+    assert told("emptied", lambda db: db.write(emptying(b"0", b"1")), flush) is not None
+    assert told("emptied too", lambda db: db.write(emptying(b"a", b"b")), flush) is None
     assert told("elsewhere", lambda db: db.put(b"z", b""), flush) is not None
     store = Store(tmp_path / "written")
     store.take(*loaded)

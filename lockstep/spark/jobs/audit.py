@@ -117,8 +117,9 @@ class AuditPlan(msgspec.Struct, frozen=True):
 
 
 class AuditReport(msgspec.Struct, frozen=True):
-    """`rows`: (node, rows) that each replica holds. `settled`: differences of the first look that were gone
-    at the second. `wrong`: the buckets that differ, as (left, right], for a repair."""
+    """`rows`: (node, rows) that each replica stores, writes where files were compared. `settled`: differences
+    of the first look that were gone at the second. `wrong`: the buckets that differ, as (left, right], for a
+    repair."""
 
     table: str
     epoch: int

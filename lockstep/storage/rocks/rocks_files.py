@@ -1,8 +1,9 @@
 """The table files of a content that was fixed on disk, told apart by their bytes.
 
-Invariant: what files hold is told only where it follows from each of them alone: nothing of the content is
-beside its files, those in the range lie one behind the other and within it, and none deletes anything. Files
-of the same bytes hold the same then, whichever store has them.
+Invariant: what files hold is told only where it follows from their bytes: nothing of the content is beside
+its files, those in the range lie within it, and none deletes anything. Two of them may have the same key, but
+then with the same value, for no two writes share one. So files of the same bytes hold the same, whichever
+store has them, in whatever order it took them in.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _FILES_MAX: Final = 512
 
 
 class FilesTold(msgspec.Struct, frozen=True):
-    """Of the files of a range: a digest of their bytes, and how many entries they have."""
+    """Of the files of a range: a digest of their bytes, and how many entries they have, of which several may
+    be of one row."""
 
     digest: bytes
     entries: int
@@ -55,19 +57,17 @@ class ContentFiles:
         for one in found:
             digests.append(self._digest(one["name"]))
             yield None
-        told = xxhash.xxh3_128_digest(b"".join(digests))
+        told = xxhash.xxh3_128_digest(b"".join(sorted(digests)))
         yield FilesTold(told, sum(one["num_entries"] for one in found))
 
     def _between(self, lower: bytes, upper: bytes) -> list[Mapping[str, Any]] | None:
         if self._all is None:
             return None
         found = [one for one in self._all if one["start_key"] < upper and lower <= one["end_key"]]
-        behind = lower
-        for one in found:
-            if one["num_deletions"] or one["start_key"] < behind or one["end_key"] >= upper:
-                return None
-            behind = one["end_key"] + b"\x00"
-        return found
+        tells = all(
+            not one["num_deletions"] and lower <= one["start_key"] and one["end_key"] < upper for one in found
+        )
+        return found if tells else None
 
     def _digest(self, name: str) -> bytes:
         known = self._digests.get(name)
