@@ -122,6 +122,8 @@ MEANINGS = {
     "purge.interval_ms": "shortest time between two passes over a table that merge and purge it",
     "tracking.cohort_after_ms": "after so long without a word from a replica of tracked tables that seems "
     "dead, the others keep no single mutations for it",
+    "tracking.witness_journal_mib": "how much this node keeps as a witness of tables at most, while a full "
+    "replica is away; beyond it takes no more writes of these",
     "tablets.mode_for_new_keyspaces": "`disabled`: on the ring unless they say otherwise; `enabled`: with "
     "tablets unless they say otherwise; `enforced`: with tablets",
     "tablets.load_refresh_ms": "how often the balancer asks nodes what their tablets weigh",

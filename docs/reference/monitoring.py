@@ -282,6 +282,14 @@ ALERTS: Final = (
         "journal-is-large",
     ),
     Alert(
+        "LockstepWitnessJournalLarge",
+        "lockstep_tracking_witness_journal_bytes > 8589934592",
+        "5m",
+        "page",
+        "{{ $labels.instance }} keeps more than 8 GiB as a witness, and refuses writes at its limit",
+        "journal-is-large",
+    ),
+    Alert(
         "LockstepRangesDegraded",
         "max by (job) (lockstep_topology_degraded_ranges) > 0",
         "5m",

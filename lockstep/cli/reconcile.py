@@ -33,7 +33,7 @@ def status(call: render.Call) -> None:
     told = read(Reconciling, answer)
     click.echo(_journal(told))
     render.table(
-        ["node", "alive", "ranges", "lacks", "bytes", "for s", "lacked here", "ready in s"],
+        ["node", "alive", "ranges", "witness of", "lacks", "bytes", "for s", "lacked here", "ready in s"],
         [_row(node, lags) for node, lags in _by_node(told).items()],
     )
 
@@ -91,6 +91,12 @@ def _journal(told: Reconciling) -> str:
     said = (
         f"node {told.node}: {told.entries} mutations ({size}) in the journal, of {told.ranges} tracked ranges"
     )
+    if told.witnessed:
+        most = render.bytes_text(told.witness_bytes_max)
+        said += (
+            f"; {told.witnessed} of them ({render.bytes_text(told.witness_bytes)} of at most {most}) as a "
+            "witness, which keeps them until all full replicas have them"
+        )
     if told.in_cohorts:
         said += f"; {told.in_cohorts} in its tables alone, for who was away"
     if told.getting:
@@ -112,6 +118,7 @@ def _row(node: int, lags: list[ReplicaLag]) -> list[object]:
         str(node),
         "yes" if lags[0].alive else "no",
         len(lags),
+        sum(lag.witness for lag in lags),
         lacks,
         render.bytes_text(sum(lag.lacks_bytes for lag in lags)) if lacks else None,
         max(ages) if ages else None,

@@ -147,6 +147,7 @@ class Conditionals:
         as far as this node knows, nothing was decided. ConditionalUnknown. WriteTimeout or WriteFailure of
         type SIMPLE: it was decided, and too few replicas have applied it yet.
         """
+        self._refuse_witnesses(place.table_id)
         plan = self.shared.plans.write_plan(place.table_id, place.token, consistency)
         plan.require_alive(self.shared.context.opinions)
         request = _Write(self.shared, self.writes_ended, place, serial, patience)
@@ -185,6 +186,7 @@ class Conditionals:
         """Live content of one partition that reflects all that was decided before. ReadTimeout and the other
         errors of reads."""
         assert command.key is not None, "ballots are of one partition"
+        self._refuse_witnesses(command.table_id)
         place = Place(command.table_id, command.right, command.key)
         request = _Read(self.shared, self.reads_ended, place, serial, patience)
         try:
@@ -194,6 +196,15 @@ class Conditionals:
         except (WriteTimeout, WriteFailure) as error:
             raise ReadTimeout(serial, error.received, error.required, False) from error
         return found
+
+    def _refuse_witnesses(self, table_id: int) -> None:
+        """InvalidRequest where a witness would have to say which rows there are."""
+        placement = self.shared.plans.placement(table_id)
+        if placement is not None and placement.ring.replication.has_witnesses:
+            raise InvalidRequest(
+                "the keyspace has witnesses, which keep no rows for a condition or a serial read to look at",
+                hint="write without a condition, or keep the table in a keyspace without witnesses",
+            )
 
     async def _counted(self, request: Rounds, run: Callable[[], Awaitable[Any]]) -> Any:
         clock, outcome = self.shared.runtime.clock, ABANDONED

@@ -256,8 +256,8 @@ class ReadRound:
         else:
             # Whoever was asked for the answer failed: perhaps the others agree with the first of these.
             if self._request.tracking is not Tracking.NONE:
-                readers = self.round.plan.group.reads
-                digests.sort(key=lambda target: target.node not in readers)
+                plan = self.round.plan
+                digests.sort(key=lambda target: not plan.shows(target.node))
             digests = digests[:1]
         for target in digests:
             del self._answers[target.node]
@@ -281,8 +281,8 @@ class ReadRound:
         """Whether a replica gave its answer, be it that there is nothing."""
         if self._request.tracking is Tracking.NONE:
             return any(not reply.digest for _, reply in self._answers.values())
-        readers = self.round.plan.group.reads
-        return any(not reply.digest and target.node in readers for target, reply in self._answers.values())
+        plan = self.round.plan
+        return any(not reply.digest and plan.shows(target.node) for target, reply in self._answers.values())
 
     # -- the end ----------------------------------------------------------------------------------
 

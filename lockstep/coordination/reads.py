@@ -429,6 +429,7 @@ class Reads:
         if plan.reads_ids and plan.group.write_only:
             # The first one is asked for data, and a replica that is being filled has not all.
             ordered = tuple(sorted(ordered, key=lambda target: target.node not in plan.group.reads))
+        ordered = plan.data_first(ordered)
         own = plan.local
         if plan.required == 1 and own is not None and ordered[0] is own:
             answer = await self._answer_here(plan, own, request, deadline_s)

@@ -127,8 +127,7 @@ class TrackedReads:
         """The answer with data once it stands; None when that failed, and the question is to be asked
         anew."""
         # A replica that is being filled has ids of which it lacks others: it says what it holds, no more.
-        readers = plan.group.reads
-        data = next((one for one in answers if not one[1].digest and one[0].node in readers), None)
+        data = next((one for one in answers if not one[1].digest and plan.shows(one[0].node)), None)
         if data is None:
             return None
         others = [answer for answer in answers if answer is not data]
@@ -187,7 +186,7 @@ class TrackedReads:
         PeerTimeout when each of them lacks something."""
         for answer in answers:
             known = known_of(answer)
-            if answer[0].node in plan.group.reads and not known.partial and held_by(answer).covers(apart):
+            if plan.shows(answer[0].node) and not known.partial and held_by(answer).covers(apart):
                 self._runtime.probes.reach("read.tracked_switched")
                 others = [other for other in answers if other is not answer]
                 return (answer[0], await self._read(plan, answer[0], request, deadline_s)), others

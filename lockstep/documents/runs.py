@@ -234,7 +234,8 @@ class ReadSessionRun(msgspec.Struct, frozen=True):
 class ReplicaLag(msgspec.Struct, frozen=True):
     """What another replica of a tracked range lacks of what the asked node holds, and the other way round.
     `lacks_bytes` and `left_s` are estimates; `left_s` None: nothing says when it will have all. `table`: of
-    which it is a tablet, as KEYSPACE.TABLE; empty for a range of the ring."""
+    which it is a tablet, as KEYSPACE.TABLE; empty for a range of the ring. `witness`: it has no tables, and
+    needs nothing that all others hold."""
 
     placement_group: int
     last_token: int
@@ -247,11 +248,14 @@ class ReplicaLag(msgspec.Struct, frozen=True):
     is_lacked: int = 0
     left_s: int | None = None
     table: str = ""
+    witness: bool = False
 
 
 class Reconciling(msgspec.Struct, frozen=True):
     """The journal of the node that is asked, and what replicas lack. `in_cohorts`: mutations that lie in its
-    tables alone while a replica is away; `getting`: ranges of which it gets what it missed itself."""
+    tables alone while a replica is away; `getting`: ranges of which it gets what it missed itself;
+    `witnessed`: of the entries, those of ranges whose witness it is, about so many bytes of at most
+    `witness_bytes_max`."""
 
     schema: str = "reconcile/1"
     node: int = 0
@@ -263,6 +267,9 @@ class Reconciling(msgspec.Struct, frozen=True):
     lags: tuple[ReplicaLag, ...] = ()
     in_cohorts: int = 0
     getting: int = 0
+    witnessed: int = 0
+    witness_bytes: int = 0
+    witness_bytes_max: int = 0
 
 
 class ReadSessions(msgspec.Struct, frozen=True):

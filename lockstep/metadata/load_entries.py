@@ -52,6 +52,12 @@ def why_not(table: Table) -> str:
     return ""
 
 
+def _why_not_there(cluster: ClusterMetadata, table: Table) -> str:
+    if ring_of(cluster, table).replication.has_witnesses:
+        return f"{table.keyspace}.{table.name} has witnesses, which keep mutations and take no files"
+    return ""
+
+
 def ring_of(cluster: ClusterMetadata, table: Table) -> RingPlacement:
     """Where a table lies."""
     return cluster.placements.ring(cluster.schema.by_name[table.keyspace].group_of(table))
@@ -83,7 +89,7 @@ class BeginLoad(msgspec.Struct, frozen=True, array_like=True):
         table = cluster.schema.table(self.keyspace, self.table)
         if table is None:
             raise Rejected(f"there is no table {self.keyspace}.{self.table}")
-        reason = why_not(table)
+        reason = why_not(table) or _why_not_there(cluster, table)
         if reason:
             raise Rejected(reason, hint=_STATEMENTS)
         if len(cluster.loads.running) >= LOADS_RUNNING_MAX:

@@ -49,7 +49,7 @@ from lockstep.replica.repair_participant import RepairParticipant, ReplicaTimes
 from lockstep.replica.replica import ReplicaService
 from lockstep.replica.scanned import Thresholds
 from lockstep.replica.session_guards import SessionGuards
-from lockstep.replica.tracked import TrackedReplica, range_for
+from lockstep.replica.tracked import TrackedReplica, keeps_data, range_for
 from lockstep.runtime.ports import Runtime
 from lockstep.scans.outlined_engine import OutlinedEngine
 from lockstep.storage.engine import Derived, StorageEngine
@@ -256,6 +256,7 @@ def _replica(
         own_id,
         context.identity.value.generation,
         lambda group, token: range_for(cluster(), own_id(), group, token),
+        lambda shard: keeps_data(cluster(), own_id(), shard),
     )
     replica = ReplicaService(runtime, internode, outlined, cluster, reach, own_id, require, journal)
     return replica, TrackedReplica(

@@ -29,7 +29,7 @@ _FIXED = {
 }
 #: Levels whose reads are monotonic: once returned, a value is seen by every later read of the level.
 MONOTONIC_LEVELS = (Consistency.QUORUM, Consistency.LOCAL_QUORUM, Consistency.EACH_QUORUM)
-_LOCAL = (Consistency.LOCAL_ONE, Consistency.LOCAL_QUORUM, Consistency.LOCAL_SERIAL)
+LOCAL_LEVELS = (Consistency.LOCAL_ONE, Consistency.LOCAL_QUORUM, Consistency.LOCAL_SERIAL)
 
 
 class Requirement(msgspec.Struct, frozen=True, array_like=True):
@@ -82,11 +82,11 @@ def required_reads(
     the whole factor but only local replicas, as in Cassandra.
     """
     if consistency in _FIXED:
-        dc = local_dc if consistency in _LOCAL else ""
+        dc = local_dc if consistency in LOCAL_LEVELS else ""
         return (Requirement(dc, _FIXED[consistency]),)
     if consistency is Consistency.ALL:
         return (Requirement("", replication.total),)
-    if consistency in _LOCAL:
+    if consistency in LOCAL_LEVELS:
         return (Requirement(local_dc, majority(local_factor(replication, local_dc))),)
     if consistency is Consistency.EACH_QUORUM and replication.strategy == NETWORK_TOPOLOGY:
         return tuple(Requirement(dc, majority(factor)) for dc, factor in dc_factors(replication))

@@ -19,6 +19,7 @@ from lockstep.metadata.directory import NodeState
 from lockstep.metadata.repairs import Repaired, is_equal_since
 from lockstep.placement.placements import PlacedRange, ReplicaGroup, RingPlacement
 from lockstep.placement.quorums import (
+    LOCAL_LEVELS,
     MONOTONIC_LEVELS,
     DcOf,
     Passing,
@@ -36,6 +37,7 @@ from lockstep.schema.table_options import option
 from lockstep.schema.tracking import is_tracked
 from lockstep.schema.view_changes import views_of
 from lockstep.topology.planning import passing
+from lockstep.topology.roles import readers
 from lockstep.values.errors import InvalidRequest, Unavailable
 from lockstep.values.ids import Consistency, NodeId
 from lockstep.values.limits import PLANS_CACHED_MAX
@@ -92,6 +94,7 @@ class Plan:
         "needs",
         "needs_epoch",
         "range",
+        "readers",
         "reads_ids",
         "remote",
         "required",
@@ -109,11 +112,14 @@ class Plan:
         needs: tuple[Requirement, ...],
         consistency: Consistency,
         asker: Asker = NOBODY,
+        readers: frozenset[NodeId] | None = None,
     ) -> None:
         self.epoch = epoch
         self.needs_epoch = needs_epoch
         self.range = range_
         self.group = group
+        #: Of a read where some replicas keep no data: those that may be asked for it. None: all readers may.
+        self.readers = readers
         self.targets = targets
         self.needs = needs
         self.required = _least(needs)
@@ -138,9 +144,8 @@ class Plan:
         #: All targets seem alive until then, whatever is heard of them.
         self.alive_until_s = -inf
         #: The targets: the asker, then its data centre, then others; and those of them that suffice.
-        self.near_first = tuple(
-            sorted(targets, key=lambda t: 0 if t is self.local else 1 if t.dc == asker.dc else 2)
-        )
+        near = sorted(targets, key=lambda t: 0 if t is self.local else 1 if t.dc == asker.dc else 2)
+        self.near_first = self.data_first(near)
         self.first_near = tuple(first_choice(needs, self.near_first))
         #: For each need: how many answers, and whose count.
         self._counts = tuple(
@@ -169,6 +174,7 @@ class Plan:
             self.needs,
             self.consistency,
             self.asker,
+            self.readers,
         )
         plan.shard, plan.reads_ids = self.shard, self.reads_ids
         return plan
@@ -221,9 +227,21 @@ class Plan:
         """Whether the same answers of the same nodes satisfy the other plan."""
         return self.needs == other.needs and self.by_node.keys() == other.by_node.keys()
 
+    def shows(self, node: int) -> bool:
+        """Whether a replica may be asked for data."""
+        return node in (self.group.reads if self.readers is None else self.readers)
+
+    def data_first(self, targets: Sequence[Target]) -> tuple[Target, ...]:
+        """In their order, but for the first one that shows data, where some do not: it comes first."""
+        first = next((t for t in targets if t.node in self.readers), None) if self.readers else None
+        return tuple(targets) if first is None else (first, *(t for t in targets if t is not first))
+
     def satisfied_by(self, nodes: Iterable[NodeId]) -> bool:
-        """Whether answers of these nodes (others are ignored) meet every need."""
-        held = nodes if len(self._counts) == 1 and self.also is None else tuple(nodes)
+        """Whether answers of these nodes (others are ignored) meet every need, and one of them shows data."""
+        is_simple = len(self._counts) == 1 and self.also is None and self.readers is None
+        held = nodes if is_simple else tuple(nodes)
+        if self.readers is not None and self.readers.isdisjoint(held):
+            return False
         # A loop, for it costs half of `all` and runs in every request.
         for count, voters in self._counts:
             if len(voters.intersection(held)) < count:
@@ -263,7 +281,9 @@ class Plan:
                 live = len(voters.intersection(held))
                 if need.dc and live < count:
                     return Unavailable(self.consistency, count, live, need.dc)
-        return Unavailable(self.consistency, self.required, self.counted(held))
+        counted = self.counted(held)
+        # Who keeps the data may be what is lacking, however many others there are.
+        return Unavailable(self.consistency, self.required, min(counted, max(self.required - 1, 0)))
 
 
 def _least(needs: Iterable[Requirement]) -> int:
@@ -536,7 +556,13 @@ class PlanBook:
         )
         needs_epoch = max(group.epoch, placement.changed_epoch)
         asker = Asker(self.own, local_dc)
-        plan = Plan(cluster.epoch, needs_epoch, placed.range, group, targets, needs, consistency, asker)
+        showing: frozenset[NodeId] | None = None
+        if not writing and placement.ring.replication.has_witnesses:
+            near = (local_dc,) if consistency in LOCAL_LEVELS else (*dcs.values(),)
+            showing = frozenset(n for n in readers(cluster, placement.ring, placed) if dcs[n] in near)
+        plan = Plan(
+            *(cluster.epoch, needs_epoch, placed.range, group, targets, needs, consistency, asker, showing)
+        )
         plan.has_views, plan.log_id = placement.has_views, placement.log_id
         if placement.is_tracked:
             plan.shard = (placement.ring.id, placed.range.right)

@@ -70,6 +70,8 @@ class Quorum(Protocol):
     everyone: tuple[Ask]
     needs: tuple[Requirement, ...]
     required: int
+    #: One of these is to be among those that suffice; None: nobody in particular.
+    readers: frozenset[NodeId] | None
 
     def satisfied_by(self, nodes: Iterable[NodeId]) -> bool: ...
 
@@ -77,13 +79,14 @@ class Quorum(Protocol):
 class Count:
     """A quorum without a plan: `required` of these nodes, whichever."""
 
-    __slots__ = ("by_node", "epoch", "everyone", "needs", "needs_epoch", "required", "targets")
+    __slots__ = ("by_node", "epoch", "everyone", "needs", "needs_epoch", "readers", "required", "targets")
 
     def __init__(self, targets: Sequence[Target], required: int) -> None:
         self.epoch = self.needs_epoch = 0
         self.targets = tuple(targets)
         self.everyone = asking(self.targets)
         self.required = required
+        self.readers: frozenset[NodeId] | None = None
         self.needs: tuple[Requirement, ...] = (Requirement("", required),)
         self.by_node: Mapping[NodeId, Target] = {target.node: target for target in targets}
         assert required > 0, "nobody is asked for nothing"
@@ -515,6 +518,9 @@ class Round(Generic[Q]):
 
     def _helps(self, target: Target, known: Container[NodeId]) -> bool:
         """Whether a need that `known` do not meet misses answers that this replica could give."""
+        readers = self.plan.readers
+        if readers is not None and not any(node in known for node in readers):
+            return target.node in readers
         held = [one for one in self.order if one.node in known]
         return any(
             need.dc in ("", target.dc) and sum(1 for one in held if need.dc in ("", one.dc)) < need.count

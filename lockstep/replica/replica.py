@@ -40,9 +40,11 @@ from lockstep.quorum.failure_codes import (
 from lockstep.quorum.plans import Plan, PlanBook, TablePlacement
 from lockstep.replica.merging import SUMMARY, reply_to, with_known
 from lockstep.replica.messages import Known, ReadReply, ReadRequest, Tracking, WriteReply, WriteRequest
+from lockstep.replica.tracked import require_kept
 from lockstep.runtime.ports import Runtime
 from lockstep.storage.journal import Journal
 from lockstep.storage.shard_logs import ShardLogs
+from lockstep.storage.witnessing import require_room
 from lockstep.tracking.held import Held, MutationId, all_of
 from lockstep.values.codec import encode
 from lockstep.values.errors import InvalidRequest, LockstepError, NotReplica, RangeLacking, StaleEpoch
@@ -265,9 +267,9 @@ class ReplicaService:
         `first_epoch`: see WriteRequest."""
         assert self.journal is not None and placement.is_tracked, "the table is tracked"
         shard, follows = (placement.ring.id, right), first_epoch if placement.has_views else None
+        require_room(self.journal, shard, given)
         if given is None:
-            now_us = self._runtime.clock.wall_us()
-            given = self.journal.give(shard, mutation, now_us, first_epoch=follows)
+            given = self.journal.give(shard, mutation, self._runtime.clock.wall_us(), first_epoch=follows)
             self._probes.reach("replica.write.named")
         else:
             self.journal.take(shard, given, mutation, first_epoch=follows)
@@ -280,6 +282,7 @@ class ReplicaService:
         assert self.journal is not None and plan.shard is not None, "the table is tracked"
         assert plan.local is not None and plan.epoch == self._metadata().epoch, "the plan is new"
         follows, now_us = first_epoch if plan.has_views else None, self._runtime.clock.wall_us()
+        require_room(self.journal, plan.shard)
         return self.journal.give(plan.shard, mutation, now_us, first_epoch=follows)
 
     def _own_part(
@@ -401,12 +404,11 @@ class ReplicaService:
             return None
         ring = placement.ring
         # Who asks may have heard of another cut.
-        placed = ring.overlapping(Range(command.left, command.right))
-        shards = [(ring.id, one.range.right) for one in placed]
+        shards = [(ring.id, one.range.right) for one in ring.overlapping(Range(command.left, command.right))]
         recent = all_of(journal.recent(shard, command) for shard in shards)
         held, over = _told(list(map(journal.logs_of, shards)), tracking, lists_all=lists_all)
         apart = all_of(map(journal.apart, shards))
-        partial = any(journal.taking(shard) is not None for shard in shards)
+        partial = any(journal.taking(one) is not None or not journal.keeps(one) for one in shards)
         if not apart and not partial:
             return Known(held, recent, over=over)
         several = [journal.holders(shard, ids) for shard in shards if (ids := journal.apart(shard))]
@@ -424,8 +426,7 @@ class ReplicaService:
             raise RangeLacking(f"this node is getting what it missed of the range up to {shard[1]}")
 
     async def _summary(self, request: ReadRequest, accepted_epoch: int) -> ReadReply:
-        as_summary = msgspec.structs.replace(request, tracking=Tracking.SUMMARY)
-        known = self._known(as_summary)
+        known = self._known(msgspec.structs.replace(request, tracking=Tracking.SUMMARY))
         assert self.journal is not None, "a summary is of a journal"
         await self.journal.synced()
         self._check_read(request)
@@ -464,6 +465,8 @@ class ReplicaService:
         else:
             overlapping = placement.ring.overlapping(Range(command.left, command.right))
             groups = (placed.group for placed in overlapping)
+        if request.tracking is Tracking.NONE and placement.ring.replication.has_witnesses:
+            require_kept(self.journal, placement.ring, Range(command.left, command.right), self.refusals)
         for group in groups:
             if group.epoch > request.epoch:
                 raise self._stale(placement, command.table_id, request.epoch, READ)

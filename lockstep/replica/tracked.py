@@ -17,14 +17,15 @@ from lockstep.internode import verbs
 from lockstep.internode.handshake import Address, PeerInfo
 from lockstep.internode.internode import Internode
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.placement.placements import PlacedRange, ReplicaGroup
-from lockstep.quorum.failure_codes import STALE_TABLE
+from lockstep.placement.placements import PlacedRange, ReplicaGroup, RingPlacement
+from lockstep.quorum.failure_codes import NOT_REPLICA, READ, STALE_TABLE, Refusals
 from lockstep.runtime.ports import Runtime
 from lockstep.schema.model import Schema
 from lockstep.schema.tracking import is_tracked, tracked_tables
 from lockstep.storage.journal import Journal
 from lockstep.storage.journal_records import Named
 from lockstep.storage.shard_logs import Shard
+from lockstep.topology.roles import keepers
 from lockstep.tracking.held import NOTHING, Held
 from lockstep.values.errors import LockstepError, NotReplica, PeerTimeout, StaleEpoch
 from lockstep.values.memo import memo
@@ -96,6 +97,23 @@ def range_for(cluster: ClusterMetadata, own: int, group: int, token: int) -> tup
         return None
     placed = ring.range_at(token)
     return placed.range, own in placed.group.writes
+
+
+def keeps_data(cluster: ClusterMetadata, own: int, shard: Shard) -> bool:
+    """Whether this node has the data of a range in its tables, for all that is known of the range."""
+    ring = cluster.placements.by_id.get(shard[0])
+    if ring is None or not ring.replication.has_witnesses:
+        return True
+    return own in keepers(cluster, ring, ring.range_at(shard[1]))
+
+
+def require_kept(journal: Journal | None, ring: RingPlacement, tokens: Range, refusals: Refusals) -> None:
+    """NotReplica where this node is a witness of some of the tokens: it has no rows of them."""
+    assert journal is not None, "witnesses are of tracked tables"
+    for placed in ring.overlapping(tokens):
+        if not journal.keeps((ring.id, placed.range.right)):
+            refusals.refused(READ, NOT_REPLICA)
+            raise NotReplica(f"this node is a witness of tokens up to {placed.range.right}")
 
 
 class TrackedReplica:

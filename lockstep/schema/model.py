@@ -127,23 +127,49 @@ NO_UUIDS: Final[HashTrieMap[str, int]] = HashTrieMap()
 class Replication(msgspec.Struct, frozen=True, array_like=True, order=True):
     """`strategy` is SimpleStrategy or NetworkTopologyStrategy (short names).
 
-    `factors` is (("", rf),) for SimpleStrategy and sorted (data centre, rf) pairs otherwise. `racks`: of data
-    centres where it is said which racks have a replica each, these, sorted; of tablets alone. On the way to
-    such a list the factor may be another than it has names.
+    `counts` is (("", rf),) for SimpleStrategy and sorted (data centre, rf) pairs otherwise. Where some of a
+    data centre's replicas are witnesses, it has a second pair with how many, below zero: so a setting
+    without any is written as ever. `racks`: of data centres where it is said which racks have a replica each,
+    these, sorted; of tablets alone. On the way to such a list the factor may be another than it has names.
     """
 
     strategy: str
-    factors: tuple[tuple[str, int], ...]
+    counts: tuple[tuple[str, int], ...]
     racks: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    @property
+    def factors(self) -> tuple[tuple[str, int], ...]:
+        """How many replicas each data centre has, witnesses included."""
+        if all(count >= 0 for _, count in self.counts):
+            return self.counts
+        return tuple((dc, count) for dc, count in self.counts if count >= 0)
+
+    @property
+    def witnesses(self) -> dict[str, int]:
+        """How many of a data centre's replicas keep no table data, where there are any."""
+        return {dc: -count for dc, count in self.counts if count < 0}
+
+    @property
+    def has_witnesses(self) -> bool:
+        return any(count < 0 for _, count in self.counts)
 
     @property
     def total(self) -> int:
         return sum(factor for _, factor in self.factors)
 
+    @property
+    def factor_texts(self) -> tuple[tuple[str, str], ...]:
+        """The factors as they are written: `3`, or `3/1` with one witness."""
+        witnesses = self.witnesses
+        return tuple(
+            (dc, f"{factor}/{witnesses[dc]}" if dc in witnesses else str(factor))
+            for dc, factor in self.factors
+        )
+
     def text(self) -> str:
         """`SimpleStrategy 3` or `NetworkTopologyStrategy east 3, west 2`, for people."""
         lists = self.lists
-        texts = [f"{dc} {factor}" if dc else str(factor) for dc, factor in self.factors]
+        texts = [f"{dc} {factor}" if dc else factor for dc, factor in self.factor_texts]
         named = [f" ({', '.join(lists[dc])})" if dc in lists else "" for dc, _ in self.factors]
         return (
             f"{self.strategy} {', '.join([text + racks for text, racks in zip(texts, named, strict=True)])}"

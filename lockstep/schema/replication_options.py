@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 
 from lockstep.schema.model import Replication
 from lockstep.schema.tablet_options import KeyspaceTablets
-from lockstep.values.errors import Rejected
+from lockstep.tracking.witnesses import Factor, factor_of, judge
+from lockstep.values.errors import ConfigurationInvalid, Rejected
 
 CONFIGURATION = 0x2300
 _PACKAGE = "org.apache.cassandra.locator."
@@ -83,25 +84,52 @@ def _topology(
 ) -> Replication:
     everywhere = given.pop(_FACTOR, None)
     factors: dict[str, int] = {}
+    witnesses: dict[str, int] = {}
     racks: dict[str, tuple[str, ...]] = {}
     if everywhere is not None:
-        factors = dict.fromkeys(sorted(data_centers), _factor(everywhere))
+        meant = _shared(everywhere)
+        factors = dict.fromkeys(sorted(data_centers), meant.replicas)
+        witnesses = dict.fromkeys(factors, meant.witnesses)
         if earlier is not None and earlier.strategy == TOPOLOGY:
             factors.update(earlier.factors)
+            witnesses.update({dc: earlier.witnesses.get(dc, 0) for dc, _ in earlier.factors})
             racks.update(earlier.lists)
     for data_center, text in given.items():
         if data_centers and data_center not in data_centers:
             raise _unrecognised(data_center, TOPOLOGY, keyspace)
         racks.pop(data_center, None)
+        witnesses.pop(data_center, None)
         if is_list(text):
             racks[data_center] = _racks(data_center, text)
             factors[data_center] = len(racks[data_center])
         else:
-            factors[data_center] = _factor(text)
-    kept = tuple(sorted((name, factor) for name, factor in factors.items() if factor > 0))
+            meant = _shared(text)
+            factors[data_center], witnesses[data_center] = meant.replicas, meant.witnesses
+    kept = {name: factor for name, factor in factors.items() if factor > 0}
     if not kept:
         raise refused("Configuration for at least one datacenter must be present")
-    return Replication(TOPOLOGY, kept, tuple(sorted((name, named) for name, named in racks.items() if named)))
+    _judge({name: Factor(factor, witnesses.get(name, 0)) for name, factor in kept.items()})
+    counts = sorted([*kept.items(), *((name, -some) for name, some in witnesses.items() if some > 0)])
+    named = tuple(sorted((name, listed) for name, listed in racks.items() if listed))
+    return Replication(TOPOLOGY, tuple(counts), named)
+
+
+def _shared(text: str) -> Factor:
+    """A factor that may say how many of the replicas are witnesses, as `3/1`."""
+    if "/" not in text:
+        return Factor(_factor(text))
+    try:
+        return factor_of(text)
+    except ConfigurationInvalid as error:
+        raise refused(str(error)) from None
+
+
+def _judge(factors: dict[str, Factor]) -> None:
+    if any(factor.witnesses for factor in factors.values()):
+        try:
+            judge(factors)
+        except ConfigurationInvalid as error:
+            raise refused(str(error)) from None
 
 
 def is_list(text: str) -> bool:
@@ -152,6 +180,6 @@ def _unrecognised(option: str, strategy: str, keyspace: str) -> Rejected:
 def replication_map(replication: Replication) -> dict[str, str]:
     """The map that people read: `class` (fully qualified) and the factors, or lists of racks."""
     found, lists = {"class": _PACKAGE + replication.strategy}, replication.lists
-    for name, factor in replication.factors:
-        found[name or _FACTOR] = list_text(lists[name]) if name in lists else str(factor)
+    for name, factor in replication.factor_texts:
+        found[name or _FACTOR] = list_text(lists[name]) if name in lists else factor
     return found

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from lockstep.schema.model import Keyspace, Schema, Table
 from lockstep.schema.table_options import CONFIGURATION, option
+from lockstep.schema.witnesses import refuse_unfit
 from lockstep.values.errors import Rejected
 from lockstep.values.hash_tree import changed
 
@@ -83,10 +84,13 @@ def _check(before: Schema, after: Schema) -> None:
     for _, now in before.keyspaces_changed_in(after):
         if now is not None and now.tracked and _on_its_way(now) and any(_tracked_in(now)):
             raise _refused(now.name, f"keyspace {now.name} is {_TO_TABLETS}", _FINISH_FIRST)
+    untracked: list[Table] = []
     for _, _, table in changed(before.table_tree, after.table_tree):
         if table is None:
             continue
         keyspace = after.by_name[table.keyspace]
+        if not is_tracked(keyspace, table):
+            untracked.append(table)
         if table.view is not None and option(table.options, REPLICATION_TYPE) == TRACKED:
             what = f"view {table.keyspace}.{table.name} cannot be tracked: {_NO_IDS}"
             hint = f"leave {REPLICATION_TYPE} out: the view of a tracked table is untracked by itself"
@@ -97,6 +101,7 @@ def _check(before: Schema, after: Schema) -> None:
         if reason:
             hint = _FINISH_FIRST if _on_its_way(keyspace) else ""
             raise _refused(table.keyspace, f"table {table.keyspace}.{table.name} is tracked: {reason}", hint)
+    refuse_unfit(before, after, untracked=untracked)
 
 
 def newly_tracked(before: Schema, after: Schema) -> list[Table]:

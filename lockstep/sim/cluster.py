@@ -87,6 +87,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     tablets: int = 0
     #: Whether replicas know by ids what they hold.
     tracked: bool = False
+    #: How many of a data centre's replicas are witnesses.
+    witnesses: int = 0
     #: After how long a silent replica of tracked tables is away; 0 leaves it to the product.
     cohort_after_s: float = 0.0
     #: How nodes agree on the ring without a log; empty: there is a log.

@@ -130,6 +130,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     tablets: int = 0
     #: Whether replicas know by ids what they hold.
     tracked: bool = False
+    witnesses: int = 0
     #: Whether clients write whole partitions: then no read may show part of a write, or go back.
     whole: bool = False
     #: After how long a silent replica is away, whatever the product says, one of these.
@@ -290,8 +291,8 @@ def _drawn_shape(scenario: Scenario, world: World, draw: Stream) -> Shape:
     ring_mode = world.stream("ring mode").choice(scenario.ring_mode)
     after_s = world.stream("cohorts").choice(scenario.cohort_after_s)
     shape = msgspec.structs.replace(shape, hints=hints, ring_mode=ring_mode, cohort_after_s=after_s)
-    shape = msgspec.structs.replace(shape, tracked=scenario.tracked)
-    if scenario.tablets or scenario.migrates_s:
+    shape = msgspec.structs.replace(shape, tracked=scenario.tracked, witnesses=scenario.witnesses)
+    if scenario.tablets or scenario.migrates_s or scenario.witnesses:
         shape = msgspec.structs.replace(shape, tablets=scenario.tablets, strategy="NetworkTopologyStrategy")
     return shape
 
@@ -571,8 +572,7 @@ class Run:
         self.judged = check_registers(events, rows, apart=self.watch.isolated)
         self.judged += check_whole(events) if self.scenario.tracked else 0
         self.judged += check_none_torn(events, rows) if self.scenario.whole else 0
-        for side in self.sides:
-            self.judged += side.judge()
+        self.judged += sum(side.judge() for side in self.sides)
         self.watch.inspect("REP-1", self.cluster.newest)
         if self.scenario.tablets and (stored := self.watch.unowned(self.cluster.newest)):
             raise Violation("TAB-1", f"at the end, {stored[0]}")

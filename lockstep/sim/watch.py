@@ -66,6 +66,7 @@ from lockstep.storage.store import Store
 from lockstep.topology.kind import Mover, kind_of
 from lockstep.topology.kinds.bootstrap import Bootstrap
 from lockstep.topology.kinds.replication import Walk
+from lockstep.topology.roles import promoted
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
 
@@ -371,7 +372,8 @@ class Watch:
         return found
 
     def _inspect_pending(self, metadata: ClusterMetadata, moving: Sequence[Transition]) -> None:
-        pending = {node: None for transition in moving for node in transition.gained}
+        dc_of = metadata.directory.dc_by_id.__getitem__
+        pending = {node: None for one in moving for node in (*one.gained, *promoted(one, dc_of))}
         for node in pending:
             content = self._content(self.cluster.name_of(node))
             check_wiped(metadata, moving, content, node)

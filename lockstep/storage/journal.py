@@ -14,6 +14,9 @@ An id names its mutation wherever ranges are cut, so a range that is cut takes i
 of its tokens, and both what is reconciled or apart, for that is held by whoever holds either. Ranges that are
 joined have what both had; what is apart in one of them is, and where this node was getting something of one
 of them it is to compare the whole. Of a range that this node gave up it claims nothing any more.
+
+Of a range of which this node is a witness it keeps entries alone: what its tables would have, all full
+replicas have once the entry goes.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ from lockstep.storage.journal_records import (
     values_of,
 )
 from lockstep.storage.place_list import Place
+from lockstep.storage.rows.fragments import require_fitting
 from lockstep.storage.shard_logs import Shard, ShardLogs, Taking, bounded, joined
 from lockstep.storage.store import Batch, Family, Operation, Pair
 from lockstep.tracking.held import Held, LogId, MutationId, all_of, held_of
@@ -56,6 +60,14 @@ from lockstep.values.tokens import TOKEN_MIN, Range
 
 #: (group, token) -> the range that has it, and whether this node is one of its replicas; None: no such group.
 RangeAt = Callable[[int, int], tuple[Range, bool] | None]
+
+#: Whether this node has the data of a range in its tables; else it is a witness of it.
+Keeps = Callable[[Shard], bool]
+
+
+def _all(_shard: Shard) -> bool:
+    return True
+
 
 #: A log's number is that of the start of its node, then which of the logs of that start it is.
 _LOG_BITS: Final = 24
@@ -78,8 +90,12 @@ class Engine(Protocol):
 class Journal:
     """`own_id` and `start` name the logs that this node gives ids in; `range_at` tells where ranges are."""
 
-    def __init__(self, engine: Engine, own_id: Callable[[], int], start: int, range_at: RangeAt) -> None:
+    def __init__(
+        self, engine: Engine, own_id: Callable[[], int], start: int, range_at: RangeAt, keeps: Keeps = _all
+    ) -> None:
         self._engine = engine
+        #: Whether this node has the data of a range in its tables; and whether it takes no more of others.
+        self.keeps, self.is_full = keeps, False
         self._own_id = own_id
         self._start = start
         self._range_at = range_at
@@ -156,7 +172,9 @@ class Journal:
         logs, log, offset = self._logs(shard), given.log, given.offset
         body = encode(Entry(given.given_us, mutation, shard[0], table_id, token))
         record: Operation = ("put", entry_key(log, offset), body)
-        if mutation is None:
+        if mutation is None or not self.keeps(shard):
+            if mutation is not None:
+                require_fitting(mutation, len(body))
             self._sequence = self._engine.write_records(Family.JOURNAL, [record])
         else:
             self._sequence = self._engine.apply(mutation, (record,), first_epoch=first_epoch)

@@ -23,6 +23,7 @@ from lockstep.metadata.transitions import Transition
 from lockstep.placement.quorums import DcOf, dc_factors, majority
 from lockstep.schema.model import Replication
 from lockstep.topology.kind import Mover, moving, stage_row
+from lockstep.topology.roles import promoted
 from lockstep.topology.stages import Drain, Side, StageRow, Work, side_of
 from lockstep.topology.streams import filled_nodes
 from lockstep.values.ids import NodeId
@@ -138,7 +139,7 @@ def _walked(mover: Mover, cluster: ClusterMetadata) -> _Walked:
     pending: dict[NodeId, None] = {}
     for transition in moving(cluster, mover):
         touched.update(dict.fromkeys(transition.union))
-        pending.update(dict.fromkeys(transition.gained))
+        pending.update(dict.fromkeys((*transition.gained, *promoted(transition, dc_of))))
         for side in row.in_use:
             for need in _group_needs(transition, side, row, dc_of):
                 groups[need] = None

@@ -33,6 +33,7 @@ from lockstep.placement.strategies import NETWORK_TOPOLOGY, SIMPLE
 from lockstep.schema.changes import SYSTEM_KEYSPACES
 from lockstep.schema.model import Keyspace, Replication
 from lockstep.schema.replication_options import check_lists
+from lockstep.schema.witnesses import refuse_change
 from lockstep.topology.planning import differently_shaped, refuse_unsafe
 from lockstep.topology.stages import RANGE_MOVEMENT
 from lockstep.topology.tablets import recount
@@ -134,8 +135,9 @@ def wanted_keyspace(cluster: ClusterMetadata, name: str, target: Replication | N
     unknown = next((dc for dc, _ in dc_factors(target) if dc not in known), None)
     if unknown is not None:
         raise refused(f"there is no data centre {unknown!r}", name)
-    if any(factor < 0 for _, factor in target.factors):
+    if not target.witnesses.keys() <= dict(target.factors).keys():
         raise refused("Replication factor must be non-negative", name)
+    refuse_change(keyspace, target)
     if target.total < 1:
         raise refused(f"keyspace {name} would have no replicas", name, "drop the keyspace instead")
     if keyspace.tablets is not None and target.strategy == SIMPLE:

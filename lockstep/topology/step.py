@@ -19,11 +19,13 @@ from lockstep.metadata.directory import NodeState
 from lockstep.metadata.features import EnableFeatures
 from lockstep.metadata.operations import Operation, Stage
 from lockstep.metadata.transitions import Lone, Transition
+from lockstep.placement.quorums import DcOf
 from lockstep.topology import requests
 from lockstep.topology.barriers import BarrierState, GuardReport, Missing, barrier_need, evaluate
 from lockstep.topology.kind import Mover, course_of, kind_of, moving, row_can_go_back, stage_row
 from lockstep.topology.lone_steps import AdvanceTransitions, TransitionStep
 from lockstep.topology.requests import FailRequest
+from lockstep.topology.roles import demoted, promoted
 from lockstep.topology.stages import DELETING, STREAMING, Side, StreamTask, Work
 from lockstep.topology.streams import stream_plan
 from lockstep.topology.transformations import (
@@ -363,6 +365,13 @@ def _given_up(cluster: ClusterMetadata) -> tuple[NodeId, ...]:
     return tuple(r.about.presumed_dead for r in cluster.requests.queue if r.about.presumed_dead)
 
 
+def _deleting(transition: Transition, work: Work, dc_of: DcOf) -> tuple[NodeId, ...]:
+    """Who is left with data that it does not keep."""
+    if work is Work.CLEANUP:
+        return (*transition.lost, *demoted(transition, dc_of))
+    return (*transition.gained, *promoted(transition, dc_of))
+
+
 def _has_no_part(
     mover: Mover,
     transition: Transition,
@@ -382,16 +391,16 @@ def _has_no_part(
 def _work_orders(
     mover: Mover, cluster: ClusterMetadata, dead: Sequence[NodeId], given_up: Sequence[NodeId] = ()
 ) -> tuple[WorkOrder, ...]:
-    row, about = stage_row(mover), mover.about
+    row, about, dc_of = stage_row(mover), mover.about, cluster.directory.dc_by_id.__getitem__
     ranges: dict[NodeId, list[tuple[int, Range]]] = {}
     tasks: dict[NodeId, list[StreamTask]] = {}
     if row.work is Work.WIPE:
         for transition in moving(cluster, mover):
-            for node in transition.gained:
+            for node in (*transition.gained, *promoted(transition, dc_of)):
                 ranges.setdefault(node, []).append((transition.group, transition.range))
     elif row.work in DELETING:
         for transition in moving(cluster, mover):
-            for node in transition.lost if row.work is Work.CLEANUP else transition.gained:
+            for node in _deleting(transition, row.work, dc_of):
                 missed = _has_no_part(mover, transition, node, cluster, dead, given_up)
                 if node != about.departing and not missed:
                     ranges.setdefault(node, []).append((transition.group, transition.range))

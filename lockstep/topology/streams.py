@@ -12,7 +12,7 @@ too, as far as the new counts need it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -22,7 +22,9 @@ from lockstep.metadata.operations import Operation, Stage
 from lockstep.metadata.transitions import Lone, Transition
 from lockstep.placement.deltas import Passage, refilled
 from lockstep.placement.quorums import DcOf, dc_factors, majority
+from lockstep.placement.witnesses import full_of
 from lockstep.topology.kind import Mover, kind_of, moving
+from lockstep.topology.roles import promoted
 from lockstep.topology.stages import Filling, StreamTask
 from lockstep.topology.tablets import stages as courses
 from lockstep.values.ids import NodeId
@@ -45,12 +47,35 @@ def stream_plan(mover: Mover, cluster: ClusterMetadata, dead: Sequence[NodeId]) 
         for piece, lacking in pieces(transition, cluster.degraded):
             absent = (*dead, *gone, *shunned(mover, piece, lacking, dc_of))
             if not isinstance(mover, Lone):
-                tasks.extend(kind_of(mover).tasks(mover, piece, dc_of, absent, lacking))
+                found = kind_of(mover).tasks(mover, piece, dc_of, absent, lacking)
+                if piece.replication.has_witnesses:
+                    found = list(_with_data(found, piece, dc_of, absent))
+                tasks.extend(found)
             elif courses.COURSES[mover.kind].filling is Filling.GIVERS:
                 tasks.extend(tasks_of_givers(piece, dc_of, absent, lacking))
             else:
                 tasks.extend(tasks_of_quorum(piece, dc_of, absent, lacking))
     return tuple(tasks)
+
+
+def _with_data(
+    tasks: Sequence[StreamTask], piece: Transition, dc_of: DcOf, absent: Sequence[NodeId]
+) -> Iterator[StreamTask]:
+    """The tasks of a piece with a source that keeps data for each target that is to keep it, and those of
+    witnesses that become full replicas. A witness has ids for others, and mutations, and no tables."""
+    before = full_of(piece.replication, piece.old, dc_of)
+    after = full_of(piece.replication_after, piece.new, dc_of)
+    fill = [node for node in promoted(piece, dc_of) if all(task.target != node for task in tasks)]
+    known = (
+        *tasks,
+        *(StreamTask(node, piece.group, piece.range, (_NOBODY,), needs_all=True) for node in fill),
+    )
+    for task in known:
+        sources = tuple(node for node in task.sources if node != _NOBODY)
+        if task.target in after and task.sources and not any(node in before for node in sources):
+            with_data = [node for node in before if node not in absent and node != task.target]
+            sources = (*sources, with_data[0]) if with_data else ()
+        yield msgspec.structs.replace(task, sources=sources)
 
 
 def pieces(
@@ -152,7 +177,8 @@ def filled_nodes(mover: Mover, cluster: ClusterMetadata) -> tuple[NodeId, ...]:
     dc_of = cluster.directory.dc_by_id.__getitem__
     found: dict[NodeId, None] = {}
     for transition in moving(cluster, mover):
-        found.update(dict.fromkeys((*transition.gained, *refills(transition, dc_of))))
+        filled = (*transition.gained, *refills(transition, dc_of), *promoted(transition, dc_of))
+        found.update(dict.fromkeys(filled))
     if not isinstance(mover, Lone):
         found.update(dict.fromkeys(kind_of(mover).also_filled(mover, cluster)))
     return tuple(sorted(found))
@@ -191,6 +217,10 @@ def read_quorum(
             return ()
         assert doubted not in live and len(live) <= len(members), "live ones are members"
         chosen.extend(live[: majority(factor)])
+    if transition.replication.has_witnesses:
+        keeping = full_of(transition.replication, transition.old, dc_of)
+        if all(node in dead or node == doubted for node in keeping):
+            return ()
     return tuple(node for node in transition.old if node in chosen)
 
 

@@ -335,7 +335,14 @@ def _stepped(cluster: ClusterMetadata, operation: Operation, moved: Operation, e
         for transition in transitions:
             old = before.range_at(transition.range.right)
             new = regrouped_in(old, transition, rows, epoch, dc_of, proved)
-            if recounted or old.group.reads != new.group.reads or old.group.writes != new.group.writes:
+            # Roles change with the entry, though the replicas may be the same.
+            witnessed = transition.replication.has_witnesses
+            if (
+                recounted
+                or witnessed
+                or old.group.reads != new.group.reads
+                or old.group.writes != new.group.writes
+            ):
                 regrouped.append(new)
         changed.append(before.replaced(sorted(regrouped, key=lambda placed: placed.range.right)))
     return cluster.placements.with_rings(tuple(changed))

@@ -226,6 +226,14 @@ _ROWS: Final = (
         "journal-is-large",
     ),
     ConditionKind(
+        "WITNESS_JOURNAL_LARGE",
+        Level.DEGRADED,
+        "{node} keeps much as a witness, for a full replica is away: {detail}",
+        "nothing yet; at the limit it takes no more writes of tables whose witness it is",
+        "lockstep reconcile why says for which replica it is kept: bring that one back, or replace it",
+        "journal-is-large",
+    ),
+    ConditionKind(
         "REPLICA_LAGS",
         Level.DEGRADED,
         "{subject} lacks mutations of tracked tables that {node} keeps for it: {detail}",

@@ -369,6 +369,8 @@ COHORT_PAGE_ROWS: Final = 100
 COHORT_PASSES_MAX: Final = 4
 #: A journal above this is told as large: a hundredth of a small disk, and minutes of catching up.
 JOURNAL_LARGE_BYTES: Final = 1024 * 1024 * 1024
+#: The part of what a node may keep as a witness at which that is told: half of the outage is left to act.
+WITNESS_JOURNAL_TOLD: Final = 0.5
 #: A replica that lacks a mutation for so long is told as lagging: rounds come each second.
 REPLICA_LAGS_S: Final = 600
 #: Rounds for which a node tells what it holds of a range that is tracked no more and all reconciled: who has

@@ -43,6 +43,7 @@ from tests.node import (
     test_tracked_migration,
     test_tracked_statements,
     test_tracked_views,
+    test_tracked_witnesses,
     test_upgrade,
 )
 from tests.node import test_views as test_node_views
@@ -115,6 +116,7 @@ BROUGHT_ABOUT: dict[str, Callable[[], object]] = {
     "tracked_view_write_not_kept": test_tracked_views.write_to_one_that_is_cut_off,
     "tracked_view_settled_by_one": test_tracked_views.write_to_one_that_is_cut_off,
     "tracked_view_cohort_rows": test_tracked_views.take_rows_that_move_one_of_its_own,
+    "witness_promoted_unstored": (test_tracked_witnesses.test_who_leaves_has_witnesses_become_full_replicas),
     "cohort_purged": test_tracked_cohorts.test_scenario_20_no_tombstone_goes_while_a_cohort_is_not_everywhere,
     "hint_dropped_unmarked": (test_hints.test_a_hint_older_than_gc_grace_is_dropped_and_its_range_is_marked),
 }

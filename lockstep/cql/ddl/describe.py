@@ -297,8 +297,8 @@ def _replication(replication: Replication) -> str:
     """As it is written: a list of racks is no text."""
     lists = replication.lists
     texts = [f"'class': {_quoted(replication.strategy)}"]
-    for name, factor in replication.factors:
-        value = list_text(lists[name]) if name in lists else _quoted(str(factor))
+    for name, factor in replication.factor_texts:
+        value = list_text(lists[name]) if name in lists else _quoted(factor)
         texts.append(f"{_quoted(name or 'replication_factor')}: {value}")
     return "{" + ", ".join(texts) + "}"
 

@@ -19,7 +19,7 @@ from lockstep.node.work.conditions import Conditions
 from lockstep.node.work.topology_driver import TopologyDriver
 from lockstep.runtime.ports import Clock
 from lockstep.storage.group_commit import Space
-from lockstep.values.node_limits import JOURNAL_LARGE_BYTES, REPLICA_LAGS_S
+from lockstep.values.node_limits import JOURNAL_LARGE_BYTES, REPLICA_LAGS_S, WITNESS_JOURNAL_TOLD
 
 #: An election takes less than a second, and a second one after a split vote as long again.
 LEADERLESS_S: Final = 5.0
@@ -97,6 +97,11 @@ class TrackedRanges(Protocol):
     @property
     def journal_bytes(self) -> int: ...
 
+    @property
+    def witness_bytes(self) -> int: ...
+
+    witness_bytes_max: int
+
     def oldest_lacking_s(self) -> dict[int, int]: ...
 
 
@@ -104,6 +109,9 @@ def watch_tracked(conditions: Conditions, tracked: TrackedRanges) -> Look:
     def look() -> None:
         size = tracked.journal_bytes
         conditions.follow(size >= JOURNAL_LARGE_BYTES, "JOURNAL_LARGE", detail=f"some {size >> 20} MiB")
+        kept, most = tracked.witness_bytes, tracked.witness_bytes_max
+        detail = f"some {kept >> 20} of {most >> 20} MiB"
+        conditions.follow(kept >= most * WITNESS_JOURNAL_TOLD, "WITNESS_JOURNAL_LARGE", detail=detail)
         lagging = {
             f"node {node}": f"the oldest for more than {REPLICA_LAGS_S} s"
             for node, seconds in tracked.oldest_lacking_s().items()

@@ -127,6 +127,12 @@ class ReadSessions:
             raise InvalidRequest(
                 f"this node serves no read sessions: it lacks {', '.join(lacked) or 'doors'}"
             )
+        cluster = self._context.cluster()
+        if cluster.placements.ring(cluster.schema.group_of(table)).replication.has_witnesses:
+            raise InvalidRequest(
+                "a read session shows tables that all replicas have, and this one's keyspace has witnesses",
+                hint="read it by queries",
+            )
         if table.is_counter:
             raise InvalidRequest("a read session shows no counters")
         await self._make_room()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 
 import msgspec
@@ -21,12 +21,14 @@ from lockstep.internode.handshake import Address, PeerInfo
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.node.context import NodeContext
 from lockstep.node.work.cohorts import CohortTaking
-from lockstep.placement.placements import PlacedRange, ReplicaGroup
+from lockstep.placement.placements import PlacedRange
 from lockstep.replica.tracked import TrackedReplica, group_of, placed_at, tracked_groups
 from lockstep.schema.model import Table
 from lockstep.schema.tracking import is_tracked
 from lockstep.storage.journal import Journal
 from lockstep.storage.shard_logs import Shard, Taking
+from lockstep.storage.witnessing import witnessed_count
+from lockstep.topology.roles import keepers
 from lockstep.tracking.cohorts import are_enough
 from lockstep.tracking.held import NOTHING, Held, all_of
 from lockstep.values.errors import LockstepError
@@ -80,6 +82,8 @@ class Lag(msgspec.Struct, frozen=True):
     heard: bool
     #: When the oldest mutation that it lacks was written, where that was asked for.
     oldest_us: int | None = None
+    #: Whether that replica has the range in its tables; else it is a witness.
+    keeps: bool = True
 
 
 class _Lagging:
@@ -116,6 +120,8 @@ class Reconciler:
         self.journal = tracked.journal
         #: After how long a silent replica is away.
         self.cohort_after_s = context.configuration.tracking.cohort_after_ms / 1000
+        #: What this node keeps at most as a witness, in bytes.
+        self.witness_bytes_max = context.configuration.tracking.witness_journal_mib << 20
         self.is_paused = False
         #: How often what was told was void.
         self._voids = 0
@@ -158,6 +164,7 @@ class Reconciler:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(RECONCILE_INTERVAL_MS / 1000)
+            self.journal.is_full = self.witness_bytes >= self.witness_bytes_max
             if self.is_paused:
                 continue
             try:
@@ -217,17 +224,17 @@ class Reconciler:
         self._apart.setdefault(told.shard, {})[node] = told.apart
         self._since[told.shard] = told.since
         everywhere = told.held.difference(told.open)
-        if not (self._settles(told.shard, placed.group) and self.journal.held(told.shard).covers(everywhere)):
+        if not (self._settles(told.shard) and self.journal.held(told.shard).covers(everywhere)):
             self._tracked.learn(told.shard, everywhere)
         return True
 
-    def _settles(self, shard: Shard, group: ReplicaGroup) -> bool:
+    def _settles(self, shard: Shard) -> bool:
         """Whether the next round lets go of what all replicas hold, for all of them tell it."""
         since_s = self._runtime.clock.monotonic_s() - RECONCILE_HEARD_ROUNDS * RECONCILE_INTERVAL_MS / 1000
-        own_id, told = self._context.own_id(), self._told[shard]
+        told = self._told[shard]
         return all(
-            node == own_id or (node in told and self._heard_s.get(node, 0.0) > since_s)
-            for node in group.writes
+            node in told and self._heard_s.get(node, 0.0) > since_s
+            for node in _keepers(self._context, shard)[0]
         )
 
     async def _heard(self, node: int, told: Sequence[Told]) -> list[Told]:
@@ -305,10 +312,14 @@ class Reconciler:
         others, told = self._others(cluster, shard), self._told.get(shard, {})
         taking = self.journal.taking(shard)
         is_joined = taking is not None and taking.is_joined
-        if is_joined or group_of(cluster, shard) is None or not all(node in told for node in others):
+        keeping, is_keeper = _keepers(self._context, shard)
+        if is_joined or group_of(cluster, shard) is None or not all(node in told for node in keeping):
             return
-        everywhere = reduce(Held.intersection, (told[node] for node in others), own)
+        held = [*(told[node] for node in keeping), *((own,) if is_keeper else ())]
+        everywhere = reduce(Held.intersection, held)
         self.reconciled += self.journal.reconcile(shard, everywhere)
+        if not is_keeper:
+            self.journal.adopt(shard, everywhere)
         if not fresh.issuperset(others):
             return
         watched = self._watched.get(shard)
@@ -326,6 +337,9 @@ class Reconciler:
         group, others = group_of(cluster, shard), self._others(cluster, shard)
         own_id = self._context.own_id()
         if group is None or own_id not in group.reads or not self._tracked.is_filled():
+            return
+        if cluster.placements.ring(shard[0]).replication.has_witnesses:
+            # A witness has no tables that ids could go to: its journal grows, and so do the others'.
             return
         gone = {node for node in others if node not in fresh and self._is_away(node)}
         there = [node for node in others if node not in gone]
@@ -465,6 +479,11 @@ class Reconciler:
         """About what the journal keeps."""
         return self.journal.estimated_bytes(self.journal.entry_count)
 
+    @property
+    def witness_bytes(self) -> int:
+        """About what of that is of ranges of which this node is a witness."""
+        return self.journal.estimated_bytes(witnessed_count(self.journal))
+
     def oldest_lacking_s(self) -> dict[int, int]:
         """Node -> how long it has lacked something in each of the last rounds, of those that do."""
         now_s = self._runtime.clock.monotonic_s()
@@ -476,16 +495,8 @@ class Reconciler:
 
     def _note_lags(self) -> None:
         """Note how much each node lacks, and whether it has got what it lacked when that was noted first."""
-        cluster, now_s = self._context.cluster(), self._runtime.clock.monotonic_s()
-        lagging: dict[tuple[int, Shard], Held] = {}
-        lacks: dict[int, int] = {}
-        for shard in self.journal.shards:
-            held, told = self.journal.held(shard), self._told.get(shard, {})
-            for node in self._others(cluster, shard):
-                lacking = held.difference(told.get(node, NOTHING))
-                lacks[node] = lacks.get(node, 0) + lacking.count
-                if lacking:
-                    lagging[node, shard] = lacking
+        now_s = self._runtime.clock.monotonic_s()
+        lagging, lacks = _lacking_now(self._context, self.journal)
         for node in [node for node in self._lacked if node not in lacks]:
             del self._lacked[node]
         for node, count in lacks.items():
@@ -494,15 +505,58 @@ class Reconciler:
 
     def lags(self, *, with_ages: bool = False) -> list[Lag]:
         """Of each range and other replica, in order; `with_ages` reads the oldest entry of each."""
-        cluster, found = self._context.cluster(), []
-        for shard in sorted({*self.journal.shards, *self._told}):
-            held, told = self.journal.held(shard), self._told.get(shard, {})
-            for node in self._others(cluster, shard):
-                theirs = told.get(node, NOTHING)
-                lacking, lacked = held.difference(theirs), theirs.difference(held).count
-                oldest_us = self.journal.oldest_us(shard, lacking) if with_ages and lacking else None
-                found.append(Lag(shard, node, lacking.count, lacked, node in told, oldest_us))
-        return found
+        return list(_lags(self._context, self.journal, with_ages=with_ages))
+
+
+def _others(context: NodeContext, shard: Shard) -> list[int]:
+    """The other replicas of a range."""
+    group, own = group_of(context.cluster(), shard), context.own_id()
+    return [node for node in group.writes if node != own] if group is not None else []
+
+
+def _lags(context: NodeContext, journal: Journal, *, with_ages: bool) -> Iterator[Lag]:
+    for shard in sorted({*journal.shards, *journal.told}):
+        held, told = journal.held(shard), journal.told.get(shard, {})
+        keeping, _ = _keepers(context, shard)
+        for node in _others(context, shard):
+            lacking = _lacking(journal, shard, told.get(node), keeps=node in keeping)
+            lacked = told.get(node, NOTHING).difference(held).count
+            oldest_us = journal.oldest_us(shard, lacking) if with_ages and lacking else None
+            yield Lag(shard, node, lacking.count, lacked, node in told, oldest_us, node in keeping)
+
+
+def _lacking_now(
+    context: NodeContext, journal: Journal
+) -> tuple[dict[tuple[int, Shard], Held], dict[int, int]]:
+    """What each node lacks of each range of which it lacks something, and how much each one lacks."""
+    lagging: dict[tuple[int, Shard], Held] = {}
+    lacks: dict[int, int] = {}
+    for shard in journal.shards:
+        told, (keeping, _) = journal.told.get(shard, {}), _keepers(context, shard)
+        for node in _others(context, shard):
+            lacking = _lacking(journal, shard, told.get(node), keeps=node in keeping)
+            lacks[node] = lacks.get(node, 0) + lacking.count
+            if lacking:
+                lagging[node, shard] = lacking
+    return lagging, lacks
+
+
+def _keepers(context: NodeContext, shard: Shard) -> tuple[list[int], bool]:
+    """The other replicas whose tables are to have what is let go of here, and whether this node's are: all
+    but witnesses."""
+    cluster, own = context.cluster(), context.own_id()
+    placed = placed_at(cluster, shard)
+    if placed is None:
+        return [], False
+    nodes = keepers(cluster, cluster.placements.ring(shard[0]), placed)
+    return [node for node in nodes if node != own], own in nodes
+
+
+def _lacking(journal: Journal, shard: Shard, told: Held | None, *, keeps: bool) -> Held:
+    """What another replica, which told that it holds so much, lacks of what is held here; a witness needs
+    nothing that is reconciled."""
+    held = journal.held(shard) if keeps else journal.held(shard).difference(journal.reconciled(shard))
+    return held.difference(told) if told is not None else held
 
 
 def _not_let_go(journal: Journal, cluster: ClusterMetadata) -> dict[int, int]:

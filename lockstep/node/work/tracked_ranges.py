@@ -147,11 +147,25 @@ class TrackedRanges:
         """What the sources of a task name as reconciled, and what they have no entries of; its streams
         follow."""
         found = Streamed()
+        if self._has_ids(task.group):
+            await self._store_witnessed(task)
         for source in task.sources if self._has_ids(task.group) else ():
             for holding in await self._ask(source, task, epoch, begins=True):
                 reconciled = found.reconciled.union(holding.reconciled)
                 found = Streamed(reconciled, found.apart.union(holding.apart))
         return found
+
+    async def _store_witnessed(self, task: StreamTask) -> None:
+        """Store what this node has as a witness, for it becomes a full replica. What is reconciled meanwhile
+        is held by all sources before their snapshots are taken."""
+        ring = self._context.cluster().placements.by_id.get(task.group)
+        if ring is None or not ring.replication.has_witnesses:
+            return
+        for placed in self._placed(task.group, task.range):
+            shard = task.group, placed.range.right
+            if self._journal.keeps(shard):
+                await self._journal.store_again(shard)
+                self._runtime.probes.reach("tracked.promoted")
 
     async def take(
         self, session_id: str, task: StreamTask, surveyed: Streamed, epoch: int, require: Callable[[], object]
@@ -209,7 +223,8 @@ class TrackedRanges:
             if lost:
                 self._runtime.probes.reach("cohort.lost")
                 self._journal.release(shard, lost)
-            await self._journal.store_again(shard)
+            if self._journal.keeps(shard):
+                await self._journal.store_again(shard)
 
     async def _ask(self, source: int, task: StreamTask, epoch: int, *, begins: bool) -> tuple[Holding, ...]:
         range_ = task.range

@@ -25,12 +25,14 @@ from lockstep.node.log.messages import RunWork, WorkStatus
 from lockstep.node.log.metadata_state import MetadataState
 from lockstep.node.work.lacking import of_sole_replica, refill_actor
 from lockstep.node.work.tracked_ranges import Streamed
+from lockstep.placement.quorums import DcOf
 from lockstep.storage.rows.keys import ballots_of
 from lockstep.storage.store_position import Lack
 from lockstep.streaming.stream_progress import StreamProgress
 from lockstep.topology.kind import Mover, moving, stage_row
 from lockstep.topology.kinds.rebuild import Rebuild
 from lockstep.topology.planning import streaming_session
+from lockstep.topology.roles import demoted, keepers, promoted, readers
 from lockstep.topology.stages import STREAMING, StreamTask, Work
 from lockstep.topology.streams import stream_plan
 from lockstep.values.errors import (
@@ -206,14 +208,15 @@ class WorkService:
     async def _run(self, operation: Mover, running: _Running) -> None:
         try:
             row, ranges = stage_row(operation), self._moving(operation)
+            own, dc_of = self._own_id(), self._state.current.directory.dc_by_id.__getitem__
             if row.work is Work.WIPE:
-                await self._wipe(operation, gained_ranges(ranges, self._own_id()))
+                await self._wipe(operation, gained_ranges(ranges, own, dc_of))
             elif row.work is Work.CLEANUP and operation.about.departing == self._own_id():
                 await self._decommission_handoff.give()
             elif row.work is Work.CLEANUP:
-                await self._clean_up(operation, lost_ranges(ranges, self._own_id()))
+                await self._clean_up(operation, lost_ranges(ranges, own, dc_of))
             elif row.work is Work.DISCARD:
-                await self._clean_up(operation, gained_ranges(ranges, self._own_id()))
+                await self._clean_up(operation, gained_ranges(ranges, own, dc_of))
             elif row.work in STREAMING:
                 lacks = self._lacking.fillable
                 if lacks:
@@ -295,7 +298,9 @@ class WorkService:
             raise PeerUnreachable(
                 f"too few live replicas of ({starved.range.left}, {starved.range.right}] to stream from"
             )
-        progress.expected = 2 * sum(len(task.sources) * len(table_ids(cluster, task.group)) for task in tasks)
+        kept = {task: self._with_data(cluster, task) for task in tasks}
+        counts = ((task, len(table_ids(cluster, task.group))) for task in tasks)
+        progress.expected = 2 * sum(len(kept[task].sources) * count for task, count in counts)
         ranges_of = Counter(task.group for task in tasks)
         tables = {table: n for group, n in ranges_of.items() for table in table_ids(cluster, group)}
         progress.plan(len(tasks), tables)
@@ -305,7 +310,7 @@ class WorkService:
         async def one(task: StreamTask) -> None:
             async with gate:
                 surveyed[task] = await self._tracked_ranges.survey(task, operation.stage_epoch)
-                await self._stream_task(operation, task, progress)
+                await self._stream_task(operation, kept[task], progress)
                 progress.ranges += 1
 
         try:
@@ -330,6 +335,17 @@ class WorkService:
                 await self._tracked_ranges.refill(task, surveyed[task])
         # Reads move here once this is done, and not all of them would find another replica.
         await self._engine.indexes.settled()
+
+    def _with_data(self, cluster: ClusterMetadata, task: StreamTask) -> StreamTask:
+        """The task with the sources that keep the data; without any where this node is to be a witness."""
+        ring = cluster.placements.ring(task.group)
+        if not ring.replication.has_witnesses:
+            return task
+        placed = ring.range_at(task.range.right)
+        if self._own_id() not in keepers(cluster, ring, placed):
+            return replace(task, sources=())
+        keeping = readers(cluster, ring, placed)
+        return replace(task, sources=tuple(node for node in task.sources if node in keeping))
 
     async def _stream_task(self, operation: Mover, task: StreamTask, progress: StreamProgress) -> None:
         tables = table_ids(self._state.current, task.group)
@@ -417,14 +433,14 @@ def _first(failures: BaseExceptionGroup[LockstepError]) -> LockstepError:
     return _first(found) if isinstance(found, BaseExceptionGroup) else found
 
 
-def gained_ranges(moving: Iterable[Transition], node: int) -> list[tuple[int, list[Range]]]:
-    """By placement group, the ranges the node gains, adjacent ones joined."""
-    return _joined(transition for transition in moving if node in transition.gained)
+def gained_ranges(moving: Iterable[Transition], node: int, dc_of: DcOf) -> list[tuple[int, list[Range]]]:
+    """By placement group, the ranges the node gains, or is to keep the data of, adjacent ones joined."""
+    return _joined(one for one in moving if node in one.gained or node in promoted(one, dc_of))
 
 
-def lost_ranges(moving: Iterable[Transition], node: int) -> list[tuple[int, list[Range]]]:
-    """By placement group, the ranges the node gives up, adjacent ones joined."""
-    return _joined(transition for transition in moving if node in transition.lost)
+def lost_ranges(moving: Iterable[Transition], node: int, dc_of: DcOf) -> list[tuple[int, list[Range]]]:
+    """By placement group, the ranges the node gives up, or is to be a witness of, adjacent ones joined."""
+    return _joined(one for one in moving if node in one.lost or node in demoted(one, dc_of))
 
 
 def _joined(transitions: Iterable[Transition]) -> list[tuple[int, list[Range]]]:

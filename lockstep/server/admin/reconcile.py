@@ -13,6 +13,7 @@ import msgspec
 from lockstep.documents.runs import Reconciling, ReplicaLag
 from lockstep.node.services import NodeServices
 from lockstep.server.admin.operations import Operation, get, now
+from lockstep.storage.witnessing import witnessed_count
 
 PATH: Final = "/v1/reconcile"
 
@@ -38,6 +39,7 @@ def _document(node: NodeServices) -> dict[str, Any]:
             is_lacked=lag.is_lacked,
             left_s=reconciler.left_s(lag.node),
             table=tablets.table_of(lag.shard[0]),
+            witness=not lag.keeps,
         )
         for lag in reconciler.lags(with_ages=True)
     )
@@ -52,6 +54,9 @@ def _document(node: NodeServices) -> dict[str, Any]:
             lags=lags,
             in_cohorts=journal.apart_count,
             getting=sum(logs.taking is not None for logs in journal.shards.values()),
+            witnessed=witnessed_count(journal),
+            witness_bytes=reconciler.witness_bytes,
+            witness_bytes_max=reconciler.witness_bytes_max,
         )
     )
     return told

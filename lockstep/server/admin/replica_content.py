@@ -24,6 +24,7 @@ from lockstep.server.admin.http import HttpRequest
 from lockstep.server.admin.operations import Operation, Parameter, get, integer, later, required
 from lockstep.storage.rows.reconcile import is_empty
 from lockstep.storage.rows.visible import partition_left
+from lockstep.topology.roles import readers
 from lockstep.values import codec
 from lockstep.values.errors import ConfigurationError, NotReplica
 from lockstep.values.limits import PAGE_ROWS_MAX
@@ -142,8 +143,9 @@ class ReplicaContent:
         cluster, own = self._node.log.cluster, self._node.context.own_id()
         keyspace = cluster.schema.by_name[table.keyspace]
         group = table.group if keyspace.tablets is not None else keyspace.group
-        for placed in cluster.placements.ring(group).overlapping(tokens):
-            if own not in placed.group.reads:
+        ring = cluster.placements.ring(group)
+        for placed in ring.overlapping(tokens):
+            if own not in readers(cluster, ring, placed):
                 raise NotReplica(
                     f"node {own} is not read from for ({placed.range.left}, {placed.range.right}] of "
                     f"{table.keyspace}.{table.name}"

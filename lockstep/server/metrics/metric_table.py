@@ -441,6 +441,12 @@ _TABLE: Final = (
         "Estimated size of these mutations (Cassandra: JournalDiskSpaceUsed)",
     ),
     Metric(
+        "lockstep_tracking_witness_journal_bytes",
+        GAUGE,
+        (),
+        "Estimated size of those that this node keeps as a witness",
+    ),
+    Metric(
         "lockstep_tracking_mutations_lacking",
         GAUGE,
         ("node",),

@@ -217,7 +217,7 @@ def metadata(value: ClusterMetadata) -> Document:
 
 def _replication_text(replication: Replication) -> str:
     """`NetworkTopologyStrategy dc1: 3` or `SimpleStrategy 2`."""
-    factors = ", ".join(f"{dc}: {factor}" if dc else str(factor) for dc, factor in replication.factors)
+    factors = ", ".join(f"{dc}: {factor}" if dc else factor for dc, factor in replication.factor_texts)
     return f"{replication.strategy} {factors}"
 
 

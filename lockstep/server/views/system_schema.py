@@ -259,7 +259,7 @@ def _table_named(keyspace: Keyspace, name: str) -> Table | None:
 def replication_map(keyspace: Keyspace) -> dict[str, str]:
     """The replication as drivers read it: the fully qualified class name and the factors."""
     replication = keyspace.replication
-    factors = {name or "replication_factor": str(factor) for name, factor in replication.factors}
+    factors = {name or "replication_factor": factor for name, factor in replication.factor_texts}
     return {"class": _STRATEGIES + replication.strategy, **factors}
 
 

@@ -377,7 +377,7 @@ def _generations(cluster: ClusterMetadata) -> dict[str, Any]:
 
 def _options(target: Replication) -> dict[str, str]:
     """A replication as the options of a keyspace."""
-    factors = {dc or "replication_factor": str(factor) for dc, factor in target.factors}
+    factors = {dc or "replication_factor": factor for dc, factor in target.factor_texts}
     return {"class": target.strategy, **factors}
 
 

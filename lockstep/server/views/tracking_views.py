@@ -17,7 +17,7 @@ from lockstep.server.views.work_views import LiveView
 
 TRACKING_COLUMNS: Final = (
     "placement_group int; last_token bigint; node_id int; heard boolean; lacks bigint; is_lacked bigint; "
-    "held bigint; reconciled bigint"
+    "held bigint; reconciled bigint; witness boolean"
 )
 
 
@@ -33,18 +33,20 @@ def tracking_rows(node: NodeServices) -> Iterator[VirtualRow]:
             "is_lacked": lag.is_lacked,
             "held": reconciler.journal.held(lag.shard).count,
             "reconciled": reconciler.journal.reconciled(lag.shard).count,
+            "witness": not lag.keeps,
         }
 
 
 JOURNAL_COLUMNS: Final = (
     "placement_group int; last_token bigint; first_token bigint; entries bigint; bytes bigint; "
-    "oldest_written timestamp; kept_for set<int>; in_cohorts bigint; getting_from set<int>"
+    "oldest_written timestamp; kept_for set<int>; in_cohorts bigint; getting_from set<int>; witness boolean"
 )
 
 
 def journal_rows(node: NodeServices) -> Iterator[VirtualRow]:
     """`kept_for`: replicas that are not known to hold all of it; `in_cohorts`: mutations without entries, as
-    a replica is away; `getting_from`: who gives this node what it missed."""
+    a replica is away; `getting_from`: who gives this node what it missed; `witness`: this node
+    has no more of the range than these."""
     reconciler = node.data.reconciler
     journal, lagging = reconciler.journal, dict[tuple[int, int], list[int]]()
     for lag in reconciler.lags():
@@ -62,6 +64,7 @@ def journal_rows(node: NodeServices) -> Iterator[VirtualRow]:
             "kept_for": tuple(lagging.get(shard, ())),
             "in_cohorts": logs.apart.count,
             "getting_from": logs.taking.sources if logs.taking is not None else (),
+            "witness": not journal.keeps(shard),
         }
 
 
@@ -118,6 +121,7 @@ def tracking_samples(node: NodeServices) -> Iterator[Sample]:
     unreconciled = reconciler.journal.entry_count
     yield Sample("lockstep_tracking_mutations_unreconciled", unreconciled)
     yield Sample("lockstep_tracking_journal_bytes", reconciler.journal.estimated_bytes(unreconciled))
+    yield Sample("lockstep_tracking_witness_journal_bytes", reconciler.witness_bytes)
     yield Sample("lockstep_tracking_mutations_in_cohorts", reconciler.journal.apart_count)
     yield Sample("lockstep_tracking_cohort_bytes_total", reconciler.cohorts.bytes)
     lacks: dict[int, int] = {}

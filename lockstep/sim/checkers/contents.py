@@ -17,6 +17,7 @@ from lockstep.sim.checkers.violation import Violation
 from lockstep.storage.rows import keys
 from lockstep.storage.rows.fragments import decode_header, decode_row
 from lockstep.storage.store import Family
+from lockstep.topology.roles import keepers
 from lockstep.values.ids import NodeId
 from lockstep.values.rows import Row
 from lockstep.values.tokens import Range, token_of
@@ -128,10 +129,11 @@ class Replicas:
 
 
 def group_of(cluster: ClusterMetadata, table_id: int, key: bytes) -> tuple[NodeId, ...]:
-    """Who writes a partition."""
+    """Who stores a partition in its tables."""
     table = cluster.table(table_id)
     assert table is not None, "the table is there"
-    return cluster.group_for(cluster.schema.group_of(table), token_of(key)).writes
+    ring = cluster.placements.ring(cluster.schema.group_of(table))
+    return keepers(cluster, ring, ring.range_at(token_of(key)))
 
 
 def check_equal(

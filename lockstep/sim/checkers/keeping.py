@@ -392,12 +392,13 @@ class Emptied:
         if work is None:
             return
         ranges_of = gained_ranges if work is Work.DISCARD else lost_ranges
+        dc_of = cluster.directory.dc_by_id.__getitem__
         for node, count in counts.items():
             content = self._content(node)
             if self._done(node) <= count or content is None:
                 continue
             content.refresh()
-            for group, ranges in ranges_of(cluster.transitions.of(operation.id), node):
+            for group, ranges in ranges_of(cluster.transitions.of(operation.id), node, dc_of):
                 tables = table_ids(cluster, group)
                 for range_ in ranges:
                     if held := content.held(tables, range_):

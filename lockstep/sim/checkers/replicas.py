@@ -27,8 +27,11 @@ from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.door import KEYSPACE, clustering_bytes
 from lockstep.sim.load.history import Change, Event, Outcome
 from lockstep.sim.runtime.disk import SimDisk
+from lockstep.storage.journal_records import ENTRIES, RECORD
 from lockstep.storage.rows import keys
-from lockstep.storage.rows.fragments import decode_header, decode_row
+from lockstep.storage.rows.fragments import decode_header, decode_row, fragments_of
+from lockstep.storage.store import Family
+from lockstep.topology.roles import keepers, promoted
 from lockstep.values import codec, limits
 from lockstep.values.errors import CorruptFile
 from lockstep.values.ids import NodeId
@@ -37,6 +40,8 @@ from lockstep.values.tokens import Range, token_of
 _OPERATIONS = codec.decoder(list[tuple[Any, ...]])
 _PAIRS = codec.decoder(list[tuple[bytes, bytes]])
 _STORE = "store"
+#: How keys of mutations in the journal begin.
+_ENTRY = Family.JOURNAL.value + RECORD
 
 
 class _Partition:
@@ -68,10 +73,16 @@ class DurableContent:
         self._log = ""
         self._read = b""
         self._partitions: dict[tuple[int, bytes], _Partition] | None = None
+        self._entries: dict[tuple[int, bytes], _Partition] | None = None
 
     def state(self, table_id: int, key: bytes, clustering: bytes) -> State:
         """What the newest write that certainly reached the row left there."""
         partition = self._folded().get((table_id, key))
+        return NOTHING if partition is None else partition.state(clustering)
+
+    def witnessed(self, table_id: int, key: bytes, clustering: bytes) -> State:
+        """What the newest mutation in the journal leaves in the row."""
+        partition = self._folded_entries().get((table_id, key))
         return NOTHING if partition is None else partition.state(clustering)
 
     def held(self, table_ids: Collection[int], tokens: Range) -> int:
@@ -106,7 +117,7 @@ class DurableContent:
         if log != self._log or not content.startswith(self._read):
             self._log, self._read = log, b""
             self._pairs = {}
-            self._partitions = None
+            self._partitions = self._entries = None
             for body in _bodies(files.get(f"{_STORE}/checkpoint-{generation}", b"")):
                 self._pairs.update(_PAIRS.decode(body))
         if len(content) > len(self._read):
@@ -114,7 +125,7 @@ class DurableContent:
 
     def _append(self, content: bytes) -> None:
         taken = len(self._read)
-        self._partitions = None
+        self._partitions = self._entries = None
         try:
             for end, body in codec.scan_records(
                 self._log, content[taken:], record_bytes_max=limits.MODEL_STORE_RECORD_BYTES_MAX
@@ -141,14 +152,27 @@ class DurableContent:
             self._partitions = {}
             for store_key, value in self._pairs.items():
                 if store_key[:1] == b"\x10":
-                    self._fold(store_key, value)
+                    self._fold(store_key, value, self._partitions)
         return self._partitions
 
-    def _fold(self, store_key: bytes, value: bytes) -> None:
-        assert self._partitions is not None
+    def _folded_entries(self) -> dict[tuple[int, bytes], _Partition]:
+        if self._entries is None:
+            found: dict[tuple[int, bytes], _Partition] = {}
+            for store_key, value in self._pairs.items():
+                mutation = ENTRIES.decode(value).mutation if store_key.startswith(_ENTRY) else None
+                if mutation is None:
+                    continue
+                # As a store that has nothing else would have it.
+                prefix = keys.partition_prefix(mutation.table_id, mutation.token, mutation.key)
+                for _, fragment_key, fragment in fragments_of(mutation, prefix):
+                    self._fold(fragment_key, fragment, found)
+            self._entries = found
+        return self._entries
+
+    def _fold(self, store_key: bytes, value: bytes, into: dict[tuple[int, bytes], _Partition]) -> None:
         token, key, prefix = keys.split_partition(store_key)
         table_id = int.from_bytes(store_key[1:5], "big")
-        partition = self._partitions.setdefault((table_id, key), _Partition(token))
+        partition = into.setdefault((table_id, key), _Partition(token))
         if store_key[len(prefix) : len(prefix) + 1] == keys.KIND_HEADER:
             header = decode_header(store_key, value)
             if header.deletion is not None:
@@ -199,8 +223,9 @@ def check_wiped(
     """A replica that becomes pending has nothing left of the ranges it gains: what was purged elsewhere
     could return from it."""
     content.refresh()
+    dc_of = cluster.directory.dc_by_id.__getitem__
     for transition in moving:
-        if node in transition.gained:
+        if node in transition.gained or node in promoted(transition, dc_of):
             tables = [table.id for table in cluster.schema.tables_in(transition.group)]
             if held := content.held(tables, transition.range):
                 raise Violation(
@@ -241,6 +266,11 @@ def check_held(
         readers = [node for node in cluster.group_for(group, token).reads if node not in gone]
         row = clustering_bytes(clustering)
         states = {node: contents[node].state(table.id, key, row) for node in readers if node in contents}
+        ring = cluster.placements.ring(group)
+        if ring.replication.has_witnesses:
+            keeping = keepers(cluster, ring, ring.range_at(token))
+            for node in states.keys() - set(keeping):
+                states[node] = contents[node].witnessed(table.id, key, row)
         judged += 1
         place = (table_name, key, clustering)
         if purges is not None:

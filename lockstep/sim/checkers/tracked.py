@@ -18,6 +18,7 @@ from lockstep.sim.cluster import SimCluster
 from lockstep.sim.door import KEYSPACE
 from lockstep.sim.load.history import Change, Event, Look, Outcome
 from lockstep.sim.watch import Watch
+from lockstep.topology.roles import keepers
 
 Partition = tuple[str, bytes]
 
@@ -142,4 +143,27 @@ def check_reconciled(watch: Watch) -> int:
     for table in cluster.schema.by_name[KEYSPACE].tables:
         if table.view is None:  # Views are untracked: what changes in them may be on its way.
             watch.check_equal(table.name)
+    _check_witnesses(watch, by_id)
     return compared
+
+
+def _check_witnesses(watch: Watch, nodes: Mapping[int, Node]) -> None:
+    """TRK-1, of witnesses at rest: no rows, and no mutations any more."""
+    cluster, disks = watch.cluster.newest, watch.disks(watch.cluster.newest)
+    for ring in cluster.shared_rings:
+        tables = [table.id for table in cluster.schema.tables_in(ring.id)]
+        for placed in ring.ranges if ring.replication.has_witnesses else ():
+            for node in set(placed.group.writes).difference(keepers(cluster, ring, placed)):
+                if node not in nodes or node not in disks:
+                    continue
+                disks[node].refresh()
+                shard = ring.id, placed.range.right
+                rows = disks[node].held(tables, placed.range)
+                kept = nodes[node].data.reconciler.journal.logs_of(shard).open.count
+                if rows or kept:
+                    raise Violation(
+                        "TRK-1",
+                        f"node {node}, a witness of the range up to {shard[1]}, has {rows} partitions and "
+                        f"{kept} mutations",
+                    )
+                watch.cluster.fact("a witness was empty")

@@ -81,7 +81,8 @@ class Operators:
     async def _create_schema(self, runtime: Runtime) -> None:
         shape = self.cluster.shape
         places = ["replication_factor"] if shape.strategy == "SimpleStrategy" else self.cluster.dcs()
-        options = (("class", shape.strategy), *((place, str(shape.factor)) for place in places))
+        factor = f"{shape.factor}/{shape.witnesses}" if shape.witnesses else str(shape.factor)
+        options = (("class", shape.strategy), *((place, factor) for place in places))
         tablets = (("initial", str(shape.tablets)),) if shape.tablets else None
         tracking = "tracked" if shape.tracked else None
         wanted = CreateKeyspace(KEYSPACE, options, True, True, tablets=tablets, replication_type=tracking)

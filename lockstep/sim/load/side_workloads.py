@@ -35,6 +35,7 @@ from lockstep.sim.load.cql_client import CqlClient
 from lockstep.sim.load.history import Change, Event, History, Look, Outcome
 from lockstep.sim.load.operators import Operators
 from lockstep.sim.load.side_load import TIMEOUT_S, SideClient, SideLoad, int_bytes
+from lockstep.topology.roles import readers
 from lockstep.values.ids import Consistency, NodeId
 from lockstep.values.rows import Mutation
 from lockstep.values.tokens import token_of
@@ -137,10 +138,11 @@ class BatchWorkload(SideLoad):
         table_id, cluster = self._table_id(table), self.cluster.newest
         assert table_id is not None, "nobody drops these tables"
         placed = next(one for one in cluster.schema.by_name[KEYSPACE].tables if one.id == table_id)
-        group = cluster.group_for(cluster.schema.group_of(placed), token_of(key))
+        ring = cluster.placements.ring(cluster.schema.group_of(placed))
+        keeping = readers(cluster, ring, ring.range_at(token_of(key)))
         clustering = clustering_bytes(number)
         holders = [n for n, held in self._contents.items() if held.state(table_id, key, clustering)[1]]
-        return list(group.reads), holders
+        return list(keeping), holders
 
 
 class _BatchClient(SideClient):

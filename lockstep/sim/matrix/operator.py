@@ -408,7 +408,7 @@ class CellOperator(Operators):
             return
         present = self.cluster.newest.schema.by_name[KEYSPACE].replication
         copies = 5 if self._drill.factor == 3 else 3
-        target = msgspec.structs.replace(present, factors=tuple((dc, copies) for dc, _ in present.factors))
+        target = msgspec.structs.replace(present, counts=tuple((dc, copies) for dc, _ in present.factors))
         known = {"node": self._subject, "tokens": self._tokens, "keyspace": KEYSPACE, "target": target}
         said = {field: known[field] for field in self._fields if field in known}
         body = self._kind.body(**said, **dict(self._drill.says))

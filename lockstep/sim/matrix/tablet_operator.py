@@ -368,7 +368,7 @@ class TabletCellOperator(Operators):
         """From three to four, or back."""
         present = self.cluster.newest.schema.by_name[KEYSPACE].replication
         copies = 4 if self._cell.kind is Change.UP else 3
-        target = msgspec.structs.replace(present, factors=tuple((dc, copies) for dc, _ in present.factors))
+        target = msgspec.structs.replace(present, counts=tuple((dc, copies) for dc, _ in present.factors))
         return target == present or await self._ask(runtime, ReplicationChange(KEYSPACE, target))
 
     async def _ask(self, runtime: Runtime, body: Any) -> bool:

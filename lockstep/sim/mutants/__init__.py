@@ -35,6 +35,8 @@ from lockstep.sim.mutants.tracked_views import DIRECTED as _TRACKED_VIEWS_DIRECT
 from lockstep.sim.mutants.tracked_views import TRACKED_VIEWS
 from lockstep.sim.mutants.upgraded import DIRECTED as _UPGRADED_DIRECTED
 from lockstep.sim.mutants.upgraded import UPGRADED
+from lockstep.sim.mutants.witnesses import DIRECTED as _WITNESSES_DIRECTED
+from lockstep.sim.mutants.witnesses import WITNESSES
 from lockstep.sim.plant import Planted
 
 REGISTRY: dict[str, Planted] = {
@@ -68,6 +70,7 @@ REGISTRY: dict[str, Planted] = {
         *COHORTS,
         *TRACKED_TABLETS,
         *TRACKED_VIEWS,
+        *WITNESSES,
         *RINGED,
         *UPGRADED,
         *DISASTERS,
@@ -88,6 +91,7 @@ DIRECTED: dict[str, Planted] = {
         *_TABLETS_DIRECTED,
         *_TRACKED_DIRECTED,
         *_TRACKED_VIEWS_DIRECTED,
+        *_WITNESSES_DIRECTED,
         *_DISASTERS_DIRECTED,
         *_RINGED_DIRECTED,
         *_UPGRADED_DIRECTED,

@@ -159,9 +159,9 @@ def _further(name: str) -> _Context:
     """Who empties its part of what moves by itself drops all that is behind it in the ring, too."""
     own: Callable[..., Any] = getattr(work_module, name)
 
-    def ranges(moving: Any, node: int) -> Any:
+    def ranges(moving: Any, node: int, dc_of: Any) -> Any:
         moving = tuple(moving)
-        found = own(moving, node)
+        found = own(moving, node, dc_of)
         if all(one.position is None for one in moving):
             return found
         return [(group, [Range(one.left, TOKEN_MAX) for one in ranges]) for group, ranges in found]

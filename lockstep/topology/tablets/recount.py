@@ -166,7 +166,7 @@ def detour(cluster: ClusterMetadata, keyspace: Keyspace, target: Replication) ->
             )
     assert all(most[dc] >= factor for dc, factor in (*now.items(), *wanted.items())), "first more, then less"
     factors = tuple((dc, factor) for dc, factor in most.items() if factor)
-    return msgspec.structs.replace(target, factors=factors)
+    return msgspec.structs.replace(target, counts=factors)
 
 
 def prove_counts(cluster: ClusterMetadata, before: Replication, after: Replication) -> None:

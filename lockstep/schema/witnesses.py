@@ -1,0 +1,72 @@
+"""What a keyspace with witnesses may not have, refused where it is asked for.
+
+A witness keeps mutations until all full replicas hold them, and no tables. Invariant: everything in such a
+keyspace is tracked, so that it is known who holds what; nothing in it needs the row that was there before at
+each replica, nor has data that comes without mutations.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lockstep.schema.model import Keyspace, Replication, Schema, Table
+from lockstep.schema.table_options import CONFIGURATION
+from lockstep.values.errors import Rejected
+from lockstep.values.hash_tree import changed
+
+_TRACK: Final = "say replication_type = 'tracked', or a factor without witnesses"
+_FULL: Final = "have it in a keyspace whose factors name no witnesses"
+_STAYS: Final = "create a keyspace with the factors that are wanted, and write there what is read of this one"
+
+
+def refuse_unfit(before: Schema, after: Schema, *, untracked: list[Table]) -> None:
+    """Raises Rejected where a change gives a keyspace with witnesses what it may not have; costs what
+    changed. `untracked`: tables that changed and are tracked no more, or never were."""
+    for was, now in before.keyspaces_changed_in(after):
+        if now is None:
+            continue
+        if was is not None:
+            refuse_change(was, now.replication)
+        if not now.replication.has_witnesses:
+            continue
+        if not now.tracked:
+            raise _refused(now.name, f"keyspace {now.name} has witnesses and is untracked", _TRACK)
+        if now.tablets is not None:
+            raise _refused(
+                now.name,
+                f"keyspace {now.name} has witnesses: its tables lie on the ring, not in tablets",
+                _FULL,
+            )
+    for table in untracked:
+        keyspace = after.by_name[table.keyspace]
+        if keyspace.replication.has_witnesses:
+            kind = "view" if table.view is not None else "table"
+            why = "each replica would work it out from rows" if table.view is not None else "it is untracked"
+            raise _refused(
+                keyspace.name,
+                f"{kind} {keyspace.name}.{table.name}: its keyspace has witnesses, and {why}",
+                _FULL,
+            )
+    for _, _, made in changed(before.table_tree, after.table_tree):
+        if made is not None and made.is_counter and after.by_name[made.keyspace].replication.has_witnesses:
+            raise _refused(
+                made.keyspace,
+                f"table {made.keyspace}.{made.name} counts: its keyspace has witnesses, which add to no row",
+                _FULL,
+            )
+
+
+def refuse_change(keyspace: Keyspace, target: Replication) -> None:
+    """Raises Rejected where the replication of a keyspace would change, and has witnesses before or after."""
+    before = keyspace.replication
+    if target != before and (before.has_witnesses or target.has_witnesses):
+        raise _refused(
+            keyspace.name,
+            f"keyspace {keyspace.name} cannot go from {before.text()} to {target.text()}: a keyspace has its "
+            "witnesses from the beginning, and keeps them",
+            _STAYS,
+        )
+
+
+def _refused(keyspace: str, message: str, hint: str) -> Rejected:
+    return Rejected(message, cql_code=CONFIGURATION, keyspace=keyspace, hint=hint)

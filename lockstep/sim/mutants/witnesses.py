@@ -1,0 +1,84 @@
+"""Planted bugs of witnesses: data asked of who has none, mutations let go of too soon, ids without rows."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from lockstep.node.work import reconciling as reconciling_module
+from lockstep.node.work.tracked_ranges import TrackedRanges
+from lockstep.quorum import plans as plans_module
+from lockstep.replica import replica as replica_module
+from lockstep.replica.replica import ReplicaService
+from lockstep.sim.plant import Planted, replaced
+from lockstep.storage.journal import Journal
+from lockstep.topology import roles
+from lockstep.topology import streams as streams_module
+
+_Context = contextlib.AbstractContextManager[None]
+
+
+def _let_go_of_early() -> _Context:
+    """Mutations go once one full replica holds them."""
+    keepers = roles.keepers
+
+    def one(cluster: Any, ring: Any, placed: Any) -> Any:
+        found = keepers(cluster, ring, placed)
+        return found[:1] if ring.replication.has_witnesses else found
+
+    return replaced((reconciling_module, "keepers", one))
+
+
+def _shown_by_witnesses() -> _Context:
+    """A witness is asked for data like anybody, and answers from its empty tables."""
+    known = ReplicaService.known
+
+    def whole(self: Any, *asked: Any, **more: Any) -> Any:
+        keeps, self.journal.keeps = self.journal.keeps, lambda shard: True
+        try:
+            return known(self, *asked, **more)
+        finally:
+            self.journal.keeps = keeps
+
+    return replaced(
+        (plans_module, "readers", lambda cluster, ring, placed: placed.group.reads),
+        (ReplicaService, "known", whole),
+        (replica_module, "require_kept", lambda *asked: None),
+    )
+
+
+def _promoted_without_journal() -> _Context:
+    """A witness that becomes a full replica keeps in its journal what it has there, and not in its tables."""
+
+    async def nothing(self: Any, task: Any) -> None: ...
+
+    return replaced((TrackedRanges, "_store_witnessed", nothing))
+
+
+def _filled_from_anybody() -> _Context:
+    """Who is filled takes its rows of whoever has the ids, be it a witness."""
+    return replaced((streams_module, "_with_data", lambda tasks, piece, dc_of, absent: tasks))
+
+
+def _witness_holds_nothing() -> _Context:
+    """A witness acknowledges, and keeps no mutation that it is sent."""
+    take = Journal.take
+
+    def dropped(self: Journal, shard: Any, given: Any, mutation: Any, *more: Any, **terms: Any) -> None:
+        if self.keeps(shard) or mutation is None:
+            take(self, shard, given, mutation, *more, **terms)
+        else:
+            take(self, shard, given, None, mutation.table_id, mutation.token, **terms)
+
+    return replaced((Journal, "take", dropped))
+
+
+_SCENARIO = "tracked_witnesses"
+WITNESSES = (
+    Planted("witness_let_go_early", "replicas differ", _SCENARIO, _let_go_of_early),
+    Planted("witness_shown", "an acknowledged write is not seen", _SCENARIO, _shown_by_witnesses),
+    Planted("witness_as_source", "replicas differ", _SCENARIO, _filled_from_anybody),
+    Planted("witness_empty_entry", "replicas differ", _SCENARIO, _witness_holds_nothing),
+)
+#: Those that a test brings about.
+DIRECTED = (Planted("witness_promoted_unstored", "replicas differ", _SCENARIO, _promoted_without_journal),)
