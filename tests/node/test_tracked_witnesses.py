@@ -11,6 +11,7 @@ from lockstep.sim.load.cql_client import CQL_PORT, CqlClient, CqlError
 from lockstep.sim.load.history import Change
 from lockstep.topology.roles import keepers, readers
 from lockstep.values.errors import LockstepError, Overloaded, Unavailable, WriteTimeout
+from lockstep.values.ids import Consistency
 from lockstep.values.tokens import token_of
 from tests.node.support import Town, leave
 from tests.node.test_hints import away, back
@@ -337,3 +338,40 @@ def test_statements_say_what_a_keyspace_with_witnesses_has_and_refuse_what_it_ha
         (dc,) = town.newest.directory.data_centers
         assert "from the beginning" in refused(town, 1, alter % dc)
         assert len(told(town, 2, "SELECT pk FROM ks.t")) == 4
+
+
+def test_scenario_25_a_data_centre_of_witnesses_is_a_log_and_serves_no_data() -> None:
+    """Three nodes keep the data, one at another place is a log alone; one of the three is lost, then the log
+    is cut off: what was acknowledged at EACH_QUORUM is read."""
+    town = Town(33, 4)
+    town.placement["n4"] = 'num_tokens=2\ndc="dc2"'
+    with town:
+        town.found()
+        options = (("class", "NetworkTopologyStrategy"), ("dc1", "3"), ("dc2", "1/1"))
+        wanted = CreateKeyspace("ks", options, replication_type="tracked")
+        assert town.finish(town.submit(1, ChangeSchema(wanted))).error is None
+        made = CreateTable("ks", "t", "00000000-0000-4000-8000-000000000001", COLUMNS)
+        assert town.finish(town.submit(1, ChangeSchema(made))).error is None
+        town.agreed(1, 2, 3, 4)
+        for key in KEYS:
+            assert write(town, 1, Consistency.EACH_QUORUM, value=b"e", key=key).error is None
+            assert roles(town, key)[1] == [4]
+            assert rows_read(town, 4, key=key) == [b"e"] * 10, "by way of those that keep it"
+        whole(town, *KEYS)
+
+        async def read(node: Node) -> object:
+            plain = looked_for(node, None, KEYS[0])
+            return await node.data.coordinator.read(plain, Consistency.LOCAL_QUORUM, 1000)
+
+        assert isinstance(town.finish(town.begin(4, read)).error, Unavailable)
+        assert write(town, 4, Consistency.LOCAL_QUORUM, value=b"l", key=KEYS[0]).error is None
+        away(town, 3, (1, 2, 4))
+        for key in KEYS:
+            assert write(town, 2, Consistency.EACH_QUORUM, value=b"f", key=key).error is None
+        isolated(town, 4, (1, 2, 3))
+        for key in KEYS:
+            assert rows_read(town, 1, level=Consistency.LOCAL_QUORUM, key=key) == [b"f"] * 10
+        isolated(town, 4, (1, 2, 3), heal=True)
+        back(town, 3)
+        alike(town, 1, 2, 3, 4)
+        whole(town, *KEYS)

@@ -21,14 +21,16 @@ from lockstep.metadata.log.registry import Registry, Transformation
 from lockstep.metadata.log.tip import Appended, Refused, Tip
 from lockstep.metadata.transformations import Founder, Initialize, Register
 from lockstep.placement import quorums
-from lockstep.placement.placements import ReplicaGroup
+from lockstep.placement.placements import PlacedRange, ReplicaGroup, RingPlacement
 from lockstep.placement.quorums import DcOf, Requirement, required_reads
 from lockstep.quorum.plans import needs_of
 from lockstep.schema.changes import CreateKeyspace
 from lockstep.schema.model import Replication
 from lockstep.sim.drills.quorum_check import DISTANCE_MAX, SAFE_DISTANCE, Checker, NeedsOf
+from lockstep.sim.drills.witness_check import WitnessCheck
 from lockstep.sim.plant import replaced
 from lockstep.sim.runtime.streams import stream
+from lockstep.topology import roles, streams
 from lockstep.topology import transformations as topology_transformations
 from lockstep.topology.kind import stage_row
 from lockstep.topology.kinds.bootstrap import Bootstrap
@@ -43,6 +45,8 @@ from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 _TOKENS = 2
 #: One operation in so many is cancelled where it can be.
 _CANCEL_ONE_IN = 4
+#: Above it two data centres with witnesses say nothing that one does not.
+_WITNESSES_TWICE_MAX = 5
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -70,7 +74,28 @@ def layouts(factors: Sequence[int] = range(1, 8)) -> tuple[Layout, ...]:
             factors_of_three = (("dc1", factor), ("dc2", smaller), ("dc3", factor))
             three = Replication("NetworkTopologyStrategy", factors_of_three)
             found.append(Layout(f"three dcs {factor}", three, ("dc1", "dc2", "dc3"), factor, factor + 1))
+        found += _with_witnesses(factor)
     return tuple(found)
+
+
+def _with_witnesses(factor: int) -> list[Layout]:
+    """As many witnesses as there can be; and where a data centre has nothing else."""
+    some = (factor - 1) // 2
+    if not some:
+        return []
+    one = (("dc1", -some), ("dc1", factor))
+    found = [Layout(f"one dc {factor}/{some}", _topology(*one), ("dc1",), factor, factor + 2)]
+    if factor <= _WITNESSES_TWICE_MAX:
+        two = _topology(*one, ("dc2", -some), ("dc2", factor))
+        log_only = _topology(("dc1", factor), ("dc2", -some), ("dc2", some))
+        dcs = ("dc1", "dc2")
+        found.append(Layout(f"two dcs {factor}/{some}", two, dcs, factor, factor + 2))
+        found.append(Layout(f"two dcs {factor}+{some}/{some}", log_only, dcs, factor, factor + 2))
+    return found
+
+
+def _topology(*counts: tuple[str, int]) -> Replication:
+    return Replication("NetworkTopologyStrategy", counts)
 
 
 class PlacementRun:
@@ -117,7 +142,8 @@ class PlacementRun:
                 )
             )  # fmt: skip
         assert self._submit(Initialize("cluster", "quorums", tuple(founders)))
-        change = CreateKeyspace("k", _options(self.layout.replication))
+        tracked = "tracked" if self.layout.replication.has_witnesses else None
+        change = CreateKeyspace("k", _options(self.layout.replication), replication_type=tracked)
         assert self._submit(schema_change.ChangeSchema(change))
         self.values = [self.now]
 
@@ -175,7 +201,7 @@ class PlacementRun:
 
 
 def _options(replication: Replication) -> tuple[tuple[str, str], ...]:
-    named = [(dc or "replication_factor", str(factor)) for dc, factor in replication.factors]
+    named = [(dc or "replication_factor", factor) for dc, factor in replication.factor_texts]
     return (("class", replication.strategy), *named)
 
 
@@ -221,6 +247,10 @@ def _without_pending(
     return required_reads(consistency, replication, local_dc), group.writes if writing else group.reads
 
 
+def _all_readers(_cluster: ClusterMetadata, _ring: RingPlacement, placed: PlacedRange) -> Sequence[NodeId]:
+    return placed.group.reads
+
+
 #: Name -> flaw, for `--plant`.
 FLAWS: dict[str, Flaw] = {
     "sound": Flaw("nothing"),
@@ -230,6 +260,8 @@ FLAWS: dict[str, Flaw] = {
     "half_is_enough": Flaw(
         "half of the replicas is a majority", change=(quorums, "majority", lambda factor: (factor + 1) // 2)
     ),
+    "witness_shows": Flaw("a witness is asked for data", change=(roles, "readers", _all_readers)),
+    "promoted_unfilled": Flaw("who becomes full is not filled", change=(streams, "promoted", lambda *_: ())),
 }
 
 
@@ -248,6 +280,8 @@ class Verdict(msgspec.Struct, frozen=True):
     unsafe: dict[int, int]
     missed: int
     lines: tuple[str, ...]
+    #: Ranges with witnesses, by epoch, quorums of them that were looked at for data, and replicas filled.
+    witnessed: tuple[int, int, int] = (0, 0, 0)
 
     @property
     def vacuous(self) -> bool:
@@ -271,7 +305,7 @@ def check(
     flaw = FLAWS.get(plant)
     if flaw is None:
         raise ConfigurationError(f"there is no flaw {plant!r}", hint=f"one of: {', '.join(FLAWS)}")
-    checker = Checker(flaw.needs)
+    checker, witnesses = Checker(flaw.needs), WitnessCheck()
     runs = epochs = ranges = 0
     for number in range(seed, seed + seeds):
         for layout in chosen or layouts():
@@ -283,10 +317,12 @@ def check(
                 for versions in run.range_versions():
                     ranges += 1
                     checker.versions(layout.replication, flaw.versions(versions), dc_of)
+                witnesses.values(run.values if layout.replication.has_witnesses else ())
+    missed = (*(one.text() for one in checker.missed), *witnesses.missed)
     return Verdict(
         runs, epochs, ranges, checker.listed_pairs, checker.classed_pairs, checker.represented_pairs,
-        checker.cases, checker.comparisons, checker.checked, checker.unsafe, len(checker.missed),
-        tuple(missed.text() for missed in checker.missed[:_SHOWN_MAX]),
+        checker.cases, checker.comparisons, checker.checked, checker.unsafe, len(missed), missed[:_SHOWN_MAX],
+        (witnesses.ranges, witnesses.quorums, witnesses.fills),
     )  # fmt: skip
 
 
@@ -297,6 +333,8 @@ def text_of(verdict: Verdict, elapsed_s: float) -> str:
         f"{verdict.comparisons:,} comparisons of two versions and levels, {verdict.cases:,} of them unlike",
         f"{verdict.listed_pairs:,} pairs of quorums compared one by one, standing for "
         f"{verdict.represented_pairs:,}; {verdict.classed_pairs:,} pairs by class",
+        "{:,} ranges with witnesses, {:,} quorums of them and {:,} replicas that are filled: each has data"
+        "".format(*verdict.witnessed),
         f"{elapsed_s:.1f} s in all",
     ]
     for distance in range(DISTANCE_MAX + 1):
