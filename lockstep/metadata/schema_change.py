@@ -78,7 +78,10 @@ def refuse_while_locked(cluster: ClusterMetadata, what: str) -> None:
 
 def moves_data(cluster: ClusterMetadata, before: Replication, after: Replication) -> bool:
     """Whether tables need an operation to get from one replication to the other: it gives a range other
-    replicas, or asks for more copies of what was written than are sure to be there."""
+    replicas, or makes witnesses of them, or asks for more copies of what was written than are sure to be
+    there."""
+    if before.witnesses != after.witnesses:
+        return True
     circle, dc_of = cluster.directory.circle, cluster.directory.dc_by_id.__getitem__
     return any(
         delta.old != delta.new or refilled(Passage(delta.old, delta.new, before, after), dc_of)

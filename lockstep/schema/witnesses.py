@@ -11,12 +11,13 @@ from typing import Final
 
 from lockstep.schema.model import Keyspace, Replication, Schema, Table
 from lockstep.schema.table_options import CONFIGURATION
+from lockstep.tracking.witnesses import Factor, change_refused
 from lockstep.values.errors import Rejected
 from lockstep.values.hash_tree import changed
 
 _TRACK: Final = "say replication_type = 'tracked', or a factor without witnesses"
 _FULL: Final = "have it in a keyspace whose factors name no witnesses"
-_STAYS: Final = "create a keyspace with the factors that are wanted, and write there what is read of this one"
+_ONE_BY_ONE: Final = "take the witnesses away first, as in '3', then change the factor, then name them again"
 
 
 def refuse_unfit(before: Schema, after: Schema, *, untracked: list[Table]) -> None:
@@ -57,15 +58,30 @@ def refuse_unfit(before: Schema, after: Schema, *, untracked: list[Table]) -> No
 
 
 def refuse_change(keyspace: Keyspace, target: Replication) -> None:
-    """Raises Rejected where the replication of a keyspace would change, and has witnesses before or after."""
-    before = keyspace.replication
-    if target != before and (before.has_witnesses or target.has_witnesses):
-        raise _refused(
-            keyspace.name,
-            f"keyspace {keyspace.name} cannot go from {before.text()} to {target.text()}: a keyspace has its "
-            "witnesses from the beginning, and keeps them",
-            _STAYS,
-        )
+    """Raises Rejected where the replication of a keyspace with tables would change, and has witnesses before
+    or after, unless all that changes is who is one, in steps of one, and its tables may have some."""
+    before, name = keyspace.replication, keyspace.name
+    if target == before or not (before.has_witnesses or target.has_witnesses) or not keyspace.by_name:
+        return
+    what = f"keyspace {name} cannot go from {before.text()} to {target.text()}"
+    if (before.strategy, before.factors) != (target.strategy, target.factors):
+        raise _refused(name, f"{what}: while there are witnesses no replica is added or removed", _ONE_BY_ONE)
+    was, now = before.witnesses, target.witnesses
+    for dc, factor in before.factors:
+        why = change_refused(Factor(factor, was.get(dc, 0)), Factor(factor, now.get(dc, 0)), forced=True)
+        if why:
+            raise _refused(name, f"{what}: {why}", "name one witness more than there are")
+    if not target.has_witnesses:
+        return
+    if not keyspace.tracked or keyspace.tablets is not None:
+        raise _refused(name, f"{what}: it is untracked, or has tablets", _TRACK)
+    for table in keyspace.tables:
+        if table.view is not None or table.is_counter or table.tracked_since:
+            raise _refused(
+                name,
+                f"{what}: {table.name} is a view, counts, or was there before it was tracked",
+                _FULL,
+            )
 
 
 def _refused(keyspace: str, message: str, hint: str) -> Rejected:

@@ -52,6 +52,9 @@ def replication_steps(
 
     `eligible`: how many nodes own tokens in each data centre. More replicas first, fewer last.
     """
+    if before.has_witnesses or after.has_witnesses:
+        assert before.factors == after.factors, "with witnesses nothing else changes"
+        return (before, after) if before != after else (before,)
     if before.strategy == after.strategy:
         return tuple(_walk(before, after, eligible))
     if before.strategy == NETWORK_TOPOLOGY:

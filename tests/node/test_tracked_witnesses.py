@@ -6,9 +6,12 @@ from lockstep.metadata.directory import NodeState
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
 from lockstep.schema.changes import CreateKeyspace, CreateTable
+from lockstep.schema.replication_options import parse_replication
 from lockstep.sim.door import mutation_for
 from lockstep.sim.load.cql_client import CQL_PORT, CqlClient, CqlError
 from lockstep.sim.load.history import Change
+from lockstep.topology.kinds.replication import ReplicationChange
+from lockstep.topology.requests import EnqueueRequest
 from lockstep.topology.roles import keepers, readers
 from lockstep.values.errors import LockstepError, Overloaded, Unavailable, WriteTimeout
 from lockstep.values.ids import Consistency
@@ -22,6 +25,7 @@ from tests.node.test_tracked import (
     ONE,
     QUORUM,
     isolated,
+    lone_write,
     looked_for,
     paused,
     rows_of,
@@ -334,9 +338,8 @@ def test_statements_say_what_a_keyspace_with_witnesses_has_and_refuse_what_it_ha
             "AND v IS NOT NULL PRIMARY KEY (v, pk, ck)",
         ):
             assert "witnesses" in refused(town, 1, text), text
-        alter = "ALTER KEYSPACE ks WITH replication = {'class': 'NetworkTopologyStrategy', '%s': '3'}"
-        (dc,) = town.newest.directory.data_centers
-        assert "from the beginning" in refused(town, 1, alter % dc)
+        alter = "ALTER KEYSPACE ks WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': '2'}"
+        assert "added or removed" in refused(town, 1, alter)
         assert len(told(town, 2, "SELECT pk FROM ks.t")) == 4
 
 
@@ -375,3 +378,55 @@ def test_scenario_25_a_data_centre_of_witnesses_is_a_log_and_serves_no_data() ->
         back(town, 3)
         alike(town, 1, 2, 3, 4)
         whole(town, *KEYS)
+
+
+def altered(town: Town, factor: str) -> None:
+    """Have the keyspace replicated otherwise, to the end."""
+    target = parse_replication("ks", (("class", "NetworkTopologyStrategy"), ("dc1", factor)), ("dc1",))
+    change = EnqueueRequest(ReplicationChange("ks", target), actor="operator")
+    outcome = town.finish(town.submit(1, change))
+    assert outcome.error is None, outcome.error
+
+    def is_done() -> bool:
+        now = town.newest
+        return not now.operations and now.schema.by_name["ks"].replication == target
+
+    town.until(is_done, 120)
+    town.agreed(*(int(name[1:]) for name in town.nodes))
+
+
+def test_a_keyspace_gets_a_witness_and_gives_it_up_while_ids_are_open() -> None:
+    with witnessed(34, factor="3") as town:
+        for key in KEYS:
+            assert write(town, 1, value=b"o", key=key).error is None
+        alike(town, 1, 2, 3)
+        paused(town, 1, 2, 3)
+        for key in KEYS[:4]:
+            assert write(town, 1, value=b"p", key=key).error is None
+        lone_write(town, b"lone")
+        altered(town, "3/1")
+        whole(town, *KEYS)
+        for key in KEYS:
+            wanted = [b"p" if key in KEYS[:4] else b"o"] * 10
+            assert [rows_read(town, number, key=key) for number in (1, 2, 3)] == [wanted] * 3
+        for key in KEYS[2:6]:
+            (witness,) = roles(town, key)[1]
+            given_by(town, witness, key)
+        altered(town, "3")
+        assert all(roles(town, key)[1] == [] for key in KEYS)
+        for key in KEYS:
+            wanted = [b"v" if key in KEYS[2:6] else b"p" if key in KEYS[:4] else b"o"] * 10
+            assert rows_read(town, 2, level=ALL, key=key) == wanted
+            (before,) = {1, 2, 3}.difference(_full_as_witnessed(town, key))
+            assert rows_of(town, before, key) == 10
+        paused(town, 1, 2, 3, is_paused=False)
+        alike(town, 1, 2, 3)
+        assert rows_read(town, 3, key=b"lone") == [b"v"] * 10
+
+
+def _full_as_witnessed(town: Town, key: bytes) -> list[int]:
+    """Who kept the partition while there was one witness."""
+    cluster = town.newest
+    ring = cluster.placements.ring(cluster.schema.by_name["ks"].group)
+    numbers = {int(node.context.own_id()): int(name[1:]) for name, node in town.nodes.items()}
+    return [numbers[int(node)] for node in ring.group_for(token_of(key)).reads[:2]]

@@ -76,9 +76,20 @@ def test_a_simple_strategy_has_no_witnesses() -> None:
         ((keyspace(), table("t", column="counter")), "counts"),
         ((CreateKeyspace("ks", factors(("dc1", "3/1")), tablets=(), replication_type="tracked"),), "ring"),
         ((keyspace(), AlterKeyspace("ks", replication_type="untracked")), "is untracked"),
-        ((keyspace(), AlterKeyspace("ks", factors(("dc1", "3")))), "from the beginning"),
-        ((keyspace(), AlterKeyspace("ks", factors(("dc1", "5/1")))), "from the beginning"),
-        ((keyspace(("dc1", "3")), AlterKeyspace("ks", factors(("dc1", "3/1")))), "from the beginning"),
+        ((keyspace(), table("t"), AlterKeyspace("ks", factors(("dc1", "4/1")))), "added or removed"),
+        ((keyspace(), table("t"), AlterKeyspace("ks", factors(("dc1", "2")))), "added or removed"),
+        (
+            (keyspace(("dc1", "5")), table("t"), AlterKeyspace("ks", factors(("dc1", "5/2")))),
+            "one witness is added",
+        ),
+        (
+            (
+                keyspace(("dc1", "3")),
+                table("t", column="counter"),
+                AlterKeyspace("ks", factors(("dc1", "3/1"))),
+            ),
+            "counts",
+        ),
         (
             (keyspace(), table("t"), AlterOptions("ks", "t", (("replication_type", "untracked"),))),
             "it is untracked",

@@ -372,7 +372,7 @@ class Reconciler:
             held, apart = self.journal.held(shard), self._apart.get(shard, {})
             wanted = [
                 node
-                for node in sorted(heard & set(group.reads))
+                for node in sorted(heard & set(group.reads) & set(_keepers(self._context, shard)[0]))
                 if (taking and node in taking.sources)
                 or (node in self._asked and not held.covers(apart.get(node, NOTHING)))
             ]
