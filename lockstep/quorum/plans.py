@@ -7,7 +7,7 @@ planning a write is a bisection and two look-ups.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from math import inf
 from typing import Final, Protocol
@@ -112,14 +112,14 @@ class Plan:
         needs: tuple[Requirement, ...],
         consistency: Consistency,
         asker: Asker = NOBODY,
-        readers: frozenset[NodeId] | None = None,
     ) -> None:
         self.epoch = epoch
         self.needs_epoch = needs_epoch
         self.range = range_
         self.group = group
-        #: Of a read where some replicas keep no data: those that may be asked for it. None: all readers may.
-        self.readers = readers
+        #: Where some targets show no data: those that do. None: all readers may be asked for it.
+        showing = [target.node for target in targets if target.shows]
+        self.readers = frozenset(showing) if len(showing) < len(targets) else None
         self.targets = targets
         self.needs = needs
         self.required = _least(needs)
@@ -174,7 +174,6 @@ class Plan:
             self.needs,
             self.consistency,
             self.asker,
-            self.readers,
         )
         plan.shard, plan.reads_ids = self.shard, self.reads_ids
         return plan
@@ -542,10 +541,15 @@ class PlanBook:
             placement.recounts,
         )
         by_id, shadowed = cluster.directory.by_id, cluster.directory.shadowed
+        blind: Collection[NodeId] = ()
+        if not writing and placement.ring.replication.has_witnesses:
+            near = (local_dc,) if consistency in LOCAL_LEVELS else (*dcs.values(),)
+            showing = readers(cluster, placement.ring, placed)
+            blind = [node for node in nodes if node not in showing or dcs[node] not in near]
         # What is sent to a node whose address another one took would be answered, and counted, twice; who
         # has left counts as a replica of its tablets until they are built anew, and is never asked.
         targets = tuple(
-            Target(node, (by_id[node].address, by_id[node].internode_port), by_id[node].dc)
+            Target(node, (by_id[node].address, by_id[node].internode_port), by_id[node].dc, node not in blind)
             for node in nodes
             if node not in shadowed and by_id[node].state is not NodeState.LEFT
         )
@@ -556,13 +560,7 @@ class PlanBook:
         )
         needs_epoch = max(group.epoch, placement.changed_epoch)
         asker = Asker(self.own, local_dc)
-        showing: frozenset[NodeId] | None = None
-        if not writing and placement.ring.replication.has_witnesses:
-            near = (local_dc,) if consistency in LOCAL_LEVELS else (*dcs.values(),)
-            showing = frozenset(n for n in readers(cluster, placement.ring, placed) if dcs[n] in near)
-        plan = Plan(
-            *(cluster.epoch, needs_epoch, placed.range, group, targets, needs, consistency, asker, showing)
-        )
+        plan = Plan(cluster.epoch, needs_epoch, placed.range, group, targets, needs, consistency, asker)
         plan.has_views, plan.log_id = placement.has_views, placement.log_id
         if placement.is_tracked:
             plan.shard = (placement.ring.id, placed.range.right)

@@ -48,12 +48,14 @@ from lockstep.values.limits import REPLICA_RETRY_MS, REQUEST_PLANS_MAX
 class Target:
     """One replica as a request sees it."""
 
-    __slots__ = ("address", "dc", "node")
+    __slots__ = ("address", "dc", "node", "shows")
 
-    def __init__(self, node: NodeId, address: tuple[str, int], dc: str) -> None:
+    def __init__(self, node: NodeId, address: tuple[str, int], dc: str, shows: bool = True) -> None:
         self.node = node
         self.address = address
         self.dc = dc
+        #: Whether it may be asked for data.
+        self.shows = shows
 
 
 class Quorum(Protocol):

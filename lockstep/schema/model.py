@@ -147,7 +147,9 @@ class Replication(msgspec.Struct, frozen=True, array_like=True, order=True):
     @property
     def witnesses(self) -> dict[str, int]:
         """How many of a data centre's replicas keep no table data, where there are any."""
-        return {dc: -count for dc, count in self.counts if count < 0}
+        found = {dc: -count for dc, count in self.counts if count < 0}
+        assert not found or self.strategy != "SimpleStrategy", "witnesses are of data centres"
+        return found
 
     @property
     def has_witnesses(self) -> bool:

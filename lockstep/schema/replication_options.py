@@ -125,6 +125,9 @@ def _shared(text: str) -> Factor:
 
 
 def _judge(factors: dict[str, Factor]) -> None:
+    assert factors and all(one.replicas > 0 for one in factors.values()), (
+        "data centres without replicas are left out"
+    )
     if any(factor.witnesses for factor in factors.values()):
         try:
             judge(factors)

@@ -23,6 +23,9 @@ _ONE_BY_ONE: Final = "take the witnesses away first, as in '3', then change the 
 def refuse_unfit(before: Schema, after: Schema, *, untracked: list[Table]) -> None:
     """Raises Rejected where a change gives a keyspace with witnesses what it may not have; costs what
     changed. `untracked`: tables that changed and are tracked no more, or never were."""
+    assert all(table.keyspace in after.by_name for table in untracked), (
+        "tables are of keyspaces that are there"
+    )
     for was, now in before.keyspaces_changed_in(after):
         if now is None:
             continue
@@ -67,6 +70,7 @@ def refuse_change(keyspace: Keyspace, target: Replication) -> None:
     if (before.strategy, before.factors) != (target.strategy, target.factors):
         raise _refused(name, f"{what}: while there are witnesses no replica is added or removed", _ONE_BY_ONE)
     was, now = before.witnesses, target.witnesses
+    assert {*was, *now} <= dict(before.factors).keys(), "witnesses are some of the replicas"
     for dc, factor in before.factors:
         why = change_refused(Factor(factor, was.get(dc, 0)), Factor(factor, now.get(dc, 0)), forced=True)
         if why:

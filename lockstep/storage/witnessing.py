@@ -1,7 +1,7 @@
 """What a node keeps of ranges of which it is a witness, and how much that may be.
 
-Invariant: what coordinators send is refused at the limit; what replicas bring to each other is taken, for
-it is needed to end what fills the journal.
+Invariant: at the limit it refuses what coordinators send, and fetches nothing by itself; what a read brings
+is taken, for a client waits for it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,15 @@ def witnessed_count(journal: Witnessed) -> int:
     return sum(logs.open.count for shard, logs in shards.items() if not journal.keeps(shard))
 
 
+def has_room(journal: Witnessed, shard: Shard) -> bool:
+    """Whether this node takes more of a range that nobody waits for."""
+    return not journal.is_full or journal.keeps(shard)
+
+
 def require_room(journal: Witnessed, shard: Shard, given: MutationId | None = None) -> None:
     """Overloaded when this node is a witness of the range and its journal is as large as it may be, for what
     is not there already."""
-    if journal.is_full and not journal.keeps(shard):
+    if not has_room(journal, shard):
         logs = journal.shards.get(shard)
         if given is not None and logs is not None and logs.contains(given.log, given.offset):
             return

@@ -27,7 +27,7 @@ from lockstep.schema.model import Table
 from lockstep.schema.tracking import is_tracked
 from lockstep.storage.journal import Journal
 from lockstep.storage.shard_logs import Shard, Taking
-from lockstep.storage.witnessing import witnessed_count
+from lockstep.storage.witnessing import has_room, witnessed_count
 from lockstep.topology.roles import keepers
 from lockstep.tracking.cohorts import are_enough
 from lockstep.tracking.held import NOTHING, Held, all_of
@@ -294,7 +294,7 @@ class Reconciler:
     async def _pull(self, shard: Shard, held: Held, address: Address, timeout_ms: float) -> None:
         pulling = self._pulling.get(shard, NOTHING)
         lacking = held.difference(self.journal.held(shard)).difference(pulling)
-        if not lacking:
+        if not lacking or not has_room(self.journal, shard):
             return
         self._pulling[shard] = pulling.union(lacking)
         try:

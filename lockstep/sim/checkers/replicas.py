@@ -269,7 +269,7 @@ def check_held(
         ring = cluster.placements.ring(group)
         if ring.replication.has_witnesses:
             keeping = keepers(cluster, ring, ring.range_at(token))
-            for node in states.keys() - set(keeping):
+            for node in [node for node in states if node not in keeping]:
                 states[node] = contents[node].witnessed(table.id, key, row)
         judged += 1
         place = (table_name, key, clustering)

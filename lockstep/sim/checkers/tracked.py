@@ -155,8 +155,9 @@ def _check_witnesses(watch: Watch, nodes: Mapping[int, Node]) -> None:
     for ring in cluster.shared_rings:
         tables = [table.id for table in cluster.schema.tables_in(ring.id)]
         for placed in ring.ranges if ring.replication.has_witnesses else ():
-            for node in set(placed.group.writes).difference(keepers(cluster, ring, placed)):
-                if node not in nodes or node not in disks:
+            keeping = keepers(cluster, ring, placed)
+            for node in placed.group.writes:
+                if node in keeping or node not in nodes or node not in disks:
                     continue
                 disks[node].refresh()
                 shard = ring.id, placed.range.right
