@@ -20,6 +20,7 @@ class Made:
         self.targets = tuple(Target(NodeId(node), (f"n{node}", 1), dc) for node, dc in nodes)
         self.by_node = {target.node: target for target in self.targets}
         self.everyone = asking(self.targets)
+        self.readers: frozenset[NodeId] | None = None
         self.needs = tuple(Requirement(dc, count) for dc, count in needs)
         self.required = max(
             sum(count for dc, count in needs if dc), max((count for dc, count in needs if not dc), default=0)
