@@ -109,6 +109,7 @@ def _topology(
     if not kept:
         raise refused("Configuration for at least one datacenter must be present")
     _judge({name: Factor(factor, witnesses.get(name, 0)) for name, factor in kept.items()})
+    assert {dc for dc, some in witnesses.items() if some} <= kept.keys(), "witnesses are some of the replicas"
     counts = sorted([*kept.items(), *((name, -some) for name, some in witnesses.items() if some > 0)])
     named = tuple(sorted((name, listed) for name, listed in racks.items() if listed))
     return Replication(TOPOLOGY, tuple(counts), named)
