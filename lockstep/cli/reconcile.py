@@ -33,7 +33,7 @@ def status(call: render.Call) -> None:
     told = read(Reconciling, answer)
     click.echo(_journal(told))
     render.table(
-        ["node", "alive", "ranges", "witness of", "lacks", "bytes", "for s", "lacked here", "ready in s"],
+        ["node", "alive", "ranges", "lacks", "bytes", "for s", "lacked here", "ready in s", "witness of"],
         [_row(node, lags) for node, lags in _by_node(told).items()],
     )
 
@@ -118,12 +118,12 @@ def _row(node: int, lags: list[ReplicaLag]) -> list[object]:
         str(node),
         "yes" if lags[0].alive else "no",
         len(lags),
-        sum(lag.witness for lag in lags),
         lacks,
         render.bytes_text(sum(lag.lacks_bytes for lag in lags)) if lacks else None,
         max(ages) if ages else None,
         sum(lag.is_lacked for lag in lags),
         lags[0].left_s if lacks else None,
+        sum(lag.witness for lag in lags),
     ]
 
 

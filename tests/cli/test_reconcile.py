@@ -44,6 +44,15 @@ def test_what_is_in_cohorts_and_what_is_got_is_said() -> None:
     assert "12 in its tables alone" in result.stdout and "what it missed of 2 ranges" in result.stdout
 
 
+def test_witnesses_and_what_one_keeps_are_said() -> None:
+    canned = told(AWAY, {**ALIKE, "witness": True})
+    canned["GET /v1/reconcile"] |= {"witnessed": 20, "witness_bytes": 4096, "witness_bytes_max": 1 << 34}
+    result, _ = ask(canned, "reconcile", "status")
+    assert "20 of them (4.0 KiB of at most 16.0 GiB) as a witness" in result.stdout
+    rows = [line.split() for line in result.stdout.splitlines() if line.split()[:1] in (["2"], ["3"])]
+    assert [row[-1] for row in rows] == ["1", "0"]
+
+
 def test_why_says_for_whom_and_since_when() -> None:
     result, _ = ask(told(AWAY, FETCHES), "reconcile", "why")
     assert "40 mutations are kept for node 3, the oldest for 75 s: it seems dead" in result.stdout
