@@ -61,7 +61,6 @@ sim: $(VENV)/.stamp-dev ## SEEDS=n deterministic simulations, from SEED=s on, th
 	$(BIN)/lockstep sim placements --seed $(SEED) --nodes 300 --operations 320 --dcs 3 --factor 3 --tokens 1 --concurrency 5
 	$(BIN)/lockstep sim ring --seed $(SEED) --seeds $(SEEDS)
 	$(BIN)/lockstep sim ring --seed $(SEED) --seeds $(SEEDS) --mode unanimous --careful
-	$(BIN)/lockstep sim tracking --seed $(SEED) --seeds $(SEEDS)
 
 reached: $(VENV)/.stamp-dev ## which branches of the pure rooms, requests and storage the nightly set does not reach
 	$(BIN)/python -m mutation.branches build/mutation/branches
@@ -70,7 +69,6 @@ reached: $(VENV)/.stamp-dev ## which branches of the pure rooms, requests and st
 sim-planted: $(VENV)/.stamp-dev ## SEEDS=n look for each planted bug in up to n seeds
 	$(BIN)/lockstep sim planted --seeds $(SEEDS) $(ARGS)
 	$(BIN)/lockstep sim ring --plant all --seeds $(SEEDS)
-	$(BIN)/lockstep sim tracking --plant all --seeds $(SEEDS)
 
 conformance: $(VENV)/.stamp-dev ## SUITE=path runs a fetched foreign test suite against a local cluster
 	@test -n "$(SUITE)" || { echo "usage: make conformance SUITE=path/to/suite" >&2; exit 2; }

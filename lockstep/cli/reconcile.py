@@ -12,7 +12,7 @@ import click
 
 from lockstep.cli.shared import render
 from lockstep.documents import read
-from lockstep.documents.runs import Reconciling, ReplicaLag
+from lockstep.documents.runs import ReconcileAudit, Reconciling, ReplicaLag
 
 #: Ranges of one replica that `why` lists: who wants all of them asks for JSON.
 _RANGES_MAX = 8
@@ -62,6 +62,34 @@ def why(call: render.Call) -> None:
             click.echo(f"node {node} holds {lacked} mutations that the asked node lacks and fetches")
     if not any(lag.lacks or lag.is_lacked for lag in told.lags):
         click.echo("every replica holds the same")
+
+
+@reconcile.command()
+@render.of_call
+def audit(call: render.Call) -> int:
+    """Compare the entries of the asked node's journal with those of each other replica, by their content.
+
+    Exits with 1 when some differ. What every replica has is kept no more, and `lockstep repair` compares it.
+    """
+    answer = call.cluster().reconcile_audit()
+    told = read(ReconcileAudit, answer)
+    if not call.as_json(answer, "reconcile-audit/1"):
+        of_what = f"{told.compared} entries of {render.counted(told.ranges, 'range')} compared"
+        click.echo(f"node {told.node}: {of_what}, {len(told.differing)} differ")
+        for one in told.differing[:_RANGES_MAX]:
+            given = f"mutation {one.offset} of node {one.given_by}, log {one.start}"
+            click.echo(f"{given}, is another one at node {one.node}")
+        if len(told.differing) > _RANGES_MAX:
+            click.echo(f"and {len(told.differing) - _RANGES_MAX} more")
+        if told.differing:
+            click.echo(
+                "one of the two is damaged: `lockstep node scrub` on both, then `lockstep repair --full`"
+            )
+        for silent in told.silent:
+            click.echo(f"node {silent.node} was not compared with: {silent.reason}")
+        if not told.ended:
+            click.echo("not all were compared: there are too many, or too many differ")
+    return 1 if told.differing else 0
 
 
 @reconcile.command()

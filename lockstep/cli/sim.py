@@ -164,33 +164,6 @@ def ring(seed: int, seeds: int, mode: str, careful: bool, plant: str, trace: boo
 
 
 @sim.command()
-@click.option("--seed", default=1, show_default=True, help="First seed.")
-@click.option("--seeds", default=20, show_default=True, help="How many seeds, one after another.")
-@click.option("--plant", default="", help="Look for this planted bug, or for all of them.")
-@click.option("--trace", is_flag=True, help="Print what happened; for one seed.")
-def tracking(seed: int, seeds: int, plant: str, trace: bool) -> int:
-    """Let replicas track mutations under faults, and compare ids, data and answers at every step."""
-    from lockstep.sim.tracking import report
-    from lockstep.sim.tracking.harness import Setting, TrackingRun
-
-    if plant:
-        missed = 0
-        for name in report.planted_bugs() if plant == "all" else [plant]:
-            broken = report.found(name, seeds, seed)
-            missed += broken is None
-            where = f"found with seed {broken.setting.seed}: {broken.invariant}" if broken else "NOT FOUND"
-            click.echo(f"{name}: {where}")
-        return 1 if missed else 0
-    if trace:
-        result = TrackingRun(Setting(seed)).result()
-        click.echo("\n".join((*result.story, result.violation or f"seed {seed} holds")))
-        return 1 if result.violation else 0
-    verdict = report.check(seed, seeds)
-    click.echo(verdict.text())
-    return 0 if verdict.holds else 1
-
-
-@sim.command()
 @click.option("--nodes", default=1000, show_default=True, help="Members of the ring.")
 @click.option("--trials", default=10, show_default=True, help="Changes that are spread, of each case.")
 @click.option("--seed", default=1, show_default=True)

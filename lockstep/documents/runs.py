@@ -1,6 +1,6 @@
 """`backup-run/1`, `backups/1`, `repair/1`, `repairs/1`, `repair-plan/1` and the plans of backups and
-restores, `loads/1`, `load-end/1`, `reconcile/1`, `read-sessions/1`, `read-session-list/1`,
-`read-session-end/1`: what runs or ended lately, and what one would do.
+restores, `loads/1`, `load-end/1`, `reconcile/1`, `reconcile-audit/1`, `read-sessions/1`,
+`read-session-list/1`, `read-session-end/1`: what runs or ended lately, and what one would do.
 """
 
 from __future__ import annotations
@@ -270,6 +270,36 @@ class Reconciling(msgspec.Struct, frozen=True):
     witnessed: int = 0
     witness_bytes: int = 0
     witness_bytes_max: int = 0
+
+
+class DifferingMutation(msgspec.Struct, frozen=True):
+    """A mutation of which the asked node and `node` hold other content. `given_by`, `start` and `offset` are
+    its id."""
+
+    placement_group: int
+    last_token: int
+    node: int
+    given_by: int
+    start: int
+    offset: int
+
+
+class SilentReplica(msgspec.Struct, frozen=True):
+    node: int
+    reason: str = ""
+
+
+class ReconcileAudit(msgspec.Struct, frozen=True):
+    """Entries of the asked node's journal beside those of each other replica. `compared` counts each once for
+    each other one; `ended`: all were."""
+
+    schema: str = "reconcile-audit/1"
+    node: int = 0
+    ranges: int = 0
+    compared: int = 0
+    ended: bool = True
+    differing: tuple[DifferingMutation, ...] = ()
+    silent: tuple[SilentReplica, ...] = ()
 
 
 class ReadSessions(msgspec.Struct, frozen=True):

@@ -83,6 +83,7 @@ TRACKED_COMPARE: Final = 120
 TRACKED_SURVEY: Final = 121
 TRACKED_COHORT: Final = 122
 TRACKED_COHORT_ROWS: Final = 123
+TRACKED_AUDIT: Final = 125
 
 #: What an excluded node may still say and be told: that it is there, and what it lacks of the log. Without a
 #: log it keeps its voice on the ring until it is removed, or nobody could take it back where few are left.
@@ -167,6 +168,7 @@ NAMES: Final = {
     TRACKED_SURVEY: "tracked-survey",
     TRACKED_COHORT: "tracked-cohort",
     TRACKED_COHORT_ROWS: "tracked-cohort-rows",
+    TRACKED_AUDIT: "tracked-audit",
 }
 
 

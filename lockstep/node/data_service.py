@@ -45,6 +45,7 @@ from lockstep.node.work.unowned_tablets import UnownedTablets
 from lockstep.node.work.view_builds import IndexUpkeep, ViewBuilds
 from lockstep.quorum.plans import PlanBook
 from lockstep.replica.ballots import BallotService
+from lockstep.replica.journal_audit import JournalAudit
 from lockstep.replica.repair_participant import RepairParticipant, ReplicaTimes
 from lockstep.replica.replica import ReplicaService
 from lockstep.replica.scanned import Thresholds
@@ -100,6 +101,7 @@ class NodeData(msgspec.Struct, frozen=True, eq=False):
     loads: LoadTarget
     read_sessions: ReadSessions
     tracked_ranges: TrackedRanges
+    journal_audit: JournalAudit
 
     @property
     def reconciler(self) -> Reconciler:
@@ -243,6 +245,7 @@ def wire_data(log: NodeLog, store: Store, engine: StorageEngine) -> NodeData:
         loads=loads,
         read_sessions=_read_sessions(context, engine, lacking),
         tracked_ranges=TrackedRanges(context, state, tracked, Reconciler(context, tracked, cohorts), guards),
+        journal_audit=JournalAudit(internode, tracked, cluster, own_id),
     )
 
 

@@ -37,7 +37,6 @@ _STATEMENTS_UNDER_FAULTS: Final = 600
 _FOLLOWERS: Final = 40
 _COMMITS: Final = 60
 _RINGS: Final = 40
-_TRACKINGS: Final = 12
 
 #: Runs, and tells what failed; "" when nothing did.
 Part = Callable[[], str]
@@ -59,7 +58,6 @@ def parts(first: int = 1, seeds: int = NIGHTLY_SEEDS) -> dict[str, Part]:
         "statements under faults": partial(_statements, first, _STATEMENTS_UNDER_FAULTS, 3),
         "rings": partial(_rings, first, _RINGS, "quorum"),
         "rings of all": partial(_rings, first, _RINGS, "unanimous"),
-        "tracking": partial(_tracking, first, _TRACKINGS),
     }
     return {**tools, **seeded}
 
@@ -103,13 +101,6 @@ def _rings(first: int, seeds: int, mode: str) -> str:
     from lockstep.sim.ring.harness import Setting
 
     verdict = report.check(Setting(Mode(mode), first, aborting=mode == "quorum"), seeds)
-    return "" if verdict.holds else verdict.text()
-
-
-def _tracking(first: int, seeds: int) -> str:
-    from lockstep.sim.tracking import report
-
-    verdict = report.check(first, seeds)
     return "" if verdict.holds else verdict.text()
 
 

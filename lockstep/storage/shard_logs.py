@@ -16,7 +16,7 @@ import msgspec
 from lockstep.storage.place_list import Place, PlaceList, run_of
 from lockstep.tracking.held import NOTHING, Held, LogId, held_of
 from lockstep.tracking.intervals import EMPTY, IntervalSet, of
-from lockstep.tracking.summaries import Summary, digest, parted
+from lockstep.tracking.summaries import digest, parted
 from lockstep.values.node_limits import JOURNAL_PLACES_SPARE
 
 #: A placement group, and the last token of one of its ranges: what one replica set holds.
@@ -98,7 +98,7 @@ class ShardLogs:
         if self._listing is None or self._listing[0] is not now:
             listed, over = parted(now[0], now[1])
             if self._over[0] != over:
-                self._over = over, digest(Summary((), over)) if over else b""
+                self._over = over, digest(over) if over else b""
             self._listing = now, (listed, now[1].difference(over), self._over[1])
         return self._listing[1]
 
@@ -192,6 +192,7 @@ class ShardLogs:
 
     def validate(self) -> None:
         held, reconciled, apart, opened = self._all()
+        held.validate()
         assert held.covers(reconciled) and held.covers(apart), "what is reconciled, or apart, is held"
         assert not reconciled.intersection(apart), "what is reconciled is not apart"
         assert self.is_listed or not self._places.count, "what is not listed lists nothing"

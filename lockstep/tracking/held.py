@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import reduce
+from itertools import pairwise
 from typing import Final
 
 import msgspec
@@ -51,6 +52,17 @@ class Held(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     def by_log(self) -> dict[LogId, IntervalSet]:
         return dict(self.items())
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it is in the one form that a set has; what comes from outside may not be."""
+        logs = [(node, start) for node, start, _ in self.logs]
+        if any(one >= other for one, other in pairwise(logs)):
+            return False
+        return all(runs and IntervalSet(runs).is_sound for _, _, runs in self.logs)
+
+    def validate(self) -> None:
+        assert self.is_sound, "logs are in order, and have runs with gaps between them"
 
     def contains(self, wanted: MutationId) -> bool:
         return any(log == wanted.log and found.contains(wanted.offset) for log, found in self.items())

@@ -27,6 +27,16 @@ class IntervalSet(msgspec.Struct, frozen=True, array_like=True, gc=False):
         runs = self.runs
         return sum(runs[1::2]) - sum(runs[::2]) + len(runs) // 2
 
+    @property
+    def is_sound(self) -> bool:
+        """Whether its runs are in the one form that a set has."""
+        runs = self.runs
+        if len(runs) % 2 or (runs and runs[0] < 0):
+            return False
+        return all(first <= last for first, last in self.pairs()) and all(
+            last + 1 < first for last, first in zip(runs[1::2], runs[2::2], strict=False)
+        )
+
     def contains(self, offset: int) -> bool:
         runs = self.runs
         if not runs or offset > runs[-1]:

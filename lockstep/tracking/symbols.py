@@ -75,6 +75,7 @@ def _next(state: int, index: int) -> tuple[int, int]:
     """The generator's next state, and the next symbol after `index` that the item is in."""
     state = state * _MULTIPLIER & _MASK
     gap = math.ceil((index + 1.5) * ((1 << 32) / math.sqrt(state + 1) - 1))
+    assert 0 <= state <= _MASK and index >= 0, "a generator of 64 bits draws for a symbol"
     return state, index + max(gap, 1)
 
 
@@ -172,4 +173,5 @@ class SymbolDecoder:
     def difference(self) -> tuple[list[Item], list[Item]]:
         """Items that only the other set has, and those that only this one has."""
         assert self.done, "more symbols are needed"
+        assert not set(self._theirs) & set(self._ours), "an item is of one side"
         return sorted(map(_unpacked, self._theirs)), sorted(map(_unpacked, self._ours))

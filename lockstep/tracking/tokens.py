@@ -8,7 +8,6 @@ from a client is well formed and within `CAUSAL_TOKEN_BYTES_MAX`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Final
 
 import msgspec
@@ -48,6 +47,7 @@ _TOKENS = codec.decoder(_Token)
 def encode(spans: Sequence[Span]) -> bytes:
     """Bytes for a payload; b"" of nothing. Spans that do not fit are left out, the last ones first."""
     kept = tuple(spans)
+    assert len({span.place for span in kept}) == len(kept), "a range has one span"
     while kept:
         raw = codec.encode(_Token(kept))
         if len(raw) <= CAUSAL_TOKEN_BYTES_MAX:
@@ -72,17 +72,7 @@ def decode(raw: bytes) -> tuple[Span, ...]:
 
 
 def _is_sound(span: Span) -> bool:
-    logs = [(node, start) for node, start, _ in span.held.logs]
-    if span.left >= span.right or any(one >= other for one, other in pairwise(logs)):
-        return False
-    return all(
-        runs
-        and len(runs) % 2 == 0
-        and runs[0] >= 0
-        and all(first <= last for first, last in zip(runs[::2], runs[1::2], strict=True))
-        and all(last + 1 < first for last, first in zip(runs[1::2], runs[2::2], strict=False))
-        for _, _, runs in span.held.logs
-    )
+    return span.left < span.right and span.held.is_sound
 
 
 class Remembered:
@@ -90,6 +80,7 @@ class Remembered:
     `forgotten`: ranges of which it does not know any more what it saw."""
 
     def __init__(self, spans_max: int = CAUSAL_SPANS_MAX) -> None:
+        assert spans_max > 0, "a client remembers something"
         self._spans_max = spans_max
         self._held: dict[Place, Held] = {}
         self.forgotten = 0
@@ -111,3 +102,4 @@ class Remembered:
         while len(self._held) > self._spans_max:
             del self._held[next(iter(self._held))]
             self.forgotten += 1
+        assert all(self._held.values()), "what is remembered is not empty"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterable, Mapping
-from itertools import chain, combinations
+from itertools import chain, combinations, pairwise
 from typing import Final
 
 import msgspec
@@ -102,6 +102,7 @@ class Replica(msgspec.Struct, frozen=True, order=True):
 
 
 def replicas_of(factors: Mapping[str, Factor]) -> tuple[Replica, ...]:
+    assert all(0 <= factor.witnesses <= factor.replicas for factor in factors.values()), factors
     return tuple(
         Replica(dc, number, number < factor.full)
         for dc, factor in sorted(factors.items())
@@ -112,6 +113,7 @@ def replicas_of(factors: Mapping[str, Factor]) -> tuple[Replica, ...]:
 def enough(level: Level, factors: Mapping[str, Factor], local: str, among: Iterable[Replica]) -> bool:
     """Whether these replicas are as many as the level wants, witnesses included."""
     replicas = tuple(among)
+    assert level not in _LOCAL or local in factors, "a local level is of a data centre with replicas"
     by_dc = {dc: sum(1 for one in replicas if one.dc == dc) for dc in factors}
     if level in _LOCAL:
         wanted = 1 if level is Level.LOCAL_ONE else _majority(factors[local].replicas)
@@ -153,6 +155,7 @@ def missed(
     subsets = _subsets(replicas_of(factors))
     writes = _smallest([one for one in subsets if enough(write, factors, write_dc, one)])
     reads = _smallest([one for one in subsets if readable(read, factors, read_dc, one)])
+    assert writes and reads, "all replicas together are enough for any level"
     return next(
         (Missed(tuple(sorted(one)), tuple(sorted(two))) for one in writes for two in reads if not one & two),
         None,
@@ -166,6 +169,7 @@ def _subsets(replicas: tuple[Replica, ...]) -> list[frozenset[Replica]]:
 
 def _smallest(sets: list[frozenset[Replica]]) -> list[frozenset[Replica]]:
     """In order of size, those that contain no smaller one."""
+    assert all(len(one) <= len(other) for one, other in pairwise(sets)), "smaller sets come first"
     found: list[frozenset[Replica]] = []
     for one in sets:
         if not any(smaller <= one for smaller in found):

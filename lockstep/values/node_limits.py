@@ -382,3 +382,12 @@ RECONCILE_SHARDS_A_MESSAGE: Final = 256
 RECONCILE_SHARDS_A_TURN: Final = 8
 #: Clocks of nodes, and a write that is under way, are no further behind than this.
 RECONCILE_PURGE_MARGIN_S: Final = 60
+#: Ids of one message of an audit of journals: hashing their entries holds the loop for some milliseconds,
+AUDIT_IDS_A_MESSAGE: Final = 256
+#: or fewer, where entries are large.
+AUDIT_ENTRIES_BYTES: Final = 1024 * 1024
+#: Entries that one audit compares: some seconds, so that whoever asks for it waits for the answer.
+AUDIT_IDS_MAX: Final = 100_000
+#: Ids that it names: where more differ, a whole replica is to be compared.
+AUDIT_DIFFERING_MAX: Final = 1_000
+AUDIT_TIMEOUT_MS: Final = 2_000

@@ -65,6 +65,20 @@ def test_why_says_for_whom_and_since_when() -> None:
     assert "every replica holds the same" in result.stdout
 
 
+def test_an_audit_names_what_differs_and_whom_it_could_not_ask() -> None:
+    path, counts = "POST /v1/reconcile/audit", {"schema": "reconcile-audit/1", "node": 1, "ranges": 4}
+    result, _ = ask({path: {**counts, "compared": 80}}, "reconcile", "audit")
+    assert result.exit_code == 0 and "80 entries of 4 ranges compared, 0 differ" in result.stdout
+    one = {"placement_group": 1, "last_token": 5, "node": 2, "given_by": 3, "start": 1, "offset": 17}
+    silent = [{"node": 3, "reason": "it cannot be reached"}]
+    found = {**counts, "compared": 80, "ended": False, "differing": [one], "silent": silent}
+    result, _ = ask({path: found}, "reconcile", "audit")
+    assert result.exit_code == 1
+    assert "mutation 17 of node 3, log 1, is another one at node 2" in result.stdout
+    assert "node 3 was not compared with: it cannot be reached" in result.stdout
+    assert "not all were compared" in result.stdout
+
+
 def test_watch_ends_when_nobody_lacks_anything_or_after_its_lines() -> None:
     result, _ = ask(told(ALIKE), "reconcile", "watch")
     assert "nobody lacks anything" in result.stdout

@@ -23,14 +23,14 @@ WALKS_MAX = {
     "SELECT of a token range": {"calls up": 0},
 }
 #: Whose validate() is called by that of another one; a joining node asks its own state, and the simulations
-#: of rings and of tracked replicas ask them after each step.
+#: of rings ask them after each step.
 PARTS_OF_OTHERS = {
     "lockstep.consensus": "Raft",
     "lockstep.metadata": "ClusterMetadata",
     "lockstep.placement": "Placements",
     "lockstep.topology.joining": "JoinState",
     "lockstep.ring": "RingMember",
-    "lockstep.tracking": "RangeLog",
+    "lockstep.tracking.held": "Journal",
     "lockstep.storage.shard_logs": "Journal",
     "lockstep.storage.place_list": "Journal",
 }

@@ -137,6 +137,9 @@ class ClusterClient(msgspec.Struct, frozen=True):
         """Of the asked node's tracked ranges."""
         return self.admin.get("/v1/reconcile")
 
+    def reconcile_audit(self) -> dict[str, Any]:
+        return self.admin.post("/v1/reconcile/audit", {})
+
     def read_sessions(self) -> ReadSessions:
         """Those of the asked node."""
         return read(ReadSessions, self.admin.get("/v1/read-sessions"))

@@ -1,7 +1,8 @@
 """Tracked ranges of this node for the admin API: what each other replica lacks of them, and what lies in the
 journal for that.
 
-Invariant: what the journal and the last rounds say; nothing is decided here, and asking changes nothing.
+Invariant: what the journal and the last rounds say, or other replicas when they are asked; nothing is
+decided here, and asking changes nothing.
 """
 
 from __future__ import annotations
@@ -10,17 +11,45 @@ from typing import Any, Final
 
 import msgspec
 
-from lockstep.documents.runs import Reconciling, ReplicaLag
+from lockstep.documents.runs import DifferingMutation, ReconcileAudit, Reconciling, ReplicaLag, SilentReplica
 from lockstep.node.services import NodeServices
-from lockstep.server.admin.operations import Operation, get, now
+from lockstep.server.admin.operations import Operation, get, later, now
 from lockstep.storage.witnessing import witnessed_count
 
 PATH: Final = "/v1/reconcile"
+AUDIT_PATH: Final = "/v1/reconcile/audit"
 
 
 def reconcile_operations(node: NodeServices) -> list[Operation]:
     """For the admin API."""
-    return [get(PATH, "What replicas of this node's tracked ranges lack", now(lambda *_: _document(node)))]
+    return [
+        get(PATH, "What replicas of this node's tracked ranges lack", now(lambda *_: _document(node))),
+        Operation(
+            "POST",
+            AUDIT_PATH,
+            "Compare the entries of this node's journal with those of each other replica, by content",
+            later(lambda *_: _audit(node)),
+            "Which differ, and who did not answer",
+        ),
+    ]
+
+
+async def _audit(node: NodeServices) -> dict[str, Any]:
+    found = await node.data.journal_audit.run()
+    told: dict[str, Any] = msgspec.to_builtins(
+        ReconcileAudit(
+            node=node.context.own_id(),
+            ranges=found.ranges,
+            compared=found.compared,
+            ended=found.ended,
+            differing=tuple(
+                DifferingMutation(*one.shard, one.node, one.id.node, one.id.start, one.id.offset)
+                for one in found.differing
+            ),
+            silent=tuple(SilentReplica(other, why) for other, why in found.silent.items()),
+        )
+    )
+    return told
 
 
 def _document(node: NodeServices) -> dict[str, Any]:
