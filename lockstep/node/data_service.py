@@ -28,6 +28,7 @@ from lockstep.handoff.view_updates import ViewPairs
 from lockstep.internode.throttle import Throttle
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.node.context import NodeContext
+from lockstep.node.log.metadata_state import MetadataState
 from lockstep.node.log_service import NodeLog
 from lockstep.node.membership.decommission_handoff import DecommissionHandoff
 from lockstep.node.membership.identity import keep_generation
@@ -210,8 +211,6 @@ def wire_data(log: NodeLog, store: Store, engine: StorageEngine) -> NodeData:
     streams.clean()
     streams.forget_closed()
     stream_client.forget_closed(cluster().session_open)
-    loads = LoadTarget(runtime, internode, engine, cluster, reach, own_id, context.log)
-    state.listen(loads.applied, parts_only=True)
     cohorts = CohortTaking(context, tracked, replica, engine, limits.throttle, new_mutation_id)
     return NodeData(
         context=context,
@@ -242,11 +241,20 @@ def wire_data(log: NodeLog, store: Store, engine: StorageEngine) -> NodeData:
         table_damage=table_damage,
         scrub=Scrub(context, store),
         decommission_handoff=DecommissionHandoff(context, batch_store, hints, delivery, log.submitter),
-        loads=loads,
+        loads=_loads(context, state, engine),
         read_sessions=_read_sessions(context, engine, lacking),
         tracked_ranges=TrackedRanges(context, state, tracked, Reconciler(context, tracked, cohorts), guards),
         journal_audit=JournalAudit(internode, tracked, cluster, own_id),
     )
+
+
+def _loads(context: NodeContext, state: MetadataState, engine: StorageEngine) -> LoadTarget:
+    reach = context.catch_up.reach
+    loads = LoadTarget(
+        context.runtime, context.internode, engine, context.cluster, reach, context.own_id, context.log
+    )
+    state.listen(loads.applied, parts_only=True)
+    return loads
 
 
 def _replica(

@@ -72,6 +72,7 @@ def decoder(kind: type[T], unions: Mapping[Any, Any] = MappingProxyType({})) -> 
     `unions` says of protocols, which rooms below name as types of fields, the structs that there are.
     `decode` raises one of UNREADABLE for foreign bytes.
     """
+    assert all(isinstance(protocol, type) for protocol in unions), "structs are found by their protocol"
     return Decoder(kind, unions)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from operator import itemgetter
@@ -69,7 +68,7 @@ def _place(key: int) -> tuple[int, int]:
     return key // _FAN_OUT % _FAN_OUT, key % _FAN_OUT
 
 
-class HashTree(msgspec.Struct, Generic[V], frozen=True, dict=True, weakref=True):
+class HashTree(msgspec.Struct, Generic[V], frozen=True, dict=True):
     """Keys are not negative. The digest given with a value must cover the key and the value."""
 
     branches: tuple[_Branch, ...] = (_EMPTY_BRANCH,) * _FAN_OUT
@@ -231,11 +230,12 @@ def changed(before: HashTree[V], after: HashTree[V]) -> list[tuple[int, V | None
     """(key, old value, new value) where the objects differ, by key; costs what changed, and nothing when the
     same two were compared last: parts, listeners and checks ask about each entry."""
     known = kept(after, _SINCE)
-    if known is not None and known[0]() is before:
+    if known is not None and known[0] is before:
         return list(known[1])
     found = _changed(before, after)
-    # The older tree is not kept: it keeps what it was compared with.
-    keep(after, _SINCE, (weakref.ref(before), tuple(found)))
+    keep(after, _SINCE, (before, tuple(found)))
+    # One tree back is enough: else each kept the one that it was compared with, back to the first.
+    keep(before, _SINCE, None)
     return found
 
 

@@ -40,7 +40,9 @@ def plan_modification(
         prepared.check_values(list(values))
     plan = prepared.plan
     if isinstance(plan, ModificationPlan):
-        return _planned(plan, values, context, ListIds(context, lists))
+        if plan.steps is not None:
+            return _from_steps(plan, plan.steps, values, context)
+        return _general(plan, values, context, ListIds(context, lists))
     assert isinstance(plan, BatchPlan), f"{prepared.kind} is no modification"
     moment = _at_batch_time(plan, values, context)
     ids = ListIds(context, lists)
