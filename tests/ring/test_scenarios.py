@@ -87,7 +87,7 @@ def strike(mode: Mode, victim: str, step: int, after: int) -> tuple[bool, Table]
 
 @pytest.mark.parametrize("mode", Mode)
 @pytest.mark.parametrize("victim", ["n1", "n2", "n4"])
-def test_scenario_28_a_crash_at_every_step_leaves_one_ring(mode: Mode, victim: str) -> None:
+def test_28_a_crash_at_every_step_leaves_one_ring(mode: Mode, victim: str) -> None:
     """Scenario 28: each step of initiators and of an acceptor, before its write and after each message."""
     struck = 0
     for after in (-1, 0, 1, 99):
@@ -103,7 +103,7 @@ def test_scenario_28_a_crash_at_every_step_leaves_one_ring(mode: Mode, victim: s
 
 @pytest.mark.parametrize("mode", Mode)
 @pytest.mark.parametrize("count", [2, 3, 10])
-def test_scenario_27_of_concurrent_initiators_one_at_a_time_commits_and_all_succeed_in_the_end(
+def test_27_of_concurrent_initiators_one_at_a_time_commits_and_all_succeed_in_the_end(
     mode: Mode, count: int
 ) -> None:
     """Scenario 27."""
@@ -137,7 +137,7 @@ def deltas_of(rings: list[Ring]) -> list[Delta]:
 
 
 @pytest.mark.parametrize("steps", [50, RING_DELTAS_KEPT + 6])
-def test_scenario_31_shuffled_repeated_and_lost_gossip_brings_everybody_to_one_ring(steps: int) -> None:
+def test_31_shuffled_repeated_and_lost_gossip_brings_everybody_to_one_ring(steps: int) -> None:
     """Scenario 31: one member hears nothing of all changes, others hear of a third less, in any order."""
     draw = random.Random(steps)
     rings = walk(founders(5), draw, steps)
@@ -167,7 +167,7 @@ def test_scenario_31_shuffled_repeated_and_lost_gossip_brings_everybody_to_one_r
     assert {member.ring.fingerprint for member in members.values()} == {rings[-1].fingerprint}
 
 
-def test_scenario_31_a_proposal_of_before_is_refused_when_the_ring_looks_as_it_did() -> None:
+def test_31_a_proposal_of_before_is_refused_when_the_ring_looks_as_it_did() -> None:
     """Scenario 31: somebody joins and leaves in between."""
     table = Table()
     for line in ("ring unanimous 3", "node n4", "propose n4 join n4"):
@@ -189,7 +189,7 @@ def test_scenario_31_a_proposal_of_before_is_refused_when_the_ring_looks_as_it_d
     assert table.members["n2"].standing.pending is None
 
 
-def test_scenario_30_several_at_once_are_one_change() -> None:
+def test_30_several_at_once_are_one_change() -> None:
     """Scenario 30: two that are lost are removed by one delta on one ring."""
     ring = founders(5)
     changes = [Change(Kind.REMOVE, Step.BEGIN, name) for name in ("n4", "n5")]

@@ -38,7 +38,7 @@ def a_hundred_seeds(mode: Mode, aborting: bool) -> Verdict:
     return check(Setting(mode, 1, aborting), 100)
 
 
-def test_scenario_29_a_majority_under_ballots_keeps_one_chain_whatever_operators_abort() -> None:
+def test_29_a_majority_under_ballots_keeps_one_chain_whatever_operators_abort() -> None:
     verdict = a_hundred_seeds(Mode.QUORUM, True)
     assert verdict.holds and not verdict.failures, verdict.text()
     assert verdict.commits > 400
@@ -50,7 +50,7 @@ def test_where_all_accept_careful_operators_keep_one_chain() -> None:
     assert verdict.commits > 200
 
 
-def test_scenario_29_where_all_accept_an_operators_abort_is_found_to_race_a_hidden_commit() -> None:
+def test_29_where_all_accept_an_operators_abort_is_found_to_race_a_hidden_commit() -> None:
     """Scenario 29: the mode does not promise more, and the run that shows it is repeated exactly."""
     setting = Setting(Mode.UNANIMOUS, 1)
     verdict = check(setting, 60, done=lambda verdict: bool(verdict.failures))
