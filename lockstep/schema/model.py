@@ -316,6 +316,7 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
 
     def table_ids_in(self, group: int) -> tuple[int, ...]:
         """Ids of the tables of a placement group, in that order. Work on ranges asks for each of them."""
+        assert group, "0 stands for the group of a table's keyspace, and is none"
         found = self._ids_in.get(group)
         if found is None:
             found = self._ids_in[group] = tuple([table.id for table in self.tables_in(group)])

@@ -54,6 +54,7 @@ class Decoder(Generic[T]):
     def _first(self, data: _Bytes) -> T:
         if self._made is None:
             self._made = self.decode = self.made()
+        assert self.decode is self._made, "what was made is what decodes from now on"
         return self._made(data)
 
     def made(self) -> Callable[[_Bytes], T]:

@@ -229,20 +229,22 @@ def _bucket(found: list[tuple[int, V, bytes]]) -> _Bucket:
 def changed(before: HashTree[V], after: HashTree[V]) -> list[tuple[int, V | None, V | None]]:
     """(key, old value, new value) where the objects differ, by key; costs what changed, and nothing when the
     same two were compared last: parts, listeners and checks ask about each entry."""
+    if before is after:
+        return []
     known = kept(after, _SINCE)
-    if known is not None and known[0] is before:
-        return list(known[1])
-    found = _changed(before, after)
-    keep(after, _SINCE, (before, tuple(found)))
-    # One tree back is enough: else each kept the one that it was compared with, back to the first.
-    keep(before, _SINCE, None)
+    if known is None or known[0] is not before:
+        known = before, tuple(_changed(before, after))
+        if after.count:
+            keep(after, _SINCE, known)
+            # Of a long history of trees each would keep the one before.
+            keep(before, _SINCE, None)
+    found: list[tuple[int, V | None, V | None]] = list(known[1])
+    assert abs(after.count - before.count) <= len(found), "each pair that came or went is told"
     return found
 
 
-def _changed(before: HashTree[V], after: HashTree[V]) -> list[tuple[int, V | None, V | None]]:
-    found: list[tuple[int, V | None, V | None]] = []
-    if before is after:
-        return found
+def _changed(before: HashTree[Any], after: HashTree[Any]) -> list[tuple[int, Any, Any]]:
+    found: list[tuple[int, Any, Any]] = []
     for old_branch, new_branch in zip(before.branches, after.branches, strict=True):
         if old_branch is new_branch:
             continue
@@ -254,7 +256,6 @@ def _changed(before: HashTree[V], after: HashTree[V]) -> list[tuple[int, V | Non
                 if (now := new.pop(key, None)) is not value:
                     found.append((key, value, now))
             found += [(key, None, value) for key, value in new.items()]
-    assert abs(after.count - before.count) <= len(found), "each pair that came or went is told"
     if len(found) > 1:
         found.sort(key=itemgetter(0))
     return found

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from lockstep.runtime.real.family import run
-from lockstep.runtime.real.threads import OF_LOOP, BlockingThreads
+from lockstep.runtime.real.tasks import OF_LOOP, BlockingThreads
 from lockstep.values.limits import BLOCKING_THREADS_MAX
 
 WAIT_S = 10.0

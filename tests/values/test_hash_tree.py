@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
-import weakref
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.values.hash_tree import EMPTY_TREE, HashTree, blake, changed, key_of_text, tree_of
+from lockstep.values.memo import kept
 
 #: Some keys share a bucket, some only a branch.
 KEYS = st.one_of(st.integers(0, 200), st.integers(0, 5).map(lambda at: at * 4096), st.just(key_of_text("a")))
@@ -91,7 +90,7 @@ def test_a_change_keeps_all_other_nodes() -> None:
     assert after[77] == "y" and after.digest_of(77) == leaf(77, "y") and after.get(10_000) is None
 
 
-def test_what_differs_is_told_again_and_again() -> None:
+def test_what_differs_is_told_again_and_again_and_keeps_no_older_tree() -> None:
     trees = [EMPTY_TREE]
     for number in range(5):
         trees.append(trees[-1].with_value(number, f"value {number}", blake(str(number).encode())))
@@ -102,21 +101,6 @@ def test_what_differs_is_told_again_and_again() -> None:
         assert changed(before, after) == [(key, None, f"value {key}")] == changed(before, after)
     assert len(changed(EMPTY_TREE, trees[5])) == 5
     assert changed(trees[4], trees[5]) == [(4, None, "value 4")]
-
-
-class _Value:
-    """What a weak reference can point at."""
-
-
-def test_a_tree_keeps_the_one_that_it_was_compared_with_and_none_before() -> None:
-    values = [_Value() for _ in range(5)]
-    gone = [weakref.ref(value) for value in values]
-    tree = EMPTY_TREE
-    for number, value in enumerate(values):
-        later = tree.with_value(1, value, blake(str(number).encode()))
-        assert changed(tree, later) == [(1, values[number - 1] if number else None, value)]
-        tree = later
-    del values, value, later
-    gc.collect()
-    assert [one() is None for one in gone] == [True, True, True, False, False]
-    assert tree.count == 1
+    assert [kept(tree, "_since") is not None for tree in trees] == [False] * 5 + [True], (
+        "one older tree at most"
+    )

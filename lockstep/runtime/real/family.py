@@ -22,8 +22,7 @@ from typing import Any, TextIO, TypeVar
 from lockstep.runtime.ports import Doors, Helpers, Runtime, Workers
 from lockstep.runtime.real.disk import RealDisk
 from lockstep.runtime.real.network import RealNetwork
-from lockstep.runtime.real.tasks import NoProbes, RealRandom, RealTasks, Report
-from lockstep.runtime.real.threads import OF_LOOP, BlockingThreads
+from lockstep.runtime.real.tasks import OF_LOOP, BlockingThreads, NoProbes, RealRandom, RealTasks, Report
 from lockstep.values.limits import BLOCKING_THREADS_MAX
 
 
