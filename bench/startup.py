@@ -1,9 +1,10 @@
 """How long a stopped cluster takes to its first answer, what an idle node holds, what imports cost.
 
-Four figures: `cluster start` of a stopped three-node cluster until a QUORUM query is answered by a driver
-that is already imported (median of several); memory of an idle node of the three, resident, and with what
-the nodes have in common divided among them; and the time that a node
-process spends importing until its CQL port answers. Usage: python bench/startup.py [rounds]
+Five figures: `cluster start` of a stopped three-node cluster until a QUORUM query is answered by a driver
+that is already imported (median of several); CPU of each node until it serves, which holds on a busy machine
+too; memory of an idle node of the three, resident, and with what the nodes have in common divided among them;
+and the time that a node process spends importing until its CQL port answers.
+Usage: python bench/startup.py [rounds]
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from typing import Any
 
 from cassandra.cluster import Cluster, ExecutionProfile
 from cassandra.query import ConsistencyLevel
-from measuring import ROOT, SCRATCH, resident_mb, save, shared_out_mb, table
+from measuring import SCRATCH, cpu_s, resident_mb, save, shared_out_mb, table
 from quorum_path import FIRST_ADDRESS, PORTS, pids_of, running_cluster
 
 from lockstep.local.clusters import NODE_COMMAND, LocalCluster
+from lockstep.local.processes import node_environment
 
 TARGET_FIRST_ANSWER_S = 0.5
 TARGET_RESIDENT_MB = 45.0
@@ -56,15 +58,17 @@ def first_answer(cluster: LocalCluster, statements: tuple[str, ...]) -> float:
 
 
 def restarts(cluster: LocalCluster, rounds: int) -> list[dict[str, float]]:
-    """For each restart of the stopped cluster: seconds until it serves, and until the first answer."""
+    """For each restart of the stopped cluster: seconds until it serves and until the first answer, and of CPU
+    of each node until it serves, without what they loaded together before."""
     found = []
     for _ in range(rounds):
         cluster.stop()
         began_s = time.perf_counter()
         cluster.start()
         serves_s = time.perf_counter() - began_s
+        node_cpu_s = statistics.mean(cpu_s(pid) for pid in pids_of(cluster))
         answer_s = first_answer(cluster, ("SELECT value FROM startup.rows WHERE key = 1",))
-        found.append({"serves_s": serves_s, "first_answer_s": serves_s + answer_s})
+        found.append({"serves_s": serves_s, "first_answer_s": serves_s + answer_s, "node_cpu_s": node_cpu_s})
     return found
 
 
@@ -108,7 +112,8 @@ def imports_until_ready(command: list[str]) -> list[tuple[int, str]]:
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
+    """As nodes of a local cluster are started: with their bytecode kept, whatever this shell says of that."""
+    return node_environment(os.environ)
 
 
 def single_node(rounds: int) -> dict[str, Any]:
@@ -153,6 +158,7 @@ def measure(rounds: int = 5) -> dict[str, Any]:
         "rounds": rounds,
         "serves_s": statistics.median(one["serves_s"] for one in found),
         "first_answer_s": statistics.median(one["first_answer_s"] for one in found),
+        "node_cpu_s": statistics.mean(one["node_cpu_s"] for one in found),
         "all": found,
         "idle_mb": max(idle_mb),
         "idle_share_mb": max(share_mb),
@@ -164,6 +170,7 @@ def rows_of(figures: dict[str, Any]) -> list[list[object]]:
     return [
         ["start-up", "measured", "target"],
         ["stopped cluster to first answer, s", figures["first_answer_s"], TARGET_FIRST_ANSWER_S],
+        ["CPU of a node of three until it serves, ms", figures["node_cpu_s"] * 1e3, "-"],
         ["memory of an idle node, what is shared divided, MB", figures["idle_share_mb"], "-"],
         ["resident memory of an idle node, MB", figures["idle_mb"], TARGET_RESIDENT_MB],
         ["imports until the CQL port answers, ms", figures["imports_ms"], TARGET_IMPORTS_MS],
