@@ -21,6 +21,7 @@ def assembled(kind: CqlType, cells: Sequence[Cell]) -> bytes:
         return kind.join([cell.value or b"" for cell in sorted(cells, key=_path)])
     if kind.name == "set":
         return kind.join([_path(cell) for cell in cells])
+    assert kind.name == "map", "lists, sets and maps have a cell for each element"
     parts: list[Any] = []
     for cell in cells:
         parts += (cell.path, cell.value)
