@@ -77,19 +77,19 @@ def best(rounds: int, pids: list[int], runs: dict[str, Callable[[], object]]) ->
 def compared(few: dict[str, float], all_: dict[str, float]) -> dict[str, float]:
     """Figures of all rows, with what is fixed and what more rows cost, by those of a few."""
     rows = all_["rows"] - few["rows"]
-    more_s = max(all_["wall_s"] - few["wall_s"], 1e-9)
+    more_s = all_["wall_s"] - few["wall_s"]
     of_row = {
         f"more_{name}_us": (all_[f"{name}_s"] - few[f"{name}_s"]) / rows * 1e6
         for name in ("cpu", "readers", "spark")
     }
-    fixed_s = few["wall_s"] - few["rows"] * more_s / rows
+    figures = {**all_, "few": few["rows"], "few_wall_s": few["wall_s"], **of_row}
+    if more_s <= 0:
+        # What is fixed varies by more than that; CPU is all that tells.
+        return {**figures, "fixed_s": all_["wall_s"], "more_rows_per_s": 0.0}
     return {
-        **all_,
-        "few": few["rows"],
-        "few_wall_s": few["wall_s"],
-        "fixed_s": fixed_s,
+        **figures,
+        "fixed_s": few["wall_s"] - few["rows"] * more_s / rows,
         "more_rows_per_s": rows / more_s,
-        **of_row,
     }
 
 
@@ -278,7 +278,7 @@ def main() -> None:
         if "fixed_s" in one:
             walls = (one["rows"], one["wall_s"], one["few"], one["few_wall_s"], one["fixed_s"])
             costs = [one[f"more_{what}_us"] for what in ("cpu", "readers", "spark")]
-            parts.append([name, *walls, one["more_rows_per_s"], goal, *costs])
+            parts.append([name, *walls, one["more_rows_per_s"] or "?", goal, *costs])
             continue
         measure_ = base[PARQUET_READ if "read" in name else PARQUET]
         listed.append([name, one["rows"], rate, rate / measure_, goal, one["node_cpu_us_per_row"]])
