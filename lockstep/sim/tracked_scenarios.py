@@ -114,6 +114,25 @@ TRACKED_SCENARIOS = (
         ),
     ),
     Scenario(
+        name="tracked_witness_changes",
+        chaos_s=15.0,
+        founders=(3, 3, 4),
+        factors=(3,),
+        spares=0,
+        tracked=True,
+        witnesses=1,
+        clients=4,
+        replication_s=1.5,
+        faults=(
+            *("kill", "power", "all_down", "pause", "slow_node", "partition", "latency", "flapping"),
+            *("isolate_leader", "crash_at_probe", "loss", "slow_disk", "linger", "pause_reconciler"),
+        ),
+        sometimes=(
+            *("a witness was empty", "tracked.promoted", "tracked.pulled", "tracked.handed_over"),
+            *("read.tracked_reread", "read.tracked_brought", "read.tracked_anew", "tracked.ranges_changed"),
+        ),
+    ),
+    Scenario(
         name="tracked_cohorts",
         chaos_s=18.0,
         founders=(3, 3, 4, 5),

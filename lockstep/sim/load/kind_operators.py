@@ -327,11 +327,21 @@ class ReplicationOperators:
 
     async def _change(self, runtime: Runtime) -> None:
         present = self._cluster.newest.schema.by_name[KEYSPACE].replication
-        target = self._in_one_dc(present) if self._cluster.shape.dcs > 1 else self._everywhere(present)
+        if self._cluster.shape.witnesses:
+            target = self._turned(present)
+        else:
+            target = self._in_one_dc(present) if self._cluster.shape.dcs > 1 else self._everywhere(present)
         if target.total < 2 or target == present:
             return
         request = EnqueueRequest(ReplicationChange(KEYSPACE, target), actor="operator")
         await self._operators.submit(runtime, EntryKind.ENQUEUE_REQUEST, request)
+
+    def _turned(self, present: Replication) -> Replication:
+        """With witnesses where there are none, and without them where there are."""
+        if present.has_witnesses:
+            return Replication(present.strategy, present.factors)
+        witnesses = tuple((dc, -self._cluster.shape.witnesses) for dc, _ in present.factors)
+        return Replication(present.strategy, tuple(sorted((*present.factors, *witnesses))))
 
     def _everywhere(self, present: Replication) -> Replication:
         factor = self._draw.choice(_FACTORS)
