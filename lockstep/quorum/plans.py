@@ -268,7 +268,9 @@ class Plan:
             for need, (count, voters) in zip(self.needs, self._counts, strict=True)
         )
         assert _least(left) <= self.required, "no more is lacking than was needed"
-        return self.required - _least(left)
+        # Who shows the data may be what is lacking, however many others there are.
+        is_blind = self.readers is not None and self.readers.isdisjoint(held)
+        return self.required - max(_least(left), is_blind)
 
     def shortage(self, alive: Iterable[NodeId]) -> Unavailable:
         """What too few live replicas are answered with; a level of each data centre names the one that lacks
@@ -280,9 +282,7 @@ class Plan:
                 live = len(voters.intersection(held))
                 if need.dc and live < count:
                     return Unavailable(self.consistency, count, live, need.dc)
-        counted = self.counted(held)
-        # Who keeps the data may be what is lacking, however many others there are.
-        return Unavailable(self.consistency, self.required, min(counted, max(self.required - 1, 0)))
+        return Unavailable(self.consistency, self.required, self.counted(held))
 
 
 def _least(needs: Iterable[Requirement]) -> int:
