@@ -99,7 +99,6 @@ TRACKED_SCENARIOS = (
         tracked=True,
         witnesses=1,
         clients=4,
-        batching=1,
         busy_s=0.8,
         duplicate=(0.0, 0.05),
         faults=(
