@@ -320,7 +320,8 @@ class Reconciler:
         self.reconciled += self.journal.reconcile(shard, everywhere)
         if not is_keeper:
             self.journal.adopt(shard, everywhere)
-        if not fresh.issuperset(others):
+        # What a witness told may be void since.
+        if not fresh.intersection(told).issuperset(others):
             return
         watched = self._watched.get(shard)
         if watched is not None and self.journal.reconciled(shard).covers(watched[1]):
