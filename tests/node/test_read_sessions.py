@@ -42,7 +42,8 @@ class _Node:
             group_of=lambda _: 1,
             by_name={"k": SimpleNamespace(types=())},
         )
-        ring = lambda _: SimpleNamespace(ranges=self.placed)  # noqa: E731
+        self.replication = SimpleNamespace(has_witnesses=False)
+        ring = lambda _: SimpleNamespace(ranges=self.placed, replication=self.replication)  # noqa: E731
         cluster = SimpleNamespace(
             schema=schema,
             placements=SimpleNamespace(ring=ring),
@@ -129,6 +130,13 @@ def test_a_session_has_the_ranges_that_reads_ask_this_node_for(node: _Node) -> N
         assert not node.doors_open, "without sessions there are no processes"
 
     asyncio.run(life())
+
+
+def test_a_table_of_which_some_replicas_keep_no_rows_has_no_session(node: _Node) -> None:
+    node.replication.has_witnesses = True
+    with pytest.raises(InvalidRequest, match="witnesses"):
+        asyncio.run(node.sessions.run(TABLE, _order("open")))
+    assert not node.contents and not node.doors_open
 
 
 def test_another_secret_gets_nothing(node: _Node) -> None:
