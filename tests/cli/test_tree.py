@@ -37,7 +37,7 @@ DOING = {
     )),
     *(f"sim {name}" for name in (
         "replay", "planted", "quorums", "placements", "dissemination", "coordinator", "matrix", "cuts",
-        "reached", "fuzz", "ring", "convergence", "tracking",
+        "reached", "fuzz", "ring", "convergence",
     )),
 }  # fmt: skip
 

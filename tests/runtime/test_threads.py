@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -17,8 +18,16 @@ from lockstep.values.limits import BLOCKING_THREADS_MAX
 WAIT_S = 10.0
 
 
-def named() -> list[str]:
-    return sorted(one.name for one in threading.enumerate() if one.name.startswith("blocking-"))
+@pytest.fixture
+def named() -> Callable[[], list[str]]:
+    """Names of the threads that a test began: earlier ones of this process may have left some."""
+    before = set(threading.enumerate())
+
+    def find() -> list[str]:
+        found = [one.name for one in threading.enumerate() if one not in before]
+        return sorted(name for name in found if name.startswith("blocking-"))
+
+    return find
 
 
 def refuse() -> None:
@@ -29,7 +38,9 @@ def stop() -> None:
     raise StopIteration
 
 
-def test_what_a_call_returns_and_raises_comes_back_and_one_thread_serves_one_after_the_other() -> None:
+def test_what_a_call_returns_and_raises_comes_back_and_one_thread_serves_one_after_the_other(
+    named: Callable[[], list[str]],
+) -> None:
     async def main() -> list[object]:
         threads = OF_LOOP.get()
         assert threads is not None
@@ -119,7 +130,7 @@ def test_closing_waits_for_what_was_asked_and_later_calls_are_made_all_the_same(
     asyncio.run(main())
 
 
-def test_threads_that_nobody_holds_end() -> None:
+def test_threads_that_nobody_holds_end(named: Callable[[], list[str]]) -> None:
     async def main() -> None:
         threads = BlockingThreads()
         await threads.run(lambda: None)
