@@ -146,8 +146,9 @@ class BusyOperators(Operators):
             await asyncio.sleep(self._draw.expovariate(1 / self._busy_s))
             if not self.stopped:
                 await self._operate(runtime)
-        # What the others wait for at the end may give ranges to a node that is shut out.
-        await self.include_all(runtime)
+        # What the others wait for at the end may give ranges to a node that is shut out, or that is to leave
+        # once another node takes its vote.
+        await self._end_wishes(runtime)
         for end in self.at_end:
             await end(runtime)
         await self._end_wishes(runtime)
