@@ -41,7 +41,8 @@ _OF_NODES = {
     ),
     "ring": ("other_rings", "ring_carrying", "ring_submissions", "upgrade"),
     "tracking": (
-        "causal", "tracked", "tracked_cohorts", "tracked_migration", "tracked_moves", "tracked_statements",
+        "causal", "journal_audit", "tracked", "tracked_cohorts", "tracked_migration", "tracked_moves",
+        "tracked_statements", "tracked_witnesses",
     ),
 }  # fmt: skip
 
