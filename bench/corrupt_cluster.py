@@ -13,12 +13,14 @@ from corrupt_cases import KILLED, STOPPED, Case, cases_of, copied, harm
 from corrupt_start import Result
 
 from lockstep.testing.clusters import Cluster
+from lockstep.testing.conversation import CqlError
 from lockstep.testing.nodes import Node, Session
 from lockstep.values.errors import LockstepError
 
 ROWS = 240
 #: Within this a node that started again has what others kept for it.
 HINTS_S = 30.0
+_TRIES_MAX = 3
 #: Small files of every kind in little time: a snapshot of the metadata after a few entries.
 SETTINGS = {"metadata": {"snapshot_every_epochs": 4}}
 
@@ -80,8 +82,19 @@ def write(session: Session, first: int) -> None:
         values = (i // 4, i, "x" * 60, i % 5)
         session.execute("INSERT INTO k.t (p, c, v, w) VALUES (?, ?, ?, ?)", values)
         if not i % 8:
-            session.execute("INSERT INTO k.cas (p, v) VALUES (?, ?) IF NOT EXISTS", (i, i))
+            _decided(session, i)
             session.execute("UPDATE k.counts SET v = v + 1 WHERE p = ?", (i,))
+
+
+def _decided(session: Session, number: int) -> None:
+    """One that is not answered in time is asked again: a node has just started, and another is down."""
+    for attempt in range(_TRIES_MAX):
+        try:
+            session.execute("INSERT INTO k.cas (p, v) VALUES (?, ?) IF NOT EXISTS", (number, number))
+            return
+        except CqlError:
+            if attempt == _TRIES_MAX - 1:
+                raise
 
 
 # -- real processes -----------------------------------------------------------------------------------
