@@ -95,7 +95,9 @@ class IntervalSet(msgspec.Struct, frozen=True, array_like=True, gc=False):
                 break
             found += (first, min(last, first + count - 1))
             count -= last - first + 1
-        return IntervalSet(tuple(found))
+        some = IntervalSet(tuple(found))
+        assert some.is_sound, "a beginning of a set is one"
+        return some
 
     def offsets(self, count: int) -> list[int]:
         """The first `count` offsets."""

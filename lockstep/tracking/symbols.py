@@ -62,6 +62,7 @@ def item_of(given: MutationId, content: bytes) -> Item:
 
 
 def _unpacked(value: int) -> Item:
+    assert value >> 8 * _ITEM_BYTES == 0, "an item has so many bytes"
     upper, content = value >> CONTENT_BITS, value & ((1 << CONTENT_BITS) - 1)
     log, offset = upper >> _OFFSET_BITS, upper & ((1 << _OFFSET_BITS) - 1)
     return Item(log >> _NODE_BITS, log & ((1 << _NODE_BITS) - 1), offset, content)
@@ -142,11 +143,6 @@ class SymbolDecoder:
     def done(self) -> bool:
         """Symbol 0 has every item of the difference: when it is empty, all are found."""
         return bool(self._symbols) and self._symbols[0] == (0, 0, 0)
-
-    @property
-    def exhausted(self) -> bool:
-        """The difference is too large for an audit."""
-        return self.count >= SYMBOLS_MAX and not self.done
 
     def add(self, symbol: Symbol) -> None:
         assert not self.done and self.count < SYMBOLS_MAX
