@@ -187,6 +187,8 @@ class PaxosRound:
         self._number = owner.in_flight.add(self)
         #: Number of the reminder to ask another replica; 0 for none.
         self._extra = 0
+        #: Told of each replica of which it is known only after the end that it did not agree.
+        self.missed: Callable[[Target], None] | None = None
 
     async def run(self) -> End:
         carry_out(self, self.round.begin())
@@ -232,6 +234,8 @@ class PaxosRound:
 
     def replied(self, context: Target, reply: Any, sender_epoch: int) -> None:
         if self.round.end is not None:
+            if self.missed is not None and not self._agrees(reply):
+                self.missed(context)
             return
         if self._agrees(reply):
             self.granted[context.node] = reply
@@ -242,6 +246,8 @@ class PaxosRound:
 
     def failed(self, context: Target, error: LockstepError) -> None:
         note_refusal(self._owner.context.internode.repeated_log, "conditional", context, error)
+        if self.missed is not None:
+            self.missed(context)
         carry_out(self, self.round.failed(context, error))
 
     def again(self) -> None:
@@ -539,17 +545,26 @@ class Rounds:
             await owner.writes.begin(mutation, level, self.left_ms(), terms=SHOWN)
 
     def leave_hints(self, plan: Plan, decided: Proposal, paxos_round: PaxosRound) -> None:
-        """For replicas that seem dead; the next decision brings what others miss. Of a tracked table they get
-        it by its id."""
-        owner = self.owner
-        if plan.shard is not None:
+        """For replicas that seem dead or failed, and for others once they are known to have missed it. Of a
+        tracked table they get it by its id."""
+        owner, hints = self.owner, self.owner.writes.hints
+        if plan.shard is not None or hints is None:
             return
-        missed = [
-            t for t in plan.targets if t.node not in paxos_round.granted and not owner.context.alive(t.node)
-        ]
-        if missed and owner.writes.hints is not None:
-            mutation, made_us = MUTATION.decode(decided.value), decided.origin.time_us
-            owner.writes.hints.leave(mutation, plan.epoch, missed, made_us=made_us)
+        mutation, made_us = MUTATION.decode(decided.value), decided.origin.time_us
+        own, alive = owner.context.own_id(), owner.context.alive
+        lacking = [t for t in plan.targets if t.node != own and t.node not in paxos_round.granted]
+        awaited = {t.node for t in lacking if t.node in paxos_round.round.outstanding and alive(t.node)}
+
+        def missed(target: Target) -> None:
+            if target.node in awaited:
+                owner.reach("conditional.missed_late")
+                awaited.remove(target.node)
+                hints.leave(mutation, plan.epoch, (target,), made_us=made_us)
+
+        paxos_round.missed = missed
+        at_once = [target for target in lacking if target.node not in awaited]
+        if at_once:
+            hints.leave(mutation, plan.epoch, at_once, made_us=made_us)
 
     def late(self, received: int) -> RequestError:
         """The error of a request whose time is over."""

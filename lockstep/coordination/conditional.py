@@ -322,9 +322,10 @@ class _Write(Rounds):
             self.goes(Happened.AGAIN)
             if end is End.STALE:
                 await self.learn(paxos_round)
-            elif end is End.FAILED:
-                raise too_many_failed(plan, paxos_round, consistency, "SIMPLE")
             elif end is not End.ENOUGH:
+                self.leave_hints(plan, decided, paxos_round)
+                if end is End.FAILED:
+                    raise too_many_failed(plan, paxos_round, consistency, "SIMPLE")
                 counted = plan.counted(paxos_round.granted)
                 timeout = WriteTimeout(consistency, counted, plan.required, "SIMPLE")
                 raise late(timeout, plan.targets, paxos_round.round.failures)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
+
+import pytest
 
 from lockstep.consensus.paxos import Ballot, Proposal
 from lockstep.coordination.ballot_rounds import Patience
 from lockstep.coordination.conditional import Decision
 from lockstep.node.node import Node
 from lockstep.replica.messages import CommitRequest, Place, PrepareRequest, ProposeRequest
+from lockstep.sim.plant import replaced
 from lockstep.sim.runtime.process import POWER
 from lockstep.values.codec import encode
-from lockstep.values.errors import InvalidRequest, StaleEpoch, Unavailable
+from lockstep.values.errors import DiskRefused, InvalidRequest, StaleEpoch, Unavailable
 from lockstep.values.ids import MUTATION_ID_BYTES, Consistency
 from lockstep.values.limits import BALLOT_BROUGHT_S, PURGE_AGE_S_MIN, STORE_BATCH_ROWS_MAX
 from lockstep.values.rows import ALL_ROWS, Cell, Deletion, Liveness, Mutation, ReadCommand, ReadResult, Row
@@ -110,6 +114,28 @@ def test_a_hint_of_what_was_decided_is_as_old_as_its_ballot() -> None:
         insert(town, 1)
         [stored] = town.node(1).data.hints.store.page(3)
         assert stored.hint.created_us == stored.hint.mutation.timestamp_us
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_replica_that_is_alive_and_misses_a_decision_is_left_a_hint(fails: bool) -> None:
+    """One that fails at once, one that does not answer when the time of the request is over."""
+    with purging_town() as town:
+        ballots = town.node(3).data.conditionals.shared.ballots
+        answer = ballots.answer
+
+        async def misses(request: Any) -> Any:
+            if isinstance(request, PrepareRequest):
+                return await answer(request)
+            if fails:
+                raise DiskRefused("there is no more room than the reserve")
+            return await asyncio.Event().wait()
+
+        hints = town.node(1).data.hints
+        with replaced((ballots, "answer", misses)):
+            insert(town, 1)
+            assert rows_at(town, 3) == 0
+            town.until(lambda: hints.left == 1 and hints.store.count() == 0)
+            assert rows_at(town, 3) == 1
 
 
 def proposed(town: Town) -> tuple[Place, Proposal]:
