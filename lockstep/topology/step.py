@@ -228,8 +228,9 @@ def decide(mover: Mover, cluster: ClusterMetadata, reports: Reports) -> Decision
     assert isinstance(mover, Lone) or mover.id in cluster.operations_by_id, "what runs is decided"
     assert mover.stage_epoch <= cluster.epoch, "a stage of an epoch that is to come"
     row = stage_row(mover)
-    orders = work_orders(mover, cluster, unheard(cluster, reports))
-    if isinstance(mover, Lone) and goes_back(mover, cluster):
+    dead = unheard(cluster, reports)
+    orders = work_orders(mover, cluster, dead)
+    if isinstance(mover, Lone) and goes_back(mover, cluster, dead):
         return _stepping(mover, failed=True)
     failed = [order for order in orders if report_of(reports, order) is WorkReport.FAILED]
     if failed and row.on_failure is not None:
@@ -272,12 +273,19 @@ def is_out(cluster: ClusterMetadata, node: NodeId) -> bool:
     return node in cluster.excluded_by_node or info is None or info.state is NodeState.LEFT
 
 
-def goes_back(lone: Lone, cluster: ClusterMetadata) -> bool:
-    """Whether nodes that are shut out send it where failure leads: while the old replicas are read, one that
+def _is_gone(
+    cluster: ClusterMetadata, node: NodeId, dead: Sequence[NodeId], given_up: Sequence[NodeId]
+) -> bool:
+    """As `is_out`; or it seems dead, and a request that waits says that it is."""
+    return is_out(cluster, node) or (node in dead and node in given_up)
+
+
+def goes_back(lone: Lone, cluster: ClusterMetadata, dead: Sequence[NodeId]) -> bool:
+    """Whether nodes that are gone send it where failure leads: while the old replicas are read, one that
     was to get the range, or the last from which it could be filled; later, when of the new replicas more are
-    lost than of the old ones."""
-    one, row = lone.transition, stage_row(lone)
-    out = [node for node in one.union if is_out(cluster, node)]
+    lost than of the old ones. Their removal waits for that."""
+    one, row, given_up = lone.transition, stage_row(lone), _given_up(cluster)
+    out = [node for node in one.union if _is_gone(cluster, node, dead, given_up)]
     if not out or row.on_failure is None:
         return False
     if row.reads is Side.NEW:
@@ -346,13 +354,13 @@ def _heard(cluster: ClusterMetadata, seen: Mapping[NodeId, int]) -> Mapping[Node
 def work_orders(mover: Mover, cluster: ClusterMetadata, dead: Sequence[NodeId]) -> tuple[WorkOrder, ...]:
     """The stage's work, one order for each node that has a part, ascending; empty when the stage has none.
 
-    A tablet waits for a node that only seems dead: it may be wanted there again before that one is back. On
-    a ring, a node that is dead or departing cleans nothing up, and drops nothing
+    A tablet waits for a node that only seems dead, unless it is to be removed or replaced: it may be wanted
+    there again before that one is back. On a ring, a node that is dead or departing cleans nothing up, and drops nothing
     that it was to gain: whatever it keeps is wiped before it may own it again. One that leaves
     alive gives away what it keeps for others.
     They are kept with what moves: who asks again at every report walks its ranges once.
     """
-    given_up = _given_up(cluster) if isinstance(mover, Operation) and mover.about.keyspace else ()
+    given_up = _given_up(cluster) if isinstance(mover, Lone) or mover.about.keyspace else ()
     found = partial(_work_orders, mover, cluster, dead, given_up)
     # A transition that moves by itself is the same as long as its `Lone` is.
     ranges = moving(cluster, mover) if isinstance(mover, Operation) else None
@@ -381,10 +389,8 @@ def _has_no_part(
     given_up: Sequence[NodeId],
 ) -> bool:
     """Whether a node is not waited for to delete what it does not own."""
-    if isinstance(mover, Lone):
-        return is_out(cluster, node)
-    if transition.group in cluster.tablets.by_group:
-        return is_out(cluster, node) or (node in dead and node in given_up)
+    if isinstance(mover, Lone) or transition.group in cluster.tablets.by_group:
+        return _is_gone(cluster, node, dead, given_up)
     return node in dead
 
 

@@ -17,7 +17,9 @@ from lockstep.schema.view_changes import CreateView
 from lockstep.topology.barriers import barrier_need
 from lockstep.topology.board import Board
 from lockstep.topology.invariants import check_stale_coordinators, violations
+from lockstep.topology.kinds.remove import Remove
 from lockstep.topology.repairs import BeginRepair
+from lockstep.topology.requests import EnqueueRequest
 from lockstep.topology.stages import StageRow, Work, problems
 from lockstep.topology.step import Propose, RunWorkOrders, Wait
 from lockstep.topology.tablets.moves import BeginMoves, TabletMove
@@ -199,6 +201,26 @@ def test_who_is_excluded_holds_nothing(stage: Stage, who: str, was_dead: bool) -
     )
     assert (wanted.target[0] in replicas(history, wanted)) is not goes_back
     assert (wanted.source[0] in replicas(history, wanted)) is goes_back
+
+
+@pytest.mark.parametrize("stage", FORWARD)
+@pytest.mark.parametrize("seems_dead", [True, False])
+def test_a_dead_node_that_waits_for_its_removal_holds_up_nothing(stage: Stage, seems_dead: bool) -> None:
+    """Its removal waits until it holds no tablet, so none that was on its way to it waits for it."""
+    history = cluster()
+    wanted = move(history)
+    begin(history, wanted)
+    world = World(history, random.Random(7))
+    until(world, wanted, stage)
+    lost = wanted.target[0]
+    if seems_dead:
+        world.dead = (lost,)
+        world.seen.pop(lost, None)
+    history.submit(EnqueueRequest(Remove(lost, presumed_dead=True)))
+    seen = until(world, wanted, None)
+    goes_back = seems_dead and FORWARD.index(stage) < FORWARD.index(Stage.USE_NEW)
+    assert (Stage.REVERT_MIGRATION in seen) == goes_back
+    assert (lost in replicas(history, wanted)) is not goes_back
 
 
 def test_the_only_copy_of_a_node_that_is_shut_out_stays_its_own() -> None:
