@@ -355,8 +355,8 @@ def work_orders(mover: Mover, cluster: ClusterMetadata, dead: Sequence[NodeId]) 
     """The stage's work, one order for each node that has a part, ascending; empty when the stage has none.
 
     A tablet waits for a node that only seems dead, unless it is to be removed or replaced: it may be wanted
-    there again before that one is back. On a ring, a node that is dead or departing cleans nothing up, and drops nothing
-    that it was to gain: whatever it keeps is wiped before it may own it again. One that leaves
+    there again before that one is back. On a ring, a node that is dead or departing cleans nothing up, and
+    drops nothing that it was to gain: whatever it keeps is wiped before it may own it again. One that leaves
     alive gives away what it keeps for others.
     They are kept with what moves: who asks again at every report walks its ranges once.
     """
