@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import itertools
 import uuid
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from lockstep.scans.arrow_columns import arrow_type
 from lockstep.schema.model import Column, ColumnKind, Table, UserType
 from lockstep.spark.loads.encoding import Encoded, EncodePlan, encoded, encoded_by_rows, write_id_of
-from lockstep.spark.loads.files import SortedFiles, pairs_of
+from lockstep.spark.loads.files import SLICES_MAX, Slices, SortedFiles, pairs_of, slices_of
 from lockstep.spark.loads.tokens import tokens_of
 from lockstep.storage.rows import keys
 from lockstep.storage.rows.fragments import decode_row
@@ -192,3 +193,37 @@ def test_files_are_sorted_cut_by_ranges_and_without_repeated_keys(tmp_path: Path
     prefix = keys.partition_prefix(9, token_of(b"\0\0\0\4"), b"\0\0\0\4")
     of_four = [decode_row(key, value, b"") for key, value in found if key.startswith(prefix)]
     assert [row.cells[0].value for row in of_four] == [number.to_bytes(4, "big") for number in (999, 6, 7)]
+
+
+@pytest.mark.parametrize("count", [1, 3, 32, 33, 64, 65, 200])
+def test_slices_cover_the_ring_and_cut_no_range_where_ranges_are_many(count: int) -> None:
+    width = (TOKEN_MAX - TOKEN_MIN) // count
+    rights = [*(TOKEN_MIN + width * number for number in range(1, count)), TOKEN_MAX]
+    ranges = list(zip([TOKEN_MIN, *rights[:-1]], rights, strict=True))
+    found = slices_of(ranges)
+    assert found == sorted(set(found)) and found[-1] == TOKEN_MAX and len(found) + 1 > SLICES_MAX // 2
+    assert len(found) <= SLICES_MAX
+    assert set(found) <= set(rights) if count > SLICES_MAX // 2 else set(rights) <= set(found)
+
+
+@pytest.mark.parametrize("room", [1 << 30, 1])
+def test_rows_put_aside_come_back_by_slices_in_the_order_of_the_ring(tmp_path: Path, room: int) -> None:
+    made = table(("k", "int", KEY, False), ("v", "int", REGULAR, False))
+    plan = plan_of(made)
+    ranges = [(TOKEN_MIN, -5), (-5, 1 << 61), (1 << 61, TOKEN_MAX)]
+    slices = Slices(str(tmp_path), ranges)
+    assert not slices
+    parts = [
+        encoded(plan, batch_of(plan, [(k, k) for k in range(at, at + 700)]), WRITE_ID)
+        for at in (0, 700, 1400)
+    ]
+    for part in parts:
+        slices.add([part])
+    assert slices
+    taken = list(slices.taken(room))
+    found = [row for some in taken for one in some for row in content(one)]
+    assert sorted(found) == sorted(row for part in parts for row in content(part))
+    spans = [(min(one.tokens.min() for one in some), max(one.tokens.max() for one in some)) for some in taken]
+    if room > 1:
+        assert all(left[1] < right[0] for left, right in itertools.pairwise(spans)), "they overlap nothing"
+    assert len(taken) > len(ranges) and not list(tmp_path.iterdir()) and not slices

@@ -99,6 +99,19 @@ def test_rows_are_there_on_all_replicas_and_nothing_is_left(cluster: LocalCluste
     assert gone(cluster)
 
 
+def test_a_partition_that_a_task_has_no_room_for_has_one_file_a_range(
+    cluster: LocalCluster, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that overlap nothing are taken in as they are; others each replica would write once more."""
+    monkeypatch.setattr(writer, "_ENCODED_ROWS", 200)
+    at_once = loaded(cluster, table, rows_of(0, 3000))
+    monkeypatch.setattr(writer, "GATHERED_BYTES_MAX", 100_000)
+    result = loaded(cluster, table, rows_of(0, 3000, "w"))
+    assert (result.rows, result.files, result.lacking) == (3000, at_once.files, ())
+    assert stored(cluster, table) == [(one, 10 * one, f"w{one}") for one in range(3000)]
+    assert gone(cluster)
+
+
 def test_11_the_same_name_again_does_nothing(cluster: LocalCluster, table: str) -> None:
     first = loaded(cluster, table, rows_of(0, 10), loadId=f"{table}-a")
     connection = connect(cluster)

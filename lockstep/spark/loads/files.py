@@ -1,7 +1,10 @@
-"""Sorted files of one partition of a job: a file a range of the ring, as a store takes it in.
+"""Sorted files of one partition of a job: a file a range of the ring, as a store takes it in; and rows that
+wait on disk until all of their part of the ring are there.
 
-Invariant: keys of a file ascend strictly and their tokens lie in its range. Rows of one place that a
-partition holds more than once are one fragment, what a store's reads would make of them.
+Invariant: keys of a file ascend strictly and their tokens lie in its range. Rows of one place that are
+written at once are one fragment, what a store's reads would make of them. Files of one partition overlap only
+where one slice of the ring has more rows than a task has room for: a store takes in files that overlap
+nothing as they are, and writes others once more.
 """
 
 from __future__ import annotations
@@ -28,6 +31,77 @@ from lockstep.values.node_limits import LOAD_FILE_BYTES_MAX
 #: Pairs that are handed to the library at once.
 _STEP: Final = 16_384
 _READ_BYTES: Final = 1024 * 1024
+#: Files that a task has open at once; so many times what it gathers has one file a range.
+SLICES_MAX: Final = 64
+_PUT_ASIDE: Final = pa.schema([("tokens", pa.int64()), ("keys", pa.binary()), ("values", pa.binary())])
+
+
+class Slices:
+    """Encoded rows on disk, by slices of the ring."""
+
+    def __init__(self, directory: str, ranges: Sequence[tuple[int, int]]) -> None:
+        """`ranges` cover the ring, ascending."""
+        self._directory = directory
+        self._rights = np.array(slices_of(ranges), dtype=np.int64)
+        self._writers: dict[int, Any] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._writers)
+
+    def add(self, parts: Sequence[Encoded]) -> None:
+        tokens, store_keys, values = _joined(parts)
+        places = np.searchsorted(self._rights, tokens, side="left").astype(np.uint8)
+        order = np.argsort(places, kind="stable")
+        rows = pa.record_batch([pa.array(tokens), store_keys, values], schema=_PUT_ASIDE).take(order)
+        bounds = [0, *np.cumsum(np.bincount(places, minlength=len(self._rights))).tolist()]
+        for number, (begin, end) in enumerate(itertools.pairwise(bounds)):
+            if begin < end:
+                self._writer(number).write_batch(rows.slice(begin, end - begin))
+
+    def _writer(self, number: int) -> Any:
+        if number not in self._writers:
+            self._writers[number] = pa.ipc.new_stream(self._path(number), _PUT_ASIDE)
+        return self._writers[number]
+
+    def _path(self, number: int) -> str:
+        return os.path.join(self._directory, f"slice-{number}")
+
+    def taken(self, bytes_max: int) -> Iterator[list[Encoded]]:
+        """All rows, those of a slice together unless they are more than that; their files are removed."""
+        for number in sorted(self._writers):
+            self._writers[number].close()
+            path, found, size = self._path(number), list[Encoded](), 0
+            with pa.OSFile(path) as source, pa.ipc.open_stream(source) as batches:
+                for batch in batches:
+                    tokens, store_keys, values = batch.columns
+                    found.append(Encoded(tokens.to_numpy(), store_keys, values))
+                    size += batch.nbytes
+                    if size >= bytes_max:
+                        yield found
+                        found, size = [], 0
+            os.remove(path)
+            if found:
+                yield found
+        self._writers = {}
+
+    def close(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+        self._writers = {}
+
+
+def slices_of(ranges: Sequence[tuple[int, int]]) -> list[int]:
+    """The last tokens of slices, ascending: of some ranges each, or of parts of one where these are few."""
+    rights = [right for _, right in ranges]
+    if len(rights) > SLICES_MAX // 2:
+        each = -(-len(rights) // SLICES_MAX)
+        return [*rights[each - 1 : -1 : each], rights[-1]]
+    parts = SLICES_MAX // len(rights)
+    found: list[int] = []
+    for left, right in ranges:
+        width = (right - left) // parts
+        found += [left + width * number for number in range(1, parts) if width] + [right]
+    return found
 
 
 class SortedFiles:
@@ -46,9 +120,7 @@ class SortedFiles:
 
     def write(self, parts: Sequence[Encoded]) -> Iterator[tuple[LoadFile, str]]:
         """The files of what was encoded, each with its path."""
-        tokens = np.concatenate([part.tokens for part in parts])
-        store_keys = _concatenated([part.keys for part in parts])
-        values = _concatenated([part.values for part in parts])
+        tokens, store_keys, values = _joined(parts)
         order, is_distinct = _order(tokens, store_keys)
         tokens = tokens[order]
         places = np.searchsorted(self._rights, tokens, side="left")
@@ -84,6 +156,16 @@ class SortedFiles:
             digest_of(path),
         )
         return made, path
+
+
+def _joined(parts: Sequence[Encoded]) -> tuple[Any, pa.BinaryArray, pa.BinaryArray]:
+    """Tokens, store keys and values of all of them."""
+    tokens = np.concatenate([part.tokens for part in parts])
+    return (
+        tokens,
+        _concatenated([part.keys for part in parts]),
+        _concatenated([part.values for part in parts]),
+    )
 
 
 def _concatenated(arrays: Sequence[pa.Array]) -> pa.Array:

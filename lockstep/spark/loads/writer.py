@@ -8,6 +8,7 @@ committed under the same name already is not done again.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 import uuid
@@ -25,14 +26,14 @@ from lockstep.replica.load_messages import LoadFile
 from lockstep.replica.load_requests import LoadAnswer
 from lockstep.spark.loads.client import COMMITTED, RUNNING, LoadClient
 from lockstep.spark.loads.encoding import Encoded, EncodePlan, encoded, write_id_of
-from lockstep.spark.loads.files import SortedFiles
+from lockstep.spark.loads.files import Slices, SortedFiles
 from lockstep.spark.options import BULK, Options, parse_options
 from lockstep.spark.ring import TableShape
 from lockstep.spark.writer import checked_columns
 from lockstep.values.errors import ConfigurationError, OutcomeUnknown, PreconditionError
 from lockstep.values.ids import Consistency
 
-#: What a task gathers before it writes files: some times as much is in memory then.
+#: What a task gathers before it writes files, or puts it aside: some times as much is in memory then.
 GATHERED_BYTES_MAX: Final = 64 * 1024 * 1024
 #: Rows that are encoded at once: columns of them stay in the processor's caches.
 _ENCODED_ROWS: Final = 65_536
@@ -170,7 +171,7 @@ def stage(plan: LoadPlan, batches: Iterable[pa.RecordBatch], partition: int, att
         try:
             return task.run(batches)
         finally:
-            task.client.close()
+            task.close()
 
 
 class _Task:
@@ -183,6 +184,8 @@ class _Task:
         self._encode = plan.encode
         self._write_id = write_id_of(plan.job, partition)
         self._files = SortedFiles(directory, partition, attempt, plan.ranges)
+        #: What was gathered before, where not all of the partition has room at once.
+        self._slices = Slices(directory, plan.ranges)
         self._gathered: list[Encoded] = []
         self._bytes = 0
         self._staged: list[LoadFile] = []
@@ -196,21 +199,36 @@ class _Task:
                 self._add(batch.slice(at, _ENCODED_ROWS))
             rows += batch.num_rows
             self._renew()
-        self._flush()
+        if not self._slices:
+            self._upload(self._gathered)
+        else:
+            self._put_aside()
+            for parts in self._slices.taken(GATHERED_BYTES_MAX):
+                self._upload(parts)
+                self._renew()
         return Staged(tuple(self._staged), tuple(self._holders), rows)
 
     def _add(self, batch: pa.RecordBatch) -> None:
+        if self._bytes >= GATHERED_BYTES_MAX:
+            self._put_aside()
         made = encoded(self._encode, _compact(batch), self._write_id)
         self._gathered.append(made)
         self._bytes += made.keys.nbytes + made.values.nbytes
-        if self._bytes >= GATHERED_BYTES_MAX:
-            self._flush()
 
-    def _flush(self) -> None:
+    def _put_aside(self) -> None:
         gathered, self._gathered, self._bytes = self._gathered, [], 0
-        for file, path in self._files.write(gathered) if gathered else ():
+        if gathered:
+            self._slices.add(gathered)
+
+    def _upload(self, parts: Sequence[Encoded]) -> None:
+        for file, path in self._files.write(parts) if parts else ():
             self._holders.update(dict.fromkeys(self.client.put(file, path)))
             self._staged.append(file)
+            os.remove(path)
+
+    def close(self) -> None:
+        self._slices.close()
+        self.client.close()
 
     def _renew(self) -> None:
         """The load lives on while rows come, however slowly they do."""
