@@ -545,26 +545,25 @@ class Rounds:
             await owner.writes.begin(mutation, level, self.left_ms(), terms=SHOWN)
 
     def leave_hints(self, plan: Plan, decided: Proposal, paxos_round: PaxosRound) -> None:
-        """For replicas that seem dead or failed, and for others once they are known to have missed it. Of a
-        tracked table they get it by its id."""
+        """Now or once they are known to miss it; of a tracked table replicas get it by its id."""
         owner, hints = self.owner, self.owner.writes.hints
         if plan.shard is not None or hints is None:
             return
-        mutation, made_us = MUTATION.decode(decided.value), decided.origin.time_us
         own, alive = owner.context.own_id(), owner.context.alive
         lacking = [t for t in plan.targets if t.node != own and t.node not in paxos_round.granted]
         awaited = {t.node for t in lacking if t.node in paxos_round.round.outstanding and alive(t.node)}
 
+        def leave(targets: Sequence[Target]) -> None:
+            hints.leave(MUTATION.decode(decided.value), plan.epoch, targets, made_us=decided.origin.time_us)
+
         def missed(target: Target) -> None:
             if target.node in awaited:
                 owner.reach("conditional.missed_late")
-                awaited.remove(target.node)
-                hints.leave(mutation, plan.epoch, (target,), made_us=made_us)
+                leave((target,))
 
         paxos_round.missed = missed
-        at_once = [target for target in lacking if target.node not in awaited]
-        if at_once:
-            hints.leave(mutation, plan.epoch, at_once, made_us=made_us)
+        if at_once := [target for target in lacking if target.node not in awaited]:
+            leave(at_once)
 
     def late(self, received: int) -> RequestError:
         """The error of a request whose time is over."""

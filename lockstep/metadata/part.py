@@ -17,7 +17,6 @@ from types import MappingProxyType
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
-from rpds import HashTrieMap
 
 from lockstep.metadata.log.comparison import Difference, compare
 from lockstep.values import codec
@@ -92,18 +91,19 @@ class _Held(msgspec.Struct, frozen=True, dict=True):
 
 
 class Parts(msgspec.Struct, frozen=True, dict=True):
-    """The parts of one value, by number; a persistent map.
+    """The parts of one value, by number. They are few, and compared and changed with each entry, so a tuple.
 
-    `order` is the same for all values of a registry: each part, by number, and the numbers of it and of what
-    it needs.
+    `order` and `places` are the same for all values of a registry: each part, by number, and the numbers of
+    it and of what it needs; and where a number is among them.
     """
 
-    held: HashTrieMap[int, _Held]
+    held: tuple[_Held, ...]
     order: tuple[tuple[Part[Any], frozenset[int]], ...]
+    places: Mapping[int, int]
 
     def __getitem__(self, part: Part[T]) -> T:
         """KeyError when nobody registered the part."""
-        value: T = self.held[part.number].value
+        value: T = self.held[self.places[part.number]].value
         return value
 
     def listed(self) -> tuple[Part[Any], ...]:
@@ -112,33 +112,33 @@ class Parts(msgspec.Struct, frozen=True, dict=True):
 
     def changed(self, changes: Iterable[Change]) -> Parts:
         """With other values of parts that are there; the others stay identical."""
-        held = self.held
+        held: list[_Held] | None = None
         for change in changes:
-            number = change.part.number
-            known = held[number]
-            assert known.part is change.part, f"part {number} is {known.part.name}, not {change.part.name}"
+            part = change.part
+            place = self.places[part.number]
+            known = self.held[place] if held is None else held[place]
+            assert known.part is part, f"part {part.number} is {known.part.name}, not {part.name}"
             if known.value is not change.value:
-                held = held.insert(number, _Held(change.part, change.value))
-        return self if held is self.held else Parts(held, self.order)
+                held = list(self.held) if held is None else held
+                held[place] = _Held(part, change.value)
+        return self if held is None else Parts(tuple(held), self.order, self.places)
 
     def is_same(self, other: Parts, part: Part[Any]) -> bool:
         """Whether the part is the identical object in both."""
-        return self.held[part.number].value is other.held[part.number].value
+        place = self.places[part.number]
+        return self.held[place].value is other.held[place].value
 
     def differing(self, other: Parts) -> list[int]:
         """Numbers of the parts that are not the identical object in both. It is asked about each entry."""
-        held, others = self.held, other.held
         return [
-            part.number
-            for part, _ in self.order
-            if (one := held[part.number]) is not (known := others[part.number])
-            and one.value is not known.value
+            one.part.number
+            for one, known in zip(self.held, other.held, strict=True)
+            if one is not known and one.value is not known.value
         ]
 
     def digests(self) -> tuple[tuple[str, bytes], ...]:
         """(name, digest) by number: where two nodes differ is visible at once."""
-        listed = (self.held[part.number] for part, _ in self.order)
-        return tuple((held.part.name, held.digest) for held in listed)
+        return tuple((held.part.name, held.digest) for held in self.held)
 
     def validate(self, before: Parts | None = None) -> None:
         """Assert what every part says of itself; since `before`, only where it or what it needs changed."""
@@ -164,7 +164,8 @@ class Registered:
         for number in self.by_number:
             assert HEAD_NUMBER < number < END_NUMBER, f"snapshots have use for number {number} of their own"
         order = tuple((part, frozenset(one.number for one in (part, *part.needs))) for part in parts)
-        self.empty = Parts(HashTrieMap({p.number: _Held(p, p.empty) for p in parts}), order)
+        places = {part.number: place for place, part in enumerate(parts)}
+        self.empty = Parts(tuple(_Held(part, part.empty) for part in parts), order, MappingProxyType(places))
 
 
 # Parts of the usual shapes
