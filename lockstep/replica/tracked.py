@@ -20,15 +20,14 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.placement.placements import PlacedRange, ReplicaGroup, RingPlacement
 from lockstep.quorum.failure_codes import NOT_REPLICA, READ, STALE_TABLE, Refusals
 from lockstep.runtime.ports import Runtime
-from lockstep.schema.model import Schema
-from lockstep.schema.tracking import is_tracked, tracked_tables
+from lockstep.schema import tracking
+from lockstep.schema.tracking import is_tracked
 from lockstep.storage.journal import Journal
 from lockstep.storage.journal_records import Named
 from lockstep.storage.shard_logs import Shard
 from lockstep.topology.roles import keepers
 from lockstep.tracking.held import NOTHING, Held
 from lockstep.values.errors import LockstepError, NotReplica, PeerTimeout, StaleEpoch
-from lockstep.values.memo import memo
 from lockstep.values.node_limits import JOURNAL_PULL_BYTES, JOURNAL_PULLS_MAX
 from lockstep.values.tokens import Range
 
@@ -82,12 +81,8 @@ def group_of(cluster: ClusterMetadata, shard: Shard) -> ReplicaGroup | None:
 
 
 def tracked_groups(cluster: ClusterMetadata) -> Mapping[int, int]:
-    """Tracked tables, by id, with the placement group of each; looked for once in each schema."""
-    return memo(cluster.schema, "_tracked_groups", _tracked_groups)
-
-
-def _tracked_groups(schema: Schema) -> Mapping[int, int]:
-    return {table.id: schema.by_name[table.keyspace].group_of(table) for table in tracked_tables(schema)}
+    """Tracked tables, by id, with the placement group of each."""
+    return tracking.tracked_groups(cluster.schema)
 
 
 def range_for(cluster: ClusterMetadata, own: int, group: int, token: int) -> tuple[Range, bool] | None:

@@ -9,7 +9,7 @@ it, so that is no mutation with an id.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from msgspec.structs import replace
@@ -19,6 +19,7 @@ from lockstep.schema.table_options import CONFIGURATION, option
 from lockstep.schema.witnesses import refuse_unfit
 from lockstep.values.errors import Rejected
 from lockstep.values.hash_tree import changed
+from lockstep.values.memo import keep, kept, memo
 
 REPLICATION_TYPE: Final = "replication_type"
 TRACKED: Final = "tracked"
@@ -54,6 +55,40 @@ def tracked_tables(schema: Schema) -> Iterator[Table]:
     return (table for keyspace in schema.keyspaces for table in _tracked_in(keyspace))
 
 
+_GROUPS: Final = "_tracked_groups"
+
+
+def tracked_groups(schema: Schema) -> Mapping[int, int]:
+    """Tracked tables, by id in the order of their names, with the placement group of each. Looked for once,
+    and from then on taken over from schema to schema."""
+    return memo(schema, _GROUPS, _tracked_groups)
+
+
+def _tracked_groups(schema: Schema) -> Mapping[int, int]:
+    return {table.id: schema.by_name[table.keyspace].group_of(table) for table in tracked_tables(schema)}
+
+
+def _take_over_groups(before: Schema, after: Schema) -> None:
+    """Have the groups of tracked tables known of `after`; costs what changed where none of them does."""
+    known: Mapping[int, int] | None = kept(before, _GROUPS)
+    if known is None or after is before:
+        return
+    for was, now in before.keyspaces_changed_in(after):
+        if was is not None and now is not None and (was.tracked, was.group) != (now.tracked, now.group):
+            return
+    found = dict(known)
+    for _, old, table in changed(before.table_tree, after.table_tree):
+        if old is not None:
+            found.pop(old.id, None)
+        if table is not None and is_tracked(after.by_name[table.keyspace], table):
+            found[table.id] = after.by_name[table.keyspace].group_of(table)
+    if found == known:
+        keep(after, _GROUPS, known)
+        return
+    names = {of: (after.tables_by_id[of].keyspace, after.tables_by_id[of].name) for of in found}
+    keep(after, _GROUPS, {of: found[of] for of in sorted(found, key=names.__getitem__)})
+
+
 def tracking_follows(before: Schema, after: Schema, epoch: int) -> Schema:
     """With what a change begins or ends to track; costs what changed, and all tables of a keyspace that
     changes in that. Rejected where a tracked table would have what it may not have."""
@@ -76,6 +111,7 @@ def tracking_follows(before: Schema, after: Schema, epoch: int) -> Schema:
         if since != table.tracked_since:
             made = made.with_table(replace(table, tracked_since=since))
     _check(before, made)
+    _take_over_groups(before, made)
     return made
 
 

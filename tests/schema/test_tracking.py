@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from lockstep.schema.changes import (
@@ -10,13 +12,14 @@ from lockstep.schema.changes import (
     AlterOptions,
     CreateKeyspace,
     CreateTable,
+    DropTable,
     EmptyTable,
     NewColumn,
     SchemaChange,
     apply_change,
 )
 from lockstep.schema.model import ColumnKind, Schema
-from lockstep.schema.tracking import is_tracked, newly_tracked, tracked_tables
+from lockstep.schema.tracking import is_tracked, newly_tracked, tracked_groups, tracked_tables
 from lockstep.schema.view_changes import AlterView, CreateView
 from lockstep.values.errors import Rejected
 
@@ -180,3 +183,44 @@ def test_a_table_says_since_when_it_is_tracked_until_it_is_emptied_or_tracked_no
     assert (
         applied(*changes, AlterOptions("ks", "t", word), back).by_name["ks"].by_name["t"].tracked_since == 5
     )
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["create", "drop", "empty", "option", "keyspace", "untracked"]),
+            st.sampled_from("abcd"),
+            st.sampled_from(["tracked", "untracked"]),
+        ),
+        max_size=14,
+    ),
+    st.sampled_from(["tracked", "untracked"]),
+)
+def test_what_is_tracked_is_taken_over_from_schema_to_schema(
+    steps: list[tuple[str, str, str]], word: str
+) -> None:
+    schema = applied(keyspace(word))
+    assert tracked_groups(schema) == {}
+    for epoch, (kind, name, said) in enumerate(steps, start=2):
+        change = {
+            "create": table(name, ("replication_type", said)),
+            "untracked": table(name),
+            "drop": DropTable("ks", name),
+            "empty": EmptyTable("ks", name),
+            "option": AlterOptions("ks", name, (("replication_type", said),)),
+            "keyspace": AlterKeyspace("ks", replication_type=said),
+        }[kind]
+        try:
+            schema, _ = apply_change(schema, change, epoch)
+        except Rejected:
+            continue
+        space = schema.by_name["ks"]
+        found = {one.id: space.group_of(one) for one in space.tables if is_tracked(space, one)}
+        assert list(tracked_groups(schema).items()) == list(found.items())
+
+
+def test_a_table_more_costs_no_walk_over_all_where_none_is_tracked() -> None:
+    schema = applied(keyspace("untracked"), table("a"), table("b"))
+    known = tracked_groups(schema)
+    after, _ = apply_change(schema, table("c"), 9)
+    assert tracked_groups(after) is known and "tables" not in after.by_name["ks"].__dict__

@@ -23,6 +23,7 @@ from lockstep.schema.table_options import option
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.rows.keys import table_of, with_ballots
 from lockstep.values.errors import CorruptFile, DiskRefused
+from lockstep.values.hash_tree import changed
 from lockstep.values.limits import PURGE_AGE_S_MIN
 from lockstep.values.tokens import Range
 
@@ -102,17 +103,17 @@ class TombstonePurge:
         if cluster.schema is self._schema:
             return
         before, self._schema = self._schema, cluster.schema
-        known = {} if before is None else before.tables_by_id
         now_s = self._runtime.clock.monotonic_s()
-        for keyspace in cluster.schema.keyspaces:
-            for table in keyspace.tables:
-                if table.id not in known:
-                    first_s = FIRST_PASS_S_MAX if before is None else PASS_EVERY_S_MAX
-                    heapq.heappush(self._due, (now_s + min(self._every_s(table), first_s), table.id))
-                elif known[table.id].options != table.options:
-                    self._due = [entry for entry in self._due if entry[1] != table.id]
-                    heapq.heapify(self._due)
-                    heapq.heappush(self._due, (now_s + self._every_s(table), table.id))
+        first_s = FIRST_PASS_S_MAX if before is None else PASS_EVERY_S_MAX
+        for _, old, table in changed((before or Schema()).table_tree, cluster.schema.table_tree):
+            if table is None:
+                continue
+            if old is None:
+                heapq.heappush(self._due, (now_s + min(self._every_s(table), first_s), table.id))
+            elif old.options != table.options:
+                self._due = [entry for entry in self._due if entry[1] != table.id]
+                heapq.heapify(self._due)
+                heapq.heappush(self._due, (now_s + self._every_s(table), table.id))
 
     def _every_s(self, table: Table) -> float:
         """How often a table is gone through, by its grace time whatever decides of purging."""
