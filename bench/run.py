@@ -141,11 +141,9 @@ def storage(quick: bool) -> dict[str, Any]:
 def spark(quick: bool) -> dict[str, Any]:
     jobs = ("spark_pipeline.py", *(("100000", "20000", "1") if quick else ()))
     connector = ("spark_connector.py", *(("100000", "1") if quick else ()))
-    return {
-        "output": [
-            line for script in (("spark_scan.py",), jobs, connector) for line in _lines(*script)["output"]
-        ]
-    }
+    beside = ("beside_scans.py", *(("100000", "1") if quick else ()))
+    scripts = (("spark_scan.py",), jobs, connector, beside)
+    return {"output": [line for script in scripts for line in _lines(*script)["output"]]}
 
 
 def _lines(script: str, *arguments: str) -> dict[str, Any]:
