@@ -13,12 +13,12 @@ import click
 from lockstep.cli.shared import client, completion, render, runs
 from lockstep.cli.shared.plans import show_changes
 from lockstep.documents import read
-from lockstep.documents.runs import Repair, RepairPlan
+from lockstep.documents.runs import Disagreement, Repair, RepairPlan
 
 
 @click.command()
 @click.argument("what", metavar="[KEYSPACE[.TABLE]]", default="", shell_complete=completion.tables)
-@click.option("--full", "mode", flag_value="full", default=True, help="Compare all there is (the default).")
+@click.option("--full", "mode", flag_value="full", help="Compare all data, of tracked tables with ids.")
 @click.option("--incremental", "mode", flag_value="incremental", help="Only what changed since.")
 @click.option("--dc", "dcs", multiple=True, metavar="DC", help="Only replicas in these; records nothing.")
 @click.option("--hosts", multiple=True, metavar="NODE", help="Only these replicas; records nothing.")
@@ -28,7 +28,7 @@ from lockstep.documents.runs import Repair, RepairPlan
 @render.of_change
 def repair(
     what: str,
-    mode: str,
+    mode: str | None,
     dcs: tuple[str, ...],
     hosts: tuple[str, ...],
     ranges: tuple[str, ...],
@@ -38,8 +38,9 @@ def repair(
 ) -> int:
     """Make the replicas of a table, a keyspace or everything equal, wherever they missed writes.
 
-    The node that is asked compares hashes of all replicas and sends each what it lacks. With all replicas
-    taking part, it is recorded that the ranges were repaired, and they are degraded no more.
+    The node that is asked compares hashes of all replicas and sends each what it lacks; of tracked tables it
+    waits until all replicas hold by id what any of them holds, and compares with --full only. With all
+    replicas taking part, it is recorded that the ranges were repaired, and they are degraded no more.
     """
     cluster = call.cluster()
     if cancel is not None:
@@ -49,6 +50,7 @@ def repair(
         "keyspace": keyspace,
         "table": table,
         "incremental": mode == "incremental",
+        "full": mode == "full",
         "dcs": list(dcs),
         "ranges": [_range(text) for text in ranges],
     }
@@ -65,7 +67,20 @@ def repair(
 
 def _show(found: Mapping[str, Any], call: render.Call) -> int:
     runs.show(found, headline, call, "repair/1")
+    progress = read(Repair, found).progress
+    for one in progress.disagree if progress is not None and call.output != "json" else ():
+        click.echo(f"  {_disagreement(one)}")
     return 1 if found["state"] == "failed" else 0
+
+
+def _disagreement(one: Disagreement) -> str:
+    """Which replica's data lacks what its ids claim, or that nobody's ids claim it."""
+    lacking = ", ".join(f"node {lack.node} lacked {render.counted(lack.count, 'row')}" for lack in one.lacks)
+    holding = ", ".join(f"node {node}" for node in one.holds)
+    holding = f" that {holding} had" if holding else " that others had"
+    why = "its ids claim them: data is wrong" if one.wrong == "data" else "more lack them: ids are wrong"
+    left, right = one.range
+    return f"{one.keyspace}.{one.table} key 0x{one.key} in ({left}, {right}]: {lacking}{holding}; {why}"
 
 
 def _range(text: str) -> list[int]:
@@ -84,6 +99,13 @@ def headline(found: Mapping[str, Any]) -> str:
     if progress is not None:
         facts.append(f"{progress.ranges_done} of {render.counted(progress.ranges, 'range')}")
         facts.append(f"{progress.leaves_different} of {progress.leaves} leaves differed")
+        if progress.ids_lacking:
+            most = max(progress.waits_for, key=lambda one: one.lacking)
+            where = f"{most.lacking} of ({most.left}, {most.right}]"
+            facts.append(f"{render.counted(progress.ids_lacking, 'id')} lacking, {where}")
+        if progress.disagreements:
+            disagreed = render.counted(progress.disagreements, "partition")
+            facts.append(f"data and ids disagreed in {disagreed}")
         sent = render.bytes_text(progress.bytes_sent)
         facts.append(f"{render.counted(progress.changes_sent, 'change')} sent ({sent})")
     return ", ".join(facts)

@@ -116,6 +116,34 @@ class RestorePlan(msgspec.Struct, frozen=True):
     way_back: str = ""
 
 
+class WaitedFor(msgspec.Struct, frozen=True):
+    """How many ids participants of a repair still lack of a range of tracked tables."""
+
+    group: int
+    left: int
+    right: int
+    lacking: int = 0
+
+
+class Lacks(msgspec.Struct, frozen=True):
+    node: int
+    count: int = 0
+
+
+class Disagreement(msgspec.Struct, frozen=True):
+    """A partition of a tracked table: nodes that lack rows which all hold by id. `key` is in hex, `wrong` is
+    data or ids."""
+
+    keyspace: str
+    table: str
+    range: tuple[int, int]
+    token: int = 0
+    key: str = ""
+    lacks: tuple[Lacks, ...] = ()
+    holds: tuple[int, ...] = ()
+    wrong: str = "data"
+
+
 class RepairProgress(msgspec.Struct, frozen=True):
     """What the repair's driver has counted."""
 
@@ -126,6 +154,11 @@ class RepairProgress(msgspec.Struct, frozen=True):
     leaves_different: int = 0
     changes_sent: int = 0
     bytes_sent: int = 0
+    full: bool = False
+    ids_lacking: int = 0
+    waits_for: tuple[WaitedFor, ...] = ()
+    disagreements: int = 0
+    disagree: tuple[Disagreement, ...] = ()
 
 
 class RepairedPart(msgspec.Struct, frozen=True):

@@ -65,6 +65,7 @@ REPAIR_TREE: Final = 76
 REPAIR_READ: Final = 77
 REPAIR_WRITE: Final = 78
 REPAIR_NOTE: Final = 79
+REPAIR_IDS: Final = 130
 BACKUP_WORK: Final = 80
 BACKUP_FILES: Final = 81
 RECOVERY_SURVEY: Final = 100
@@ -148,6 +149,7 @@ NAMES: Final = {
     REPAIR_READ: "repair-read",
     REPAIR_WRITE: "repair-write",
     REPAIR_NOTE: "repair-note",
+    REPAIR_IDS: "repair-ids",
     BACKUP_WORK: "backup-work",
     BACKUP_FILES: "backup-files",
     LOAD_STAGE: "load-stage",

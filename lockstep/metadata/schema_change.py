@@ -31,6 +31,7 @@ from lockstep.schema.changes import (
     AlterOptions,
     CreateTable,
     DropKeyspace,
+    EmptyTable,
     SchemaChange,
     apply_change,
 )
@@ -153,7 +154,22 @@ class ChangeSchema(msgspec.Struct, frozen=True, array_like=True):
         return self._applied(before, epoch)[1]
 
     def _applied(self, before: ClusterMetadata, epoch: int) -> tuple[Schema, ChangeSummary | None]:
-        return apply_change(before.schema, self.change, epoch, before.directory.data_centers)
+        schema, summary = apply_change(before.schema, self.change, epoch, before.directory.data_centers)
+        if isinstance(self.change, EmptyTable):
+            schema = _still_restored(before, schema, self.change)
+        return schema, summary
+
+
+def _still_restored(cluster: ClusterMetadata, schema: Schema, change: EmptyTable) -> Schema:
+    """With the emptied table still read by comparing data, where a restore goes on that brings it rows
+    without ids."""
+    before = cluster.schema.table(change.keyspace, change.name)
+    after = schema.table(change.keyspace, change.name)
+    if before is None or after is None or not before.tracked_since:
+        return schema
+    if all(repair.began_epoch != before.tracked_since for repair in cluster.repairs.running):
+        return schema
+    return schema.with_table(msgspec.structs.replace(after, tracked_since=before.tracked_since))
 
 
 def _refuse_other_groups(cluster: ClusterMetadata, schema: Schema) -> None:

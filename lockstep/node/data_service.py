@@ -46,6 +46,7 @@ from lockstep.node.work.unowned_tablets import UnownedTablets
 from lockstep.node.work.view_builds import IndexUpkeep, ViewBuilds
 from lockstep.quorum.plans import PlanBook
 from lockstep.replica.ballots import BallotService
+from lockstep.replica.id_participant import IdParticipant
 from lockstep.replica.journal_audit import JournalAudit
 from lockstep.replica.repair_participant import RepairParticipant, ReplicaTimes
 from lockstep.replica.replica import ReplicaService
@@ -93,6 +94,7 @@ class NodeData(msgspec.Struct, frozen=True, eq=False):
     backup_taking: BackupTaking
     backup_restoring: BackupRestoring
     repair_participant: RepairParticipant
+    id_participant: IdParticipant
     index_upkeep: IndexUpkeep
     inherited: InheritedRanges
     unowned: UnownedTablets
@@ -235,6 +237,7 @@ def wire_data(log: NodeLog, store: Store, engine: StorageEngine) -> NodeData:
         backup_taking=taking,
         backup_restoring=restoring,
         repair_participant=_participant(log, engine, guards, hints, batch_store),
+        id_participant=IdParticipant(internode, tracked, guards, cluster, reach, own_id),
         index_upkeep=IndexUpkeep(state, engine),
         inherited=InheritedRanges(context, state, engine),
         unowned=UnownedTablets(context, state, engine),

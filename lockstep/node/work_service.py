@@ -16,6 +16,7 @@ from lockstep.node.log.messages import EpochQuery, EpochReply
 from lockstep.node.log_service import NodeLog
 from lockstep.node.membership.service_driver import ServiceDriver
 from lockstep.node.membership_service import NodeMembership
+from lockstep.node.tracked_repairs.data_against_ids import TrackedRepairs
 from lockstep.node.work.backup_service import BackupService
 from lockstep.node.work.backups import BackupDriver
 from lockstep.node.work.bulk_loads import BulkLoads
@@ -83,9 +84,10 @@ def wire_work(log: NodeLog, membership: NodeMembership, data: NodeData) -> NodeW
     log.member.roles.add(balancer.wake)
     log.member.roles.add(service.wake)
     conditions.watch(watch_groups(conditions, management, topology, service, context.runtime.clock))
-    questions = RepairQuestions(context, data.repair_participant, guards)
+    questions = RepairQuestions(context, data.repair_participant, guards, data.id_participant)
     comparison = Comparison(context, questions, data.streams.throttle, data.new_mutation_id)
-    repairs = RepairDriver(context, state, submitter, questions, comparison)
+    by_ids = TrackedRepairs(context, questions, comparison, data.new_mutation_id)
+    repairs = RepairDriver(context, state, submitter, questions, comparison, by_ids)
     taking, restoring = data.backup_taking, data.backup_restoring
     desk = BackupService(context, taking, restoring, guards)
 

@@ -442,7 +442,8 @@ class PlanBook:
         views = (view.epoch for view in views_of(cluster.schema, table))
         # Who answers under an older plan does not know of the rows that a bulk load brought at once.
         loaded = cluster.loads.committed_epochs.get(table_id, 0)
-        changed_epoch = max(table.epoch, keyspace.epoch, loaded, *views)
+        # Nor does who plans by ids know of rows that a restore brings without.
+        changed_epoch = max(table.epoch, keyspace.epoch, loaded, table.tracked_since, *views)
         assert changed_epoch <= cluster.epoch, f"table {table_id} changes later"
         recounts = ring.id in cluster.recounting
         has_tablets = ring.id in cluster.tablets.by_group

@@ -311,3 +311,28 @@ class Noted(msgspec.Struct, frozen=True, array_like=True):
     bytes: int = 0
     changed: tuple[Range, ...] = ()
     at_us: int = 0
+
+
+class AskedRange(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A range as the asker knows it: its replicas changed last at the epoch `since`."""
+
+    left: int
+    right: int
+    since: int
+
+
+class AskIds(msgspec.Struct, frozen=True, array_like=True):
+    """What does this participant hold, durably, of these ranges of tracked tables?"""
+
+    session_id: str
+    epoch: int
+    group: int
+    ranges: tuple[AskedRange, ...]
+
+
+class ToldIds(msgspec.Struct, frozen=True, array_like=True):
+    """By range, in order. None: this node is getting rows of mutations of the range that it cannot name
+    yet."""
+
+    epoch: int
+    held: tuple[Held | None, ...]

@@ -29,6 +29,32 @@ TRACKED_SCENARIOS = (
         ),
     ),
     Scenario(
+        name="tracked_repairs",
+        chaos_s=12.0,
+        founders=(3, 3, 4),
+        factors=(3,),
+        spares=1,
+        tracked=True,
+        clients=8,
+        volley=(1, 4),
+        busy_s=4.0,
+        repair_s=0.3,
+        partial_repairs=True,
+        cohort_after_s=(0.0, 0.0, 1.0),
+        duplicate=(0.0, 0.05),
+        # A write that one replica alone has is brought to the others by nobody but the reconciler.
+        always=("strand_writes", "pause_reconciler"),
+        faults=(
+            *("pause", "slow_node", "latency", "flapping", "loss", "slow_disk", "linger"),
+            *("crash_at_probe", "crash_repairing"),
+        ),
+        sometimes=(
+            *("repair done", "repair failed", "a repair was judged", "a partial repair done"),
+            *("a repair between some replicas done", "marks of repairs were judged"),
+            *("repair.ids.held", "repair.ids.lacking", "repair.ids.under_way", "tracked.pulled"),
+        ),
+    ),
+    Scenario(
         name="tracked_statements",
         chaos_s=10.0,
         founders=(3, 3, 4),

@@ -134,10 +134,11 @@ def _repair(admin: AdminClient, words: Sequence[str]) -> str:
     full = not {"-full", "--full"}.isdisjoint(words)
     keyspace, tables = (named[0], named[1:]) if named else ("", ())
     for table in tables or ("",):
-        run = admin.post("/v1/repairs", {"keyspace": keyspace, "table": table, "incremental": not full})
+        body = {"keyspace": keyspace, "table": table, "incremental": not full, "full": full}
+        run = admin.post("/v1/repairs", body)
         run = _ended(run, lambda found: admin.get(f"/v1/repairs/{found['id']}"))
         if run["state"] != "done":
-            raise LockstepError(f"repair {run['id']} {run['state']}: {run.get('error')}")
+            raise LockstepError(f"repair {run['id']} {run['state']}: {run.get('reason')}")
     return "Repair completed successfully"
 
 

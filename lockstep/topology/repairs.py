@@ -6,8 +6,9 @@ repaired is not recorded. A range stops being degraded in the same entry that re
 
 from __future__ import annotations
 
+import enum
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -28,11 +29,14 @@ from lockstep.metadata.repairs import (
     joined_ranges,
     oldest,
 )
+from lockstep.metadata.schema_part import SCHEMA
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.placement.placements import RingPlacement
+from lockstep.schema.model import Schema
 from lockstep.schema.tracking import is_tracked
 from lockstep.topology.force_remove import MarkRepaired
 from lockstep.topology.planning import holder_of
+from lockstep.topology.roles import keepers
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import REPAIRS_RUNNING_MAX, SERVICE_TEXT_CHARACTERS_MAX
@@ -73,7 +77,11 @@ class BeginRepair(msgspec.Struct, frozen=True, array_like=True):
             epoch,
             purpose=self.purpose,
         )
-        return cluster.changed(REPAIRS.set(repairs.begun(repair)))
+        changes = [REPAIRS.set(repairs.begun(repair))]
+        if self.purpose == RESTORE:
+            schema = untold(cluster, self.parts, epoch)
+            changes += [SCHEMA.set(schema)] if schema is not cluster.schema else []
+        return cluster.changed(*changes)
 
     def _refuse(self, cluster: ClusterMetadata, repairs: Repairs) -> None:
         driver = cluster.node(self.driver)
@@ -92,23 +100,44 @@ class BeginRepair(msgspec.Struct, frozen=True, array_like=True):
             raise Rejected(f"{len(repairs.running)} repairs are running, which are as many as may")
         for part in self.parts:
             _refuse_part(cluster, repairs, part)
-            if self.purpose != BACKUP:
-                _refuse_tracked(cluster, part)
 
 
-def _refuse_tracked(cluster: ClusterMetadata, part: RepairPart) -> None:
-    """Raises Rejected where replicas know by ids what they hold: what is brought here has none."""
+def untold(cluster: ClusterMetadata, parts: Sequence[RepairPart], epoch: int) -> Schema:
+    """The schema while rows without ids are brought to these tables: those of which ids told everything are
+    read by comparing data. Rejected where ids tell of some ranges, or rows could be compared with nobody."""
     schema = cluster.schema
-    for table_id in part.tables:
-        table = schema.tables_by_id.get(table_id)
-        if table is None or not is_tracked(schema.by_name[table.keyspace], table):
-            continue
-        since, known = table.tracked_since, cluster.repairs.by_table.get(table_id, ())
-        if not since or all(is_equal_since(known, range_, since) for range_ in part.ranges):
-            raise Rejected(
-                f"table {table.keyspace}.{table.name} is tracked: replicas bring each other what they lack",
-                hint="leave it out: there is nothing that a repair would find",
-            )
+    for part in parts:
+        for table_id in part.tables:
+            tells, table = _ids_tell(cluster, table_id), cluster.table(table_id)
+            if tells is None or table is None:
+                continue
+            name = f"{table.keyspace}.{table.name}"
+            ring = cluster.placements.ring(part.group)
+            if ring.replication.has_witnesses:
+                raise Rejected(
+                    f"table {name} has witnesses, which would have nothing of what is restored",
+                    hint="take the witnesses away first (ALTER KEYSPACE), and restore then",
+                )
+            told = [tells(placed.range) for range_ in part.ranges for placed in ring.overlapping(range_)]
+            if any(told) and not all(told):
+                raise Rejected(
+                    f"table {name} is on its way to being tracked: ids tell of a part of its ranges",
+                    hint=f"make that whole first: `lockstep repair {name}`",
+                )
+            if any(told):
+                schema = schema.with_table(msgspec.structs.replace(table, tracked_since=epoch))
+    return schema
+
+
+def told_again(schema: Schema, repair: Repair) -> Schema:
+    """The schema once a restore is done: all replicas have all rows that it brought, so ids tell of
+    everything as before, also of tables that were emptied for it."""
+    for name in sorted({part.keyspace for part in repair.parts}):
+        keyspace = schema.by_name.get(name)
+        for table in keyspace.tables if keyspace is not None else ():
+            if table.tracked_since == repair.began_epoch:
+                schema = schema.with_table(msgspec.structs.replace(table, tracked_since=0))
+    return schema
 
 
 class EndRepair(msgspec.Struct, frozen=True, array_like=True):
@@ -143,6 +172,9 @@ class EndRepair(msgspec.Struct, frozen=True, array_like=True):
         known = (table.id for keyspace in cluster.schema.keyspaces for table in keyspace.tables)
         repairs = cluster.repairs.without(ended).with_repaired(found, known)
         after = cluster.changed(REPAIRS.set(repairs))
+        if repair.purpose == RESTORE and self.state is RepairState.DONE:
+            schema = told_again(cluster.schema, repair)
+            after = after.changed(SCHEMA.set(schema)) if schema is not cluster.schema else after
         for group, range_ in mended(after):
             after = MarkRepaired(group, range_).apply(after, epoch)
         return after
@@ -269,29 +301,87 @@ def _is_mended(cluster: ClusterMetadata, line: Degraded, tables: Sequence[int], 
     return bool(found) and all(one is not None and one.epoch > line.since_epoch for one in found)
 
 
+class Way(enum.IntEnum):
+    """How ranges are repaired."""
+
+    #: The data of all participants is compared, and each is sent what it lacks.
+    DATA = 0
+    #: Ids tell of everything: wait until all participants hold what any of them holds. Of all tables of the
+    #: part that ids tell of; the unit names the first.
+    IDS = 1
+    #: Once that is done: compare data with ids.
+    DATA_AGAINST_IDS = 2
+
+
 class RepairUnit(msgspec.Struct, frozen=True):
-    """Ranges of one table that have the same replicas, compared in one go."""
+    """Ranges of one table that have the same replicas, repaired in one go."""
 
     part: int
     table: int
     nodes: tuple[NodeId, ...]
     ranges: tuple[Range, ...]
+    way: Way = Way.DATA
 
 
-def units(cluster: ClusterMetadata, repair: Repair, ranges_max: int) -> tuple[RepairUnit, ...]:
-    """The repair's work, by table and replicas."""
+def units(
+    cluster: ClusterMetadata, repair: Repair, ranges_max: int, *, full: bool = False
+) -> tuple[RepairUnit, ...]:
+    """The repair's work, by table and replicas. `full`: where ids tell of everything data is compared too;
+    that comes last."""
     found: list[RepairUnit] = []
+    last: list[RepairUnit] = []
     for number, part in enumerate(repair.parts):
         ring = cluster.placements.ring(part.group)
-        by_nodes: dict[tuple[NodeId, ...], list[Range]] = {}
-        for range_ in part.ranges:
-            for nodes, piece in _placed(ring, range_, repair.nodes):
-                by_nodes.setdefault(nodes, []).append(piece)
+        placed = [one for range_ in part.ranges for one in _placed(ring, range_, repair.nodes)]
+        waited: set[tuple[tuple[NodeId, ...], Range]] = set()
         for table in part.tables:
-            for nodes, pieces in by_nodes.items():
-                for at in range(0, len(pieces), ranges_max):
-                    found.append(RepairUnit(number, table, nodes, tuple(pieces[at : at + ranges_max])))
-    return tuple(found)
+            compared = placed
+            tells = _ids_tell(cluster, table)
+            if tells is not None:
+                compared = [one for one in placed if not tells(one[1])]
+                by_ids = [one for one in placed if tells(one[1])]
+                wait = [one for one in by_ids if one not in waited]
+                waited.update(wait)
+                found += _units(number, table, wait, ranges_max, Way.IDS)
+                if full:
+                    keeping = [(_keeping(cluster, ring, nodes, piece), piece) for nodes, piece in by_ids]
+                    last += _units(number, table, keeping, ranges_max, Way.DATA_AGAINST_IDS)
+            found += _units(number, table, compared, ranges_max, Way.DATA)
+    return (*found, *last)
+
+
+def _units(
+    part: int,
+    table: int,
+    placed: Sequence[tuple[tuple[NodeId, ...], Range]],
+    ranges_max: int,
+    way: Way,
+) -> Iterator[RepairUnit]:
+    by_nodes: dict[tuple[NodeId, ...], list[Range]] = {}
+    for nodes, piece in placed:
+        by_nodes.setdefault(nodes, []).append(piece)
+    for nodes, pieces in by_nodes.items():
+        for at in range(0, len(pieces), ranges_max):
+            yield RepairUnit(part, table, nodes, tuple(pieces[at : at + ranges_max]), way)
+
+
+def _ids_tell(cluster: ClusterMetadata, table_id: int) -> Callable[[Range], bool] | None:
+    """Of a tracked table, whether ids tell of everything in a range; None of other tables."""
+    table = cluster.table(table_id)
+    if table is None or not is_tracked(cluster.schema.by_name[table.keyspace], table):
+        return None
+    since, known = table.tracked_since, cluster.repairs.by_table.get(table_id, ())
+    return lambda piece: not since or is_equal_since(known, piece, since)
+
+
+def _keeping(
+    cluster: ClusterMetadata, ring: RingPlacement, nodes: Sequence[NodeId], piece: Range
+) -> tuple[NodeId, ...]:
+    """Those of them that are no witnesses of the range."""
+    if not ring.replication.has_witnesses:
+        return tuple(nodes)
+    keeping = keepers(cluster, ring, ring.range_at(piece.right))
+    return tuple(node for node in nodes if node in keeping)
 
 
 def _placed(

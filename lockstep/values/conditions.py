@@ -242,6 +242,14 @@ _ROWS: Final = (
         "replica-lags",
     ),
     ConditionKind(
+        "IDS_AND_DATA_DISAGREE",
+        Level.DEGRADED,
+        "a full repair that {node} drove found that data and ids of {subject} disagree: {detail}",
+        "what was lost, or was never named, on all replicas; what one of them had was sent to the others",
+        "look at the disks of the nodes that the log names; lockstep repair {subject} --full, at this node",
+        "ids-and-data-disagree",
+    ),
+    ConditionKind(
         "OPERATION_STUCK",
         Level.DEGRADED,
         "{subject} does not go on: {detail}",

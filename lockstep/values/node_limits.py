@@ -382,6 +382,19 @@ RECONCILE_SHARDS_A_MESSAGE: Final = 256
 RECONCILE_SHARDS_A_TURN: Final = 8
 #: Clocks of nodes, and a write that is under way, are no further behind than this.
 RECONCILE_PURGE_MARGIN_S: Final = 60
+#: Between two looks of a repair at what participants lack of tracked ranges: they bring it in rounds of twice
+#: that.
+REPAIR_IDS_LOOK_MS: Final = 500
+#: Questions for ids that one node has under way for its repairs: each is answered within milliseconds.
+REPAIR_IDS_AT_ONCE: Final = 8
+#: A repair gives a range up to which nothing came for so long: whoever keeps it may refuse more, or be full.
+REPAIR_IDS_STALLED_S: Final = 600
+#: Parts of partitions that differ and are judged in one go, after one wait: some megabytes at most.
+REPAIR_SUSPECTS_MAX: Final = 512
+#: Partitions whose data and ids disagree that one repair names; all are counted, and mended.
+REPAIR_DISAGREEMENTS_NAMED_MAX: Final = 64
+#: Ranges of a repair of which it is told how many ids participants still lack, the ones with most first.
+REPAIR_WAITS_NAMED_MAX: Final = 64
 #: Ids of one message of an audit of journals: hashing their entries holds the loop for some milliseconds,
 AUDIT_IDS_A_MESSAGE: Final = 256
 #: or fewer, where entries are large.

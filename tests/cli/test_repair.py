@@ -40,6 +40,7 @@ def test_a_repair_is_followed_to_its_end() -> None:
         "keyspace": "ks",
         "table": "t",
         "incremental": True,
+        "full": False,
         "dcs": ["east"],
         "ranges": [[-5, 7]],
     }

@@ -9,12 +9,11 @@ from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.schema.changes import AlterKeyspace, CreateKeyspace, CreateTable
 from lockstep.schema.view_changes import CreateView
 from lockstep.server.views.tracking_views import migration_rows
-from lockstep.topology.repairs import BeginRepair
 from lockstep.values.errors import Rejected
-from lockstep.values.ids import Consistency, NodeId
+from lockstep.values.ids import Consistency
 from tests.node.support import Town
 from tests.node.test_hints import away, back, pending
-from tests.node.test_repairs import part, repair
+from tests.node.test_repairs import repair
 from tests.node.test_requests_while_moving import table_of
 from tests.node.test_tracked import (
     COLUMNS,
@@ -106,8 +105,12 @@ def test_scenario_26_a_repair_makes_ids_tell_of_everything() -> None:
         for _ in range(10):
             assert rows_read(town, 1) == [b"b"] * 10
         assert [found[0] for found in reads] == [10, 0, 0]
-        again = town.finish(town.submit(1, BeginRepair(NodeId(1), (part(town.newest),), 1))).error
-        assert isinstance(again, Rejected) and "tracked" in again.message
+        trees = [town.node(number).data.repair_participant.counts.trees for number in (1, 2, 3)]
+        repaired(town)
+        assert [town.node(n).data.repair_participant.counts.trees for n in (1, 2, 3)] == trees, (
+            "it only waits"
+        )
+        assert all(by_ids(town, number) for number in (1, 2, 3))
 
 
 def test_scenario_26_half_way_back_and_there_again() -> None:

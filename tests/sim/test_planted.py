@@ -41,6 +41,8 @@ from tests.node import (
     test_told_progress,
     test_tracked_cohorts,
     test_tracked_migration,
+    test_tracked_repairs,
+    test_tracked_restores,
     test_tracked_statements,
     test_tracked_views,
     test_tracked_witnesses,
@@ -87,6 +89,13 @@ BROUGHT_ABOUT: dict[str, Callable[[], object]] = {
     ),
     "tracked_ids_at_once": test_tracked_migration.read_on_the_way_to_tracked,
     "tracked_end_forgets": test_tracked_migration.end_while_one_is_away,
+    "tracked_repair_under_way": test_tracked_repairs.full_repair_under_load,
+    "tracked_repair_unsent": test_tracked_repairs.full_repair_of_damage,
+    "tracked_repair_blind": test_tracked_repairs.full_repair_of_damage,
+    "tracked_restore_by_ids": test_tracked_restores.read_while_one_replica_has_nothing_yet,
+    "tracked_restore_emptied_by_ids": functools.partial(
+        test_tracked_restores.read_while_one_replica_has_nothing_yet, empty=True
+    ),
     "tracked_shown_by_data": (
         test_tracked_statements.test_scenario_28_a_serial_read_brings_what_it_shows_whole
     ),

@@ -12,8 +12,11 @@ tombstones included, under the times they were written with.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
 
 from lockstep.internode import verbs
 from lockstep.internode.throttle import Throttle
@@ -24,15 +27,29 @@ from lockstep.node.context import NodeContext
 from lockstep.node.log.metadata_state import MetadataState
 from lockstep.node.log.submission import Submitter
 from lockstep.node.work.driven_ends import ENTRY_TIMEOUT_MS, DrivenEnds
+from lockstep.replica.id_participant import IdParticipant
 from lockstep.replica.merging import lacking, merge_answers
-from lockstep.replica.messages import About, AskRows, AskTree, Mend, Mended, Note, Noted, Tree
+from lockstep.replica.messages import (
+    About,
+    AskedRange,
+    AskIds,
+    AskRows,
+    AskTree,
+    Mend,
+    Mended,
+    Note,
+    Noted,
+    ToldIds,
+    Tree,
+)
 from lockstep.replica.repair_participant import RepairParticipant
 from lockstep.replica.session_guards import SessionGuards
+from lockstep.schema.model import Table
 from lockstep.storage.cooperative_yield import CooperativeYield
 from lockstep.storage.rows.difference import repair_mutation
 from lockstep.storage.rows.visible import partition_left
 from lockstep.topology.force_remove import Told, all_arrived_before_us
-from lockstep.topology.repairs import BeginRepair, EndRepair, RepairUnit, refuse_emptied, units
+from lockstep.topology.repairs import BeginRepair, EndRepair, RepairUnit, Way, refuse_emptied, units
 from lockstep.values.codec import encode
 from lockstep.values.errors import (
     LockstepError,
@@ -57,6 +74,7 @@ from lockstep.values.limits import (
     REPLICA_RETRY_MS,
     STREAM_IDLE_MS,
 )
+from lockstep.values.node_limits import REPAIR_DISAGREEMENTS_NAMED_MAX
 from lockstep.values.rows import ALL_ROWS, Mutation, Partition, Position, ReadCommand, ReadResult
 from lockstep.values.tokens import Range
 
@@ -66,10 +84,39 @@ LEAVES_TOGETHER_MAX = 8
 PAGE_ROWS_MAX = 1000
 
 
-class RepairProgress:
-    """What a repair did so far. `rows_sent` counts each change of a partition once for each receiver."""
+class Disagreement(msgspec.Struct, frozen=True):
+    """A partition of which data and ids disagree: `lacks` has by node how many rows (and deletions beside
+    them) its tables lack that all participants hold by id; `holds` are those that lack nothing."""
 
-    def __init__(self) -> None:
+    keyspace: str
+    table: str
+    range: Range
+    token: int
+    key: bytes
+    lacks: tuple[tuple[NodeId, int], ...]
+    holds: tuple[NodeId, ...]
+
+    @property
+    def wrong(self) -> str:
+        """`data` of those that lack it; `ids`, where fewer have it than lack it: then rather nobody's ids
+        stand for it."""
+        return "ids" if len(self.holds) < len(self.lacks) else "data"
+
+    def text(self) -> str:
+        lacking = ", ".join(f"node {node} lacks {count}" for node, count in self.lacks)
+        holding = ", ".join(f"node {node}" for node in self.holds) or "nobody alone"
+        return (
+            f"{self.keyspace}.{self.table} ({self.range.left}, {self.range.right}] "
+            f"key {self.key.hex()}: {lacking} of what {holding} has; its {self.wrong} are wrong"
+        )
+
+
+class RepairProgress:
+    """What a repair did so far. `changes_sent` counts each change of a partition once for each receiver."""
+
+    def __init__(self, *, full: bool = False) -> None:
+        #: Whether data is compared also where ids tell of everything.
+        self.full = full
         self.ranges = 0
         self.ranges_done = 0
         self.ranges_failed = 0
@@ -77,6 +124,35 @@ class RepairProgress:
         self.leaves_different = 0
         self.changes_sent = 0
         self.bytes_sent = 0
+        #: Ids that participants are still to hold, by placement group and bounds of a range.
+        self.lacking: dict[tuple[int, int, int], int] = {}
+        #: Partitions whose data and ids disagree; the first ones with what lacks.
+        self.disagreements = 0
+        self.named: list[Disagreement] = []
+
+    def waiting(self, group: int, lacking: Mapping[AskedRange, int]) -> None:
+        """So many ids of ranges are still lacking."""
+        for one, count in lacking.items():
+            place = (group, one.left, one.right)
+            if count:
+                self.lacking[place] = count
+            else:
+                self.lacking.pop(place, None)
+
+    def found(self, one: Disagreement) -> None:
+        self.disagreements += 1
+        if len(self.named) < REPAIR_DISAGREEMENTS_NAMED_MAX:
+            self.named.append(one)
+
+
+class ByIds(Protocol):
+    """Repairs where ids tell of everything."""
+
+    async def wait(self, repair: Repair, unit: RepairUnit, progress: RepairProgress) -> None: ...
+
+    async def compare(self, repair: Repair, unit: RepairUnit, progress: RepairProgress) -> None: ...
+
+    def compared(self, repair: Repair, progress: RepairProgress) -> None: ...
 
 
 class Comparison:
@@ -100,48 +176,70 @@ class Comparison:
         table = self._metadata().table(unit.table)
         if len(unit.nodes) < 2 or table is None:
             return  # There is nobody to differ from, or nothing left to repair.
-        about = About.CHANGES if repair.incremental else About.EXTENT
-        ask = Note(repair.session_id, repair.began_epoch, about, unit.table, unit.ranges)
-        extents = await asyncio.gather(*(self._questions.note(node, ask) for node in unit.nodes))
-        ranges = unit.ranges
-        if repair.incremental:
-            ranges = joined_ranges(range_ for extent in extents for range_ in extent.changed)
-        if ranges:
-            wanted = max(extent.bytes for extent in extents) // REPAIR_LEAF_BYTES
-            leaves = split_evenly(ranges, min(wanted, REPAIR_LEAVES_MAX))
-            before_s = min(
-                purge_before_s(self._metadata(), table, range_, repair.began_s) for range_ in ranges
-            )
-            await self._compare(repair, unit, leaves, before_s, progress)
-        if not repair.nodes:
-            whole = joined_ranges(unit.ranges)
-            equal = Note(repair.session_id, repair.began_epoch, About.EQUAL, unit.table, whole)
-            await asyncio.gather(*(self._questions.note(node, equal) for node in unit.nodes))
-
-    async def _compare(
-        self,
-        repair: Repair,
-        unit: RepairUnit,
-        leaves: tuple[Range, ...],
-        before_s: int,
-        progress: RepairProgress,
-    ) -> None:
-        ask = AskTree(repair.session_id, repair.began_epoch, unit.table, leaves, before_s)
-        found = await asyncio.gather(*(self._questions.tree(node, ask) for node in unit.nodes))
-        numbers = differing([MerkleTree(one) for one in found])
-        self._runtime.probes.reach("repair.compared")
-        for counted in (progress, self.total):
-            counted.leaves += len(leaves)
-            counted.leaves_different += len(numbers)
+        differ, before_s = await self.differing(repair, unit, table, progress)
         gate = asyncio.Semaphore(REPAIR_LEAVES_AT_ONCE)
 
         async def one(range_: Range) -> None:
             async with gate:
                 await self._mend(repair, unit, range_, before_s, progress)
 
-        mending = joined_numbers(leaves, numbers, LEAVES_TOGETHER_MAX)
-        for at in range(0, len(mending), REPAIR_LEAVES_AT_ONCE):
-            await asyncio.gather(*(one(range_) for range_ in mending[at : at + REPAIR_LEAVES_AT_ONCE]))
+        for at in range(0, len(differ), REPAIR_LEAVES_AT_ONCE):
+            await asyncio.gather(*(one(range_) for range_ in differ[at : at + REPAIR_LEAVES_AT_ONCE]))
+        await self.note_equal(repair, unit)
+
+    async def differing(
+        self, repair: Repair, unit: RepairUnit, table: Table, progress: RepairProgress
+    ) -> tuple[list[Range], int]:
+        """Ranges in which participants have different digests; and the second before which what may be
+        purged counts as gone."""
+        is_partial = repair.incremental and unit.way is Way.DATA
+        about = About.CHANGES if is_partial else About.EXTENT
+        ask = Note(repair.session_id, repair.began_epoch, about, unit.table, unit.ranges)
+        extents = await asyncio.gather(*(self._questions.note(node, ask) for node in unit.nodes))
+        ranges = unit.ranges
+        if is_partial:
+            ranges = joined_ranges(range_ for extent in extents for range_ in extent.changed)
+        if not ranges:
+            return [], 0
+        wanted = max(extent.bytes for extent in extents) // REPAIR_LEAF_BYTES
+        leaves = split_evenly(ranges, min(wanted, REPAIR_LEAVES_MAX))
+        before_s = min(purge_before_s(self._metadata(), table, range_, repair.began_s) for range_ in ranges)
+        tree = AskTree(repair.session_id, repair.began_epoch, unit.table, leaves, before_s)
+        found = await asyncio.gather(*(self._questions.tree(node, tree) for node in unit.nodes))
+        numbers = differing([MerkleTree(one) for one in found])
+        self._runtime.probes.reach("repair.compared")
+        for counted in (progress, self.total):
+            counted.leaves += len(leaves)
+            counted.leaves_different += len(numbers)
+        return joined_numbers(leaves, numbers, LEAVES_TOGETHER_MAX), before_s
+
+    async def note_equal(self, repair: Repair, unit: RepairUnit) -> None:
+        """Its participants are equal, but for what is written meanwhile."""
+        if not repair.nodes:
+            whole = joined_ranges(unit.ranges)
+            equal = Note(repair.session_id, repair.began_epoch, About.EQUAL, unit.table, whole)
+            await asyncio.gather(*(self._questions.note(node, equal) for node in unit.nodes))
+
+    async def page(
+        self, repair: Repair, unit: RepairUnit, range_: Range, after: Position | None
+    ) -> list[ReadResult]:
+        """What each participant has of the range behind a place, as far as it tells in one go."""
+        command = ReadCommand(
+            unit.table,
+            range_.left,
+            range_.right,
+            None,
+            ALL_ROWS,
+            (),
+            True,
+            False,
+            PAGE_ROWS_MAX,
+            0,
+            repair.began_s,
+            after,
+        )
+        ask = AskRows(repair.session_id, repair.began_epoch, command)
+        return await asyncio.gather(*(self._questions.rows(node, ask) for node in unit.nodes))
 
     async def _mend(
         self, repair: Repair, unit: RepairUnit, range_: Range, before_s: int, progress: RepairProgress
@@ -150,22 +248,7 @@ class Comparison:
         pace = CooperativeYield(self._runtime.clock)
         after: Position | None = None
         while True:
-            command = ReadCommand(
-                unit.table,
-                range_.left,
-                range_.right,
-                None,
-                ALL_ROWS,
-                (),
-                True,
-                False,
-                PAGE_ROWS_MAX,
-                0,
-                repair.began_s,
-                after,
-            )
-            ask = AskRows(repair.session_id, repair.began_epoch, command)
-            results = await asyncio.gather(*(self._questions.rows(node, ask) for node in unit.nodes))
+            results = await self.page(repair, unit, range_, after)
             merged, after = merge_answers(results, False)
             differ = parts_that_differ(merged, results, after, before_s)
             lists: list[list[Mutation]] = [[] for _ in unit.nodes]
@@ -175,11 +258,11 @@ class Comparison:
                         mine.append(repair_mutation(unit.table, one, self._new_mutation_id()))
             await pace.turn()
             for node, mutations in zip(unit.nodes, lists, strict=True):
-                await self._send(repair, node, mutations, progress)
+                await self.send(repair, node, mutations, progress)
             if after is None:
                 return
 
-    async def _send(
+    async def send(
         self, repair: Repair, node: NodeId, mutations: Sequence[Mutation], progress: RepairProgress
     ) -> None:
         batch: list[Mutation] = []
@@ -229,10 +312,12 @@ class RepairQuestions:
         context: NodeContext,
         participant: RepairParticipant,
         guards: SessionGuards,
+        id_participant: IdParticipant,
     ) -> None:
         self._runtime = context.runtime
         self._internode = context.internode
         self._participant = participant
+        self._id_participant = id_participant
         self._guards = guards
         self._metadata = context.cluster
         self._own_id = context.own_id
@@ -255,6 +340,10 @@ class RepairQuestions:
     async def note(self, node: NodeId, note: Note) -> Noted:
         noted: Noted = await self._ask(node, verbs.REPAIR_NOTE, note, self._participant.note)
         return noted
+
+    async def ids(self, node: NodeId, ask: AskIds) -> ToldIds:
+        told: ToldIds = await self._ask(node, verbs.REPAIR_IDS, ask, self._id_participant.ids)
+        return told
 
     async def _ask(self, node: NodeId, verb: int, question: Any, here: Callable[[Any], Any]) -> Any:
         attempt = 0
@@ -287,8 +376,10 @@ class RepairDriver:
         submitter: Submitter,
         questions: RepairQuestions,
         comparison: Comparison,
+        by_ids: ByIds,
     ) -> None:
         self._runtime = context.runtime
+        self._by_ids = by_ids
         self._state = state
         self._submitter = submitter
         self._questions = questions
@@ -311,10 +402,17 @@ class RepairDriver:
                 self._runtime.tasks.spawn(self._ends.submit(end), f"repair.{repair.id}")
 
     async def begin(
-        self, parts: Sequence[RepairPart], nodes: Sequence[NodeId] = (), *, incremental: bool = False
+        self,
+        parts: Sequence[RepairPart],
+        nodes: Sequence[NodeId] = (),
+        *,
+        incremental: bool = False,
+        full: bool = False,
     ) -> Repair:
-        """Begin a repair and go on with it in the background. PreconditionError when a participant seems
-        dead; Rejected when something holds the ranges."""
+        """Begin a repair and go on with it in the background. `full`: compare data also where ids tell of
+        everything. PreconditionError when a participant seems dead; Rejected when something holds the
+        ranges."""
+        assert not (incremental and full), "one of both"
         wanted = BeginRepair(
             NodeId(self._own_id()),
             tuple(parts),
@@ -331,7 +429,7 @@ class RepairDriver:
         repair = begun[0]
         known = {one.id for one in (*repairs.running, *repairs.ended)}
         self.progress = {id_: progress for id_, progress in self.progress.items() if id_ in known}
-        self.progress[repair.id] = RepairProgress()
+        self.progress[repair.id] = RepairProgress(full=full)
         self._runtime.tasks.spawn(self._drive(repair), f"repair.{repair.id}")
         return repair
 
@@ -377,15 +475,37 @@ class RepairDriver:
 
     async def _run(self, repair: Repair, progress: RepairProgress) -> EndRepair:
         before_s = await self._nothing_older_is_under_way(repair)
-        work = units(self._state.current, repair, REPAIR_RANGES_AT_ONCE_MAX)
+        work = units(self._state.current, repair, REPAIR_RANGES_AT_ONCE_MAX, full=progress.full)
         progress.ranges = sum(len(unit.ranges) for unit in work)
+        against = [unit for unit in work if unit.way is Way.DATA_AGAINST_IDS]
+        failures = await self._units(repair, progress, [unit for unit in work if unit not in against])
+        if against:
+            # Of ranges whose ids are not everywhere data says nothing.
+            failed = [(unit.part, range_) for unit, _ in failures for range_ in unit.ranges]
+            whole = [
+                unit for unit in against if not any((unit.part, range_) in failed for range_ in unit.ranges)
+            ]
+            failures += await self._units(repair, progress, whole)
+            if not failures:
+                self._by_ids.compared(repair, progress)
+        progress.ranges_failed = sum(len(unit.ranges) for unit, _ in failures)
+        ranges = tuple(_whole(number, work, failures) for number in range(len(repair.parts)))
+        state = RepairState.FAILED if failures else RepairState.DONE
+        text = f"{progress.ranges_failed} of {progress.ranges} ranges: {failures[0][1]}" if failures else ""
+        return self._ends.ending(repair.id, state, text, ranges, before_s)
+
+    async def _units(
+        self, repair: Repair, progress: RepairProgress, work: Sequence[RepairUnit]
+    ) -> list[tuple[RepairUnit, LockstepError]]:
+        """Do all of it; what failed, and why."""
         gate = asyncio.Semaphore(REPAIR_UNITS_AT_ONCE)
         failures: list[tuple[RepairUnit, LockstepError]] = []
 
         async def one(unit: RepairUnit) -> None:
-            async with gate:
+            # A wait has nothing to do most of the time.
+            async with gate if unit.way is not Way.IDS else contextlib.nullcontext():
                 try:
-                    await self._comparison.run(repair, unit, progress)
+                    await self._unit(repair, unit, progress)
                 except SessionClosed:
                     raise
                 except LockstepError as error:
@@ -402,11 +522,15 @@ class RepairDriver:
             if expected is None or others is not None:
                 raise
             raise _first(expected) from raised
-        progress.ranges_failed = sum(len(unit.ranges) for unit, _ in failures)
-        ranges = tuple(_whole(number, work, failures) for number in range(len(repair.parts)))
-        state = RepairState.FAILED if failures else RepairState.DONE
-        text = f"{progress.ranges_failed} of {progress.ranges} ranges: {failures[0][1]}" if failures else ""
-        return self._ends.ending(repair.id, state, text, ranges, before_s)
+        return failures
+
+    async def _unit(self, repair: Repair, unit: RepairUnit, progress: RepairProgress) -> None:
+        if unit.way is Way.IDS:
+            await self._by_ids.wait(repair, unit, progress)
+        elif unit.way is Way.DATA_AGAINST_IDS:
+            await self._by_ids.compare(repair, unit, progress)
+        else:
+            await self._comparison.run(repair, unit, progress)
 
     def _now_us(self) -> int:
         """By the steady clock."""

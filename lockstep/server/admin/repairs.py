@@ -15,12 +15,14 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.repairs import Repair, RepairPart, parts_by_group
 from lockstep.node.services import NodeServices
+from lockstep.node.work.repairs import Disagreement, RepairProgress
 from lockstep.server.admin.operations import Operation, get, later, now, number_in, read_body
 from lockstep.server.reports.request_plans import changes
-from lockstep.topology.repairs import BeginRepair, units
+from lockstep.topology.repairs import BeginRepair, Way, units
 from lockstep.values.errors import ConfigurationError, LockstepError
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import REPAIR_RANGES_AT_ONCE_MAX, REPAIR_RANGES_NAMED_MAX
+from lockstep.values.node_limits import REPAIR_WAITS_NAMED_MAX
 from lockstep.values.tokens import FULL_RING, TOKEN_MAX, TOKEN_MIN, Range
 
 Document = dict[str, Any]
@@ -32,6 +34,7 @@ BODY = {
         "keyspace": {"type": "string", "description": "All keyspaces when absent"},
         "table": {"type": "string", "description": "One table of the keyspace"},
         "incremental": {"type": "boolean"},
+        "full": {"type": "boolean", "description": "Compare data also where ids tell of everything"},
         "dcs": {"type": "array", "items": {"type": "string"}},
         "hosts": {"type": "array", "items": {"type": "integer"}},
         "ranges": {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
@@ -44,6 +47,7 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keyspace: str = ""
     table: str = ""
     incremental: bool = False
+    full: bool = False
     dcs: tuple[str, ...] = ()
     hosts: tuple[int, ...] = ()
     ranges: tuple[tuple[int, int], ...] = ()
@@ -87,10 +91,14 @@ class RepairRequests:
         """Begin a repair, or plan it. ConfigurationError, PreconditionError, Rejected."""
         wanted = read_body(body, Wanted, "not a repair")
         cluster = self._node.log.cluster
+        if wanted.incremental and wanted.full:
+            raise ConfigurationError("a repair is incremental or full")
         parts, nodes = parts_of(cluster, wanted), nodes_of(cluster, wanted)
         if wanted.dry_run:
             return await self._plan(parts, nodes, wanted)
-        begun = await self._node.work.repairs.begin(parts, nodes, incremental=wanted.incremental)
+        begun = await self._node.work.repairs.begin(
+            parts, nodes, incremental=wanted.incremental, full=wanted.full
+        )
         return {"schema": "repair/1", **self._document(begun)}
 
     async def cancel(self, text: str) -> Document:
@@ -131,7 +139,7 @@ class RepairRequests:
             "began_s": repair.began_s,
             "ended_s": repair.ended_s or None,
             "reason": repair.reason or None,
-            "progress": None if progress is None else dict(vars(progress)),
+            "progress": None if progress is None else _progress(progress),
         }
 
     async def _plan(
@@ -148,17 +156,20 @@ class RepairRequests:
         except LockstepError as error:
             refusal = error.message
         repair = Repair(0, entry.driver, parts, nodes, wanted.incremental, now_s)
-        work = units(cluster, repair, REPAIR_RANGES_AT_ONCE_MAX)
+        work = units(cluster, repair, REPAIR_RANGES_AT_ONCE_MAX, full=wanted.full)
         asked = {
-            host: [
-                (parts[unit.part].group, range_)
-                for unit in work
-                if host in unit.nodes and unit.table == parts[unit.part].tables[0]
-                for range_ in unit.ranges
-            ]
+            host: list(
+                dict.fromkeys(
+                    (parts[unit.part].group, range_)
+                    for unit in work
+                    if host in unit.nodes and unit.way is not Way.IDS
+                    for range_ in unit.ranges
+                )
+            )
             for host in sorted({host for unit in work for host in unit.nodes})
         }
         sizes = await node.work.sizes.ask(asked)
+        ways = {unit.way for unit in work}
         return {
             "schema": "repair-plan/1",
             "refused": refusal or None,
@@ -168,7 +179,7 @@ class RepairRequests:
                 {
                     "keyspace": part.keyspace,
                     "tables": [name for _, name in _names(cluster, part)],
-                    "ranges": sum(len(u.ranges) for u in work if u.part == at and u.table == part.tables[0]),
+                    "ranges": len({range_ for u in work if u.part == at for range_ in u.ranges}),
                 }
                 for at, part in enumerate(parts)
             ],
@@ -176,19 +187,57 @@ class RepairRequests:
                 {"node": int(host), "bytes": sum(sizes[host].bytes) if host in sizes else None}
                 for host in asked
             ],
-            "steps": list(_STEPS),
+            "steps": [
+                _BEGINS,
+                *(step for way in Way if way in ways for step in _STEPS[way]),
+                _ENDS,
+            ],
             "way_back": "can be ended at any time; what was sent until then stays, and is right",
             "records": "which ranges were repaired" if not nodes else "nothing: not every replica takes part",
             "changes": changed,
         }
 
 
-_STEPS = (
-    "an entry opens a session; ranges that move are refused",
-    "every replica hashes what it holds of each range, and the hashes are compared",
-    "where they differ, each replica is sent what it lacks of the merge of all",
-    "an entry closes the session and records what was repaired",
-)
+_BEGINS = "an entry opens a session; ranges that move are refused"
+_STEPS = {
+    Way.DATA: (
+        "every replica hashes what it holds of each range, and the hashes are compared",
+        "where they differ, each replica is sent what it lacks of the merge of all",
+    ),
+    Way.IDS: ("of tracked tables: wait until all replicas hold what any of them holds by id",),
+    Way.DATA_AGAINST_IDS: (
+        "then hashes are compared of these too; where they differ, and not by a write under way, it is told, "
+        "and each replica is sent what it lacks",
+    ),
+}
+_ENDS = "an entry closes the session and records what was repaired"
+
+
+def _progress(progress: RepairProgress) -> Document:
+    told = {name: value for name, value in vars(progress).items() if name not in ("lacking", "named")}
+    waits = sorted(progress.lacking.items(), key=lambda pair: (-pair[1], pair[0]))
+    return {
+        **told,
+        "ids_lacking": sum(progress.lacking.values()),
+        "waits_for": [
+            {"group": group, "left": left, "right": right, "lacking": count}
+            for (group, left, right), count in waits[:REPAIR_WAITS_NAMED_MAX]
+        ],
+        "disagree": [_disagreement(one) for one in progress.named],
+    }
+
+
+def _disagreement(one: Disagreement) -> Document:
+    return {
+        "keyspace": one.keyspace,
+        "table": one.table,
+        "range": [one.range.left, one.range.right],
+        "token": one.token,
+        "key": one.key.hex(),
+        "lacks": [{"node": int(node), "count": count} for node, count in one.lacks],
+        "holds": [int(node) for node in one.holds],
+        "wrong": one.wrong,
+    }
 
 
 def parts_of(cluster: ClusterMetadata, wanted: Wanted) -> tuple[RepairPart, ...]:

@@ -419,6 +419,12 @@ _TABLE: Final = (
         "Rows that this node got since it was away, of mutations that the others let go of",
     ),
     Metric(
+        "lockstep_tracking_disagreements_total",
+        COUNTER,
+        (),
+        "Partitions of which full repairs that this node drove found that data and ids disagree",
+    ),
+    Metric(
         "lockstep_tracking_mutations_in_cohorts",
         GAUGE,
         (),
@@ -426,6 +432,12 @@ _TABLE: Final = (
     ),
     Metric(
         "lockstep_tracking_mutations_pulled_total", COUNTER, (), "Mutations got from other replicas by id"
+    ),
+    Metric(
+        "lockstep_tracking_repair_ids_lacking",
+        GAUGE,
+        (),
+        "Mutations for which repairs wait that this node drives, each once for each replica that lacks it",
     ),
     Metric("lockstep_tracking_mutations_reconciled_total", COUNTER, (), "Mutations that all replicas hold"),
     Metric(

@@ -131,3 +131,6 @@ def tracking_samples(node: NodeServices) -> Iterator[Sample]:
         yield Sample("lockstep_tracking_mutations_lacking", count, (("node", str(lagging)),))
     yield Sample("lockstep_tracking_mutations_reconciled_total", reconciler.reconciled)
     yield Sample("lockstep_tracking_mutations_pulled_total", reconciler.pulled)
+    waiting = [progress.lacking for progress in node.work.repairs.progress.values()]
+    yield Sample("lockstep_tracking_repair_ids_lacking", sum(sum(found.values()) for found in waiting))
+    yield Sample("lockstep_tracking_disagreements_total", node.work.comparison.total.disagreements)

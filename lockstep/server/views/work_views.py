@@ -123,7 +123,8 @@ def hint_samples(node: NodeServices) -> Iterator[Sample]:
 REPAIRS = (
     "id int; keyspace_name text; state text; incremental boolean; driver int; tables int; ranges int; "
     "began_epoch bigint; ended_epoch bigint; began_at timestamp; ended_at timestamp; reason text; "
-    "ranges_done int; ranges_total int; changes_sent bigint; bytes_sent bigint; purpose text"
+    "ranges_done int; ranges_total int; changes_sent bigint; bytes_sent bigint; purpose text; "
+    "ids_lacking bigint; disagreements int"
 )
 REPAIRED = (
     "keyspace_name text; table_name text; start_token bigint; end_token bigint; repaired_at timestamp; "
@@ -155,6 +156,8 @@ def repair_rows(node: NodeServices) -> Iterator[VirtualRow]:
                 "changes_sent": progress.changes_sent if progress is not None else None,
                 "bytes_sent": progress.bytes_sent if progress is not None else None,
                 "purpose": repair.purpose or "repair",
+                "ids_lacking": sum(progress.lacking.values()) if progress is not None else None,
+                "disagreements": progress.disagreements if progress is not None else None,
             }
 
 

@@ -35,6 +35,7 @@ from lockstep.storage.group_commit import GroupCommit
 from lockstep.storage.journal import Journal
 from lockstep.storage.model import OrderedMap
 from lockstep.storage.unchanged import Unchanged
+from lockstep.tracking.waiting import Wait
 
 #: Machine -> after how many steps it is asked: primes, so that no rhythm of ticks and messages meets the same
 #: machine always.
@@ -66,10 +67,12 @@ MACHINES: dict[type, int] = {
     MetadataState: 3,
     RaftProcessor: 1,
     RingMember: 7,
+    Wait: 1,
 }
 
 #: Machine -> what only asks it, often: no step, as nothing is changed.
 QUESTIONS: dict[type, frozenset[str]] = {
+    Wait: frozenset(["lacks"]),
     Journal: frozenset(
         [
             "held",

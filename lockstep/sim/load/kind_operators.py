@@ -28,6 +28,7 @@ from lockstep.schema.changes import AlterOptions
 from lockstep.schema.model import Replication
 from lockstep.schema.table_options import option
 from lockstep.sim.checkers.log import unsettled_voters
+from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.door import KEYSPACE
 from lockstep.sim.load.derived_load import VIEW_TABLE
 from lockstep.sim.load.operators import Operators
@@ -381,6 +382,13 @@ _PARTIAL = 0.5
 _SOME_REPLICAS = 0.25
 
 
+def _refuse_disagreement(node: Node, repair: int) -> None:
+    """TRK-1, as a repair that compares data with ids sees it."""
+    progress = node.work.repairs.progress.get(repair)
+    if progress is not None and progress.named:
+        raise Violation("TRK-1", f"repair {repair} found that {progress.named[0].text()}")
+
+
 class RepairOperators:
     """`pause_s`: mean pause between two repairs. `partial`: some are of a part only."""
 
@@ -450,13 +458,15 @@ class RepairOperators:
         keyspace = node.log.cluster.schema.by_name[KEYSPACE]
         part = RepairPart(KEYSPACE, keyspace.group, tables, ranges)
         try:
-            begun = await node.work.repairs.begin((part,), nodes, incremental=incremental)
+            full = keyspace.tracked and not incremental
+            begun = await node.work.repairs.begin((part,), nodes, incremental=incremental, full=full)
         except LockstepError as error:
             self._cluster.tell("operator", f"no repair: {error}")
             return
         while (found := node.log.cluster.repairs.find(begun.id)) is not None:
             if found.state is not RepairState.RUNNING:
                 self._cluster.fact(f"repair {found.state.value}")
+                _refuse_disagreement(node, found.id)
                 if found.state is RepairState.DONE and (nodes or ranges != (FULL_RING,)):
                     self._cluster.fact(
                         "a repair between some replicas done" if nodes else "a partial repair done"

@@ -30,6 +30,8 @@ from lockstep.sim.mutants.tablets import DIRECTED as _TABLETS_DIRECTED
 from lockstep.sim.mutants.tablets import TABLETS
 from lockstep.sim.mutants.tracked import DIRECTED as _TRACKED_DIRECTED
 from lockstep.sim.mutants.tracked import TRACKED
+from lockstep.sim.mutants.tracked_repairs import DIRECTED as _TRACKED_REPAIRS_DIRECTED
+from lockstep.sim.mutants.tracked_repairs import TRACKED_REPAIRS
 from lockstep.sim.mutants.tracked_tablets import TRACKED_TABLETS
 from lockstep.sim.mutants.tracked_views import DIRECTED as _TRACKED_VIEWS_DIRECTED
 from lockstep.sim.mutants.tracked_views import TRACKED_VIEWS
@@ -68,6 +70,7 @@ REGISTRY: dict[str, Planted] = {
         *CAPTURED,
         *TRACKED,
         *COHORTS,
+        *TRACKED_REPAIRS,
         *TRACKED_TABLETS,
         *TRACKED_VIEWS,
         *WITNESSES,
@@ -90,6 +93,7 @@ DIRECTED: dict[str, Planted] = {
         *_VIEWS_DIRECTED,
         *_TABLETS_DIRECTED,
         *_TRACKED_DIRECTED,
+        *_TRACKED_REPAIRS_DIRECTED,
         *_TRACKED_VIEWS_DIRECTED,
         *_WITNESSES_DIRECTED,
         *_DISASTERS_DIRECTED,

@@ -32,12 +32,12 @@ _Context = contextlib.AbstractContextManager[None]
 
 def _first_change_sent() -> _Context:
     """Of what a replica lacks of some leaves it is sent the first change."""
-    send = Comparison._send
+    send = Comparison.send
 
     async def first(self: Any, repair: Any, node: Any, mutations: Any, progress: Any) -> None:
         await send(self, repair, node, mutations[:1], progress)
 
-    return replaced((Comparison, "_send", first))
+    return replaced((Comparison, "send", first))
 
 
 def _mended_unsynced() -> _Context:
