@@ -1,4 +1,4 @@
-"""Repairs of tracked tables of real processes: a wait for a node that was away, rows that are lost under their
+"""Repairs of tracked tables of real processes: a wait for a node that was away, rows lost under their
 ids, and a backup that is restored."""
 
 from __future__ import annotations

@@ -7,21 +7,24 @@ from typing import Any
 
 import pytest
 
-from lockstep.metadata.repairs import Repair, RepairState
+from lockstep.metadata.repairs import Repair, RepairPart, RepairState
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
 from lockstep.node.tracked_repairs import id_waits
 from lockstep.node.work.repairs import RepairProgress
+from lockstep.placement.tablets.resize import ResizeKind
 from lockstep.schema.changes import CreateTable
 from lockstep.sim.door import mutation_for
 from lockstep.sim.load.history import Change
 from lockstep.sim.plant import replaced
 from lockstep.topology.kinds.decommission import Decommission
 from lockstep.topology.requests import EnqueueRequest
+from lockstep.topology.tablets.asked import AskResize
 from lockstep.values.errors import PreconditionError
 from lockstep.values.ids import NodeId
 from lockstep.values.rows import Mutation
 from lockstep.values.tokens import FULL_RING, Range, token_of
+from tests.node import test_tracked_tablets as tablets
 from tests.node.support import Town
 from tests.node.test_hints import away, back
 from tests.node.test_repairs import part
@@ -38,9 +41,12 @@ from tests.node.test_tracked import (
     rows_read,
     settled,
     tracked,
+    unreconciled,
     write,
 )
+from tests.node.test_tracked_cohorts import hasty, with_cohort
 from tests.node.test_tracked_migration import altered, by_ids, untracked
+from tests.node.test_tracked_witnesses import roles, witnessed
 
 NODES = (1, 2, 3)
 
@@ -307,3 +313,56 @@ def test_a_table_on_its_way_to_being_tracked_is_compared_and_then_waited_for() -
         town.agreed(*NODES)
         assert by_ids(town, 1)
         assert repair(town).leaves == 0
+
+
+def test_a_witness_is_waited_for_and_compared_with_nobody() -> None:
+    with witnessed(214) as town:
+        full, (witness,) = roles(town, KEY)
+        assert write(town, 1).error is None
+        until_reconciled(town)
+        assert repair(town, witness, full=True).disagreements == 0
+        damaged(town, full[0])
+        progress = repair(town, witness, full=True)
+        (found,) = progress.named
+        assert [number_of(town, node) for node, _ in found.lacks] == [full[0]]
+        assert [number_of(town, node) for node in found.holds] == [full[1]]
+        assert sorted(rows_of(town, number) for number in NODES) == [0, 10, 10]
+
+
+def until_reconciled(town: Town) -> None:
+    town.until(lambda: not any(unreconciled(town, number) for number in NODES))
+
+
+def number_of(town: Town, node: int) -> int:
+    return next(int(name[1:]) for name, one in town.nodes.items() if int(one.context.own_id()) == node)
+
+
+def test_who_is_getting_a_cohort_is_waited_for() -> None:
+    with with_cohort(215) as town:
+        back(town, 3)
+        hasty(town, 3)
+        progress = repair(town, full=True)
+        assert progress.disagreements == 0
+        assert rows_of(town, 3, b"k6") == 10
+        assert held(town, 3) == held(town, 1)
+
+
+def test_tablets_stay_where_they_are_while_a_repair_waits_for_them() -> None:
+    with tablets.tracked(216) as town:
+        paused(town, 1, 2, 3, 4)
+        holder = int(tablets.tablet_of(town, KEY).group.reads[0])
+        tablets.lone(town, KEY, tablets.own_number(town, holder))
+        group = tablets.group_of(town)
+        wanted = RepairPart("ks", group, (table_of(town.node(1)).id,), (FULL_RING,))
+        asked = town.finish(town.begin(1, lambda node: node.work.repairs.begin((wanted,))))
+        assert asked.error is None, asked.error
+        town.wait(2)
+        (lacking,) = town.node(1).work.repairs.progress[asked.value.id].lacking.values()
+        assert lacking == 2
+        refused = town.finish(town.submit(1, AskResize(group, ResizeKind.SPLIT)))
+        town.wait(5)
+        assert refused.error is None and town.newest.placements.ring(group).count == tablets.TABLETS
+        paused(town, 1, 2, 3, 4, is_paused=False)
+        assert ended(town, asked.value).state is RepairState.DONE
+        assert set(tablets.own_rows(town, KEY).values()) == {10}
+        town.until(lambda: town.newest.placements.ring(group).count == 2 * tablets.TABLETS, 120)
