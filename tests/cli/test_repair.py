@@ -75,3 +75,30 @@ def test_a_preview_asks_for_nothing_else_and_a_wrong_range_for_nothing_at_all() 
     assert [body["dry_run"] for _, body in fake.calls] == [True]
     result, fake = ask({}, "ks", "--range", "5")
     assert result.exit_code == 2 and not fake.calls
+
+
+def test_what_is_waited_for_and_what_disagreed_is_told() -> None:
+    waits = [
+        {"group": 1, "left": -5, "right": 7, "lacking": 3},
+        {"group": 1, "left": 7, "right": 9, "lacking": 1},
+    ]
+    waiting = {**RUNNING, "progress": {**PROGRESS, "ids_lacking": 4, "waits_for": waits}}
+    result, fake = ask({"POST /v1/repairs": waiting}, "ks", "--no-wait")
+    assert "4 ids lacking, 3 of (-5, 7]" in result.stdout
+    body = fake.calls[0][1]
+    assert (body["full"], body["incremental"]) == (False, False)
+    place = {"keyspace": "ks", "table": "t", "range": [-5, 7], "token": 1, "key": "00000007"}
+    data = {**place, "lacks": [{"node": 3, "count": 1}], "holds": [1, 2], "wrong": "data"}
+    ids = {**place, "lacks": [{"node": 1, "count": 2}, {"node": 3, "count": 2}], "holds": [2], "wrong": "ids"}
+    found = {**DONE, "progress": {**PROGRESS, "full": True, "disagreements": 2, "disagree": [data, ids]}}
+    result, fake = ask({"POST /v1/repairs": RUNNING, "GET /v1/repairs/4": found}, "ks", "--full")
+    assert fake.calls[0][1]["full"] is True
+    assert "data and ids disagreed in 2 partitions" in result.stdout
+    assert (
+        "  ks.t key 0x00000007 in (-5, 7]: node 3 lacked 1 row that node 1, node 2 had; "
+        "its ids claim them: data is wrong\n"
+    ) in result.stdout
+    assert (
+        "node 1 lacked 2 rows, node 3 lacked 2 rows that node 2 had; more lack them: ids are wrong"
+        in result.stdout
+    )

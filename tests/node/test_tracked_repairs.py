@@ -6,26 +6,39 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from lockstep.documents import read
+from lockstep.documents.runs import Repair as RepairDocument
 from lockstep.metadata.repairs import Repair, RepairPart, RepairState
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
 from lockstep.node.tracked_repairs import id_waits
 from lockstep.node.work.repairs import RepairProgress
 from lockstep.placement.tablets.resize import ResizeKind
+from lockstep.replica.messages import AskedRange, AskIds
 from lockstep.schema.changes import CreateTable
+from lockstep.server.admin.repairs import RepairRequests
+from lockstep.server.views.tracking_views import tracking_samples
+from lockstep.server.views.work_views import repair_rows
 from lockstep.sim.door import mutation_for
 from lockstep.sim.load.history import Change
 from lockstep.sim.plant import replaced
 from lockstep.topology.kinds.decommission import Decommission
 from lockstep.topology.requests import EnqueueRequest
 from lockstep.topology.tablets.asked import AskResize
-from lockstep.values.errors import PreconditionError
+from lockstep.values.errors import (
+    ConfigurationError,
+    NotReplica,
+    PreconditionError,
+    RangeLacking,
+    SessionClosed,
+)
 from lockstep.values.ids import NodeId
 from lockstep.values.rows import Mutation
 from lockstep.values.tokens import FULL_RING, Range, token_of
 from tests.node import test_tracked_tablets as tablets
-from tests.node.support import Town
+from tests.node.support import Outcome, Town
 from tests.node.test_hints import away, back
 from tests.node.test_repairs import part
 from tests.node.test_requests_while_moving import table_of
@@ -366,3 +379,66 @@ def test_tablets_stay_where_they_are_while_a_repair_waits_for_them() -> None:
         assert ended(town, asked.value).state is RepairState.DONE
         assert set(tablets.own_rows(town, KEY).values()) == {10}
         town.until(lambda: town.newest.placements.ring(group).count == 2 * tablets.TABLETS, 120)
+
+
+def test_what_a_repair_would_do_and_has_found_is_told() -> None:
+    with tracked(217) as town:
+        assert write(town, 1).error is None
+        settled(town)
+        damaged(town, 2)
+        requests = RepairRequests(town.node(1).services)
+
+        def told(body: dict[str, Any]) -> dict[str, Any]:
+            asked = town.finish(town.begin(1, lambda _: requests.submit({"keyspace": "ks", **body})))
+            assert asked.error is None, asked.error
+            document: dict[str, Any] = asked.value
+            return document
+
+        plan = told({"dry_run": True})
+        assert [step for step in plan["steps"] if "wait until all replicas hold" in step]
+        assert not [step for step in plan["steps"] if "hashes" in step] and plan["refused"] is None
+        assert {one["bytes"] for one in plan["participants"]} == {0}
+        assert plan["keyspaces"][0]["ranges"] == len(
+            town.newest.placements.ring(part(town.newest).group).ranges
+        )
+        assert [step for step in told({"dry_run": True, "full": True})["steps"] if "hashes" in step]
+        run = told({"full": True})
+        town.until(lambda: not running(town))
+        ended_ = read(RepairDocument, requests.one(str(run["id"])))
+        assert ended_.progress is not None and ended_.progress.disagreements == 1
+        (found,) = ended_.progress.disagree
+        assert (found.lacks[0].node, found.lacks[0].count, found.wrong) == (2, 10, "data")
+        rows = [row for row in repair_rows(town.node(1).services) if row["id"] == run["id"]]
+        assert [(row["ids_lacking"], row["disagreements"]) for row in rows] == [(0, 1)]
+        samples = {one.name: one.value for one in tracking_samples(town.node(1).services)}
+        assert samples["lockstep_tracking_disagreements_total"] == 1
+        refused = town.finish(
+            town.begin(1, lambda _: requests.submit({"keyspace": "ks", "full": True, "incremental": True}))
+        )
+        assert isinstance(refused.error, ConfigurationError)
+
+
+def test_a_participant_tells_only_of_ranges_as_they_are_and_of_tables_that_lost_nothing() -> None:
+    with tracked(218) as town:
+        lone_write(town)
+        begun = begin(town)
+        town.agreed(*NODES)
+        group = part(town.newest).group
+        placed = town.newest.placements.ring(group).range_at(token_of(KEY))
+        right = AskedRange(placed.range.left, placed.range.right, placed.group.epoch)
+
+        def told(number: int, *ranges: AskedRange, session: str = begun.session_id) -> Outcome:
+            ask = AskIds(session, town.newest.epoch, group, ranges)
+            return town.finish(town.begin(number, lambda node: node.data.id_participant.ids(ask)))
+
+        assert [held_.count for held_ in told(1, right).value.held] == [1]
+        assert [held_.count for held_ in told(2, right).value.held] == [0]
+        for wrong in (
+            replace(right, since=right.since + 1),
+            replace(right, left=right.left + 1),
+            replace(right, right=right.right - 1),
+        ):
+            assert isinstance(told(1, right, wrong).error, NotReplica)
+        assert isinstance(told(1, right, session="repair-77").error, SessionClosed)
+        town.node(1).data.tracked_ranges._tracked.is_filled = lambda: False
+        assert isinstance(told(1, right).error, RangeLacking)
