@@ -290,6 +290,14 @@ ALERTS: Final = (
         "journal-is-large",
     ),
     Alert(
+        "LockstepIdsAndDataDisagree",
+        "increase(lockstep_tracking_disagreements_total[1h]) > 0",
+        "0m",
+        "page",
+        "a full repair at {{ $labels.instance }} found tracked tables whose data lacks what ids claim",
+        "ids-and-data-disagree",
+    ),
+    Alert(
         "LockstepRangesDegraded",
         "max by (job) (lockstep_topology_degraded_ranges) > 0",
         "5m",

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -148,3 +149,20 @@ def test_unknown_commands_of_nodetool_are_refused() -> None:
     assert ccm_nodetool.answer(["flush"], nobody) == ""
     with pytest.raises(ConfigurationError, match="nodetool netstats is not known"):
         ccm_nodetool.answer(["netstats"], nobody)
+
+
+def test_nodetool_repairs_what_changed_unless_it_is_to_be_full() -> None:
+    asked: list[dict[str, Any]] = []
+
+    class Admin(ccm_nodetool.AdminClient):
+        def post(self, path: str, body: Any) -> dict[str, Any]:
+            asked.append(body)
+            return {"id": 1, "state": "done"}
+
+    admin = Admin("127.0.0.1", 1)
+    for words in (["repair", "k"], ["repair", "-full", "k", "t"]):
+        assert ccm_nodetool.answer(words, admin) == "Repair completed successfully"
+    assert [(one["table"], one["incremental"], one["full"]) for one in asked] == [
+        ("", True, False),
+        ("t", False, True),
+    ]
