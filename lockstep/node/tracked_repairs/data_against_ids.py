@@ -98,12 +98,12 @@ class TrackedRepairs:
 
     def compared(self, repair: Repair, progress: RepairProgress) -> None:
         """All that was to be compared was: what disagreed in the past does so no more, or it was found."""
-        found = {(one.keyspace, one.table) for one in progress.named}
         for part in repair.parts:
             for table_id in part.tables if part.ranges == (FULL_RING,) and not repair.nodes else ():
                 table = self._metadata().table(table_id)
-                if table is not None and (table.keyspace, table.name) not in found:
-                    self._context.conditions.clear(CONDITION, f"{table.keyspace}.{table.name}")
+                name = f"{table.keyspace}.{table.name}" if table is not None else ""
+                if name and name not in progress.by_table:
+                    self._context.conditions.clear(CONDITION, name)
 
     # -- one after another ------------------------------------------------------------------------
 
@@ -143,11 +143,11 @@ class TrackedRepairs:
             counted.found(found)
         self._runtime.probes.reach("repair.ids.disagree")
         self._context.log("repair.ids_and_data_disagree", repair=repair.id, found=found.text())
-        name = f"{found.keyspace}.{found.table}"
         nodes = ", ".join(f"node {node}" for node, _ in found.lacks)
         said = f"{nodes} lacked what its ids claim" if found.wrong == "data" else "rows had no ids"
-        detail = f"repair {repair.id} mended {progress.disagreements} partitions; at first {said}"
-        self._context.conditions.report(CONDITION, name, detail)
+        count = progress.by_table[found.name]
+        detail = f"repair {repair.id} mended {count} partitions, the last one where {said}"
+        self._context.conditions.report(CONDITION, found.name, detail)
 
     def _mutations(self, table: Table, parts: Sequence[Partition]) -> list[Mutation]:
         return [repair_mutation(table.id, part, self._new_mutation_id()) for part in parts]

@@ -97,6 +97,10 @@ class Disagreement(msgspec.Struct, frozen=True):
     holds: tuple[NodeId, ...]
 
     @property
+    def name(self) -> str:
+        return f"{self.keyspace}.{self.table}"
+
+    @property
     def wrong(self) -> str:
         """`data` of those that lack it; `ids`, where fewer have it than lack it: then rather nobody's ids
         stand for it."""
@@ -106,8 +110,8 @@ class Disagreement(msgspec.Struct, frozen=True):
         lacking = ", ".join(f"node {node} lacks {count}" for node, count in self.lacks)
         holding = ", ".join(f"node {node}" for node in self.holds) or "nobody alone"
         return (
-            f"{self.keyspace}.{self.table} ({self.range.left}, {self.range.right}] "
-            f"key {self.key.hex()}: {lacking} of what {holding} has; its {self.wrong} are wrong"
+            f"{self.name} ({self.range.left}, {self.range.right}] key {self.key.hex()}: "
+            f"{lacking} of what {holding} has; {self.wrong} is wrong"
         )
 
 
@@ -126,8 +130,9 @@ class RepairProgress:
         self.bytes_sent = 0
         #: Ids that participants are still to hold, by placement group and bounds of a range.
         self.lacking: dict[tuple[int, int, int], int] = {}
-        #: Partitions whose data and ids disagree; the first ones with what lacks.
+        #: Partitions whose data and ids disagree; how many by table, and the first ones with what lacks.
         self.disagreements = 0
+        self.by_table: dict[str, int] = {}
         self.named: list[Disagreement] = []
 
     def waiting(self, group: int, lacking: Mapping[AskedRange, int]) -> None:
@@ -141,6 +146,7 @@ class RepairProgress:
 
     def found(self, one: Disagreement) -> None:
         self.disagreements += 1
+        self.by_table[one.name] = self.by_table.get(one.name, 0) + 1
         if len(self.named) < REPAIR_DISAGREEMENTS_NAMED_MAX:
             self.named.append(one)
 

@@ -213,8 +213,12 @@ _STEPS = {
 _ENDS = "an entry closes the session and records what was repaired"
 
 
+#: What is told of progress in other words.
+_OTHERWISE = ("lacking", "by_table", "named")
+
+
 def _progress(progress: RepairProgress) -> Document:
-    told = {name: value for name, value in vars(progress).items() if name not in ("lacking", "named")}
+    told = {name: value for name, value in vars(progress).items() if name not in _OTHERWISE}
     waits = sorted(progress.lacking.items(), key=lambda pair: (-pair[1], pair[0]))
     return {
         **told,
