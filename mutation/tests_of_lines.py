@@ -42,7 +42,7 @@ _OF_NODES = {
     "ring": ("other_rings", "ring_carrying", "ring_submissions", "upgrade"),
     "tracking": (
         "causal", "journal_audit", "tracked", "tracked_cohorts", "tracked_migration", "tracked_moves",
-        "tracked_statements", "tracked_witnesses",
+        "tracked_repairs", "tracked_restores", "tracked_statements", "tracked_witnesses",
     ),
 }  # fmt: skip
 
