@@ -10,6 +10,7 @@ that covers it. What may be purged does not count, also by a clock that is ahead
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import msgspec
 
@@ -36,6 +37,8 @@ from lockstep.values.rows import ALL_ROWS, Mutation, Partition, Position, ReadCo
 from lockstep.values.tokens import FULL_RING, Range
 
 CONDITION = "IDS_AND_DATA_DISAGREE"
+#: How often in turn something has to lack that is reported.
+_LOOKS: Final = 2
 
 
 class Suspect(msgspec.Struct, frozen=True):
@@ -117,10 +120,10 @@ class TrackedRepairs:
     ) -> None:
         group = repair.parts[unit.part].group
         ranges = sorted({Range(one.token - 1, one.token) for one in suspects})
-        epoch = await self.waits.run(repair, group, unit.nodes, ranges)
+        await self.waits.run(repair, group, unit.nodes, ranges)
         ring = self._metadata().placements.ring(group)
         for suspect in suspects:
-            still = await self._still_lacking(repair, unit, table, suspect, epoch)
+            still = await self._confirmed(repair, unit, table, suspect)
             lacks = [(node, parts) for node, parts in zip(unit.nodes, still, strict=True) if parts]
             if not lacks:
                 self._runtime.probes.reach("repair.ids.under_way")
@@ -152,8 +155,22 @@ class TrackedRepairs:
     def _mutations(self, table: Table, parts: Sequence[Partition]) -> list[Mutation]:
         return [repair_mutation(table.id, part, self._new_mutation_id()) for part in parts]
 
+    async def _confirmed(
+        self, repair: Repair, unit: RepairUnit, table: Table, suspect: Suspect
+    ) -> list[list[Partition]]:
+        """As `_still_lacking`, looked at again where something lacks: a store may have lost what was not on
+        its disk, and the table may be empty, or the range another one, from an epoch on that is heard of in
+        the wait behind that."""
+        group, tokens = repair.parts[unit.part].group, (Range(suspect.token - 1, suspect.token),)
+        for _ in range(_LOOKS):
+            still = await self._still_lacking(repair, unit, table, suspect)
+            if not any(still):
+                break
+            await self.waits.run(repair, group, unit.nodes, tokens)
+        return still if self._metadata().table(unit.table) is not None else [[] for _ in unit.nodes]
+
     async def _still_lacking(
-        self, repair: Repair, unit: RepairUnit, table: Table, suspect: Suspect, epoch: int
+        self, repair: Repair, unit: RepairUnit, table: Table, suspect: Suspect
     ) -> list[list[Partition]]:
         """By participant what it lacks now of what it lacked, as far as somebody has it now."""
         # A clock that is ahead may have purged more than this node would.
@@ -167,7 +184,7 @@ class TrackedRepairs:
                 *(table.id, tokens.left, tokens.right, suspect.key, _slices(suspect), (), True, False),
                 *(PAGE_ROWS_MAX, 0, repair.began_s, after),
             )
-            ask = AskRows(repair.session_id, max(repair.began_epoch, epoch), command)
+            ask = AskRows(repair.session_id, self._metadata().epoch, command)
             results = [await self._questions.rows(node, ask) for node in unit.nodes]
             page = _Page(suspect, results, after, before_s)
             for number, lacked in enumerate(suspect.lacked):

@@ -28,6 +28,7 @@ class IdWaits:
     def __init__(self, context: NodeContext, questions: RepairQuestions) -> None:
         self._runtime = context.runtime
         self._metadata = context.cluster
+        self._catch_up = context.catch_up.reach
         self._questions = questions
         self._gate = asyncio.Semaphore(REPAIR_IDS_AT_ONCE)
         #: Waits that are over, of all repairs driven here since the node started.
@@ -40,21 +41,20 @@ class IdWaits:
         nodes: Sequence[NodeId],
         ranges: Sequence[Range],
         progress: RepairProgress | None = None,
-    ) -> int:
-        """Return once the nodes hold what any of them held of the placed ranges that these touch; the newest
-        epoch that any of them was at. SessionClosed, NotReplica, RangeLacking, PeerError."""
+    ) -> None:
+        """Return once the nodes hold what any of them held of the placed ranges that these touch, and this
+        node is at no older epoch than they were. SessionClosed, NotReplica, RangeLacking, PeerError."""
         ring = self._metadata().placements.by_id.get(group)
         if ring is None:
-            return 0  # Its keyspace was dropped: there is nothing left to wait for.
+            return  # Its keyspace was dropped: there is nothing left to wait for.
         asked = tuple(map(_asked, _placed(ring, ranges)))
         waits = {one: Wait(tuple(nodes)) for one in asked}
-        newest = 0
         mark, mark_s = -1, self._runtime.clock.monotonic_s()
         try:
             while True:
                 for one in asked:
                     require_same(self._metadata(), group, one, nodes[0])
-                newest = max(newest, await self._ask_pending(repair, group, waits))
+                await self._ask_pending(repair, group, waits)
                 lacking = {one: wait.lacking_count for one, wait in waits.items() if not wait.is_over}
                 if progress is not None:
                     progress.waiting(group, lacking)
@@ -73,10 +73,9 @@ class IdWaits:
                 progress.waiting(group, dict.fromkeys(asked, 0))
         self.ended += 1
         self._runtime.probes.reach("repair.ids.held")
-        return newest
 
-    async def _ask_pending(self, repair: Repair, group: int, waits: dict[AskedRange, Wait]) -> int:
-        """Ask each participant for the ranges of which it is to tell; the newest epoch."""
+    async def _ask_pending(self, repair: Repair, group: int, waits: dict[AskedRange, Wait]) -> None:
+        """Ask each participant for the ranges of which it is to tell."""
         by_node: dict[int, list[AskedRange]] = {}
         for one, wait in waits.items():
             for node in wait.pending:
@@ -87,13 +86,15 @@ class IdWaits:
         for (node, ranges), told in zip(by_node.items(), answers, strict=True):
             for one, held in zip(ranges, told.held, strict=True):
                 waits[one] = waits[one].heard(node, held)
-        return max((told.epoch for told in answers), default=0)
 
     async def _ask(self, repair: Repair, group: int, node: NodeId, ranges: Sequence[AskedRange]) -> ToldIds:
         ask = AskIds(repair.session_id, self._metadata().epoch, group, tuple(ranges))
         async with self._gate:
             told = await self._questions.ids(node, ask)
         assert len(told.held) == len(ranges), "each range is answered"
+        if told.epoch > self._metadata().epoch:
+            info = self._metadata().directory.by_id[node]
+            await self._catch_up(told.epoch, (info.address, info.internode_port))
         return told
 
 

@@ -49,8 +49,9 @@ def _under_way_reported() -> _Context:
     """What differs is looked at again without waiting for the ids of then."""
     wait = IdWaits.run
 
-    async def run(self: Any, repair: Any, group: Any, nodes: Any, ranges: Any, progress: Any = None) -> int:
-        return 0 if progress is None else await wait(self, repair, group, nodes, ranges, progress)
+    async def run(self: Any, repair: Any, group: Any, nodes: Any, ranges: Any, progress: Any = None) -> None:
+        if progress is not None:
+            await wait(self, repair, group, nodes, ranges, progress)
 
     return replaced((IdWaits, "run", run))
 
