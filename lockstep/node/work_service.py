@@ -16,7 +16,7 @@ from lockstep.node.log.messages import EpochQuery, EpochReply
 from lockstep.node.log_service import NodeLog
 from lockstep.node.membership.service_driver import ServiceDriver
 from lockstep.node.membership_service import NodeMembership
-from lockstep.node.tracked_repairs.data_against_ids import TrackedRepairs
+from lockstep.node.repairing.data_against_ids import TrackedRepairs
 from lockstep.node.work.backup_service import BackupService
 from lockstep.node.work.backups import BackupDriver
 from lockstep.node.work.bulk_loads import BulkLoads

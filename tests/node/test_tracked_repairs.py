@@ -13,8 +13,9 @@ from lockstep.documents.runs import Repair as RepairDocument
 from lockstep.metadata.repairs import Repair, RepairPart, RepairState
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
-from lockstep.node.tracked_repairs import id_waits
-from lockstep.node.work.repairs import RepairProgress
+from lockstep.node.repairing import data_against_ids, id_waits
+from lockstep.node.repairing.progress import RepairProgress
+from lockstep.node.work import repairs
 from lockstep.placement.tablets.resize import ResizeKind
 from lockstep.replica.messages import AskedRange, AskIds
 from lockstep.schema.changes import CreateTable
@@ -257,7 +258,7 @@ def full_repair_of_damage() -> None:
         progress = repair(town, 2, full=True)
         assert rows_of(town, 3) == 10
         assert progress.disagreements == 1
-        (found,) = progress.named
+        (found,) = progress.named.values()
         assert (found.lacks, found.holds, found.wrong) == (((3, 10),), (1, 2), "data")
         assert (found.keyspace, found.table, found.key) == ("ks", "t", KEY)
         assert found.range.contains(token_of(KEY))
@@ -282,7 +283,7 @@ def test_rows_that_one_replica_has_without_an_id_come_to_all_and_its_ids_are_cal
         settled(town)
         unnamed(town, 2, b"other")
         progress = repair(town, 1, full=True)
-        (found,) = progress.named
+        (found,) = progress.named.values()
         assert (found.lacks, found.holds, found.wrong) == (((1, 10), (3, 10)), (2,), "ids")
         assert [rows_of(town, number, b"other") for number in NODES] == [10, 10, 10]
 
@@ -336,7 +337,7 @@ def test_a_witness_is_waited_for_and_compared_with_nobody() -> None:
         assert repair(town, witness, full=True).disagreements == 0
         damaged(town, full[0])
         progress = repair(town, witness, full=True)
-        (found,) = progress.named
+        (found,) = progress.named.values()
         assert [number_of(town, node) for node, _ in found.lacks] == [full[0]]
         assert [number_of(town, node) for node in found.holds] == [full[1]]
         assert sorted(rows_of(town, number) for number in NODES) == [0, 10, 10]
@@ -442,3 +443,38 @@ def test_a_participant_tells_only_of_ranges_as_they_are_and_of_tables_that_lost_
         assert isinstance(told(1, right, session="repair-77").error, SessionClosed)
         town.node(1).data.tracked_ranges._tracked.is_filled = lambda: False
         assert isinstance(told(1, right).error, RangeLacking)
+
+
+def test_a_large_partition_is_looked_at_page_by_page() -> None:
+    few = replaced((repairs, "PAGE_ROWS_MAX", 3), (data_against_ids, "PAGE_ROWS_MAX", 2))
+    with few, tracked(219) as town:
+        assert write(town, 1).error is None
+        assert write(town, 1, key=b"another").error is None
+        settled(town)
+        damaged(town, 1)
+        progress = repair(town, 3, full=True)
+        assert (progress.disagreements, len(progress.named)) == (1, 1)
+        (found,) = progress.named.values()
+        assert (found.lacks, found.holds) == (((1, 10),), (2, 3))
+        assert [rows_of(town, number) for number in NODES] == [10, 10, 10]
+
+
+@pytest.mark.parametrize("gone", [{"delete_rows": (2, 5)}, {"delete_row": 3}, {"delete_partition": True}])
+def test_deletions_that_one_replica_lacks_are_found_too(gone: dict[str, Any]) -> None:
+    with tracked(220) as town:
+        assert write(town, 1).error is None
+        settled(town)
+
+        at_us = town.node(1).runtime.clock.wall_us()
+        change = Change("t", KEY, at_us, QUORUM, 1, **gone)
+
+        async def delete(node: Node) -> None:
+            made = mutation_for(change, table_of(node), node.data.new_mutation_id(), at_us // 1_000_000)
+            await node.data.engine.synced(node.data.engine.apply(made))
+
+        for number in (1, 2):
+            assert town.finish(town.begin(number, delete)).error is None
+        progress = repair(town, 1, full=True)
+        (found,) = progress.named.values()
+        assert [node for node, _ in found.lacks] == [3] and found.wrong == "data"
+        assert repair(town, 1, full=True).disagreements == 0

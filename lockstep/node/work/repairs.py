@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
-
-import msgspec
 
 from lockstep.internode import verbs
 from lockstep.internode.throttle import Throttle
@@ -26,12 +24,12 @@ from lockstep.metadata.repairs import Repair, RepairPart, RepairState, joined_ra
 from lockstep.node.context import NodeContext
 from lockstep.node.log.metadata_state import MetadataState
 from lockstep.node.log.submission import Submitter
+from lockstep.node.repairing.progress import RepairProgress
 from lockstep.node.work.driven_ends import ENTRY_TIMEOUT_MS, DrivenEnds
 from lockstep.replica.id_participant import IdParticipant
 from lockstep.replica.merging import lacking, merge_answers
 from lockstep.replica.messages import (
     About,
-    AskedRange,
     AskIds,
     AskRows,
     AskTree,
@@ -74,7 +72,6 @@ from lockstep.values.limits import (
     REPLICA_RETRY_MS,
     STREAM_IDLE_MS,
 )
-from lockstep.values.node_limits import REPAIR_DISAGREEMENTS_NAMED_MAX
 from lockstep.values.rows import ALL_ROWS, Mutation, Partition, Position, ReadCommand, ReadResult
 from lockstep.values.tokens import Range
 
@@ -82,73 +79,6 @@ from lockstep.values.tokens import Range
 LEAVES_TOGETHER_MAX = 8
 #: Live rows of each participant that are merged in one go: some 50 ms where they are partitions.
 PAGE_ROWS_MAX = 1000
-
-
-class Disagreement(msgspec.Struct, frozen=True):
-    """A partition of which data and ids disagree: `lacks` has by node how many rows (and deletions beside
-    them) its tables lack that all participants hold by id; `holds` are those that lack nothing."""
-
-    keyspace: str
-    table: str
-    range: Range
-    token: int
-    key: bytes
-    lacks: tuple[tuple[NodeId, int], ...]
-    holds: tuple[NodeId, ...]
-
-    @property
-    def name(self) -> str:
-        return f"{self.keyspace}.{self.table}"
-
-    @property
-    def wrong(self) -> str:
-        """`data` of those that lack it; `ids`, where fewer have it than lack it: then rather nobody's ids
-        stand for it."""
-        return "ids" if len(self.holds) < len(self.lacks) else "data"
-
-    def text(self) -> str:
-        lacking = ", ".join(f"node {node} lacks {count}" for node, count in self.lacks)
-        holding = ", ".join(f"node {node}" for node in self.holds) or "nobody alone"
-        return (
-            f"{self.name} ({self.range.left}, {self.range.right}] key {self.key.hex()}: "
-            f"{lacking} of what {holding} has; {self.wrong} is wrong"
-        )
-
-
-class RepairProgress:
-    """What a repair did so far. `changes_sent` counts each change of a partition once for each receiver."""
-
-    def __init__(self, *, full: bool = False) -> None:
-        #: Whether data is compared also where ids tell of everything.
-        self.full = full
-        self.ranges = 0
-        self.ranges_done = 0
-        self.ranges_failed = 0
-        self.leaves = 0
-        self.leaves_different = 0
-        self.changes_sent = 0
-        self.bytes_sent = 0
-        #: Ids that participants are still to hold, by placement group and bounds of a range.
-        self.lacking: dict[tuple[int, int, int], int] = {}
-        #: Partitions whose data and ids disagree; how many by table, and the first ones with what lacks.
-        self.disagreements = 0
-        self.by_table: dict[str, int] = {}
-        self.named: list[Disagreement] = []
-
-    def waiting(self, group: int, lacking: Mapping[AskedRange, int]) -> None:
-        """So many ids of ranges are still lacking."""
-        for one, count in lacking.items():
-            place = (group, one.left, one.right)
-            if count:
-                self.lacking[place] = count
-            else:
-                self.lacking.pop(place, None)
-
-    def found(self, one: Disagreement) -> None:
-        self.disagreements += 1
-        self.by_table[one.name] = self.by_table.get(one.name, 0) + 1
-        if len(self.named) < REPAIR_DISAGREEMENTS_NAMED_MAX:
-            self.named.append(one)
 
 
 class ByIds(Protocol):

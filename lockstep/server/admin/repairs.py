@@ -14,8 +14,8 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.repairs import Repair, RepairPart, parts_by_group
+from lockstep.node.repairing.progress import Disagreement, RepairProgress
 from lockstep.node.services import NodeServices
-from lockstep.node.work.repairs import Disagreement, RepairProgress
 from lockstep.server.admin.operations import Operation, get, later, now, number_in, read_body
 from lockstep.server.reports.request_plans import changes
 from lockstep.topology.repairs import BeginRepair, Way, units
@@ -227,7 +227,7 @@ def _progress(progress: RepairProgress) -> Document:
             {"group": group, "left": left, "right": right, "lacking": count}
             for (group, left, right), count in waits[:REPAIR_WAITS_NAMED_MAX]
         ],
-        "disagree": [_disagreement(one) for one in progress.named],
+        "disagree": [_disagreement(one) for one in progress.named.values()],
     }
 
 

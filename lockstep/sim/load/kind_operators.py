@@ -386,7 +386,7 @@ def _refuse_disagreement(node: Node, repair: int) -> None:
     """TRK-1, as a repair that compares data with ids sees it."""
     progress = node.work.repairs.progress.get(repair)
     if progress is not None and progress.named:
-        raise Violation("TRK-1", f"repair {repair} found that {progress.named[0].text()}")
+        raise Violation("TRK-1", f"repair {repair} found that {next(iter(progress.named.values())).text()}")
 
 
 class RepairOperators:

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from lockstep.metadata import schema_change
-from lockstep.node.tracked_repairs.data_against_ids import TrackedRepairs
-from lockstep.node.tracked_repairs.id_waits import IdWaits
+from lockstep.node.repairing.data_against_ids import TrackedRepairs
+from lockstep.node.repairing.id_waits import IdWaits
 from lockstep.node.work.repairs import Comparison
 from lockstep.sim.plant import Planted, replaced
 from lockstep.topology import repairs

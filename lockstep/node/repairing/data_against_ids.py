@@ -17,12 +17,11 @@ import msgspec
 from lockstep.metadata.purging import purge_before_s
 from lockstep.metadata.repairs import Repair
 from lockstep.node.context import NodeContext
-from lockstep.node.tracked_repairs.id_waits import IdWaits
+from lockstep.node.repairing.id_waits import IdWaits
+from lockstep.node.repairing.progress import Disagreement, RepairProgress
 from lockstep.node.work.repairs import (
     PAGE_ROWS_MAX,
     Comparison,
-    Disagreement,
-    RepairProgress,
     RepairQuestions,
     parts_that_differ,
 )

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 
 from lockstep.metadata.repairs import Repair
 from lockstep.node.context import NodeContext
-from lockstep.node.work.repairs import RepairProgress, RepairQuestions
+from lockstep.node.repairing.progress import RepairProgress
+from lockstep.node.work.repairs import RepairQuestions
 from lockstep.placement.placements import PlacedRange, RingPlacement
 from lockstep.replica.id_participant import require_same
 from lockstep.replica.messages import AskedRange, AskIds, ToldIds
