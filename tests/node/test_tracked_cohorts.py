@@ -264,3 +264,25 @@ def test_what_was_joined_of_two_ranges_is_told_of_only_by_entries() -> None:
         assert reconciler._told_of(cluster, shard, journal.held(shard)).apart.count == count
         back(town, 3)
         whole(town)
+
+
+def test_what_a_replica_told_before_it_was_filled_goes_to_no_cohort() -> None:
+    """It told in a round, and is filled in the same one: what it told is void."""
+    with tracked(17) as town:
+        hasty(town, 1)
+        assert write(town, 1, ALL, b"old").error is None
+        settled(town)
+        away(town, 3)
+        reconciler, own_ids = town.node(1).data.reconciler, [town.node(n).context.own_id() for n in (2, 3)]
+        paused(town, 1, 2)
+        assert write(town, 1).error is None
+        town.until(lambda: not town.node(1).context.alive(own_ids[1]))
+        town.wait(2 * AFTER_S)
+        shard = shard_of(town)
+        held_here, cluster = reconciler.journal.held(shard), town.node(1).log.cluster
+        reconciler._is_away(own_ids[1])
+        town.wait(2 * AFTER_S)
+        assert reconciler._is_away(own_ids[1])
+        reconciler.void(shard, own_ids[0])
+        reconciler._part(cluster, shard, held_here, {own_ids[0]})
+        assert apart(town, 1) == 0 and unreconciled(town, 1) == 1

@@ -346,12 +346,16 @@ class Reconciler:
         there = [node for node in others if node not in gone]
         if not gone or not fresh.issuperset(there) or self.journal.taking(shard) is not None:
             return
+        told = self._told.get(shard, {})
+        if any(node not in told for node in there):
+            self._runtime.probes.reach("cohort.told_void")
+            return  # What one of them told in this round is void since: it is being filled.
         dcs = cluster.directory.dc_by_id
         near = frozenset(node for node in group.reads if dcs.get(node) == dcs.get(NodeId(own_id)))
         if not are_enough(frozenset((own_id, *there)), frozenset(group.reads), near):
             self._runtime.probes.reach("cohort.too_few")
             return
-        common = reduce(Held.intersection, (self._told[shard][node] for node in there), own)
+        common = reduce(Held.intersection, (told[node] for node in there), own)
         count = self.journal.set_apart(shard, common)
         self.set_apart += count
         if count:
