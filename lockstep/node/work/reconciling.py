@@ -344,12 +344,10 @@ class Reconciler:
             return
         gone = {node for node in others if node not in fresh and self._is_away(node)}
         there = [node for node in others if node not in gone]
-        if not gone or not fresh.issuperset(there) or self.journal.taking(shard) is not None:
-            return
         told = self._told.get(shard, {})
-        if any(node not in told for node in there):
-            self._runtime.probes.reach("cohort.told_void")
-            return  # What one of them told in this round is void since: it is being filled.
+        heard = fresh.intersection(told)  # Not who told in this round, and is being filled since.
+        if not gone or not heard.issuperset(there) or self.journal.taking(shard) is not None:
+            return
         dcs = cluster.directory.dc_by_id
         near = frozenset(node for node in group.reads if dcs.get(node) == dcs.get(NodeId(own_id)))
         if not are_enough(frozenset((own_id, *there)), frozenset(group.reads), near):
