@@ -213,20 +213,23 @@ _STEPS = {
 _ENDS = "an entry closes the session and records what was repaired"
 
 
-#: What is told of progress in other words.
-_OTHERWISE = ("lacking", "by_table", "named")
-
-
 def _progress(progress: RepairProgress) -> Document:
-    told = {name: value for name, value in vars(progress).items() if name not in _OTHERWISE}
     waits = sorted(progress.lacking.items(), key=lambda pair: (-pair[1], pair[0]))
     return {
-        **told,
+        "ranges": progress.ranges,
+        "ranges_done": progress.ranges_done,
+        "ranges_failed": progress.ranges_failed,
+        "leaves": progress.leaves,
+        "leaves_different": progress.leaves_different,
+        "changes_sent": progress.changes_sent,
+        "bytes_sent": progress.bytes_sent,
+        "full": progress.full,
         "ids_lacking": sum(progress.lacking.values()),
         "waits_for": [
             {"group": group, "left": left, "right": right, "lacking": count}
             for (group, left, right), count in waits[:REPAIR_WAITS_NAMED_MAX]
         ],
+        "disagreements": progress.disagreements,
         "disagree": [_disagreement(one) for one in progress.named.values()],
     }
 
