@@ -51,7 +51,7 @@ class IdParticipant:
             if number and number % RECONCILE_SHARDS_A_TURN == 0:
                 await asyncio.sleep(0)
             shard = (ask.group, asked.right)
-            require_same(self._metadata(), ask.group, asked, self._own_id())
+            require_same(self._metadata(), ask.group, asked)
             if not self._tracked.is_filled():
                 raise RangeLacking(f"node {self._own_id()} lost a part of its tables, and is being filled")
             held.append(journal.held(shard) if journal.taking(shard) is None else None)
@@ -59,19 +59,13 @@ class IdParticipant:
         return ToldIds(self._metadata().epoch, tuple(held))
 
 
-def require_same(cluster: ClusterMetadata, group: int, asked: AskedRange, node: int) -> None:
-    """NotReplica unless the range is as it was asked about, and the node one of its replicas."""
+def require_same(cluster: ClusterMetadata, group: int, asked: AskedRange) -> None:
+    """NotReplica, which ends a wait, unless the range has the replicas and bounds that it was asked about
+    with."""
     placed = placed_at(cluster, (group, asked.right))
     if placed is None or (placed.range.left, placed.group.epoch) != (asked.left, asked.since):
-        raise changed(asked)
-    if node not in placed.group.writes:
-        raise NotReplica(f"node {node} is no replica of ({asked.left}, {asked.right}]")
-
-
-def changed(asked: AskedRange) -> NotReplica:
-    """What ends a wait whose range got other replicas or bounds."""
-    return NotReplica(
-        f"({asked.left}, {asked.right}] got other replicas or bounds while its ids were awaited; "
-        "run the repair again once nothing moves",
-        hint="lockstep topology requests",
-    )
+        raise NotReplica(
+            f"({asked.left}, {asked.right}] got other replicas or bounds while its ids were awaited; "
+            "run the repair again once nothing moves",
+            hint="lockstep topology requests",
+        )

@@ -54,7 +54,7 @@ class IdWaits:
         try:
             while True:
                 for one in asked:
-                    require_same(self._metadata(), group, one, nodes[0])
+                    require_same(self._metadata(), group, one)
                 await self._ask_pending(repair, group, waits)
                 lacking = {one: wait.lacking_count for one, wait in waits.items() if not wait.is_over}
                 if progress is not None:
