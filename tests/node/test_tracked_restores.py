@@ -9,14 +9,21 @@ import pytest
 
 from lockstep.metadata.repairs import Repair, RepairState
 from lockstep.metadata.schema_change import ChangeSchema
+from lockstep.node.node import Node
 from lockstep.replica.backup_messages import BackupAction, BackupOrder, BackupStatus
 from lockstep.schema.changes import EmptyTable
 from lockstep.server.views.tracking_views import migration_rows
+from lockstep.sim.door import mutation_for
+from lockstep.sim.load.history import Change
 from lockstep.values.errors import Rejected
 from tests.node.support import Town
 from tests.node.test_backups import back_up, ended, restore, restoring
 from tests.node.test_repairs import done, part, table_id
+from tests.node.test_requests_while_moving import table_of
 from tests.node.test_tracked import (
+    KEY,
+    QUORUM,
+    TIMEOUT_MS,
     _counted_reads,
     held,
     isolated,
@@ -27,6 +34,7 @@ from tests.node.test_tracked import (
     write,
 )
 from tests.node.test_tracked_migration import altered, by_ids, filled, untracked
+from tests.node.test_tracked_moves import comes
 from tests.node.test_tracked_repairs import repair
 from tests.node.test_tracked_witnesses import witnessed
 
@@ -201,3 +209,46 @@ def test_a_keyspace_with_witnesses_takes_no_restore() -> None:
         refused = town.begin(2, lambda node: restoring(node, "b"))
         town.finish(refused)
         assert isinstance(refused.error, Rejected) and "witnesses" in refused.error.message
+
+
+def test_what_was_deleted_since_stays_deleted_on_every_replica() -> None:
+    with tracked(308) as town:
+        assert write(town, 1).error is None
+        assert write(town, 1, key=b"kept").error is None
+        settled(town)
+        back_up(town)
+
+        async def delete(node: Node) -> None:
+            at_us = node.runtime.clock.wall_us()
+            change = Change("t", KEY, at_us, QUORUM, TIMEOUT_MS, delete_rows=(0, 9))
+            made = mutation_for(change, table_of(node), node.data.new_mutation_id(), at_us // 1_000_000)
+            await node.data.coordinator.write(made, QUORUM, TIMEOUT_MS)
+
+        done(town, town.begin(2, delete))
+        settled(town)
+        assert restore(town).state is RepairState.DONE
+        town.agreed(*NODES)
+        for number in NODES:
+            assert (len(rows_read(town, number)), len(rows_read(town, number, key=b"kept"))) == (1, 10)
+        assert repair(town, 1, full=True).disagreements == 0
+
+
+def test_a_node_that_joins_meanwhile_has_it_too_before_anybody_is_read_by_ids() -> None:
+    with tracked(309) as town:
+        for number in range(30):
+            assert write(town, 1, key=b"k%d" % number).error is None
+        settled(town)
+        back_up(town)
+        emptied(town)
+        free = held_at(town, 3)
+        restoring_ = begun(town)
+        comes(town, 4)
+        free.append(True)
+        assert ended(town, restoring_).state is RepairState.DONE
+        town.agreed(1, 2, 3, 4)
+        assert since(town) == 0 and all(by_ids(town, number) for number in (1, 2, 3, 4))
+        stored = [sum(rows_of(town, n, b"k%d" % number) for number in range(30)) for n in (1, 2, 3, 4)]
+        assert sum(stored) >= 3 * 300 and stored[3] > 0
+        assert repair(town, 4, full=True).disagreements == 0
+        for number in range(30):
+            assert rows_read(town, 1 + number % 4, key=b"k%d" % number) == [b"v"] * 10
