@@ -20,7 +20,7 @@ from lockstep.metadata.directory import NodeState
 from lockstep.metadata.groups.membership import without_vote
 from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.operations import Operation, Stage
-from lockstep.metadata.repairs import RepairPart, RepairState
+from lockstep.metadata.repairs import RepairState, parts_by_group
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
 from lockstep.runtime.ports import Runtime
@@ -456,10 +456,10 @@ class RepairOperators:
         incremental: bool = False,
     ) -> None:
         keyspace = node.log.cluster.schema.by_name[KEYSPACE]
-        part = RepairPart(KEYSPACE, keyspace.group, tables, ranges)
+        parts = parts_by_group(keyspace, tables, ranges)
         try:
             full = keyspace.tracked and not incremental
-            begun = await node.work.repairs.begin((part,), nodes, incremental=incremental, full=full)
+            begun = await node.work.repairs.begin(parts, nodes, incremental=incremental, full=full)
         except LockstepError as error:
             self._cluster.tell("operator", f"no repair: {error}")
             return
