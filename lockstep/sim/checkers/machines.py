@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -123,15 +124,15 @@ class _Asked:
     """One machine's steps; every so many of them it validates itself."""
 
     def __init__(self, every: int) -> None:
-        self._every = every
-        self._steps = 0
+        self._is_asked = itertools.cycle((*[False] * (every - 1), True)).__next__
 
     def after(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        is_asked = self._is_asked
+
         @functools.wraps(step)
         def checked(machine: Any, *args: Any, **named: Any) -> Any:
             found = step(machine, *args, **named)
-            self._steps += 1
-            if self._steps % self._every == 0:
+            if is_asked():
                 machine.validate()
             return found
 

@@ -40,6 +40,7 @@ from lockstep.values.tokens import Range, token_of
 _OPERATIONS = codec.decoder(list[tuple[Any, ...]])
 _PAIRS = codec.decoder(list[tuple[bytes, bytes]])
 _STORE = "store"
+_FRAGMENT = Family.DATA.value
 #: How keys of mutations in the journal begin.
 _ENTRY = Family.JOURNAL.value + RECORD
 
@@ -72,7 +73,11 @@ class DurableContent:
         self._pairs: dict[bytes, bytes] = {}
         self._log = ""
         self._read = b""
-        self._partitions: dict[tuple[int, bytes], _Partition] | None = None
+        #: Fragments of tables by partition: (table, key) -> store key -> value; None: nobody has asked yet.
+        self._fragments: dict[tuple[int, bytes], dict[bytes, bytes]] | None = None
+        self._partitions: dict[tuple[int, bytes], _Partition] = {}
+        #: Partitions that changed since they were folded.
+        self._stale: dict[tuple[int, bytes], None] = {}
         self._entries: dict[tuple[int, bytes], _Partition] | None = None
 
     def state(self, table_id: int, key: bytes, clustering: bytes) -> State:
@@ -96,7 +101,7 @@ class DurableContent:
     def pairs(self, table_ids: Collection[int]) -> Iterable[tuple[bytes, bytes]]:
         """The stored fragments of the tables, in no order."""
         for store_key, value in self._pairs.items():
-            if store_key[:1] == b"\x10" and int.from_bytes(store_key[1:5], "big") in table_ids:
+            if store_key[:1] == _FRAGMENT and int.from_bytes(store_key[1:5], "big") in table_ids:
                 yield store_key, value
 
     def records(self, lower: bytes, upper: bytes) -> dict[bytes, bytes]:
@@ -107,52 +112,89 @@ class DurableContent:
         return self._pairs.get(store_key)
 
     def refresh(self) -> None:
-        files = self.disk.durable()
+        prefix = f"{_STORE}/checkpoint-"
         generation = max(
-            (int(name.rpartition("-")[2]) for name in files if name.startswith(f"{_STORE}/checkpoint-")),
+            (int(name.rpartition("-")[2]) for name in self.disk.durable_names() if name.startswith(prefix)),
             default=0,
         )
         log = f"{_STORE}/log-{generation}"
-        content = files.get(log, b"")
+        content = self.disk.durable_content(log)
         if log != self._log or not content.startswith(self._read):
             self._log, self._read = log, b""
-            self._pairs = {}
-            self._partitions = self._entries = None
-            for body in _bodies(files.get(f"{_STORE}/checkpoint-{generation}", b"")):
-                self._pairs.update(_PAIRS.decode(body))
+            pairs: dict[bytes, bytes] = {}
+            for body in _bodies(self.disk.durable_content(f"{prefix}{generation}")):
+                pairs.update(_PAIRS.decode(body))
+            self._replace(pairs)
         if len(content) > len(self._read):
             self._append(content)
 
     def _append(self, content: bytes) -> None:
         taken = len(self._read)
-        self._partitions = self._entries = None
+        records = codec.scan_records(
+            self._log, content[taken:], record_bytes_max=limits.MODEL_STORE_RECORD_BYTES_MAX
+        )
         try:
-            for end, body in codec.scan_records(
-                self._log, content[taken:], record_bytes_max=limits.MODEL_STORE_RECORD_BYTES_MAX
-            ):
-                for operation in _OPERATIONS.decode(body):
-                    self._apply(operation)
-                self._read = content[: taken + end]
+            found = list(records)
         except CorruptFile:
             # A store that was damaged holds nothing for certain.
-            self._log, self._pairs = "", {}
+            self._log = ""
+            self._replace({})
+            return
+        for _, body in found:
+            for operation in _OPERATIONS.decode(body):
+                self._apply(operation)
+        if found:
+            self._read = content[: taken + found[-1][0]]
+
+    def _replace(self, pairs: dict[bytes, bytes]) -> None:
+        """A checkpoint differs little from the log before it."""
+        for store_key in [known for known in self._pairs if known not in pairs]:
+            self._delete(store_key)
+        for store_key, value in pairs.items():
+            if self._pairs.get(store_key) != value:
+                self._put(store_key, value)
 
     def _apply(self, operation: tuple[Any, ...]) -> None:
         if operation[0] == "put":
-            self._pairs[operation[1]] = operation[2]
+            self._put(operation[1], operation[2])
         elif operation[0] == "delete":
-            self._pairs.pop(operation[1], None)
+            self._delete(operation[1])
         else:
             lower, upper = operation[1], operation[2]
             for key in [key for key in self._pairs if lower <= key < upper]:
-                del self._pairs[key]
+                self._delete(key)
+
+    def _put(self, store_key: bytes, value: bytes) -> None:
+        self._pairs[store_key] = value
+        if self._fragments is not None and store_key[:1] == _FRAGMENT:
+            place = _place(store_key)
+            self._fragments.setdefault(place, {})[store_key] = value
+            self._stale[place] = None
+        elif store_key.startswith(_ENTRY):
+            self._entries = None
+
+    def _delete(self, store_key: bytes) -> None:
+        if self._pairs.pop(store_key, None) is None:
+            return
+        if self._fragments is not None and store_key[:1] == _FRAGMENT:
+            place = _place(store_key)
+            del self._fragments[place][store_key]
+            self._stale[place] = None
+        elif store_key.startswith(_ENTRY):
+            self._entries = None
 
     def _folded(self) -> dict[tuple[int, bytes], _Partition]:
-        if self._partitions is None:
-            self._partitions = {}
+        if self._fragments is None:
+            self._fragments = {}
             for store_key, value in self._pairs.items():
-                if store_key[:1] == b"\x10":
-                    self._fold(store_key, value, self._partitions)
+                if store_key[:1] == _FRAGMENT:
+                    self._fragments.setdefault(_place(store_key), {})[store_key] = value
+            self._stale = dict.fromkeys(self._fragments)
+        for place in self._stale:
+            self._partitions.pop(place, None)
+            for store_key, value in self._fragments[place].items():
+                self._fold(store_key, value, self._partitions)
+        self._stale.clear()
         return self._partitions
 
     def _folded_entries(self) -> dict[tuple[int, bytes], _Partition]:
@@ -186,6 +228,11 @@ class DurableContent:
         states += [(part.timestamp_us, b"") for part in (row.liveness, row.deletion) if part is not None]
         states += [(gone.deletion.timestamp_us, b"") for gone in row.column_deletions]
         partition.rows[clustering] = max(partition.rows.get(clustering, NOTHING), *states, NOTHING)
+
+
+def _place(store_key: bytes) -> tuple[int, bytes]:
+    """(table, key) of a fragment."""
+    return int.from_bytes(store_key[1:5], "big"), keys.split_partition(store_key)[1]
 
 
 def _bodies(content: bytes) -> Iterable[bytes]:

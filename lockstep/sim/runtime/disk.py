@@ -8,7 +8,9 @@ last finished sync of its directory, plus any part of later changes. A killed pr
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 #: Pieces that reach the platter on their own; small ones tear small records too.
 _SECTOR_BYTES = (16, 64, 512)
+#: Each sync asks of its path which kind it is: more than those of a run that are open.
+_PATHS_KEPT = 4096
 #: Longest junk behind a torn tail.
 _JUNK_BYTES_MAX = 24
 
@@ -322,11 +326,21 @@ class SimDisk:
         """Names that are certain to survive a power cut now: path -> (durable bytes, all bytes)."""
         return {path: (len(file.durable), len(file.cache)) for path, file in self._durable_names.items()}
 
+    def durable_names(self) -> Iterable[str]:
+        """Names that are certain to survive a power cut now, in no order."""
+        return self._durable_names.keys()
+
+    def durable_content(self, path: str) -> bytes:
+        """What is certain to survive a power cut now of one file; nothing where its name does not."""
+        file = self._durable_names.get(path)
+        return b"" if file is None else bytes(file.durable)
+
     def durable(self) -> dict[str, bytes]:
         """What is certain to survive a power cut now: path -> content. For recovery oracles."""
         return {path: bytes(self._durable_names[path].durable) for path in sorted(self._durable_names)}
 
 
+@functools.lru_cache(_PATHS_KEPT)
 def kind_of(path: str) -> str:
     """What files of one kind have in common: their path without numbers and ids."""
     return _NUMBERS.sub("#", path)

@@ -12,7 +12,7 @@ import asyncio
 import contextvars
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from lockstep.sim.runtime.streams import SimClock, Stream
@@ -55,11 +55,13 @@ class Callback:
         owner = getattr(self.function, "__self__", None)
         return owner if isinstance(owner, asyncio.Task) else None
 
-    def name(self) -> str:
-        owner = getattr(self.function, "__self__", None)
-        if isinstance(owner, asyncio.Task):
-            return owner.get_name()
-        return getattr(self.function, "__qualname__", "call")
+
+def name_of(function: Callable[..., Any]) -> str:
+    """The name of a call in the trace: of the task that it steps or wakes, or of the function."""
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, asyncio.Task):
+        return owner.get_name()
+    return getattr(function, "__qualname__", "call")
 
 
 class SimFuture(asyncio.Future[Any]):
@@ -208,7 +210,7 @@ class SimLoop(asyncio.BaseEventLoop):
             if not self.listed and not self.stalled:
                 self.listed = True
                 self.world.ready.append(self)
-        return cast(asyncio.Handle, scheduled)
+        return scheduled  # type: ignore[return-value]
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
@@ -224,7 +226,7 @@ class SimLoop(asyncio.BaseEventLoop):
         )
         if not self.dead:
             self.world.push_timer(self.clock.world_ns(when), self, scheduled)
-        return cast(asyncio.TimerHandle, scheduled)
+        return scheduled  # type: ignore[return-value]
 
     def call_later(  # type: ignore[override]
         self,
@@ -292,8 +294,8 @@ class SimLoop(asyncio.BaseEventLoop):
             error = context.get("exception")
             self.world.fail("callback", self.label, str(context.get("message")), error)
 
-    def get_debug(self) -> bool:
-        return False
+    #: asyncio asks for each future and task: no call of Python code answers False.
+    get_debug = staticmethod(bool)
 
     def set_debug(self, enabled: bool) -> None:
         """asyncio's debug mode would time callbacks with the real clock."""

@@ -68,7 +68,7 @@ class Process:
         self.callback_cost_us = 0
         self.disk = SimDisk(world, name)
         self.faults = world.stream(f"fault/{name}")
-        self.clock = SimClock(lambda: world.now_ns, (10 + self.faults.randrange(100_000)) * NS)
+        self.clock = SimClock(world, (10 + self.faults.randrange(100_000)) * NS)
         self._main: Main | None = None
         self._paused = False
         self._paused_at_ns = 0

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Callable
+from typing import Protocol
 
 from lockstep.runtime.real.tasks import uuid_text
 
@@ -49,14 +49,20 @@ NS = 1_000_000_000
 WALL_START_US = 1_767_225_600_000_000
 
 
+class Timed(Protocol):
+    """The world that a clock shows."""
+
+    now_ns: int
+
+
 class SimClock:
     """Clock port. `start_ns` is what monotonic time shows first: it differs per process, so that
     code which compares monotonic times of two nodes fails."""
 
-    def __init__(self, now_ns: Callable[[], int], start_ns: int) -> None:
-        self._now_ns = now_ns
+    def __init__(self, world: Timed, start_ns: int) -> None:
+        self._world = world
         self._start_ns = start_ns
-        self._base_world_ns = now_ns()
+        self._base_world_ns = world.now_ns
         self._base_local_ns = start_ns
         self._wall_offset_us = 0
         #: Wall time shows multiples of this only: it stands still in between.
@@ -64,10 +70,10 @@ class SimClock:
         self.rate = 1.0
 
     def monotonic_ns(self) -> int:
-        return self._base_local_ns + int((self._now_ns() - self._base_world_ns) * self.rate)
+        return self._base_local_ns + int((self._world.now_ns - self._base_world_ns) * self.rate)
 
     def monotonic_s(self) -> float:
-        return (self._base_local_ns + int((self._now_ns() - self._base_world_ns) * self.rate)) / NS
+        return (self._base_local_ns + int((self._world.now_ns - self._base_world_ns) * self.rate)) / NS
 
     def wall_us(self) -> int:
         wall_us = WALL_START_US + self._wall_offset_us + (self.monotonic_ns() - self._start_ns) // 1000
@@ -86,7 +92,7 @@ class SimClock:
         """Local seconds per world second from now on; drift of a healthy clock is within 1 +- 0.0005."""
         assert rate > 0, rate
         self._base_local_ns = self.monotonic_ns()
-        self._base_world_ns = self._now_ns()
+        self._base_world_ns = self._world.now_ns
         self.rate = rate
 
     @property

@@ -24,7 +24,7 @@ import msgspec
 
 from lockstep.runtime.ports import Runtime
 from lockstep.sim.runtime.guard import Guard
-from lockstep.sim.runtime.loop import Callback, SimLoop
+from lockstep.sim.runtime.loop import Callback, SimLoop, name_of
 from lockstep.sim.runtime.network import Fabric
 from lockstep.sim.runtime.probes import ProbeBoard
 from lockstep.sim.runtime.process import Process
@@ -220,7 +220,9 @@ class World:
         """
         callback = Callback(function, args, self._context, label)
         self._sequence += 1
-        heapq.heappush(self._heap, (max(time_ns, self.now_ns), self._sequence, loop, callback))
+        now_ns = self.now_ns
+        at_ns = time_ns if time_ns > now_ns else now_ns
+        heapq.heappush(self._heap, (at_ns, self._sequence, loop, callback))
         return callback
 
     def after(self, delay_s: float, function: Callable[..., Any], *args: Any, label: str) -> Callback:
@@ -232,7 +234,8 @@ class World:
         if jitter_us:
             time_ns += int(self._timer_stream.random() * jitter_us * 1000)
         self._sequence += 1
-        heapq.heappush(self._heap, (max(time_ns, self.now_ns), self._sequence, loop, callback))
+        now_ns = self.now_ns
+        heapq.heappush(self._heap, (time_ns if time_ns > now_ns else now_ns, self._sequence, loop, callback))
 
     def blocking_delay_ns(self) -> int:
         return 1000 + int(self._blocking_stream.random() * self.settings.blocking_us * 1000)
@@ -356,7 +359,9 @@ class World:
                     current = loop
                 self.steps += 1
                 label = callback.label
-                block.append((self.now_ns, loop.label, callback.name() if label is None else label))
+                if label is None:
+                    label = name_of(callback.function)
+                block.append((self.now_ns, loop.label, label))
                 try:
                     callback.context.run(callback.function, *callback.args)
                 except (SystemExit, KeyboardInterrupt):
