@@ -17,6 +17,7 @@ unions too large to list.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -31,6 +32,8 @@ from lockstep.values.ids import Consistency, NodeId
 
 #: Unions up to this many nodes are listed set by set: 4096 sets, at most 16 million pairs.
 LISTED_NODES_MAX = 12
+#: Of what layouts and flaws have in common, each case is compared once: more than one whole check has.
+_CASES_KEPT = 1 << 14
 #: Pairs compared in one step: the block of results stays in the cache of a core.
 _BLOCK_PAIRS = 1 << 17
 
@@ -63,10 +66,12 @@ def quorum_masks(side: Side) -> Masks:
 
 
 def _bits(masks: Masks) -> Counts:
-    counts = np.zeros(masks.shape, dtype=np.int8)
-    for bit in range(LISTED_NODES_MAX):
-        counts += ((masks >> np.uint16(bit)) & np.uint16(1)).astype(np.int8)
-    return counts
+    found: Counts = _BITS[masks]
+    return found
+
+
+#: How many bits each mask has.
+_BITS: Counts = np.array([mask.bit_count() for mask in range(1 << LISTED_NODES_MAX)], dtype=np.int8)
 
 
 def missing_pairs(readers: Masks, writers: Masks) -> int:
@@ -310,6 +315,7 @@ class Checker:
                             yield read_level, read_dc, write_level, write_dc
 
 
+@functools.lru_cache(_CASES_KEPT)
 def compare(case: Case) -> Outcome:
     """Compare all pairs of the case: set by set up to LISTED_NODES_MAX nodes, by classes in any case."""
     reading, writing = case.sides()
