@@ -480,12 +480,12 @@ class RingMember:
 
     def _effects(self) -> Effects:
         assert len(self._messages) <= RING_MESSAGES_MAX, "a step says so much at most"
-        now = Kept(self._ring, self._launch, self._promises.state, self._initiator.state, self._votes.state)
-        assert now.ring.sequence >= self._kept.ring.sequence, "the ring only goes forward"
-        changed = any(map(operator.is_not, _FIELDS(now), _FIELDS(self._kept)))
-        self._kept = now
+        now = (self._ring, self._launch, self._promises.state, self._initiator.state, self._votes.state)
+        assert self._ring.sequence >= self._kept.ring.sequence, "the ring only goes forward"
+        kept = Kept(*now) if any(map(operator.is_not, now, _FIELDS(self._kept))) else None
+        self._kept = kept or self._kept
         effects = Effects(
-            now if changed else None,
+            kept,
             tuple(self._messages),
             tuple(self._alarms),
             tuple(self._ended),

@@ -14,6 +14,7 @@ import msgspec
 
 from lockstep.ring.changes import Change, decide, end_without_change, problem
 from lockstep.ring.ring import Delta, Ring
+from lockstep.values.memo import memo
 
 
 class Ballot(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -28,7 +29,7 @@ class Ballot(msgspec.Struct, frozen=True, array_like=True, order=True):
 NO_BALLOT: Final = Ballot(0, "", 0)
 
 
-class Proposal(msgspec.Struct, frozen=True, array_like=True):
+class Proposal(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """Without `changes` it ends its ring without a change, unless its delta carries something: then it
     does so when `ends` says so. `initiator` is the node that proposed it first."""
 
@@ -47,10 +48,16 @@ class Proposal(msgspec.Struct, frozen=True, array_like=True):
         return self.delta.base
 
     def validate(self) -> None:
-        assert self.op and self.initiator and self.delta.op == self.op, "a proposal has a name"
-        known = self.changes or self.delta.carried
-        assert bool(known) >= bool(self.delta.entries), "entries come from changes"
-        self.delta.validate()
+        # Those who hold it are asked after each step.
+        memo(self, "_is_sound", _is_sound)
+
+
+def _is_sound(proposal: Proposal) -> bool:
+    assert proposal.op and proposal.initiator and proposal.delta.op == proposal.op, "a proposal has a name"
+    known = proposal.changes or proposal.delta.carried
+    assert bool(known) >= bool(proposal.delta.entries), "entries come from changes"
+    proposal.delta.validate()
+    return True
 
 
 def proposal_of(ring: Ring, op: str, initiator: str, changes: Sequence[Change]) -> Proposal:
