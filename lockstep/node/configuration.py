@@ -25,9 +25,9 @@ from lockstep.node.settings import (
     problem,
     secret_problem,
 )
-from lockstep.placement.tablets.load import TARGET_TABLET_BYTES
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.limits import STREAM_FILE_BYTES, TOKENS_PER_NODE_MAX
+from lockstep.values.node_limits import TARGET_TABLET_BYTES
 
 #: Founders wait for each other, and the loss of any one during that time stops all: enough for a rack of
 #: machines that are set up together, while larger clusters grow by nodes that join.

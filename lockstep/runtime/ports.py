@@ -5,11 +5,14 @@ Invariant: every promise here holds in both families; nothing beyond it may be r
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
+
+if TYPE_CHECKING:
+    # Commands read settings, which name ports, and run no loop: asyncio is a seventh of their start.
+    import asyncio
 
 T = TypeVar("T")
 

@@ -404,3 +404,6 @@ AUDIT_IDS_MAX: Final = 100_000
 #: Ids that it names: where more differ, a whole replica is to be compared.
 AUDIT_DIFFERING_MAX: Final = 1_000
 AUDIT_TIMEOUT_MS: Final = 2_000
+
+#: Bytes that a tablet is to have: a move of one takes seconds, and a node of terabytes has hundreds.
+TARGET_TABLET_BYTES: Final = 5 << 30

@@ -13,8 +13,9 @@ from typing import Final
 
 import msgspec
 
-from lockstep.placement.tablets.load import GIB, TARGET_TABLET_BYTES
+from lockstep.placement.tablets.load import GIB
 from lockstep.schema.tablet_options import TABLET_COUNT_MAX, TabletHints, power_at_least, power_at_most
+from lockstep.values.node_limits import TARGET_TABLET_BYTES
 
 #: Tablet replicas of all tables on one shard that are aimed at: each costs a shard little, but not nothing.
 PER_SHARD_GOAL: Final = 100

@@ -17,8 +17,6 @@ import msgspec
 from lockstep.values.ids import NodeId
 
 GIB: Final = 1 << 30
-#: Bytes that a tablet is to have: a move of one takes seconds, and a node of terabytes has hundreds.
-TARGET_TABLET_BYTES: Final = 5 * GIB
 #: Tablets below this share of the target count as if they had it, so that empty tables spread, too.
 SMALLEST_SHARE: Final = 100
 #: By how much what a node says differs from what is known before that is news, as a share of what is known:

@@ -16,7 +16,6 @@ import msgspec
 from lockstep.placement.tablets.calm import is_apart
 from lockstep.placement.tablets.load import (
     SMALLEST_SHARE,
-    TARGET_TABLET_BYTES,
     Drain,
     Host,
     LoadStatistics,
@@ -29,6 +28,7 @@ from lockstep.placement.tablets.packing import NODE_EXCHANGES, RATE_UNITS, Packi
 from lockstep.placement.tablets.resize import NO_RESIZE, Resize, ResizeKind, moves_together, tablet_loads
 from lockstep.placement.tablets.shards import Replica
 from lockstep.values.ids import NodeId
+from lockstep.values.node_limits import TARGET_TABLET_BYTES
 
 #: A node takes no tablet that would fill its disk above this share: merging needs room.
 DISK_SHARE_MAX: Final = 0.98

@@ -24,7 +24,6 @@ from lockstep.placement.tablets import balancer
 from lockstep.placement.tablets.balancer import Plan, Target
 from lockstep.placement.tablets.load import (
     NO_LOAD,
-    TARGET_TABLET_BYTES,
     Drain,
     Host,
     LoadStatistics,
@@ -46,6 +45,7 @@ from lockstep.topology.tablets.stages import goes_back
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import SERVICE_TEXT_CHARACTERS_MAX
+from lockstep.values.node_limits import TARGET_TABLET_BYTES
 
 
 class Planned(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lockstep.placement.tablets.counts import CountedTable, CountSettings
 from lockstep.placement.tablets.evenness import SLIVER, WIDE, in_even_ones, is_uneven, width
-from lockstep.placement.tablets.load import GIB, TARGET_TABLET_BYTES, TabletLoad
+from lockstep.placement.tablets.load import GIB, TabletLoad
 from lockstep.placement.tablets.map import TabletMap, map_of
 from lockstep.placement.tablets.resize import (
     EVEN_MAX,
@@ -23,6 +23,7 @@ from lockstep.placement.tablets.resize import (
 )
 from lockstep.schema.tablet_options import TabletHints
 from lockstep.values.ids import NodeId
+from lockstep.values.node_limits import TARGET_TABLET_BYTES
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 
 from .clusters import setting

@@ -16,7 +16,6 @@ from lockstep.placement.tablets.load import (
     GIB,
     RATE_BAND_MIN,
     SMALLEST_SHARE,
-    TARGET_TABLET_BYTES,
     Host,
     LoadStatistics,
     NodeLoad,
@@ -26,6 +25,7 @@ from lockstep.placement.tablets.load import (
 from lockstep.placement.tablets.map import TabletMap, even_rights, map_of
 from lockstep.placement.tablets.target import BalancedTable
 from lockstep.values.ids import NodeId
+from lockstep.values.node_limits import TARGET_TABLET_BYTES
 
 from .clusters import CAPACITY, Carried, hosts_of, measured, scattered, setting
 
