@@ -13,6 +13,7 @@ PYTHON ?= $(shell for p in python3.11 python3; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 UV_VERSION := 0.13.8
+# Cores that tests may use.
 JOBS ?= 2
 SEEDS ?= 20
 SEED ?= 1
@@ -33,8 +34,9 @@ help: ## show this list
 demo: $(VENV)/.stamp-spark ## the whole tour: a cluster, load, topology changes under traffic, a Spark job, the proof
 	$(BIN)/lockstep demo $(ARGS)
 
+# Tests of real processes wait half of their time: one process more than cores keeps these busy.
 test: $(VENV)/.stamp-spark ## the whole test suite
-	$(BIN)/pytest -n $(JOBS) --dist loadfile $(ARGS)
+	$(BIN)/pytest -n $$(($(JOBS) + 1)) --dist loadfile $(ARGS)
 
 test-fast: $(VENV)/.stamp-dev ## under a minute: tests of pure code, which need nothing of the machine, without slow ones
 	$(BIN)/pytest --pure -m "not slow" -n $(JOBS) --dist worksteal -q $(ARGS)

@@ -11,18 +11,9 @@ from typing import Any
 
 import hypothesis
 import pytest
-from xdist.scheduler import LoadFileScheduling
 
 from tests import needs
-
-#: Rooms whose modules take long: they come first, and no process is left alone with one at the end.
-LONG = ("spark", "docs", "sim", "acceptance", "node", "server", "local")
-#: The modules of this room share a cluster and a Java runtime, so one process does them all.
-SHARING = "tests/spark"
-#: Modules of many long runs that share nothing: each test goes to whoever is free, or one process is left
-#: alone with half of a module.
-APART = ("tests/sim/test_runs.py", "tests/sim/test_planted.py", "tests/docs/test_shell_blocks.py")
-
+from tests.scheduling import Scheduling, place_of
 
 # Where a shell wants no `__pycache__` beside the sources, compiled code is kept in another folder: without it
 # each process of a run, and each that a test starts, compiles all it imports: most of its time to begin.
@@ -35,7 +26,9 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
 # Examples are the same in each run, so a failure is of the change at hand; how fast they are made tells of
 # the machine alone. HYPOTHESIS_PROFILE=fresh draws others.
 _UNTIMED: Any = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
-hypothesis.settings.register_profile("fixed", derandomize=True, database=None, **_UNTIMED)
+# A planted bug makes its test fail, and nobody reads which lines an example took: they are not traced.
+_UNTRACED = tuple(phase for phase in hypothesis.Phase if phase is not hypothesis.Phase.explain)
+hypothesis.settings.register_profile("fixed", derandomize=True, database=None, phases=_UNTRACED, **_UNTIMED)
 hypothesis.settings.register_profile("fresh", **_UNTIMED)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
@@ -43,14 +36,6 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 #: has a second attempt, and the run tells the first failure at its end. More than a few are no accident.
 SECOND_ATTEMPTS_MAX = 5
 _OF_PROCESSES = ("needs_addresses", "needs_processes")
-
-
-class Scheduling(LoadFileScheduling):
-    def _split_scope(self, nodeid: str) -> str:
-        module = str(super()._split_scope(nodeid))
-        if module in APART:
-            return nodeid
-        return SHARING if module.startswith(f"{SHARING}/") else module
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -92,8 +77,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(marker)
         if not set(markers).isdisjoint(_OF_PROCESSES):
             item.add_marker(pytest.mark.flaky(reruns=1))
-    places = {f"tests/{room}": place for place, room in enumerate(LONG)}
-    items.sort(key=lambda item: places.get(item.nodeid.rpartition("/test_")[0], len(LONG)))
+    items.sort(key=lambda item: place_of(item.nodeid))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
