@@ -28,7 +28,9 @@ def test_figures_come_as_json() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_tells_how_far_it_came_and_its_figures(number: signal.Signals) -> None:
     program = (
-        "import sys; from lockstep.sim import runner\n"
+        "import signal, sys; from lockstep.sim import runner\n"
+        # A shell that starts something in the background has it ignore SIGINT, and all that it starts.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "plain = runner.Batch.add\n"
         "def add(self, result):\n"
         "    plain(self, result); print('one', file=sys.stderr, flush=True)\n"

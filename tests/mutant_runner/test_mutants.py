@@ -87,20 +87,24 @@ def test_annotations_messages_and_class_options_are_left_alone(file: MutatedFile
             assert kept in changed, mutant
 
 
-def test_every_mutant_compiles_and_has_a_name_of_its_own() -> None:
-    files = of_room(ROOT, "placement")
-    names = [mutant.name for one in files for mutant in one.mutants]
+@pytest.fixture(scope="module")
+def placement() -> list[MutatedFile]:
+    """To parse a room and to make its mutants takes seconds."""
+    return of_room(ROOT, "placement")
+
+
+def test_every_mutant_compiles_and_has_a_name_of_its_own(placement: list[MutatedFile]) -> None:
+    names = [mutant.name for one in placement for mutant in one.mutants]
     assert len(names) == len(set(names)) > 1000
-    for one, mutant in sample(files, 60, seed=7):
+    for one, mutant in sample(placement, 60, seed=7):
         compile(one.source_of(mutant), mutant.path, "exec")
 
 
-def test_a_draw_takes_as_many_of_each_group_and_is_repeatable() -> None:
-    files = of_room(ROOT, "placement")
-    drawn = sample(files, 30, seed=3)
+def test_a_draw_takes_as_many_of_each_group_and_is_repeatable(placement: list[MutatedFile]) -> None:
+    drawn = sample(placement, 30, seed=3)
     assert [mutant.group for _, mutant in drawn] == ["logic"] * 10 + ["omission"] * 10 + ["data"] * 10
-    assert [mutant for _, mutant in drawn] == [mutant for _, mutant in sample(files, 30, seed=3)]
-    assert [mutant for _, mutant in drawn] != [mutant for _, mutant in sample(files, 30, seed=4)]
+    assert [mutant for _, mutant in drawn] == [mutant for _, mutant in sample(placement, 30, seed=3)]
+    assert [mutant for _, mutant in drawn] != [mutant for _, mutant in sample(placement, 30, seed=4)]
 
 
 def test_killed_endless_and_surviving_mutants_are_told_apart(tmp_path: Path) -> None:

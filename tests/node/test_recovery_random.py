@@ -252,13 +252,17 @@ def _speak_on(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(applying, "_extend_metadata", unextended)
 
 
+#: Each is looked for from the seed that found it last on, as `planted_seeds.json` has it for scenarios.
+PLANTED = {_apply_again: 1, _let_all_in: 14, _keep_the_journal: 1, _speak_on: 1}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("plant", [_apply_again, _let_all_in, _keep_the_journal, _speak_on])
+@pytest.mark.parametrize("plant", PLANTED)
 def test_planted_bugs_are_found(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    for seed in range(1, SEEDS_MAX):
+    for seed in range(PLANTED[plant], PLANTED[plant] + SEEDS_MAX):
         try:
             told(seed)
         except (Broken, AssertionError):
