@@ -23,6 +23,9 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
         "PYTHONPYCACHEPREFIX", str(Path(__file__).parents[1] / "build" / "bytecode")
     )
 
+# Nobody multiplies matrices: threads for that are made, and spin, in each process that imports NumPy.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # Examples are the same in each run, so a failure is of the change at hand; how fast they are made tells of
 # the machine alone. HYPOTHESIS_PROFILE=fresh draws others.
 _UNTIMED: Any = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
