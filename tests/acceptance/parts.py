@@ -16,6 +16,7 @@ from typing import Any
 
 from cassandra import ConsistencyLevel
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, Session
+from cassandra.concurrent import execute_concurrent_with_args
 from cassandra.policies import ConstantReconnectionPolicy, DCAwareRoundRobinPolicy, TokenAwarePolicy
 from click.testing import CliRunner
 
@@ -264,7 +265,8 @@ def writing(session: Session) -> Iterator[None]:
     finally:
         ended.set()
         writer.join()
-    found = {key: session.execute(select, (key,)).one() for key in acknowledged}
+    answers = execute_concurrent_with_args(session, select, [(key,) for key in acknowledged])
+    found = {key: rows.one() for key, (_, rows) in zip(acknowledged, answers, strict=True)}
     lost = [key for key, value in acknowledged.items() if found[key] is None or found[key].v != value]
     assert len(acknowledged) > 200 and lost == []
 
