@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from cassandra import ConsistencyLevel
 from cassandra.cluster import Session
+from cassandra.concurrent import execute_concurrent_with_args
 
 from lockstep.local.clusters import LocalCluster
 from tests.acceptance.parts import PORTS, connect
@@ -120,7 +121,9 @@ def test_a_table_splits_and_merges_and_nothing_is_lost(tmp_path: Path) -> None:
             clients.end()
         select = session.prepare("SELECT v FROM h.t WHERE k = ?")
         select.consistency_level = ConsistencyLevel.QUORUM
-        found = {key: session.execute(select, (key,)).one() for key in clients.acknowledged}
+        keys = [(key,) for key in clients.acknowledged]
+        answers = execute_concurrent_with_args(session, select, keys)
+        found = {key: rows.one() for (key,), (_, rows) in zip(keys, answers, strict=True)}
         lost = [key for key, value in clients.acknowledged.items() if not found[key] or found[key].v != value]
         assert lost == [] and clients.lost == []
         assert len(clients.acknowledged) > 500 and clients.scans > 2
