@@ -1,6 +1,6 @@
 """Which process of a run of the whole suite gets which tests, and when.
 
-Tests of real processes wait most of their time, and all others compute. A run has two processes more than
+Tests of real processes wait most of their time, and all others compute. A run has one process more than
 cores: the last one begins with what computes, the others with what waits, so that cores are busy while tests
 wait. What is left for the end are short modules that compute, and no process is left alone with a long one.
 """
