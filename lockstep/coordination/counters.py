@@ -260,7 +260,7 @@ class CounterLeader:
                 kept.set_exception(answer)
 
         plan = self._context.plans.write_plan(summed.table_id, summed.token, Consistency(request.consistency))
-        given = self._context.replica.give(plan, summed) if plan.shard is not None else None
+        given = self._context.replica.keeping.give(plan, summed) if plan.shard is not None else None
         self._context.replica.write(
             WriteRequest(request.epoch, request.needs_epoch, summed, tracking=given), answered
         )

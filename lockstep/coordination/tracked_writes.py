@@ -101,11 +101,11 @@ class TrackedWrites:
         an id."""
         if plan.consistency is Consistency.ANY:
             raise InvalidRequest("no write of a tracked table is at ANY: replicas of it are left no hints")
-        if plan.local is not None:
+        if plan.local is not None and plan.local.node in plan.group.writes:
             # One that is too large is refused by the step that would store it, and gets no id.
             # What is owed is kept by whoever owes it, until a quorum has it.
             first_epoch = plan.epoch if plan.has_views and not terms.is_owed else 0
-            given = terms.tracking or self._context.replica.give(plan, mutation, first_epoch)
+            given = terms.tracking or self._context.replica.keeping.give(plan, mutation, first_epoch)
             causal = CAUSAL.get()
             if causal is not None:
                 causal.wrote(plan, given, known_everywhere(self._context, plan))
@@ -139,7 +139,9 @@ class TrackedWrites:
 
     async def _led(self, plan: Plan, mutation: Mutation, deadline_s: float, what: str, terms: Terms) -> None:
         internode, alive = self._context.internode, self._context.alive
-        for target in sorted(plan.near_first, key=lambda target: not alive(target.node)):
+        # Who is a replica of the log of changes alone gives no ids.
+        leaders = [target for target in plan.near_first if target.node in plan.group.writes]
+        for target in sorted(leaders, key=lambda target: not alive(target.node)):
             left_ms = max(0.0, (deadline_s - self._runtime.clock.monotonic_s()) * 1000)
             lead = Lead(plan.needs_epoch, mutation, plan.consistency, int(left_ms), what, terms.needs_columns)
             try:
@@ -158,7 +160,7 @@ class TrackedWrites:
         if request.needs_epoch > plans.epoch:
             await self._context.catch_up(request.needs_epoch, peer.endpoint)
         plan = plans.plan_of(request.mutation, request.consistency)
-        if plan.local is None:
+        if plan.local is None or plan.local.node not in plan.group.writes:
             raise NotReplica(f"node {plan.asker.node} leads no write of token {request.mutation.token}")
         causal = Causal()
         noting = CAUSAL.set(causal)

@@ -214,7 +214,7 @@ class Plan:
             self.consistency,
             self.asker,
         )
-        plan.has_views, plan.log_id = self.has_views, self.log_id
+        plan.has_views, plan.log_id, plan.shard = self.has_views, self.log_id, self.shard
         plan._counts = self._counts
         assert plan.needs_epoch <= plan.epoch, "what matters to both has happened"
         if not self.asks_as(other):

@@ -215,7 +215,7 @@ class BallotService:
         if placement is None or not placement.is_tracked:
             return None, self._engine.apply(self._own_part(mutation))
         right = placement.ring.range_at(mutation.token).range.right
-        return self._replica.keep(placement, right, mutation, given)
+        return self._replica.keeping.keep(placement, right, mutation, given)
 
     async def _decoded(self, value: bytes) -> Mutation:
         if len(value) <= MERGED_BYTES_INLINE:

@@ -37,15 +37,15 @@ from lockstep.quorum.failure_codes import (
     WRITE,
     Refusals,
 )
-from lockstep.quorum.plans import Plan, PlanBook, TablePlacement
+from lockstep.quorum.plans import PlanBook, TablePlacement
+from lockstep.replica.keeping import Keeping
 from lockstep.replica.merging import SUMMARY, reply_to, with_known
 from lockstep.replica.messages import Known, ReadReply, ReadRequest, Tracking, WriteReply, WriteRequest
 from lockstep.replica.tracked import require_kept
 from lockstep.runtime.ports import Runtime
 from lockstep.storage.journal import Journal
 from lockstep.storage.shard_logs import ShardLogs
-from lockstep.storage.witnessing import require_room
-from lockstep.tracking.held import Held, MutationId, all_of
+from lockstep.tracking.held import Held, all_of
 from lockstep.values.codec import encode
 from lockstep.values.errors import InvalidRequest, LockstepError, NotReplica, RangeLacking, StaleEpoch
 from lockstep.values.node_limits import WRITES_A_TURN
@@ -157,6 +157,7 @@ class ReplicaService:
         self._metadata = metadata
         self._catch_up = catch_up
         self._plans = PlanBook(metadata, own_id)
+        self.keeping = Keeping(runtime, journal, self._plans)
         self.refusals = Refusals(runtime.probes)
         self.counts = TabletCounts()
         self._unsynced: list[_Unsynced] = []
@@ -230,17 +231,21 @@ class ReplicaService:
         is_own = self._plans.own in group.writes
         if mutation.captured is not None:
             mutation, is_own = self._own_part(mutation, mutation.captured, epoch, is_own)
+        is_of_log = mutation.table_id != request.mutation.table_id
         if not is_own:
             self.refusals.refused(WRITE, NOT_REPLICA)
             raise NotReplica(f"node {self._plans.own} receives no writes for token {mutation.token}")
-        has_views = placement.has_views and mutation.table_id == request.mutation.table_id
+        has_views = placement.has_views and not is_of_log
         if has_views:
             # What follows for a view is worked out from the row that was there.
             self.require_held(mutation.table_id, Range(mutation.token - 1, mutation.token))
         self._probes.reach("replica.write.accepted")
         if placement.is_tracked:
-            right, given = placed.range.right, request.tracking
-            sequence = self.keep(placement, right, mutation, given, request.first_epoch)[1]
+            if is_of_log:
+                sequence = self.keeping.keep_captured(mutation, request.tracking)
+            else:
+                of = placed.range.right, request.mutation, request.tracking, request.first_epoch
+                sequence = self.keeping.keep(placement, *of)[1]
         else:
             first_epoch = request.first_epoch if has_views else None
             sequence = self._engine.apply(mutation, first_epoch=first_epoch)
@@ -252,38 +257,6 @@ class ReplicaService:
         if not self._syncing:
             self._syncing = True
             self._runtime.tasks.spawn(self._sync(), "replica-sync")
-
-    def keep(
-        self,
-        placement: TablePlacement,
-        right: int,
-        mutation: Mutation,
-        given: MutationId | None,
-        first_epoch: int = 0,
-    ) -> tuple[MutationId, int]:
-        """Store a mutation of a tracked table unless it is here, for what has an id was stored as that was
-        given. What has none, as what was decided by ballots, or what was owed to the table before it was
-        tracked, gets one of this node's: so it comes to the others too. The id, and the sequence to await.
-        `first_epoch`: see WriteRequest."""
-        assert self.journal is not None and placement.is_tracked, "the table is tracked"
-        shard, follows = (placement.ring.id, right), first_epoch if placement.has_views else None
-        require_room(self.journal, shard, given)
-        if given is None:
-            given = self.journal.give(shard, mutation, self._runtime.clock.wall_us(), first_epoch=follows)
-            self._probes.reach("replica.write.named")
-        else:
-            self.journal.take(shard, given, mutation, first_epoch=follows)
-        return given, self.journal.sequence
-
-    def give(self, plan: Plan, mutation: Mutation, first_epoch: int = 0) -> MutationId:
-        """Store a mutation of a tracked table under an id of this node's. The plan, which has this node among
-        its targets, is of this very step; `write` with the id follows in it, and answers once durable.
-        `first_epoch`: see WriteRequest."""
-        assert self.journal is not None and plan.shard is not None, "the table is tracked"
-        assert plan.local is not None and plan.epoch == self._metadata().epoch, "the plan is new"
-        follows, now_us = first_epoch if plan.has_views else None, self._runtime.clock.wall_us()
-        require_room(self.journal, plan.shard)
-        return self.journal.give(plan.shard, mutation, now_us, first_epoch=follows)
 
     def _own_part(
         self, mutation: Mutation, captured: Mutation, epoch: int, is_own: bool

@@ -21,6 +21,7 @@ from lockstep.placement.placements import PlacedRange, ReplicaGroup, RingPlaceme
 from lockstep.quorum.failure_codes import NOT_REPLICA, READ, STALE_TABLE, Refusals
 from lockstep.runtime.ports import Runtime
 from lockstep.schema import tracking
+from lockstep.schema.log_tables import log_of
 from lockstep.schema.tracking import is_tracked
 from lockstep.storage.journal import Journal
 from lockstep.storage.journal_records import Named
@@ -29,6 +30,7 @@ from lockstep.topology.roles import keepers
 from lockstep.tracking.held import NOTHING, Held
 from lockstep.values.errors import LockstepError, NotReplica, PeerTimeout, StaleEpoch
 from lockstep.values.node_limits import JOURNAL_PULL_BYTES, JOURNAL_PULLS_MAX
+from lockstep.values.rows import without_log
 from lockstep.values.tokens import Range
 
 
@@ -206,25 +208,51 @@ class TrackedReplica:
                 return
 
     async def _take(self, shard: Shard, pulled: Pulled, source: Address) -> None:
-        if self._unknown(pulled.entries) and self._metadata().epoch < pulled.epoch:
+        if self._metadata().epoch < pulled.epoch and self._is_behind(pulled.entries):
             await self._catch_up(pulled.epoch, source)
         cluster, own = self._metadata(), self._own_id()
         for entry in pulled.entries:
             table = cluster.schema.tables_by_id.get(entry.table_id)
-            mutation = entry.mutation if table is not None else None
             group = cluster.schema.group_of(table) if table is not None else shard[0]
-            at = range_for(cluster, own, group, entry.token)
-            if at is None or not at[1]:
-                continue
+            self._take_entry(cluster, own, group, entry)
+        self._runtime.probes.reach("tracked.pulled")
+
+    def _take_entry(self, cluster: ClusterMetadata, own: int, group: int, entry: Named) -> None:
+        """Hold what of an entry is of this node's ranges. Of a table that is gone it is held as nothing, or
+        as what it adds to a log of changes that is there."""
+        mutation, known = entry.mutation, cluster.schema.tables_by_id
+        captured = mutation.captured if mutation is not None else None
+        if captured is not None and captured.table_id not in known:
+            captured = None
+        at = range_for(cluster, own, group, entry.token)
+        if at is None:
+            return
+        is_beside = captured is not None and not at[0].contains(captured.token)
+        if mutation is None or entry.table_id not in known:
+            mutation = None if is_beside else captured
+        elif captured is None:
+            mutation = without_log(mutation)
+        if at[1]:
             self.journal.take((group, at[0].right), entry.id, mutation, entry.table_id, entry.token)
             self.pulled += 1
-        self._runtime.probes.reach("tracked.pulled")
+        if captured is None or not is_beside or (at[1] and mutation is not None):
+            return
+        there = range_for(cluster, own, group, captured.token)
+        if there is not None and there[1]:
+            self.journal.take_captured(group, entry.id, captured)
+            self.pulled += 1
 
     def _is_tracked(self, table_id: int) -> bool:
         schema = self._metadata().schema
         table = schema.tables_by_id.get(table_id)
         return table is not None and is_tracked(schema.by_name[table.keyspace], table)
 
-    def _unknown(self, entries: Sequence[Named]) -> bool:
-        known = self._metadata().schema.tables_by_id
-        return any(one.mutation is not None and known.get(one.mutation.table_id) is None for one in entries)
+    def _is_behind(self, entries: Sequence[Named]) -> bool:
+        """Whether some are of a table that is not known here, or may be of a range that was cut: what they
+        add to a log of changes is of another one then."""
+        schema = self._metadata().schema
+        for mutation in (one.mutation for one in entries if one.mutation is not None):
+            table = schema.tables_by_id.get(mutation.table_id)
+            if table is None or (mutation.captured is None and log_of(schema, table) is not None):
+                return True
+        return False

@@ -4,7 +4,8 @@ schema mean for it.
 Invariant: the log of a table has its name and a suffix, which no other table may have; it is made and altered
 in the entry that changes its base table, and is dropped with it. While the base captures, nothing else alters
 its log. Capturing that is turned off leaves the log to be read, and to be dropped alone. A column of the log
-keeps its id while the base's column of its name is there.
+keeps its id while the base's column of its name is there. While the base captures, its log is tracked as it
+is: one id names a mutation and what that adds to the log.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from msgspec.structs import replace
 
 from lockstep.schema.model import Column, ColumnKind, DroppedColumn, Keyspace, Schema, Table
 from lockstep.schema.table_options import CAPTURE_DEFAULTS, CAPTURE_OFF, checked_options, option, option_map
+from lockstep.schema.tracking import REPLICATION_TYPE
 from lockstep.schema.types import CqlType, ListType, MapType, SetType, UserDefinedType, uuid_text
 from lockstep.schema.user_types import type_in
 from lockstep.values.errors import Rejected
@@ -142,7 +144,7 @@ def logs_follow(schema: Schema, before: Table | None, name: tuple[str, str], epo
     if log is None:
         made = _made(schema.next_table_id, table, space, epoch)
         return replace(schema, next_table_id=schema.next_table_id + 1).with_table(made)
-    followed = _followed(_renamed(log, before, table), table, space)
+    followed = _followed(_tracked_as(_renamed(log, before, table), table), table, space)
     return schema if followed is log else schema.with_table(replace(followed, epoch=epoch))
 
 
@@ -193,10 +195,26 @@ def _made(id_: int, table: Table, space: Keyspace, epoch: int) -> Table:
         table.keyspace,
         table.name + SUFFIX,
         _sorted(columns),
-        checked_options((("comment", f"CDC log for {table.keyspace}.{table.name}"),)),
+        checked_options(
+            (("comment", f"CDC log for {table.keyspace}.{table.name}"), *_tracking_options(table))
+        ),
         epoch,
         len(columns) + 1,
     )
+
+
+def _tracking_options(table: Table) -> tuple[tuple[str, str], ...]:
+    """What the options say of how a table is tracked, where they say more than that it is as its keyspace."""
+    word = option(table.options, REPLICATION_TYPE)
+    return () if word == option((), REPLICATION_TYPE) else ((REPLICATION_TYPE, word),)
+
+
+def _tracked_as(log: Table, table: Table) -> Table:
+    """The log, tracked as its table is; itself when it is."""
+    if option(log.options, REPLICATION_TYPE) == option(table.options, REPLICATION_TYPE):
+        return log
+    others = tuple(one for one in log.options if one[0] != REPLICATION_TYPE)
+    return replace(log, options=checked_options(_tracking_options(table), others))
 
 
 def _wanted(table: Table, space: Keyspace) -> dict[str, str]:

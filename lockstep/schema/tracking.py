@@ -133,10 +133,9 @@ def _check(before: Schema, after: Schema) -> None:
             raise _refused(table.keyspace, what, hint)
         if not is_tracked(keyspace, table):
             continue
-        reason = _hindrance(keyspace, table)
-        if reason:
-            hint = _FINISH_FIRST if _on_its_way(keyspace) else ""
-            raise _refused(table.keyspace, f"table {table.keyspace}.{table.name} is tracked: {reason}", hint)
+        if _on_its_way(keyspace):
+            what = f"table {table.keyspace}.{table.name} is tracked: its keyspace is {_TO_TABLETS}"
+            raise _refused(table.keyspace, what, _FINISH_FIRST)
     refuse_unfit(before, after, untracked=untracked)
 
 
@@ -159,14 +158,6 @@ def _on_its_way(keyspace: Keyspace) -> bool:
 
 def _tracked_in(keyspace: Keyspace) -> Iterator[Table]:
     return (table for table in keyspace.tables if is_tracked(keyspace, table))
-
-
-def _hindrance(keyspace: Keyspace, table: Table) -> str:
-    if _on_its_way(keyspace):
-        return f"its keyspace is {_TO_TABLETS}"
-    if option(table.options, "cdc") != option((), "cdc"):
-        return "its changes cannot be captured"
-    return ""
 
 
 def _refused(keyspace: str, message: str, hint: str = "") -> Rejected:

@@ -236,9 +236,8 @@ def _sides(scenario: Scenario, operators: Operators, watch: Watch) -> list[Side]
     for side in sides:
         if isinstance(side, ColumnWorkload):
             side.when_read = partial(watch.check_equal, COLUMNED)
-        if isinstance(side, CaptureWorkload) and scenario.tablets:
-            side.disks = watch.disks
-            watch.appliers.append(side.streams_watch().applied)
+        if isinstance(side, CaptureWorkload):
+            side.watch(watch, has_tablets=bool(scenario.tablets))
         if isinstance(side, BatchWorkload):
             side.is_recorded = watch.keeping.left.is_recorded
     return sides

@@ -15,34 +15,41 @@ of its tokens, and both what is reconciled or apart, for that is held by whoever
 joined have what both had; what is apart in one of them is, and where this node was getting something of one
 of them it is to compare the whole. Of a range that this node gave up it claims nothing any more.
 
+A mutation may add to a log of changes, whose partition lies in another range while the streams for a cut do
+not count yet. Then that part is an entry of its own, of that range, under an id that follows from the
+mutation's; both are in one batch where this node is a replica of both. An entry that is cut in two so is made
+two as the cut is taken up.
+
 Of a range of which this node is a witness it keeps entries alone: what its tables would have, all full
 replicas have once the entry goes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import Final, Protocol
 
-from lockstep.storage.journal_loading import Loading
+from lockstep.storage.journal_cuts import (
+    Part,
+    RangeAt,
+    batches,
+    captured_part,
+    divided,
+    fitted_notes,
+    parts_of,
+    ranges_now,
+)
+from lockstep.storage.journal_loading import Loading, validate_stored
 from lockstep.storage.journal_records import (
-    APART,
-    BEHIND,
     BOUNDS,
     ENTRIES,
-    RECONCILED,
-    RECORD,
-    TABLES_KEY,
     TAKING,
-    Entry,
-    Fitted,
     Named,
+    captured_place,
     changed_notes,
     entry_key,
-    entry_of,
-    notes,
-    pairs_of,
+    entry_value,
     shard_key,
     values_of,
 )
@@ -50,16 +57,20 @@ from lockstep.storage.place_list import Place
 from lockstep.storage.rows.fragments import require_fitting
 from lockstep.storage.shard_logs import Shard, ShardLogs, Taking, bounded, joined
 from lockstep.storage.store import Batch, Family, Operation, Pair
-from lockstep.tracking.held import Held, LogId, MutationId, all_of, held_of
-from lockstep.tracking.intervals import IntervalSet, of
+from lockstep.tracking.held import (
+    LOG_BITS,
+    LOGS_OF_A_START_MAX,
+    Held,
+    LogId,
+    MutationId,
+    all_of,
+)
+from lockstep.tracking.intervals import IntervalSet
 from lockstep.values.codec import encode
 from lockstep.values.ids import NodeId
 from lockstep.values.node_limits import JOURNAL_PLACES_MAX, JOURNAL_RECORDS_A_BATCH
 from lockstep.values.rows import Mutation, ReadCommand
 from lockstep.values.tokens import TOKEN_MIN, Range
-
-#: (group, token) -> the range that has it, and whether this node is one of its replicas; None: no such group.
-RangeAt = Callable[[int, int], tuple[Range, bool] | None]
 
 #: Whether this node has the data of a range in its tables; else it is a witness of it.
 Keeps = Callable[[Shard], bool]
@@ -67,10 +78,6 @@ Keeps = Callable[[Shard], bool]
 
 def _all(_shard: Shard) -> bool:
     return True
-
-
-#: A log's number is that of the start of its node, then which of the logs of that start it is.
-_LOG_BITS: Final = 24
 
 
 class Engine(Protocol):
@@ -133,12 +140,15 @@ class Journal:
         is not stored gets no id either."""
         logs = self._logs(shard)
         if not logs.own:
-            logs.own = (self._start << _LOG_BITS) | self._logs_begun
+            logs.own = (self._start << LOG_BITS) | self._logs_begun
             self._logs_begun += 1
-            assert self._logs_begun < 1 << _LOG_BITS, "a start has that many logs at most"
+            assert self._logs_begun < LOGS_OF_A_START_MAX, "a start has that many logs at most"
         log = (self._own_id(), logs.own)
         given = MutationId(NodeId(log[0]), log[1], logs.end(log), now_us)
-        self._store(shard, given, mutation, mutation.table_id, mutation.token, first_epoch)
+        if mutation.captured is None:
+            self._store(shard, given, mutation, mutation.table_id, mutation.token, first_epoch)
+        else:
+            self._store_parts(parts_of(self._range_at, shard, given, mutation), mutation, first_epoch)
         return given
 
     def take(
@@ -153,12 +163,33 @@ class Journal:
     ) -> None:
         """Store a mutation that has its id; nothing happens when it is held. `None`: its table is gone, its
         place is told beside it. `first_epoch`: see `apply` of the engine."""
-        logs = self.shards.get(shard)
-        if logs is not None and logs.contains(given.log, given.offset):
+        if mutation is not None and mutation.captured is not None:
+            self._store_parts(parts_of(self._range_at, shard, given, mutation), mutation, first_epoch)
+            return
+        if self.logs_of(shard).contains(given.log, given.offset):
             return
         if mutation is not None:
             table_id, token = mutation.table_id, mutation.token
         self._store(shard, given, mutation, table_id, token, first_epoch)
+
+    def take_captured(self, group: int, given: MutationId, captured: Mutation) -> None:
+        """As `take` of what a mutation adds to a log of changes, as a replica of that alone."""
+        self._store_parts([captured_part(self._range_at, group, given, captured)], captured, None)
+
+    def _store_parts(self, parts: Sequence[Part], whole: Mutation, first_epoch: int | None) -> None:
+        """Store what is not held of the parts of a mutation, two in one batch."""
+        lacking = [part for part in parts if not part.is_in(self.logs_of(part.shard))]
+        if len(lacking) < 2:
+            for part in lacking:
+                table, token = part.place
+                self._store(part.shard, part.given, part.mutation, table, token, first_epoch)
+            return
+        assert all(self.keeps(part.shard) for part in lacking), "what is captured has no witnesses"
+        logs, records = [self._logs(part.shard) for part in lacking], [part.record() for part in lacking]
+        self._sequence = self._engine.apply(whole, records, first_epoch=first_epoch)
+        self._count(*(body for _, _, body in records))
+        for part, of_part in zip(lacking, logs, strict=True):
+            self._add(of_part, part.given.log, part.given.offset, part.place)
 
     def _store(
         self,
@@ -170,7 +201,7 @@ class Journal:
         first_epoch: int | None,
     ) -> None:
         logs, log, offset = self._logs(shard), given.log, given.offset
-        body = encode(Entry(given.given_us, mutation, shard[0], table_id, token))
+        body = entry_value(given.given_us, mutation, shard[0], (table_id, token))
         record: Operation = ("put", entry_key(log, offset), body)
         if mutation is None or not self.keeps(shard):
             if mutation is not None:
@@ -178,13 +209,19 @@ class Journal:
             self._sequence = self._engine.write_records(Family.JOURNAL, [record])
         else:
             self._sequence = self._engine.apply(mutation, (record,), first_epoch=first_epoch)
-        self._stored, self._stored_bytes = self._stored + 1, self._stored_bytes + len(body)
-        self._add(logs, log, offset, (table_id, token))
+        self._count(body)
+        self._add(logs, log, offset, (table_id, token), captured_place(mutation))
 
-    def _add(self, logs: ShardLogs, log: LogId, offset: int, place: Place) -> None:
-        logs.add(log, offset, place)
-        if logs.is_listed:
-            self._listed = bounded(self.shards, self._listed + 1, JOURNAL_PLACES_MAX)
+    def _count(self, *bodies: bytes) -> None:
+        self._stored += len(bodies)
+        self._stored_bytes += sum(map(len, bodies))
+
+    def _add(
+        self, logs: ShardLogs, log: LogId, offset: int, place: Place, captured: Place | None = None
+    ) -> None:
+        listed = logs.add(log, offset, place, captured)
+        if listed:
+            self._listed = bounded(self.shards, self._listed + listed, JOURNAL_PLACES_MAX)
 
     def _logs(self, shard: Shard) -> ShardLogs:
         found = self.shards.get(shard)
@@ -389,72 +426,55 @@ class Journal:
         parts: dict[Shard, list[ShardLogs]] = {}
         for shard, logs in before.items():
             for group in sorted({shard[0], *moved.get(shard[0], ())} & groups):
-                for found in self._now_in(group, Range(logs.left, shard[1])):
+                for found in ranges_now(self._range_at, group, Range(logs.left, shard[1])):
                     self.shards.setdefault((group, found.right), ShardLogs(found.left))
                     parts.setdefault((group, found.right), []).append(logs)
         touched = {shard: self.shards[shard] for shard in parts}
         for shard, logs_of in parts.items():
             joined(self.shards[shard], logs_of)
-        gone = [operation for shard, logs in before.items() for operation in self._refiled(shard, logs)]
-        kept: list[Operation] = []
-        for shard, target in touched.items():
-            kept.append(("put", shard_key(BOUNDS, shard), encode(target.left)))
-            kept += [one for log, _ in target.held.items() for one in notes(shard, target, log)]
-            if target.taking is not None:
-                kept.append(("put", shard_key(TAKING, shard), encode(target.taking)))
-        kept.append(("put", TABLES_KEY, encode(Fitted(tuple(sorted(tables.items()))))))
-        for shard in before:
-            if shard not in touched:
-                kept += [("delete", shard_key(kind, shard)) for kind in (BOUNDS, TAKING)]
-                for kind in (RECONCILED, APART):
-                    first = shard_key(kind, shard)
-                    kept.append(("delete_range", first, first + BEHIND))
+        gone = (operation for shard, logs in before.items() for operation in self._refiled(shard, logs))
         # A start between two of these finds what is left of before, and fits it again.
-        due = (*kept, *gone)
-        for first_of in range(0, len(due), JOURNAL_RECORDS_A_BATCH):
-            some = due[first_of : first_of + JOURNAL_RECORDS_A_BATCH]
-            self._sequence = self._engine.write_records(Family.JOURNAL, some, is_due=True)
+        self._write_due(chain(fitted_notes(before, touched, tables), gone))
         return sorted({*before, *touched})
 
     def _is_fit(self, shard: Shard, groups: set[int], moved: Mapping[int, set[int]]) -> bool:
         at = self._range_at(*shard) if shard[0] in groups and shard[0] not in moved else None
         return at is not None and at[1] and at[0] == Range(self.shards[shard].left, shard[1])
 
-    def _now_in(self, group: int, tokens: Range) -> Iterator[Range]:
-        """The ranges of this node that have some of these tokens now."""
-        token = tokens.left
-        while token < tokens.right:
-            at = self._range_at(group, token + 1)
-            if at is None:
-                return
-            found, is_own = at
-            if is_own:
-                yield found
-            token = found.right
-
     def _refiled(self, shard: Shard, logs: ShardLogs) -> Iterator[Operation]:
         """Put the ids of a range that is no more where they belong; with what deletes those that are not this
         node's any more."""
         places = logs.places() if logs.is_listed else None
+        adding = logs.captured_places()
         self._listed -= logs.stop_listing()
         for log, offsets in logs.open.items():
             stored = (
-                ((offset, places[log, offset]) for offset in offsets.offsets(offsets.count))
+                (
+                    (offset, places[log, offset], adding.get((log, offset)))
+                    for offset in offsets.offsets(offsets.count)
+                )
                 if places is not None
                 else (
-                    (offset, ENTRIES.decode(value).place)
+                    (offset, entry.place, entry.captured)
                     for offset, value in values_of(self._engine, log, offsets)
+                    for entry in (ENTRIES.decode(value),)
                 )
             )
-            for offset, place in stored:
-                table, token = place
-                group = self._tables.get(table, shard[0])
-                at = self._range_at(group, token)
-                found = self.shards.get((group, at[0].right)) if at is not None and at[1] else None
-                if found is None or found.contains(log, offset):
+            for offset, place, captured in stored:
+                found = self._own_logs(place, shard[0])
+                there = self._own_logs(captured, shard[0]) if captured is not None else found
+                if there is not found:
+                    yield from divided(self._engine, log, offset, found, there, self._add)
+                elif found is None or found.contains(log, offset):
                     yield "delete", entry_key(log, offset)
                 else:
-                    self._add(found, log, offset, place)
+                    self._add(found, log, offset, place, captured)
+
+    def _own_logs(self, place: Place, group: int) -> ShardLogs | None:
+        """The range of a partition, if this node has it; `group`: of its table, if that is gone."""
+        group = self._tables.get(place[0], group)
+        at = self._range_at(group, place[1])
+        return self.shards.get((group, at[0].right)) if at is not None and at[1] else None
 
     # -- at a start -------------------------------------------------------------------------------
 
@@ -463,26 +483,16 @@ class Journal:
         loading.run()
         self._tables, self.shards, self._listed = loading.tables, loading.shards, loading.listed
         self._stored, self._stored_bytes = loading.count, loading.bytes
-        for first_of in range(0, len(loading.orphans), JOURNAL_RECORDS_A_BATCH):
-            some = loading.orphans[first_of : first_of + JOURNAL_RECORDS_A_BATCH]
-            self._engine.write_records(Family.JOURNAL, some, is_due=True)
+        cut = (one for each in loading.cut for one in divided(self._engine, *each, self._add))
+        self._write_due(chain(loading.orphans, cut))
+
+    def _write_due(self, operations: Iterable[Operation]) -> None:
+        for batch in batches(operations):
+            self._sequence = self._engine.write_records(Family.JOURNAL, batch, is_due=True)
 
     def validate(self) -> None:
         """What holds between any two turns of the loop: what is claimed is what there are entries of."""
-        stored: dict[LogId, list[int]] = {}
-        for key, _ in pairs_of(self._engine, RECORD):
-            log, offset = entry_of(key)
-            stored.setdefault(log, []).append(offset)
-        claimed = 0
-        for shard, logs in self.shards.items():
-            logs.validate()
-            assert logs.left < shard[1], "a range has tokens"
-            claimed += logs.open.count
-        found = held_of({log: of(offsets) for log, offsets in stored.items()})
-        assert found == all_of(logs.open for _, logs in sorted(self.shards.items())), (
-            "ids that are claimed have entries, and others have none"
-        )
-        assert claimed == found.count, "an id is in one range"
+        validate_stored(self._engine, self.shards)
         assert self._listed == sum(logs.listed_count for logs in self.shards.values()), "ids are miscounted"
 
 

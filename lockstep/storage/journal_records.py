@@ -43,17 +43,24 @@ TABLES_KEY: Final = _FAMILY + TABLES
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """`mutation` None: of a table that was gone when it came. `group`: the placement group at that time."""
+    """`mutation` None: of a table that was gone when it came. `group`: the placement group at that time. The
+    log of changes that the mutation adds to, and its token there: 0 for none."""
 
     given_us: int
     mutation: Mutation | None
     group: int
     table_id: int
     token: int
+    log_table_id: int = 0
+    log_token: int = 0
 
     @property
     def place(self) -> Place:
         return self.table_id, self.token
+
+    @property
+    def captured(self) -> Place | None:
+        return (self.log_table_id, self.log_token) if self.log_table_id else None
 
 
 class Named(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -72,6 +79,18 @@ class Fitted(msgspec.Struct, frozen=True, array_like=True):
 
 
 ENTRIES = decoder(Entry)
+
+
+def entry_value(given_us: int, mutation: Mutation | None, group: int, place: Place) -> bytes:
+    """An `Entry` as it is stored; what is captured by none is as short as ever."""
+    captured = captured_place(mutation)
+    return encode((given_us, mutation, group, *place, *(captured or ())))
+
+
+def captured_place(mutation: Mutation | None) -> Place | None:
+    """The partition of a log of changes that a mutation adds to."""
+    captured = mutation.captured if mutation is not None else None
+    return (captured.table_id, captured.token) if captured is not None else None
 
 
 def shard_key(kind: bytes, shard: Shard) -> bytes:

@@ -37,6 +37,7 @@ class ShardLogs:
 
     __slots__ = (
         "_apart",
+        "_captured",
         "_held",
         "_listing",
         "_over",
@@ -66,6 +67,8 @@ class ShardLogs:
         self._over: tuple[Held, bytes] = NOTHING, b""
         #: Open ids by partition, and how many they are; the list is of ids that are open, or were.
         self._places = PlaceList()
+        #: The same by the partition of a log of changes that they add to, of those that do.
+        self._captured = PlaceList()
         self.is_listed = True
 
     def _all(self) -> tuple[Held, Held, Held, Held]:
@@ -116,14 +119,20 @@ class ShardLogs:
         """Whether something of a log is apart, or was since this is known."""
         return log in self._apart
 
-    def add(self, log: LogId, offset: int, place: Place) -> None:
-        """Hold an id that was not held."""
+    def add(self, log: LogId, offset: int, place: Place, captured: Place | None = None) -> int:
+        """Hold an id that was not held; how often it is listed. `captured`: the partition of a log of changes
+        that it adds to."""
         before = self._held.get(log, EMPTY)
         after = self._held[log] = before.add(offset)
         assert after is not before, "an id is held once"
         self._told = None
-        if self.is_listed:
-            self._places.add(log, offset, place)
+        if not self.is_listed:
+            return 0
+        self._places.add(log, offset, place)
+        if captured is None:
+            return 1
+        self._captured.add(log, offset, captured)
+        return 2
 
     def add_run(self, log: LogId, offsets: Sequence[int], table: int, tokens: Sequence[int]) -> int:
         """As `add` of each of the offsets, which ascend, with their tokens; how many were listed."""
@@ -133,6 +142,14 @@ class ShardLogs:
         if not self.is_listed:
             return 0
         self._places.add_run(log, offsets, table, tokens)
+        return len(offsets)
+
+    def add_captured(self, log: LogId, offsets: Sequence[int], table: int, tokens: Sequence[int]) -> int:
+        """List ids that are held by the partitions of a log of changes that they add to; how many were
+        listed."""
+        if not self.is_listed:
+            return 0
+        self._captured.add_run(log, offsets, table, tokens)
         return len(offsets)
 
     def settle(self, log: LogId, offsets: IntervalSet) -> None:
@@ -159,34 +176,39 @@ class ShardLogs:
 
     @property
     def listed_count(self) -> int:
-        """How many ids are listed."""
-        return self._places.count
+        """How many ids are listed, twice what adds to a log of changes."""
+        return self._places.count + self._captured.count
 
     def trim(self) -> int:
         """Some of what is listed is open no more: let go of it where that is worth a walk over all. How many
         ids are listed fewer."""
-        before, opened = self._places.count, self.open
+        before, opened = self.listed_count, self.open
         if not opened:
-            self._places = PlaceList()
-        elif before > 2 * opened.count + JOURNAL_PLACES_SPARE:
-            self._places = self._places.only(opened)
-        return before - self._places.count
+            self._places, self._captured = PlaceList(), PlaceList()
+        elif self._places.count > 2 * opened.count + JOURNAL_PLACES_SPARE:
+            self._places, self._captured = self._places.only(opened), self._captured.only(opened)
+        return before - self.listed_count
 
     def stop_listing(self) -> int:
         """List nothing any more; how many ids were listed."""
-        listed, self.is_listed, self._places = self._places.count, False, PlaceList()
+        listed, self.is_listed = self.listed_count, False
+        self._places, self._captured = PlaceList(), PlaceList()
         return listed
 
     def places(self) -> dict[tuple[LogId, int], Place]:
         """Of each id that is listed and still open."""
         return dict(self._places.only(self.open).items())
 
+    def captured_places(self) -> dict[tuple[LogId, int], Place]:
+        """Where each id that is listed and still open adds to a log of changes, if it does."""
+        return dict(self._captured.only(self.open).items())
+
     def of_place(self, place: Place) -> Held:
         """What is open of a partition, or of all."""
         if not self.is_listed:
             return self.open
         found: dict[LogId, list[int]] = {}
-        for log, offset in self._places.at(place):
+        for log, offset in (*self._places.at(place), *self._captured.at(place)):
             found.setdefault(log, []).append(offset)
         return held_of({log: of(offsets) for log, offsets in found.items()}).intersection(self.open)
 
@@ -197,6 +219,8 @@ class ShardLogs:
         assert not reconciled.intersection(apart), "what is reconciled is not apart"
         assert self.is_listed or not self._places.count, "what is not listed lists nothing"
         self._places.validate()
+        self._captured.validate()
+        assert self.is_listed or not self._captured.count, "what is not listed lists nothing"
         assert not self.is_listed or len(self.places()) == opened.count, "each id has a place"
 
 

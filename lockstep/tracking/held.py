@@ -20,6 +20,12 @@ from lockstep.tracking.intervals import EMPTY, IntervalSet, common, without
 
 #: The node, and which of its starts.
 LogId = tuple[int, int]
+#: A log's number is that of the start of its node, then which of the logs of that start it is.
+LOG_BITS: Final = 24
+#: In the number of a log: what its mutations add to logs of changes, where that is of another range.
+_BESIDE: Final = 1 << (LOG_BITS - 1)
+#: Logs of one start are fewer.
+LOGS_OF_A_START_MAX: Final = _BESIDE
 
 
 class MutationId(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
@@ -33,6 +39,18 @@ class MutationId(msgspec.Struct, frozen=True, array_like=True, order=True, gc=Fa
     @property
     def log(self) -> LogId:
         return self.node, self.start
+
+
+def beside(log: LogId) -> LogId:
+    """The log that names what a log's mutations add to logs of changes in another range: a mutation and what
+    it adds there have one offset."""
+    node, number = log
+    assert not number & _BESIDE, "what is added to a log of changes adds nothing itself"
+    return node, number | _BESIDE
+
+
+def is_beside(number: int) -> bool:
+    return bool(number & _BESIDE)
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True, dict=True):

@@ -1,7 +1,8 @@
 """What a replica tells of logs that are over: a digest, for their ids would add up with each restart.
 
-A log is over once its node has begun a later one and every replica holds all of it. Invariant: equal sets
-have equal digests.
+A log is over once its node has begun a later one and every replica holds all of it; one of what mutations of
+another range add to logs of changes, once its node has started again. Invariant: equal sets have equal
+digests.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from typing import Final
 
-from lockstep.tracking.held import NOTHING, Held
+from lockstep.tracking.held import LOG_BITS, NOTHING, Held, is_beside
 
 _DIGEST_BYTES: Final = 16
 
@@ -18,15 +19,21 @@ def parted(held: Held, reconciled: Held) -> tuple[Held, Held]:
     """What is held of logs that go on, or are not all reconciled, and of those that are over."""
     newest: dict[int, int] = {}
     for node, start, _ in held.logs:
-        newest[node] = max(start, newest.get(node, 0))
+        if not is_beside(start):
+            newest[node] = max(start, newest.get(node, 0))
     settled = frozenset(reconciled.logs)
-    over = tuple(log for log in held.logs if log[1] < newest[log[0]] and log in settled)
+    over = tuple(log for log in held.logs if _is_later(newest.get(log[0], 0), log[1]) and log in settled)
     if not over:
         return held, NOTHING
     ended = frozenset(over)
     listed = Held(tuple(log for log in held.logs if log not in ended))
     assert len(listed.logs) + len(over) == len(held.logs), "a log is over or goes on"
     return listed, Held(over)
+
+
+def _is_later(newest: int, number: int) -> bool:
+    """Whether a node has begun a later log; it goes on with others beside one of its start."""
+    return number >> LOG_BITS < newest >> LOG_BITS if is_beside(number) else number < newest
 
 
 def digest(held: Held) -> bytes:

@@ -160,7 +160,7 @@ def lone_write(town: Town, key: bytes = KEY, holder: int = 1) -> None:
         data = node.data
         change = Change("t", key, node.runtime.clock.wall_us(), QUORUM, 1, tuple((row, b"v") for row in ROWS))
         made = mutation_for(change, table_of(node), data.new_mutation_id(), 1)
-        data.replica.give(data.coordinator.plans.plan_of(made, QUORUM), made)
+        data.replica.keeping.give(data.coordinator.plans.plan_of(made, QUORUM), made)
 
     town.finish(town.begin(holder, work))
     assert [rows_of(town, number, key) for number in (1, 2, 3)] == [10 * (n == holder) for n in (1, 2, 3)]

@@ -189,7 +189,7 @@ def lone(town: Town, key: bytes, number: int) -> None:
         data = node.data
         change = Change("t", key, node.runtime.clock.wall_us(), QUORUM, 1, tuple((row, b"v") for row in ROWS))
         made = mutation_for(change, table_of(node), data.new_mutation_id(), 1)
-        data.replica.give(data.coordinator.plans.plan_of(made, QUORUM), made)
+        data.replica.keeping.give(data.coordinator.plans.plan_of(made, QUORUM), made)
 
     town.finish(town.begin(number, work))
 

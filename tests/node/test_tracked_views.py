@@ -55,7 +55,7 @@ def lone(town: Town, holder: int, value: bytes, rows: int = 1) -> None:
         data, at = node.data, node.runtime.clock.wall_us()
         change = Change("t", KEY, at, QUORUM, 1, tuple((row, value) for row in range(rows)))
         made = mutation_for(change, table_of(node), data.new_mutation_id(), 1)
-        data.replica.give(data.coordinator.plans.plan_of(made, QUORUM), made)
+        data.replica.keeping.give(data.coordinator.plans.plan_of(made, QUORUM), made)
 
     assert town.finish(town.begin(holder, work)).error is None
     town.until(lambda: owed(town) == 0)

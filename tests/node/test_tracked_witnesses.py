@@ -130,7 +130,7 @@ def given_by(town: Town, number: int, key: bytes) -> None:
             "t", key, node.runtime.clock.wall_us(), QUORUM, 1, tuple((r, b"v") for r in range(10))
         )
         made = mutation_for(change, table_of(node), data.new_mutation_id(), 1)
-        data.replica.give(data.coordinator.plans.plan_of(made, QUORUM), made)
+        data.replica.keeping.give(data.coordinator.plans.plan_of(made, QUORUM), made)
 
     outcome = town.finish(town.begin(number, work))
     assert outcome.error is None, outcome.error

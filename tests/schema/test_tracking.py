@@ -76,8 +76,6 @@ def test_a_table_is_what_it_says_or_what_its_keyspace_says(
     [
         ((keyspace("maybe"),), "not 'maybe'"),
         ((keyspace(), table("t", ("replication_type", "maybe"))), "not 'maybe'"),
-        ((keyspace(), table("t", ("cdc", "true"))), "captured"),
-        ((keyspace(), table("t"), AlterOptions("ks", "t", (("cdc", "true"),))), "captured"),
     ],
 )
 def test_what_cannot_be_tracked_is_refused_with_the_reason(
@@ -188,7 +186,7 @@ def test_a_table_says_since_when_it_is_tracked_until_it_is_emptied_or_tracked_no
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["create", "drop", "empty", "option", "keyspace", "untracked"]),
+            st.sampled_from(["create", "captured", "drop", "empty", "option", "keyspace", "untracked"]),
             st.sampled_from("abcd"),
             st.sampled_from(["tracked", "untracked"]),
         ),
@@ -204,6 +202,7 @@ def test_what_is_tracked_is_taken_over_from_schema_to_schema(
     for epoch, (kind, name, said) in enumerate(steps, start=2):
         change = {
             "create": table(name, ("replication_type", said)),
+            "captured": table(name, ("cdc", "true"), ("replication_type", said)),
             "untracked": table(name),
             "drop": DropTable("ks", name),
             "empty": EmptyTable("ks", name),
@@ -224,3 +223,44 @@ def test_a_table_more_costs_no_walk_over_all_where_none_is_tracked() -> None:
     known = tracked_groups(schema)
     after, _ = apply_change(schema, table("c"), 9)
     assert tracked_groups(after) is known and "tables" not in after.by_name["ks"].__dict__
+
+
+CAPTURED = (("cdc", "true"),)
+TRACK, UNTRACK = ((("replication_type", word),) for word in ("tracked", "untracked"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ((keyspace(), table("t", *CAPTURED)), True),
+        ((keyspace(), table("t"), AlterOptions("ks", "t", CAPTURED)), True),
+        ((keyspace(None), table("t", *CAPTURED, *TRACK)), True),
+        ((keyspace(None), table("t", *CAPTURED), AlterOptions("ks", "t", TRACK)), True),
+        ((keyspace(None), table("t", *CAPTURED), AlterKeyspace("ks", replication_type="tracked")), True),
+        ((keyspace(), table("t", *CAPTURED, *UNTRACK)), False),
+        ((keyspace(), table("t", *CAPTURED), AlterOptions("ks", "t", UNTRACK)), False),
+        ((keyspace(), table("t", *CAPTURED), AlterKeyspace("ks", replication_type="untracked")), False),
+        ((CreateKeyspace("ks", SPREAD, tablets=(), replication_type="tracked"), table("t", *CAPTURED)), True),
+    ],
+)
+def test_a_log_of_changes_is_tracked_as_its_table(changes: tuple[SchemaChange, ...], expected: bool) -> None:
+    schema = applied(*changes)
+    base, log = (schema.table("ks", name) for name in ("t", "t_scylla_cdc_log"))
+    assert base is not None and log is not None
+    space = schema.by_name["ks"]
+    assert is_tracked(space, base) is is_tracked(space, log) is expected
+    assert base.tracked_since == log.tracked_since, "a repair makes both equal"
+    assert list(tracked_tables(schema)) == ([base, log] if expected else [])
+
+
+def test_a_log_goes_back_with_its_table_and_says_nothing_where_that_says_nothing() -> None:
+    made = (keyspace(None), table("t", *CAPTURED), AlterOptions("ks", "t", TRACK))
+    inherit = AlterOptions("ks", "t", (("replication_type", "keyspace"),))
+    log = applied(*made, inherit).by_name["ks"].by_name["t_scylla_cdc_log"]
+    assert log.options == applied(*made[:2]).by_name["ks"].by_name["t_scylla_cdc_log"].options
+    assert log.tracked_since == 0
+    off = AlterOptions("ks", "t", (("cdc", "false"),))
+    left = applied(*made, off, AlterOptions("ks", "t", UNTRACK))
+    assert [found.name for found in tracked_tables(left)] == ["t_scylla_cdc_log"], "it is a table by itself"
+    again = applied(*made, off, AlterOptions("ks", "t", UNTRACK), AlterOptions("ks", "t", CAPTURED))
+    assert list(tracked_tables(again)) == []

@@ -94,6 +94,16 @@ def test_a_simple_strategy_has_no_witnesses() -> None:
             (keyspace(), table("t"), AlterOptions("ks", "t", (("replication_type", "untracked"),))),
             "it is untracked",
         ),
+        ((keyspace(), table("t", ("cdc", "true"))), "captured"),
+        ((keyspace(), table("t"), AlterOptions("ks", "t", (("cdc", "true"),))), "captured"),
+        (
+            (
+                keyspace(("dc1", "3")),
+                table("t", ("cdc", "true")),
+                AlterKeyspace("ks", factors(("dc1", "3/1"))),
+            ),
+            "captured",
+        ),
     ],
 )
 def test_what_needs_rows_at_each_replica_is_refused_with_a_hint(

@@ -116,7 +116,7 @@ class Harness:
             data, table = node.data, table_of(node)
             made = mutation_for(change, table, data.new_mutation_id(), 1)
             if self.is_tracked:
-                data.replica.give(data.coordinator.plans.plan_of(made, ONE), made)
+                data.replica.keeping.give(data.coordinator.plans.plan_of(made, ONE), made)
             else:
                 data.engine.apply(made)
 

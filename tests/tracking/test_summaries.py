@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.tracking.held import NOTHING, Held, held_of
+from lockstep.tracking.held import LOG_BITS, NOTHING, Held, beside, held_of, is_beside
 from lockstep.tracking.intervals import of
 from lockstep.tracking.summaries import digest, parted
 
@@ -45,3 +45,17 @@ def test_logs_that_are_over_are_told_apart_from_those_that_go_on(
     again, also = parted(everything, everything)
     assert {log[0] for log in again.logs} == {log[0] for log in everything.logs}
     assert len(again.logs) == len({log[0] for log in again.logs}) and again.union(also) == everything
+
+
+def test_a_log_beside_one_is_over_once_its_node_has_started_again() -> None:
+    start = 1 << LOG_BITS
+    first, later, again = (1, start), (1, start + 5), (1, 2 * start)
+    aside = beside(first)
+    assert is_beside(aside[1]) and not any(is_beside(log[1]) for log in (first, later, again))
+    running = held_of({log: of(range(3)) for log in (first, aside, later)})
+    listed, over = parted(running, running)
+    assert over == held_of({first: of(range(3))}) and later in dict(listed.items())
+    alone = held_of({aside: of(range(3)), first: of(range(3))})
+    assert parted(alone, alone) == (alone, NOTHING), "what goes on beside it ends no log"
+    restarted = held_of({log: of(range(3)) for log in (first, aside, later, again)})
+    assert parted(restarted, restarted)[0] == held_of({again: of(range(3))})

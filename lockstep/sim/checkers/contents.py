@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.repairs import Repair, RepairState
+from lockstep.schema.log_tables import token_in
 from lockstep.sim.checkers.columns import DELETED, EXPIRES, STAYS, State
 from lockstep.sim.checkers.replicas import DurableContent
 from lockstep.sim.checkers.violation import Violation
@@ -133,7 +134,7 @@ def group_of(cluster: ClusterMetadata, table_id: int, key: bytes) -> tuple[NodeI
     table = cluster.table(table_id)
     assert table is not None, "the table is there"
     ring = cluster.placements.ring(cluster.schema.group_of(table))
-    return keepers(cluster, ring, ring.range_at(token_of(key)))
+    return keepers(cluster, ring, ring.range_at(token_in(table, key)))
 
 
 def check_equal(
@@ -164,7 +165,8 @@ def check_unchanged(
         if cluster.table(place[0]) is None:
             continue
         nodes = group_of(cluster, place[0], place[1])
-        if not all(node in contents and _is_marked(contents[node], place) for node in nodes):
+        token = _token_at(cluster, place)
+        if not all(node in contents and _is_marked(contents[node], place, token) for node in nodes):
             continue
         judged += 1
         states = replicas.states(place, nodes)
@@ -174,9 +176,14 @@ def check_unchanged(
     return judged
 
 
-def _is_marked(content: DurableContent, place: Place) -> bool:
+def _token_at(cluster: ClusterMetadata, place: Place) -> int:
+    table = cluster.table(place[0])
+    return token_of(place[1]) if table is None else token_in(table, place[1])
+
+
+def _is_marked(content: DurableContent, place: Place, token: int) -> bool:
     """Whether the part of the place has its bit on the disk (storage.unchanged says where)."""
-    bucket = (token_of(place[1]) + (1 << 63)) >> 48
+    bucket = (token + (1 << 63)) >> 48
     segment = content.get(Family.REPAIR.value + place[0].to_bytes(4, "big") + bytes([bucket // 1024]))
     return segment is not None and bool(segment[bucket % 1024 >> 3] & 1 << (bucket & 7))
 
@@ -235,7 +242,7 @@ class RepairBegun:
         return judged
 
     def _is_about(self, cluster: ClusterMetadata, ended: Repair, place: Place) -> bool:
-        token = token_of(place[1])
+        token = _token_at(cluster, place)
         if ended.nodes:
             ranges: Iterable[Range] = (
                 range_ for part in ended.parts if place[0] in part.tables for range_ in part.ranges
@@ -250,5 +257,7 @@ class RepairBegun:
 def _shown(place: Place, states: Mapping[NodeId, State]) -> str:
     table_id, key, (clustering, column, path) = place
     row = "static" if clustering is None else clustering.hex()
-    where = f"table {table_id} {key.decode()}[{row}] column {column} {path.hex() if path else ''}"
+    # The partitions of a log of changes are no text.
+    named = key.decode(errors="backslashreplace")
+    where = f"table {table_id} {named}[{row}] column {column} {path.hex() if path else ''}"
     return where + ": " + ", ".join(f"node {node} has {state.text()}" for node, state in states.items())

@@ -102,7 +102,7 @@ class Effort:
         if callback is None or loop is None:
             return
         self._counts = loop.label.partition(".")[0] in self._nodes
-        self._label = (loop.label, callback.label or callback.name())
+        self._label = (loop.label, callback.label or loop_module.name_of(callback.function))
         self._calls = 0
 
     def _ended(self) -> None:

@@ -6,7 +6,7 @@ within the leeway of every coordinator's clock, but for conditional writes, whos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from lockstep.cql.wire import client as wire
@@ -15,6 +15,7 @@ from lockstep.schema.changes import NewColumn
 from lockstep.schema.log_tables import log_of
 from lockstep.schema.model import ColumnKind
 from lockstep.sim.checkers.captured import INSERT, ROW_DELETE, UPDATE, Logged, Place, Wrote, check_log
+from lockstep.sim.checkers.logged import bounds_of, check_alike
 from lockstep.sim.checkers.replicas import DurableContent
 from lockstep.sim.checkers.streams import StreamsWatch, changes_on_disks, check_held_changes, check_streams
 from lockstep.sim.door import KEYSPACE
@@ -23,6 +24,7 @@ from lockstep.sim.load.history import Outcome
 from lockstep.sim.load.operators import Operators
 from lockstep.sim.load.side_load import SideClient, SideLoad, int_bytes
 from lockstep.sim.runtime.streams import WALL_START_US
+from lockstep.sim.watch import Watch
 from lockstep.values.ids import Consistency, NodeId
 from lockstep.values.tokens import token_of
 
@@ -32,6 +34,8 @@ _KEYS: Final = 6
 _ROWS: Final = 4
 #: Clusterings of rows that conditional writes make, one each, begin here.
 _DECIDED: Final = 1000
+#: Disks are looked at once in so many writes, where the table is tracked.
+_WRITES_A_LOOK: Final = 5
 _LEVELS: Final = (Consistency.QUORUM, Consistency.QUORUM, Consistency.ONE, Consistency.LOCAL_QUORUM)
 #: 100 ns ticks of UUIDs of version 1 at the beginning of 1970.
 _UUID_BEGINS: Final = 0x01B21DD213814000
@@ -51,17 +55,23 @@ class CaptureWorkload(SideLoad):
     def __init__(self, operators: Operators, clients: int) -> None:
         super().__init__(operators, TABLE, _COLUMNS, "cdc", clients, 12, (("cdc", (("enabled", "true"),)),))
         self.written: list[Wrote] = []
-        #: Where there are tablets: what disks hold for certain.
+        #: Where there are tablets, or the table is tracked: what disks hold for certain.
         self.disks: Callable[[ClusterMetadata], Mapping[NodeId, DurableContent]] | None = None
+        self.is_tracked = self.cluster.shape.tracked
+        #: Where ranges ended when the table was first written.
+        self._bounds: list[int] = []
         self._numbers = 0
-        self._judged = 0
+        self._judged = self._judged_alike = 0
 
     def make_client(self, name: str, dc: str) -> SideClient:
         return _CaptureClient(self, name, dc)
 
-    def streams_watch(self) -> StreamsWatch:
-        """Judges the streams of the table's tablets at each epoch."""
-        return StreamsWatch(self.cluster.fact)
+    def watch(self, watch: Watch, *, has_tablets: bool) -> None:
+        """Judge what disks hold, and the streams of the table's tablets at each epoch."""
+        if has_tablets:
+            watch.appliers.append(StreamsWatch(self.cluster.fact).applied)
+        if has_tablets or self.is_tracked:
+            self.disks = watch.disks
 
     def next_number(self) -> int:
         self._numbers += 1
@@ -74,20 +84,47 @@ class CaptureWorkload(SideLoad):
 
     def read_all(self, names: list[str]) -> None:
         """What is read may be repaired by it, so disks are looked at before."""
+        self.look_at_disks(is_settled=True)
+        super().read_all(names)
+
+    def look_at_disks(self, *, is_settled: bool) -> None:
+        """Raises Violation. While all goes on: only as long as all log rows lie in the ranges of their rows,
+        and on replicas that have all that they hold by ids."""
         newest = self.cluster.newest
         table = newest.schema.table(KEYSPACE, TABLE)
-        if self.disks is not None and table is not None:
-            log, group = log_of(newest.schema, table), newest.schema.group_of(table)
-            assert log is not None and newest.schema.group_of(log) == group, "a log lies with its table"
-            held = changes_on_disks(log, self.disks(newest), _number)
-            check_held_changes(self.written, held, lambda token: newest.group_for(group, token).reads)
-        super().read_all(names)
+        if self.disks is None or table is None:
+            return
+        log, group = log_of(newest.schema, table), newest.schema.group_of(table)
+        assert log is not None and newest.schema.group_of(log) == group, "a log lies with its table"
+
+        def readers(token: int) -> Sequence[NodeId]:
+            return newest.group_for(group, token).reads
+
+        disks = self.disks(newest)
+        bounds = bounds_of(newest, group)
+        self._bounds = self._bounds or bounds
+        if not is_settled:
+            if bounds != self._bounds:
+                return
+            disks = {node: content for node, content in disks.items() if not self._is_taking(node)}
+        held = changes_on_disks(log, disks, _number)
+        if is_settled:
+            check_held_changes(self.written, held, readers)
+        if self.is_tracked:
+            self._judged_alike += check_alike(table, held, disks, readers, _number)
+
+    def _is_taking(self, node: NodeId) -> bool:
+        """Whether a node is getting rows of a cohort, table by table, or may be: it is not there to say."""
+        found = next((one for one in self.cluster.nodes.values() if one.context.own_id() == node), None)
+        if found is None or not found.ready:
+            return True
+        return any(logs.taking is not None for logs in found.data.reconciler.journal.shards.values())
 
     def judge(self) -> int:
         for label in ("capture.write.without_log", "conditional.log_beside"):
             if self.cluster.world.probes.counts.get(label):
                 self.cluster.fact(label)
-        return self._judged
+        return self._judged + self._judged_alike
 
     def compare(self, logged: list[Logged], rows: dict[Place, int | None]) -> None:
         self._judged = check_log(self.written, logged, rows)
@@ -105,6 +142,8 @@ class _CaptureClient(SideClient):
 
     async def ask(self, session: CqlClient) -> None:
         draw = self.draw
+        if self._captures.is_tracked and len(self._captures.written) % _WRITES_A_LOOK == 0:
+            self._captures.look_at_disks(is_settled=False)
         place, level = (draw.randrange(_KEYS), draw.randrange(_ROWS)), draw.choice(_LEVELS)
         chosen = draw.random()
         if chosen < 0.15:

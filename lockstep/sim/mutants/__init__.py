@@ -30,6 +30,7 @@ from lockstep.sim.mutants.tablets import DIRECTED as _TABLETS_DIRECTED
 from lockstep.sim.mutants.tablets import TABLETS
 from lockstep.sim.mutants.tracked import DIRECTED as _TRACKED_DIRECTED
 from lockstep.sim.mutants.tracked import TRACKED
+from lockstep.sim.mutants.tracked_changes import TRACKED_CHANGES
 from lockstep.sim.mutants.tracked_repairs import DIRECTED as _TRACKED_REPAIRS_DIRECTED
 from lockstep.sim.mutants.tracked_repairs import TRACKED_REPAIRS
 from lockstep.sim.mutants.tracked_tablets import TRACKED_TABLETS
@@ -73,6 +74,7 @@ REGISTRY: dict[str, Planted] = {
         *TRACKED_REPAIRS,
         *TRACKED_TABLETS,
         *TRACKED_VIEWS,
+        *TRACKED_CHANGES,
         *WITNESSES,
         *RINGED,
         *UPGRADED,

@@ -51,7 +51,7 @@ def _decided_without() -> _Context:
     return replaced((BallotService, "_own_part", lambda self, mutation: without_log(mutation)))
 
 
-def _later() -> _Context:
+def later() -> _Context:
     """What a change adds to the log is a batch of its own, and nobody waits for it."""
 
     def apply(self: StorageEngine, mutation: Mutation, *given: Any, **named: Any) -> int:
@@ -102,7 +102,7 @@ def _kept() -> _Context:
     return replaced((resizes, "recut", keep))
 
 
-def _not_moved() -> _Context:
+def not_moved() -> _Context:
     """Who gets a tablet gets the table, and not its log."""
 
     def table_ids(cluster: ClusterMetadata, group: int) -> tuple[int, ...]:
@@ -114,9 +114,9 @@ def _not_moved() -> _Context:
 CAPTURED = (
     Planted("log_left_out", "changes are missing in the log while ranges move", "capture", _left_out),
     Planted("log_undecided", "conditional writes are missing in the log", "capture", _decided_without),
-    Planted("log_later", "a power cut takes changes from the log alone", "capture", _later),
+    Planted("log_later", "a power cut takes changes from the log alone", "capture", later),
     Planted("streams_at_once", "changes stand in closed streams", "capture_tablets", _at_once),
     Planted("streams_never_late", "changes stand in closed streams", "capture_tablets", _never_late),
     Planted("streams_kept", "a stream is opened twice", "capture_tablets", _kept),
-    Planted("log_not_moved", "changes are missing in the log as tablets move", "capture_tablets", _not_moved),
+    Planted("log_not_moved", "changes are missing in the log as tablets move", "capture_tablets", not_moved),
 )
