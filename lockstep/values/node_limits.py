@@ -358,6 +358,9 @@ RECONCILE_INTERVAL_MS: Final = 1000
 RECONCILE_HEARD_ROUNDS: Final = 3
 #: So many rounds apart all ranges are asked about, for what they hold may be purged.
 RECONCILE_ALL_EVERY: Final = 60
+#: For so long after somebody looked on what is reconciled of a table, ranges of it that nobody writes to are
+#: asked about as well: who follows its changes looks every few seconds.
+RECONCILE_FOLLOWED_S: Final = 60.0
 #: Rounds over which it is told how fast a replica gets what it lacks: half a minute.
 RECONCILE_RATE_ROUNDS: Final = 30
 #: Leaves of tables that who was away compares in one question: some 4 MiB are read for the answer.

@@ -9,9 +9,11 @@ from lockstep.coordination.capturing import Capturing
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
 from lockstep.schema.changes import EmptyTable
+from lockstep.server.views.tracking_views import reconciled_rows
 from lockstep.sim.door import mutation_for
 from lockstep.sim.load.history import Change
 from lockstep.values.ids import Consistency
+from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 from tests.node.support import Town
 from tests.node.test_hints import away, back, pending
 from tests.node.test_requests_while_moving import cut, table_of
@@ -194,3 +196,48 @@ def test_who_joins_has_changes_and_log_rows_while_streams_lie_elsewhere(is_read:
         paused(town, 1, 2, 3, is_paused=False)
         alike(town, 1, 2, 3, 4)
         assert len(logged(town, 2, Consistency.ALL)) == before + LOGGED - 2
+
+
+def moment_us(town: Town, number: int, table: str = "t_scylla_cdc_log") -> int:
+    """Up to when all is everywhere, by what one node says; 0: it knows of no such moment."""
+    rows = [row for row in reconciled_rows(town.node(number).services) if row["table_name"] == table]
+    assert rows[-1]["last_token"] == TOKEN_MAX and rows[0]["first_token"] == TOKEN_MIN + 1
+    return min((row["reconciled_until"] or 0) * 1000 for row in rows)
+
+
+def now_us(town: Town, number: int) -> int:
+    return town.node(number).runtime.clock.wall_us()
+
+
+def test_the_moment_up_to_which_all_is_everywhere_stops_while_a_replica_is_away() -> None:
+    with captured(69) as town:
+        changed(town)
+        written_us = now_us(town, 1)
+        moment_us(town, 1)
+        town.wait(5)
+        assert moment_us(town, 1) > written_us, "a range that nobody writes to is asked about"
+        town.wait(10)
+        assert now_us(town, 1) - moment_us(town, 1) < 5_000_000
+        away(town, 3)
+        away_us = now_us(town, 1)
+        told(town, 1, "INSERT INTO ks.t (pk, ck, v) VALUES (0x09, 1, 'v')")
+        town.wait(30)
+        assert moment_us(town, 1) < away_us
+        back(town, 3)
+        town.wait(5)
+        assert moment_us(town, 1) > away_us
+
+
+def test_no_moment_is_told_of_rows_that_had_no_ids_before_a_repair() -> None:
+    with untracked(70) as town:
+        doors(town, 1, 2, 3)
+        told(town, 1, CAPTURE)
+        town.agreed(1, 2, 3)
+        assert list(reconciled_rows(town.node(1).services)) == []
+        altered(town, "tracked", 1, 2, 3)
+        told(town, 1, "INSERT INTO ks.t (pk, ck, v) VALUES (0x09, 1, 'v')")
+        moment_us(town, 1)
+        town.wait(5)
+        assert moment_us(town, 1) == 0
+        repaired(town)
+        assert moment_us(town, 1) > 0 and moment_us(town, 1, "t") > 0

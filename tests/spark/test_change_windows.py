@@ -15,9 +15,16 @@ from hypothesis import strategies as st
 
 from lockstep.spark.changes import planning, windows
 from lockstep.spark.changes.planning import ChangePartition, Planner, dealt
-from lockstep.spark.changes.stream_options import EARLIEST, SKIP, StreamOptions
-from lockstep.spark.changes.windows import EXPIRY_MARGIN_US, Found, Log, Position, Stretch
-from lockstep.values.errors import ChangesGone, ConfigurationError
+from lockstep.spark.changes.stream_options import (
+    EARLIEST,
+    RECONCILED,
+    SKIP,
+    StreamOptions,
+    parse_stream_options,
+)
+from lockstep.spark.changes.windows import EXPIRY_MARGIN_US, Found, Log, Position, Reconciled, Stretch
+from lockstep.values.errors import ChangesGone, ConfigurationError, PeerTimeout
+from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 
 SECOND = 1_000_000
 DAY = 86_400
@@ -135,6 +142,7 @@ class Written:
         self.told = Log("log", tuple(map(Stretch, begins_us)), ttl_s, now_us)
         self._streams = streams
         self.rows: list[tuple[bytes, int]] = []
+        self.reconciled: int | None = None
 
     def write(self, key: int, at_us: int) -> None:
         stretch = self.told.stretches[windows.stretch_at(self.told.stretches, at_us)]
@@ -160,6 +168,9 @@ class Written:
 
     def row_bytes(self, streams: Sequence[bytes], start_us: int, end_us: int) -> float:
         return 10.0
+
+    def reconciled_us(self) -> int | None:
+        return self.reconciled
 
 
 def planner(written: Written, **more: Any) -> Planner:
@@ -296,3 +307,85 @@ def test_17_tasks_know_until_when_their_rows_live() -> None:
     start, end = Position("log", 10 * SECOND, 60), Position("log", 25 * SECOND, 60)
     (part, *_) = planner(written).partitions(start, end, 1)
     assert part.lost_after_us == 70 * SECOND - EXPIRY_MARGIN_US
+
+
+def told(*ranges: tuple[int, int, int | None]) -> list[Reconciled]:
+    return [Reconciled(*one) for one in ranges]
+
+
+LOW, HIGH = TOKEN_MIN + 1, TOKEN_MAX
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (told((LOW, HIGH, 7)), 7),
+        (told((LOW, 5, 7), (6, HIGH, 9), (LOW, 5, 8)), 8),
+        (told((LOW, 5, 7), (6, HIGH, None), (6, HIGH, 3)), 3),
+        (told((LOW, 5, 7), (6, HIGH, None)), None),
+        (told((LOW, 5, 7)), None),
+        (told((LOW, 4, 7), (6, HIGH, 9)), None),
+        # One node has heard of a cut that another one has not heard of.
+        (told((LOW, HIGH, 9), (LOW, 5, 7), (6, HIGH, 9)), None),
+        ([], None),
+    ],
+)
+def test_a_moment_is_reconciled_when_one_replica_of_each_range_says_so(
+    said: list[Reconciled], expected: int | None
+) -> None:
+    assert windows.reconciled_us(said) == expected
+
+
+def test_what_follows_what_is_reconciled_waits_for_it_and_then_reads_it_once() -> None:
+    written = Written([1], 2, 100 * SECOND)
+    for number in range(10):
+        written.write(number, 10 * SECOND + number)
+    following = planner(written, follow=RECONCILED, safety_ms=5000, starting=EARLIEST)
+    start = following.initial()
+    assert following.latest(start, limited=False) == start, "nothing says that all replicas have it"
+    assert following.newest is not None and following.newest.until_us == 95 * SECOND, (
+        "it says how far it lags"
+    )
+    written.reconciled = 12 * SECOND
+    assert following.latest(start, limited=False) == start, "what is stored late may be lacking still"
+    written.reconciled = 16 * SECOND
+    end = following.latest(start, limited=False)
+    assert end.until_us == 11 * SECOND
+    assert sum(len(rows) for rows in rows_of(written, following.partitions(start, end, 4))) == 10
+    # Clocks differ: a moment is that of the fastest, for all that is known.
+    written.told = msgspec.structs.replace(written.told, ahead_us=2 * SECOND)
+    written.reconciled = 60 * SECOND
+    written.write(3, 50 * SECOND)
+    assert following.latest(end, limited=False).until_us == 53 * SECOND
+    assert planner(written, safety_ms=5000).latest(end, limited=False).until_us == 95 * SECOND
+
+
+def test_a_stream_that_ends_waits_for_replicas_for_a_while() -> None:
+    written = Written([1], 2, 100 * SECOND)
+    written.write(0, 50 * SECOND)
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            written.reconciled = 100 * SECOND
+
+    wanted = StreamOptions(safety_ms=0, follow=RECONCILED, starting=EARLIEST)
+    following = Planner("ks.t", wanted, written, pause)
+    following.freeze()
+    assert following.latest(following.initial(), limited=False).until_us == 100 * SECOND
+    assert pauses == [1.0] * 3
+    written.reconciled = None
+    with pytest.raises(PeerTimeout, match="not all replicas") as refused:
+        following.latest(following.initial(), limited=False)
+    assert "reconcile status" in refused.value.hint
+
+
+def test_any_level_does_for_what_every_replica_holds() -> None:
+    given = {"hosts": "h", "keyspace": "k", "table": "t", "changes": "rows", "consistencyLevel": "ONE"}
+    with pytest.raises(ConfigurationError, match="read at ONE"):
+        parse_stream_options(given)
+    options, wanted = parse_stream_options({**given, "follow": "Reconciled"})
+    assert wanted.follow == RECONCILED and options.consistency.name == "ONE"
+    with pytest.raises(ConfigurationError, match="takes written or reconciled"):
+        parse_stream_options({**given, "follow": "all"})

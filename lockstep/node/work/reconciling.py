@@ -31,11 +31,13 @@ from lockstep.storage.witnessing import has_room, witnessed_count
 from lockstep.topology.roles import keepers
 from lockstep.tracking.cohorts import are_enough
 from lockstep.tracking.held import NOTHING, Held, all_of
+from lockstep.tracking.moments import Moments
 from lockstep.values.errors import LockstepError
 from lockstep.values.ids import NodeId
 from lockstep.values.node_limits import (
     RECONCILE_ALL_EVERY,
     RECONCILE_ENDING_ROUNDS,
+    RECONCILE_FOLLOWED_S,
     RECONCILE_HEARD_ROUNDS,
     RECONCILE_INTERVAL_MS,
     RECONCILE_PURGE_MARGIN_S,
@@ -138,9 +140,7 @@ class Reconciler:
         self._asked: set[int] = set()
         #: Mutations that went to a cohort.
         self.set_apart = 0
-        #: (moment, what anybody held then) of a range; and the last moment of which all is reconciled.
-        self._watched: dict[Shard, tuple[int, Held]] = {}
-        self._complete_us: dict[Shard, int] = {}
+        self.moments = Moments()
         #: When the replicas of a range changed last, as far as this was taken up.
         self._since: dict[Shard, int] = {}
         #: (moment, mutations that it lacked) of the last rounds, by node.
@@ -253,8 +253,9 @@ class Reconciler:
     def _asked_about(self, cluster: ClusterMetadata) -> Iterable[Shard]:
         """Ranges of which something is not reconciled, or not known to be alike; sometimes all."""
         everything = self.rounds % RECONCILE_ALL_EVERY == 0
-        for shard in sorted({*self.journal.shards, *self._told}):
-            if everything or self._is_open(cluster, shard):
+        followed = _own_shards(self._context, self.moments.followed(self._runtime.clock.monotonic_s()))
+        for shard in sorted({*self.journal.shards, *self._told, *followed}):
+            if everything or shard in followed or self._is_open(cluster, shard):
                 yield shard
 
     def _is_open(self, cluster: ClusterMetadata, shard: Shard) -> bool:
@@ -323,12 +324,8 @@ class Reconciler:
         # What a witness told may be void since.
         if not fresh.intersection(told).issuperset(others):
             return
-        watched = self._watched.get(shard)
-        if watched is not None and self.journal.reconciled(shard).covers(watched[1]):
-            self._complete_us[shard] = watched[0]
-            watched = None
-        if watched is None:
-            self._watched[shard] = began_us, all_of((own, *(told[node] for node in others)))
+        if self.moments.is_due(shard, self.journal.reconciled(shard)):
+            self.moments.watch(shard, began_us, all_of((own, *(told[node] for node in others))))
 
     # -- while a replica is away ------------------------------------------------------------------
 
@@ -437,7 +434,8 @@ class Reconciler:
                 continue
             else:
                 told = {node: held for node, held in told.items() if node in placed.group.writes}
-            for known in (self._told, self._watched, self._complete_us, self._since, self._apart):
+            self.moments.forget(shard)
+            for known in (self._told, self._since, self._apart):
                 known.pop(shard, None)
             if told and placed is not None:
                 self._told[shard], self._since[shard] = told, placed.group.epoch
@@ -447,7 +445,7 @@ class Reconciler:
         self._voids += 1
         self._told.get(shard, {}).pop(node, None)
         self._apart.get(shard, {}).pop(node, None)
-        self._watched.pop(shard, None)
+        self.moments.void(shard)
 
     # -- others -----------------------------------------------------------------------------------
 
@@ -474,8 +472,13 @@ class Reconciler:
         if not is_tracked(keyspace, table) and table.id not in self.journal.tables:
             return None
         ring = cluster.placements.ring(keyspace.group_of(table))
-        complete_us = self._complete_us.get((ring.id, ring.range_at(token).range.right), 0)
+        complete_us = self.moments.complete_us.get((ring.id, ring.range_at(token).range.right), 0)
         return max(0, complete_us // 1_000_000 - RECONCILE_PURGE_MARGIN_S)
+
+    def follow(self, group: int) -> None:
+        """Somebody looks on what is complete: ask about all ranges of a placement group in each round, for a
+        while."""
+        self.moments.follow(group, self._runtime.clock.monotonic_s() + RECONCILE_FOLLOWED_S)
 
     @property
     def journal_bytes(self) -> int:
@@ -509,6 +512,13 @@ class Reconciler:
     def lags(self, *, with_ages: bool = False) -> list[Lag]:
         """Of each range and other replica, in order; `with_ages` reads the oldest entry of each."""
         return list(_lags(self._context, self.journal, with_ages=with_ages))
+
+
+def _own_shards(context: NodeContext, groups: Iterable[int]) -> set[Shard]:
+    """The ranges of placement groups of which this node is a replica."""
+    rings, own = context.cluster().placements.by_id, context.own_id()
+    ranges = [(group, placed) for group in groups if group in rings for placed in rings[group].ranges]
+    return {(group, placed.range.right) for group, placed in ranges if own in placed.group.writes}
 
 
 def _others(context: NodeContext, shard: Shard) -> list[int]:

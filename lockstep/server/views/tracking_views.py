@@ -10,6 +10,7 @@ from typing import Final
 
 from lockstep.metadata.repairs import is_equal_since
 from lockstep.node.services import NodeServices
+from lockstep.schema.log_tables import is_log
 from lockstep.schema.tracking import tracked_tables
 from lockstep.server.metrics.metric_table import Sample
 from lockstep.server.views.virtual import VirtualRow
@@ -88,6 +89,34 @@ def migration_rows(node: NodeServices) -> Iterator[VirtualRow]:
         }
 
 
+RECONCILED_COLUMNS: Final = (
+    "keyspace_name text; table_name text; last_token bigint; first_token bigint; reconciled_until timestamp"
+)
+
+
+def reconciled_rows(node: NodeServices) -> Iterator[VirtualRow]:
+    """Of logs of changes, ranges that nobody writes to are asked about from now on, too."""
+    cluster, reconciler = node.log.cluster, node.data.reconciler
+    for table in tracked_tables(cluster.schema):
+        ring = cluster.placements.ring(cluster.schema.by_name[table.keyspace].group_of(table))
+        if is_log(table):
+            reconciler.follow(ring.id)
+        known = cluster.repairs.by_table.get(table.id, ())
+        for placed in ring.ranges:
+            if node.context.own_id() not in placed.group.writes:
+                continue
+            until_us = reconciler.moments.complete_us.get((ring.id, placed.range.right))
+            if table.tracked_since and not is_equal_since(known, placed.range, table.tracked_since):
+                until_us = None
+            yield {
+                "keyspace_name": table.keyspace,
+                "table_name": table.name,
+                "last_token": placed.range.right,
+                "first_token": min(placed.range.left + 1, placed.range.right),
+                "reconciled_until": None if until_us is None else until_us // 1000,
+            }
+
+
 TRACKING_VIEWS: Final = (
     LiveView(
         "mutation_journal",
@@ -104,6 +133,14 @@ TRACKING_VIEWS: Final = (
         ("table_name",),
         migration_rows,
         "Of each tracked table that was untracked before, how many ranges a repair is still to make equal",
+    ),
+    LiveView(
+        "tracking_reconciled",
+        RECONCILED_COLUMNS,
+        ("keyspace_name", "table_name"),
+        ("last_token",),
+        reconciled_rows,
+        "Of each range of this node of a tracked table, a moment: what any replica held then all hold",
     ),
     LiveView(
         "tracking_shards",

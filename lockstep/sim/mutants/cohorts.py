@@ -110,7 +110,7 @@ def _purged_beyond() -> _Context:
     def settle(self: Any, cluster: Any, shard: Shard, own: Held, fresh: set[int], began_us: int) -> None:
         original(self, cluster, shard, own, fresh, began_us)
         if self.journal.apart(shard) and not self.journal.entries(shard[0], own, 1):
-            self._complete_us[shard] = began_us
+            self.moments.complete_us[shard] = began_us
 
     return replaced((Reconciler, "_settle", settle))
 

@@ -19,7 +19,7 @@ from lockstep.cql.wire.messages import QueryParameters, Value
 from lockstep.schema.log_tables import STREAM_ID, SUFFIX, TIME
 from lockstep.schema.types import parse_type
 from lockstep.spark.changes.columns import ChangeShape, change_shape, time_bound, times_us
-from lockstep.spark.changes.windows import Found, Log, Stretch
+from lockstep.spark.changes.windows import Found, Log, Reconciled, Stretch, reconciled_us
 from lockstep.spark.cql_client import CqlConnection, Endpoint, may_retry, pool_of
 from lockstep.spark.options import Options
 from lockstep.spark.retrying import Retry
@@ -139,6 +139,33 @@ class LogQuestions:
             size += len(page.body) - page.at
         return size / rows if rows else 1.0
 
+    def reconciled_us(self) -> int | None:
+        """The moment up to which each range of the log is reconciled, by what one of its replicas says; None
+        where none says so. ConfigurationError of a table that is untracked."""
+        found: list[list[Reconciled]] = []
+        for endpoint in self._endpoints():
+            try:
+                found.append(ask_any(self._pool, [endpoint], self._options.timeout_s, self._reconciled))
+            except LockstepError as error:
+                if not may_retry(error):
+                    raise
+                self.hosts.failed(endpoint.host)
+        if found and not any(found):
+            options = self._options
+            raise ConfigurationError(
+                f"nothing says what all replicas of {options.keyspace}.{options.table} hold: it is untracked",
+                hint="replication_type = 'tracked' makes it so; follow = written needs no more than a quorum",
+            )
+        return reconciled_us(one for told in found for one in told)
+
+    def _reconciled(self, connection: CqlConnection) -> list[Reconciled]:
+        options = self._options
+        name = (options.keyspace.encode(), (options.table + SUFFIX).encode())
+        return [
+            Reconciled(_number(row["first_token"]), _number(row["last_token"]), _us_of(row["until_ms"]))
+            for row in connection.query(_RECONCILED, name)
+        ]
+
     def _endpoints(self) -> list[Endpoint]:
         return self.hosts.order(0, 0)
 
@@ -165,6 +192,10 @@ class LogQuestions:
         )
 
 
+_RECONCILED: Final = (
+    "SELECT first_token, last_token, toUnixTimestamp(reconciled_until) AS until_ms "
+    "FROM system_views.tracking_reconciled WHERE keyspace_name = ? AND table_name = ?"
+)
 _RING_TIMES: Final = "SELECT time FROM system_distributed.cdc_generation_timestamps WHERE key = 'timestamps'"
 _RING_STREAMS: Final = (
     "SELECT range_end, streams FROM system_distributed.cdc_streams_descriptions_v2 WHERE time = ?"
@@ -228,6 +259,14 @@ _SAMPLE: Final = 64
 def _now_us(connection: CqlConnection) -> int:
     (row,) = connection.query("SELECT toUnixTimestamp(now()) AS ms FROM system.local")
     return int(str(row["ms"])) * _US_PER_MS
+
+
+def _number(value: object) -> int:
+    return int(str(value))
+
+
+def _us_of(told_ms: object) -> int | None:
+    return None if told_ms is None else _number(told_ms) * _US_PER_MS
 
 
 def _uuid(value: object) -> str:

@@ -1,8 +1,8 @@
 """What the driver of a stream decides: where it begins, which window is next, which streams have rows in it.
 
 Invariant: an offset that was given out is a position whose window is closed, so whoever reads it again, later
-or elsewhere, reads the same changes. What is kept between calls saves questions and decides nothing: without
-it, all streams of a window are read.
+or elsewhere, reads the same changes; where what is reconciled is followed, from any replica. What is kept
+between calls saves questions and decides nothing: without it, all streams of a window are read.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import msgspec
 from pyspark.sql.datasource import InputPartition
 
 from lockstep.spark.changes import windows
-from lockstep.spark.changes.stream_options import EARLIEST, LATEST, SKIP, StreamOptions
+from lockstep.spark.changes.stream_options import EARLIEST, LATEST, RECONCILED, SKIP, StreamOptions
 from lockstep.spark.changes.windows import Found, Log, Position, Stretch
-from lockstep.values.errors import ChangesGone
+from lockstep.values.errors import ChangesGone, PeerTimeout
 
 #: Times that are asked of each stream at the least: of a quiet one they are all.
 _PROBE_ROWS: Final = 64
@@ -28,6 +28,9 @@ _TASK_ROWS: Final = 4096
 _LARGE_ROWS: Final = 16_384
 _LARGE_KNOWN_ROWS: Final = 1024
 _US_PER_S: Final = 1_000_000
+#: A stream that ends waits so long for replicas that lack changes: ten minutes, a round of theirs at a time.
+_HELD_TURN_S: Final = 1.0
+_HELD_TURNS_MAX: Final = 600
 
 
 class Questions(Protocol):
@@ -49,6 +52,10 @@ class Questions(Protocol):
 
     def row_bytes(self, streams: Sequence[bytes], start_us: int, end_us: int) -> float:
         """About how large a row of the window is."""
+        ...
+
+    def reconciled_us(self) -> int | None:
+        """A moment by a node's clock: what any replica of the log held then all hold; None: none is known."""
         ...
 
 
@@ -119,6 +126,8 @@ class Planner:
         self._check(start, log)
         closed_us = self._target_us or log.now_us - self._wanted.safety_us
         self.newest = Position(log.id, max(closed_us, start.until_us), log.ttl_s)
+        if self._wanted.follow == RECONCILED:
+            closed_us = min(closed_us, self._held_us(log))
         end_us = windows.window_end(log.stretches, start.until_us, closed_us)
         if end_us == start.until_us:
             return start
@@ -192,7 +201,26 @@ class Planner:
             left_us = self._target_us + self._wanted.safety_us - log.now_us
             self._pause(left_us / _US_PER_S)
             log = self._questions.log()
+        if self._target_us and self._wanted.follow == RECONCILED:
+            self._await_held(log)
         return log
+
+    def _await_held(self, log: Log) -> None:
+        """Return once every replica holds all that a stream that ends has to read. PeerTimeout."""
+        for _ in range(_HELD_TURNS_MAX):
+            if self._held_us(log) >= self._target_us:
+                return
+            self._pause(_HELD_TURN_S)
+        raise PeerTimeout(
+            f"not all replicas have the changes of {self._name} that were written when this began",
+            hint="`lockstep reconcile status` says which replica lacks what; follow = written does not wait",
+        )
+
+    def _held_us(self, log: Log) -> int:
+        """The write time before which every replica holds all changes: they were stored some seconds later at
+        most, as nothing is written any more then."""
+        found = self._questions.reconciled_us()
+        return 0 if found is None else found - log.ahead_us - self._wanted.safety_us
 
     def _check(self, position: Position, log: Log) -> None:
         problem = windows.gap(position, log)

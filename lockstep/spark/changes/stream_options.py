@@ -23,9 +23,13 @@ FAIL: Final = "fail"
 SKIP: Final = "skip"
 #: A row each change: what a reader of changes gives.
 ROWS: Final = "rows"
+#: How far a stream follows: to what is written no more, or to what every replica holds, too.
+WRITTEN: Final = "written"
+RECONCILED: Final = "reconciled"
 _ROWS_MAX: Final = 1 << 40
 _SAFETY_MS_MAX: Final = 3_600_000
-#: What a read at them has holds every change that a quorum acknowledged.
+#: What a read at them has holds every change that a quorum acknowledged. One at any level does, of what every
+#: replica holds.
 _LEVELS: Final = (Consistency.LOCAL_QUORUM, Consistency.QUORUM, Consistency.ALL)
 #: Of the format, and of no meaning where changes are read.
 _OF_TABLES: Final = (
@@ -42,6 +46,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
     bytes_max: int = 0
     safety_ms: int = 10_000
     on_gap: str = FAIL
+    follow: str = WRITTEN
 
     @property
     def safety_us(self) -> int:
@@ -66,6 +71,12 @@ def _number(low: int, high: int) -> Callable[[str, str], int]:
 def _gap(name: str, text: str) -> str:
     if text.lower() not in (FAIL, SKIP):
         raise ConfigurationError(f"the option {name} is {text!r}, but takes {FAIL} or {SKIP}")
+    return text.lower()
+
+
+def _follow(name: str, text: str) -> str:
+    if text.lower() not in (WRITTEN, RECONCILED):
+        raise ConfigurationError(f"the option {name} is {text!r}, but takes {WRITTEN} or {RECONCILED}")
     return text.lower()
 
 
@@ -111,6 +122,7 @@ _KNOWN: Final[dict[str, tuple[str, Callable[[str, str], object]]]] = {
     "maxBytesPerTrigger": ("bytes_max", _number(1, _ROWS_MAX)),
     "safetyIntervalMs": ("safety_ms", _number(0, _SAFETY_MS_MAX)),
     "onGap": ("on_gap", _gap),
+    "follow": ("follow", _follow),
 }
 _BY_LOWER: Final = {name.lower(): name for name in _KNOWN}
 
@@ -147,12 +159,14 @@ def parse_stream_options(given: Mapping[str, str]) -> tuple[Options, StreamOptio
                 hint=f"its own options: {', '.join(_KNOWN)}",
             )
     options = parse_options(others)
-    if options.consistency not in _LEVELS:
+    wanted = StreamOptions(**values)  # type: ignore[arg-type]
+    if options.consistency not in _LEVELS and wanted.follow != RECONCILED:
         raise ConfigurationError(
             f"changes read at {options.consistency.name} may lack some that were acknowledged",
-            hint=f"consistencyLevel takes one of {', '.join(level.name for level in _LEVELS)}",
+            hint=f"consistencyLevel takes one of {', '.join(level.name for level in _LEVELS)}; of a tracked "
+            f"table any level does with the option follow = {RECONCILED}",
         )
-    return options, StreamOptions(**values)  # type: ignore[arg-type]
+    return options, wanted
 
 
 _UNUSED: Final = {name.lower(): name for name in _OF_TABLES}

@@ -9,13 +9,14 @@ time is never divided. Where what was to be read may have expired, that is said,
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.limits import CDC_LEEWAY_MS
+from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 
 #: How much earlier than by its time to live a row may be gone for some reader: it lives from its
 #: coordinator's time on, which may be behind its write time, until that of the reader's coordinator; and by
@@ -55,6 +56,15 @@ class Log(msgspec.Struct, frozen=True):
     ttl_s: int
     now_us: int
     ahead_us: int = 0
+
+
+class Reconciled(msgspec.Struct, frozen=True):
+    """What a node says of a range of a tracked table: all that any replica held at that moment, by the node's
+    clock, all hold; None: it knows of no such moment."""
+
+    first_token: int
+    last_token: int
+    until_us: int | None
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -150,6 +160,22 @@ def parts(stretches: Sequence[Stretch], start_us: int, end_us: int) -> list[tupl
         if low < high:
             found.append((at, low, high))
     return found
+
+
+def reconciled_us(told: Iterable[Reconciled]) -> int | None:
+    """The moment of which all ranges of the ring say so; None where one says nothing, or nodes have heard of
+    different ranges."""
+    newest: dict[tuple[int, int], int] = {}
+    for one in told:
+        if one.until_us is not None:
+            place = one.first_token, one.last_token
+            newest[place] = max(one.until_us, newest.get(place, one.until_us))
+    reached = TOKEN_MIN
+    for first, last in sorted(newest):
+        if first != reached + 1:
+            return None
+        reached = last
+    return min(newest.values()) if reached == TOKEN_MAX else None
 
 
 def limited_end(found: Sequence[Found], end_us: int, rows_max: int) -> int:
