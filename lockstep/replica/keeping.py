@@ -10,7 +10,7 @@ from lockstep.quorum.plans import Plan, PlanBook, TablePlacement
 from lockstep.runtime.ports import Runtime
 from lockstep.storage.journal import Journal
 from lockstep.storage.witnessing import require_room
-from lockstep.tracking.held import MutationId
+from lockstep.tracking.held import MutationId, part_beside
 from lockstep.values.rows import Mutation, without_log
 
 
@@ -46,15 +46,17 @@ class Keeping:
             self.journal.take(shard, given, mutation, first_epoch=follows)
         return given, self.journal.sequence
 
-    def keep_captured(self, captured: Mutation, given: MutationId | None) -> int:
+    def keep_captured(self, mutation: Mutation, given: MutationId | None) -> int:
         """As `keep` of what a mutation of a tracked table adds to the log of changes, as a replica of the log
         alone; the sequence to await."""
-        placement, journal = self._plans.placement(captured.table_id), self.journal
-        assert journal is not None and placement is not None, "the log is there, and tracked as its table"
+        captured, journal = mutation.captured, self.journal
+        assert journal is not None and captured is not None, "the table is tracked, and captured"
+        placement = self._plans.placement(captured.table_id)
+        assert placement is not None, "the log is there, and tracked as its table"
         if given is None:
             right = placement.ring.range_at(captured.token).range.right
             return self.keep(placement, right, captured, None)[1]
-        journal.take_captured(placement.ring.id, given, captured)
+        journal.take_captured(placement.ring.id, part_beside(given), mutation)
         self._probes.reach("capture.write.log_alone")
         return journal.sequence
 

@@ -242,7 +242,7 @@ class ReplicaService:
         self._probes.reach("replica.write.accepted")
         if placement.is_tracked:
             if is_of_log:
-                sequence = self.keeping.keep_captured(mutation, request.tracking)
+                sequence = self.keeping.keep_captured(request.mutation, request.tracking)
             else:
                 of = placed.range.right, request.mutation, request.tracking, request.first_epoch
                 sequence = self.keeping.keep(placement, *of)[1]

@@ -21,16 +21,15 @@ from lockstep.placement.placements import PlacedRange, ReplicaGroup, RingPlaceme
 from lockstep.quorum.failure_codes import NOT_REPLICA, READ, STALE_TABLE, Refusals
 from lockstep.runtime.ports import Runtime
 from lockstep.schema import tracking
-from lockstep.schema.log_tables import log_of
 from lockstep.schema.tracking import is_tracked
 from lockstep.storage.journal import Journal
 from lockstep.storage.journal_records import Named
 from lockstep.storage.shard_logs import Shard
 from lockstep.topology.roles import keepers
-from lockstep.tracking.held import NOTHING, Held
+from lockstep.tracking.held import NOTHING, Held, MutationId, is_beside, whole_of
 from lockstep.values.errors import LockstepError, NotReplica, PeerTimeout, StaleEpoch
 from lockstep.values.node_limits import JOURNAL_PULL_BYTES, JOURNAL_PULLS_MAX
-from lockstep.values.rows import without_log
+from lockstep.values.rows import Mutation, without_log
 from lockstep.values.tokens import Range
 
 
@@ -224,23 +223,42 @@ class TrackedReplica:
         captured = mutation.captured if mutation is not None else None
         if captured is not None and captured.table_id not in known:
             captured = None
+        if is_beside(entry.id.start) and mutation is not None and captured is not None:
+            self._take_part(cluster, own, group, entry.id, mutation, captured)
+            return
         at = range_for(cluster, own, group, entry.token)
         if at is None:
             return
-        is_beside = captured is not None and not at[0].contains(captured.token)
+        is_beside_it = captured is not None and not at[0].contains(captured.token)
         if mutation is None or entry.table_id not in known:
-            mutation = None if is_beside else captured
+            mutation = None if is_beside_it else captured
         elif captured is None:
             mutation = without_log(mutation)
         if at[1]:
             self.journal.take((group, at[0].right), entry.id, mutation, entry.table_id, entry.token)
             self.pulled += 1
-        if captured is None or not is_beside or (at[1] and mutation is not None):
-            return
+
+    def _take_part(
+        self,
+        cluster: ClusterMetadata,
+        own: int,
+        group: int,
+        part: MutationId,
+        mutation: Mutation,
+        captured: Mutation,
+    ) -> None:
+        """As `_take_entry`, by the id of what a mutation adds to a log of changes in another range; with the
+        mutation, where that is of this node too."""
         there = range_for(cluster, own, group, captured.token)
-        if there is not None and there[1]:
-            self.journal.take_captured(group, entry.id, captured)
-            self.pulled += 1
+        at = range_for(cluster, own, group, mutation.token)
+        if there is None or at is None or not there[1]:
+            return
+        is_known = mutation.table_id in cluster.schema.tables_by_id
+        if is_known and at[1] and at[0].right != there[0].right:
+            self.journal.take((group, at[0].right), whole_of(part), mutation)
+        else:
+            self.journal.take_captured(group, part, mutation)
+        self.pulled += 1
 
     def _is_tracked(self, table_id: int) -> bool:
         schema = self._metadata().schema
@@ -248,11 +266,8 @@ class TrackedReplica:
         return table is not None and is_tracked(schema.by_name[table.keyspace], table)
 
     def _is_behind(self, entries: Sequence[Named]) -> bool:
-        """Whether some are of a table that is not known here, or may be of a range that was cut: what they
-        add to a log of changes is of another one then."""
-        schema = self._metadata().schema
-        for mutation in (one.mutation for one in entries if one.mutation is not None):
-            table = schema.tables_by_id.get(mutation.table_id)
-            if table is None or (mutation.captured is None and log_of(schema, table) is not None):
-                return True
-        return False
+        """Whether some are of a table, or of a log of changes, that is not known here."""
+        known = self._metadata().schema.tables_by_id
+        changes = [one.mutation for one in entries if one.mutation is not None]
+        logged = [one.captured for one in changes if one.captured is not None]
+        return any(one.table_id not in known for one in (*changes, *logged))

@@ -148,7 +148,7 @@ class Journal:
         if mutation.captured is None:
             self._store(shard, given, mutation, mutation.table_id, mutation.token, first_epoch)
         else:
-            self._store_parts(parts_of(self._range_at, shard, given, mutation), mutation, first_epoch)
+            self._store_parts(parts_of(self._range_at, shard, given, mutation), first_epoch)
         return given
 
     def take(
@@ -164,7 +164,7 @@ class Journal:
         """Store a mutation that has its id; nothing happens when it is held. `None`: its table is gone, its
         place is told beside it. `first_epoch`: see `apply` of the engine."""
         if mutation is not None and mutation.captured is not None:
-            self._store_parts(parts_of(self._range_at, shard, given, mutation), mutation, first_epoch)
+            self._store_parts(parts_of(self._range_at, shard, given, mutation), first_epoch)
             return
         if self.logs_of(shard).contains(given.log, given.offset):
             return
@@ -172,24 +172,23 @@ class Journal:
             table_id, token = mutation.table_id, mutation.token
         self._store(shard, given, mutation, table_id, token, first_epoch)
 
-    def take_captured(self, group: int, given: MutationId, captured: Mutation) -> None:
-        """As `take` of what a mutation adds to a log of changes, as a replica of that alone."""
-        self._store_parts([captured_part(self._range_at, group, given, captured)], captured, None)
+    def take_captured(self, group: int, part: MutationId, mutation: Mutation) -> None:
+        """As `take` of what a mutation adds to a log of changes, as a replica of that range; it has the id of
+        that part."""
+        self._store_parts([captured_part(self._range_at, group, part, mutation)], None)
 
-    def _store_parts(self, parts: Sequence[Part], whole: Mutation, first_epoch: int | None) -> None:
+    def _store_parts(self, parts: Sequence[Part], first_epoch: int | None) -> None:
         """Store what is not held of the parts of a mutation, two in one batch."""
         lacking = [part for part in parts if not part.is_in(self.logs_of(part.shard))]
-        if len(lacking) < 2:
-            for part in lacking:
-                table, token = part.place
-                self._store(part.shard, part.given, part.mutation, table, token, first_epoch)
+        if not lacking:
             return
         assert all(self.keeps(part.shard) for part in lacking), "what is captured has no witnesses"
         logs, records = [self._logs(part.shard) for part in lacking], [part.record() for part in lacking]
-        self._sequence = self._engine.apply(whole, records, first_epoch=first_epoch)
+        mutation = lacking[0].mutation if len(lacking) == 1 else lacking[0].whole
+        self._sequence = self._engine.apply(mutation, records, first_epoch=first_epoch)
         self._count(*(body for _, _, body in records))
         for part, of_part in zip(lacking, logs, strict=True):
-            self._add(of_part, part.given.log, part.given.offset, part.place)
+            self._add(of_part, part.given.log, part.given.offset, part.place, captured_place(part.mutation))
 
     def _store(
         self,
@@ -210,7 +209,7 @@ class Journal:
         else:
             self._sequence = self._engine.apply(mutation, (record,), first_epoch=first_epoch)
         self._count(body)
-        self._add(logs, log, offset, (table_id, token), captured_place(mutation))
+        self._add(logs, log, offset, (table_id, token))
 
     def _count(self, *bodies: bytes) -> None:
         self._stored += len(bodies)
@@ -400,7 +399,7 @@ class Journal:
         """Have the tables hold what there are entries of: a part of them was lost."""
         for log, offsets in self.logs_of(shard).open.items():
             for offset, value in values_of(self._engine, log, offsets):
-                mutation = ENTRIES.decode(value).mutation
+                mutation = ENTRIES.decode(value).own_part
                 if mutation is not None:
                     self._sequence = self._engine.apply(mutation)
                 if offset % JOURNAL_RECORDS_A_BATCH == 0:

@@ -2,7 +2,8 @@
 
 A mutation that adds to a log of changes is one entry as long as both lie in one range, and a batch with two
 entries where they do not. Invariant: the id of the second one follows from that of the first, so every
-replica gives the same parts the same ids, whether it cuts an entry itself or is sent what was cut.
+replica gives the same parts the same ids, whether it cuts an entry itself or is sent what was cut. Either has
+the whole mutation: whoever is brought the one holds both, where it has both ranges.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from lockstep.storage.journal_records import (
     TAKING,
     Fitted,
     Source,
+    captured_place,
     entry_key,
     entry_value,
     notes,
@@ -31,10 +33,9 @@ from lockstep.storage.journal_records import (
 from lockstep.storage.place_list import Place
 from lockstep.storage.shard_logs import Shard, ShardLogs
 from lockstep.storage.store import Operation, Put
-from lockstep.tracking.held import LogId, MutationId, beside
+from lockstep.tracking.held import LogId, MutationId, beside, is_beside, part_beside
 from lockstep.tracking.intervals import of
 from lockstep.values.codec import encode
-from lockstep.values.ids import NodeId
 from lockstep.values.node_limits import JOURNAL_PULL_BYTES, JOURNAL_RECORDS_A_BATCH
 from lockstep.values.rows import Mutation, without_log
 from lockstep.values.tokens import Range
@@ -55,6 +56,7 @@ class Part(msgspec.Struct, frozen=True, gc=False):
     shard: Shard
     given: MutationId
     mutation: Mutation
+    whole: Mutation
 
     @property
     def place(self) -> Place:
@@ -64,8 +66,8 @@ class Part(msgspec.Struct, frozen=True, gc=False):
         return logs.contains(self.given.log, self.given.offset)
 
     def record(self) -> Put:
-        given = self.given
-        value = entry_value(given.given_us, self.mutation, self.shard[0], self.place)
+        given, captured = self.given, captured_place(self.mutation)
+        value = entry_value(given.given_us, self.whole, self.shard[0], self.place, captured)
         return "put", entry_key(given.log, given.offset), value
 
 
@@ -77,19 +79,19 @@ def parts_of(range_at: RangeAt, shard: Shard, given: MutationId, mutation: Mutat
     at = range_at(shard[0], captured.token)
     assert at is not None, "a log of changes lies in the placement group of its table"
     if at[0].right == shard[1]:
-        return [Part(shard, given, mutation)]
-    alone = Part(shard, given, without_log(mutation))
-    return [alone, captured_part(range_at, shard[0], given, captured)] if at[1] else [alone]
+        return [Part(shard, given, mutation, mutation)]
+    alone = Part(shard, given, without_log(mutation), mutation)
+    there = shard[0], at[0].right
+    return [alone, Part(there, part_beside(given), captured, mutation)] if at[1] else [alone]
 
 
-def captured_part(range_at: RangeAt, group: int, given: MutationId, captured: Mutation) -> Part:
-    """What a mutation with an id adds to a log of changes in another range, which this node has."""
+def captured_part(range_at: RangeAt, group: int, part: MutationId, mutation: Mutation) -> Part:
+    """What a mutation adds to a log of changes in a range that this node has, by the id of that part."""
+    captured = mutation.captured
+    assert captured is not None and is_beside(part.start), "the mutation adds to a log of changes"
     at = range_at(group, captured.token)
     assert at is not None and at[1], "a replica of the log takes what is added to it"
-    node, number = beside(given.log)
-    return Part(
-        (group, at[0].right), MutationId(NodeId(node), number, given.offset, given.given_us), captured
-    )
+    return Part((group, at[0].right), part, captured, mutation)
 
 
 def divided(
@@ -104,13 +106,12 @@ def divided(
         assert mutation is not None and place is not None, "it adds to a log of changes"
         if there is not None and not there.contains(part, offset):
             # First, for what is left of a batch that a crash cut is made two again.
-            made = entry_value(entry.given_us, mutation.captured, entry.group, place)
-            yield "put", entry_key(part, offset), made
+            yield "put", entry_key(part, offset), entry_value(entry.given_us, mutation, entry.group, place)
             add(there, part, offset, place)
         if found is None or found.contains(log, offset):
             yield "delete", key
         else:
-            yield "put", key, entry_value(entry.given_us, without_log(mutation), entry.group, entry.place)
+            yield "put", key, entry_value(entry.given_us, mutation, entry.group, entry.place)
             add(found, log, offset, entry.place)
 
 

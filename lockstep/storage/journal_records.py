@@ -21,7 +21,7 @@ from lockstep.tracking.held import LogId, MutationId
 from lockstep.tracking.intervals import IntervalSet
 from lockstep.values.codec import decoder, encode
 from lockstep.values.node_limits import JOURNAL_RECORDS_A_BATCH
-from lockstep.values.rows import Mutation
+from lockstep.values.rows import Mutation, without_log
 
 _SHARD = struct.Struct(">ccQQ")
 _LOG = struct.Struct(">ccQQQQ")
@@ -44,7 +44,8 @@ TABLES_KEY: Final = _FAMILY + TABLES
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`mutation` None: of a table that was gone when it came. `group`: the placement group at that time. The
-    log of changes that the mutation adds to, and its token there: 0 for none."""
+    log of changes that the mutation adds to, and its token there: 0 for none, and where that is an entry of
+    its own, in another range. Either of two such entries has the whole mutation, and its own part's place."""
 
     given_us: int
     mutation: Mutation | None
@@ -61,6 +62,14 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def captured(self) -> Place | None:
         return (self.log_table_id, self.log_token) if self.log_table_id else None
+
+    @property
+    def own_part(self) -> Mutation | None:
+        """What of the mutation the entry stands for."""
+        mutation = self.mutation
+        if mutation is None or mutation.captured is None or self.log_table_id:
+            return mutation
+        return mutation.captured if self.table_id == mutation.captured.table_id else without_log(mutation)
 
 
 class Named(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -81,9 +90,10 @@ class Fitted(msgspec.Struct, frozen=True, array_like=True):
 ENTRIES = decoder(Entry)
 
 
-def entry_value(given_us: int, mutation: Mutation | None, group: int, place: Place) -> bytes:
-    """An `Entry` as it is stored; what is captured by none is as short as ever."""
-    captured = captured_place(mutation)
+def entry_value(
+    given_us: int, mutation: Mutation | None, group: int, place: Place, captured: Place | None = None
+) -> bytes:
+    """An `Entry` as it is stored; one that adds to no log is as short as ever."""
     return encode((given_us, mutation, group, *place, *(captured or ())))
 
 

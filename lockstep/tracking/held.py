@@ -53,6 +53,18 @@ def is_beside(number: int) -> bool:
     return bool(number & _BESIDE)
 
 
+def part_beside(given: MutationId) -> MutationId:
+    """The id of what a mutation adds to a log of changes in another range."""
+    node, number = beside(given.log)
+    return MutationId(node, number, given.offset, given.given_us)
+
+
+def whole_of(part: MutationId) -> MutationId:
+    """The id of the mutation that a part beside one was added by."""
+    assert is_beside(part.start), "it is the id of a part"
+    return MutationId(part.node, part.start & ~_BESIDE, part.offset, part.given_us)
+
+
 class Held(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """`logs`: (node, start, runs of offsets) of each log."""
 

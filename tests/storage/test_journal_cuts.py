@@ -16,7 +16,7 @@ from lockstep.storage.journal import Journal
 from lockstep.storage.journal_cuts import batches
 from lockstep.storage.journal_records import ENTRIES, RECORD, bounds_of, entry_of
 from lockstep.storage.store import Operation
-from lockstep.tracking.held import Held, MutationId, beside, held_of
+from lockstep.tracking.held import Held, MutationId, beside, held_of, part_beside, whole_of
 from lockstep.tracking.intervals import of
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import MUTATION_BYTES_MAX
@@ -82,8 +82,16 @@ class Place:
 
 
 def entries(place: Place) -> dict[tuple[tuple[int, int], int], Mutation | None]:
-    pairs = place.engine.records(*bounds_of(RECORD), 1000)
-    return {entry_of(key): ENTRIES.decode(value).mutation for key, value in pairs}
+    """What entries stand for; each has the whole mutation."""
+    found: dict[tuple[tuple[int, int], int], Mutation | None] = {}
+    for key, value in place.engine.records(*bounds_of(RECORD), 1000):
+        entry = ENTRIES.decode(value)
+        assert entry.mutation is not None and entry.own_part is not None
+        assert entry.place == (entry.own_part.table_id, entry.own_part.token)
+        whole = entry.mutation.captured is not None or entry.mutation.table_id == TABLE
+        assert whole, "whoever is brought it gets both parts"
+        found[entry_of(key)] = entry.own_part
+    return found
 
 
 @pytest.mark.parametrize("bound", [100_000, 3])
@@ -156,7 +164,7 @@ def test_a_replica_of_one_of_both_takes_what_is_its_own(not_here: int, tmp_path:
         assert change.captured is not None
         if not_here == LOW[1]:
             for _ in range(2):
-                journal.take_captured(3, given, change.captured)
+                journal.take_captured(3, part_beside(given), change)
             expected = {(beside((9, 5 << 24)), 2): change.captured}
         else:
             for _ in range(2):
@@ -180,7 +188,7 @@ def test_a_part_that_is_held_is_not_stored_again_and_the_other_one_is(tmp_path: 
         one, two = (MutationId(NodeId(9), 5 << 24, number, NOW_US) for number in range(2))
         change, other = captured(1), captured(2)
         assert change.captured is not None
-        journal.take_captured(3, one, change.captured)
+        journal.take_captured(3, part_beside(one), change)
         journal.take(LOW, one, change)
         journal.take(LOW, two, without_log(other))
         journal.take(LOW, two, other)
@@ -291,6 +299,12 @@ def test_a_crash_within_a_cut_is_made_good_by_the_next_start(
         await place.engine.close()
 
     asyncio.run(check())
+
+
+def test_ids_of_parts_follow_from_those_of_mutations_and_back() -> None:
+    given = MutationId(NodeId(9), 5 << 24, 2, NOW_US)
+    part = part_beside(given)
+    assert part != given and part.log == beside(given.log) and whole_of(part) == given
 
 
 def test_batches_are_bounded_by_count_and_by_size() -> None:

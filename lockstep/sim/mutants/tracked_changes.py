@@ -68,7 +68,7 @@ def _cut_left() -> _Context:
 
 def _alone_left_out() -> _Context:
     """A replica of the log that is none of the table takes nothing, and says that it has."""
-    return replaced((Keeping, "keep_captured", lambda self, captured, given: self.journal.sequence))
+    return replaced((Keeping, "keep_captured", lambda self, mutation, given: self.journal.sequence))
 
 
 def _rows_of_tables_alone() -> _Context:
