@@ -130,6 +130,10 @@ class StreamFiles:
         except FileNotFoundError:
             return
 
+    def has(self, key: StreamKey) -> bool:
+        """Whether something is known of the stream."""
+        return self._disk.exists(self._state(key))
+
     def remove(self, key: StreamKey) -> None:
         """Forget the stream: its session closed while something was being written."""
         self.discard(key)

@@ -269,6 +269,14 @@ class StreamClient:
         copy.view.ended()
         return StreamReport(copy.position.moved_bytes, copy.position.fragments, copy.position.files)
 
+    def begin_anew(self, session_id: str, table_id: int, tokens: Range, source: Address) -> None:
+        """Have the next `stream_range` copy everything, also what was copied under the session: the source
+        has more by now that belongs to a snapshot."""
+        key = StreamKey(session_id, table_id, tokens.left, tokens.right, source)
+        if self._files.has(key):
+            self._runtime.probes.reach("stream.target.anew")
+            self._files.remove(key)
+
     def _idle(self, source: Address) -> None:
         """Let the connection for files go when nothing is streamed from there."""
         if not any(key.source == source for key in self._views):

@@ -6,9 +6,9 @@ nothing else that it does not hold. What a source names as reconciled, or has no
 away, before its snapshots are taken is in them, and is claimed once they are here; all else that the source
 holds afterwards is fetched with its mutations. From the moment at which a replica receives writes nothing
 becomes reconciled without it, so no mutation of which it has only streamed data can lose its entry before it
-is fetched, but while it is away itself: it is streamed again then. What a replica told before it was filled
-is void: it may have lost it. A source that is getting what it missed itself has parts of mutations that it
-does not name, and is none until it has them.
+is fetched, but while it is away itself: it is streamed again then, as when a source has got rows of a cohort
+since. What a replica told before it was filled is void: it may have lost it. A source that is getting what it
+missed itself has parts of mutations that it does not name, and is none until it has them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from lockstep.node.work.reconciling import Reconciler
 from lockstep.placement.placements import PlacedRange
 from lockstep.replica.session_guards import SessionGuards
 from lockstep.replica.tracked import TrackedReplica, tracked_groups
+from lockstep.storage.engine import StorageEngine
 from lockstep.storage.shard_logs import Shard
 from lockstep.topology.stages import StreamTask
 from lockstep.tracking.held import NOTHING, Held
+from lockstep.values.codec import decoder, encode
 from lockstep.values.errors import DiskRefused, NotReplica, PeerTimeout, RangeLacking
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import STREAM_TIMEOUT_MS
@@ -64,10 +66,15 @@ class Surveyed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Streamed(msgspec.Struct, frozen=True):
-    """What the sources of a task named as reconciled, and as apart, before it was streamed."""
+    """What the sources of a task named as reconciled, and as apart, before it was streamed. `session`: of the
+    streams."""
 
     reconciled: Held = NOTHING
     apart: Held = NOTHING
+    session: str = ""
+
+
+_STREAMED = decoder(Streamed)
 
 
 class TrackedRanges:
@@ -78,7 +85,9 @@ class TrackedRanges:
         tracked: TrackedReplica,
         reconciler: Reconciler,
         guards: SessionGuards,
+        engine: StorageEngine,
     ) -> None:
+        self._engine = engine
         self._context = context
         self._runtime = context.runtime
         self._tracked = tracked
@@ -143,16 +152,30 @@ class TrackedRanges:
         tracked = tracked_groups(self._context.cluster()).values()
         return group in tracked or group in self._journal.tables.values()
 
-    async def survey(self, task: StreamTask, epoch: int) -> Streamed:
+    async def survey(
+        self, session_id: str, task: StreamTask, epoch: int, begin_anew: Callable[[], None]
+    ) -> Streamed:
         """What the sources of a task name as reconciled, and what they have no entries of; its streams
-        follow."""
+        follow. `begin_anew` has them copy all again: what was copied under the session lacks some of that."""
         found = Streamed()
         if self._has_ids(task.group):
             await self._store_witnessed(task)
         for source in task.sources if self._has_ids(task.group) else ():
             for holding in await self._ask(source, task, epoch, begins=True):
                 reconciled = found.reconciled.union(holding.reconciled)
-                found = Streamed(reconciled, found.apart.union(holding.apart))
+                found = Streamed(reconciled, found.apart.union(holding.apart), session_id)
+        if not found.session:
+            return found
+        name = b"streamed/%d/%d" % (task.group, task.range.right)
+        kept = self._engine.local_fact(name)
+        known = _STREAMED.decode(kept) if kept is not None else None
+        if known is not None and known.session == session_id:
+            here = self._journal.held_in(task.group).union(known.reconciled).union(known.apart)
+            if here.covers(found.reconciled.union(found.apart)):
+                return known
+        begin_anew()
+        # A crash may take it back: then all is copied again.
+        self._engine.keep_local_fact(name, encode(found))
         return found
 
     async def _store_witnessed(self, task: StreamTask) -> None:

@@ -10,6 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -26,7 +27,7 @@ from lockstep.node.log.metadata_state import MetadataState
 from lockstep.node.work.lacking import of_sole_replica, refill_actor
 from lockstep.node.work.tracked_ranges import Streamed
 from lockstep.placement.quorums import DcOf
-from lockstep.storage.rows.keys import ballots_of
+from lockstep.storage.rows.keys import ballots_of, with_ballots
 from lockstep.storage.store_position import Lack
 from lockstep.streaming.stream_progress import StreamProgress
 from lockstep.topology.kind import Mover, moving, stage_row
@@ -309,7 +310,12 @@ class WorkService:
 
         async def one(task: StreamTask) -> None:
             async with gate:
-                surveyed[task] = await self._tracked_ranges.survey(task, operation.stage_epoch)
+                surveyed[task] = await self._tracked_ranges.survey(
+                    operation.session_id,
+                    task,
+                    operation.stage_epoch,
+                    partial(self._begin_anew, operation.session_id, kept[task]),
+                )
                 await self._stream_task(operation, kept[task], progress)
                 progress.ranges += 1
 
@@ -346,6 +352,13 @@ class WorkService:
             return replace(task, sources=())
         keeping = readers(cluster, ring, placed)
         return replace(task, sources=tuple(node for node in task.sources if node in keeping))
+
+    def _begin_anew(self, session_id: str, task: StreamTask) -> None:
+        nodes = self._state.current.directory.by_id
+        for source in task.sources:
+            address = nodes[source].address, nodes[source].internode_port
+            for table in with_ballots(table_ids(self._state.current, task.group)):
+                self._streams.begin_anew(session_id, table, task.range, address)
 
     async def _stream_task(self, operation: Mover, task: StreamTask, progress: StreamProgress) -> None:
         tables = table_ids(self._state.current, task.group)

@@ -19,6 +19,7 @@ from lockstep.storage.journal import Journal
 from lockstep.storage.journal_records import Named
 from lockstep.storage.shard_logs import Shard, ShardLogs
 from lockstep.storage.store import Operation
+from lockstep.streaming.stream_target import StreamClient
 from lockstep.tracking.held import Held, LogId, MutationId
 from lockstep.values.rows import Mutation, without_log
 
@@ -82,6 +83,11 @@ def _rows_of_tables_alone() -> _Context:
     return replaced((CohortTaking, "_tables", tables))
 
 
+def _streamed_before() -> _Context:
+    """Who is filled claims what a source names by now, whenever it copied the source's tables."""
+    return replaced((StreamClient, "begin_anew", lambda self, *of: None))
+
+
 TRACKED_CHANGES = (
     Planted(
         "tracked_log_not_brought", "a change lacks in the log of a replica", "tracked_changes", _not_brought
@@ -103,5 +109,6 @@ TRACKED_CHANGES = (
     Planted(
         "tracked_log_alone", "changes are missing while ranges move", "tracked_change_moves", _alone_left_out
     ),
+    Planted("tracked_filled_before", "ids are claimed before data", "tracked_change_moves", _streamed_before),
     Planted("tracked_log_not_moved", "changes are missing as ranges move", "tracked_change_moves", not_moved),
 )
