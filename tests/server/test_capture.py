@@ -32,13 +32,14 @@ class Change(NamedTuple):
     values: tuple[Any, ...]
 
 
-@pytest.fixture(scope="module", params=["captures", "tablets_captures"])
+@pytest.fixture(scope="module", params=["captures", "tablets_captures", "tracked_captures"])
 def session(three: Nodes, request: pytest.FixtureRequest) -> Iterator[Session]:
-    """With a keyspace on the ring, then with one of tablets."""
+    """With a keyspace on the ring, then with one of tablets, then with a tracked one."""
     driver = connect(three)
     made = driver.connect()
     spread = TABLETS if request.param.startswith("tablets") else SIMPLE % 3
-    made.execute(f"CREATE KEYSPACE {request.param} {spread}")
+    tracked = " AND replication_type = 'tracked'" if request.param.startswith("tracked") else ""
+    made.execute(f"CREATE KEYSPACE {request.param} {spread}{tracked}")
     made.set_keyspace(request.param)
     yield made
     driver.shutdown()

@@ -10,7 +10,6 @@ from typing import Any
 from msgspec.structs import replace
 
 from lockstep.node.work.cohorts import CohortTaking
-from lockstep.replica.keeping import Keeping
 from lockstep.schema.log_tables import is_log
 from lockstep.sim.mutants.captured import later, not_moved
 from lockstep.sim.plant import Planted, replaced
@@ -67,11 +66,6 @@ def _cut_left() -> _Context:
     return replaced((journal_module, "divided", divided))
 
 
-def _alone_left_out() -> _Context:
-    """A replica of the log that is none of the table takes nothing, and says that it has."""
-    return replaced((Keeping, "keep_captured", lambda self, mutation, given: self.journal.sequence))
-
-
 def _rows_of_tables_alone() -> _Context:
     """Who is back takes the rows of a cohort from the tables, and not from their logs."""
     original = CohortTaking._tables
@@ -106,9 +100,6 @@ TRACKED_CHANGES = (
         _rows_of_tables_alone,
     ),
     Planted("tracked_log_cut", "changes are missing as ranges are cut", "tracked_change_moves", _cut_left),
-    Planted(
-        "tracked_log_alone", "changes are missing while ranges move", "tracked_change_moves", _alone_left_out
-    ),
     Planted("tracked_filled_before", "ids are claimed before data", "tracked_change_moves", _streamed_before),
     Planted("tracked_log_not_moved", "changes are missing as ranges move", "tracked_change_moves", not_moved),
 )
