@@ -246,9 +246,7 @@ def wire_data(log: NodeLog, store: Store, engine: StorageEngine) -> NodeData:
         decommission_handoff=DecommissionHandoff(context, batch_store, hints, delivery, log.submitter),
         loads=_loads(context, state, engine),
         read_sessions=_read_sessions(context, engine, lacking),
-        tracked_ranges=TrackedRanges(
-            context, state, tracked, Reconciler(context, tracked, cohorts), guards, engine
-        ),
+        tracked_ranges=TrackedRanges(context, state, tracked, cohorts, guards, engine),
         journal_audit=JournalAudit(internode, tracked, cluster, own_id),
     )
 

@@ -350,6 +350,26 @@ TRACKED_SCENARIOS = (
         ),
     ),
     Scenario(
+        name="tracked_changes_altered",
+        chaos_s=14.0,
+        founders=(3, 3, 4),
+        factors=(3,),
+        spares=1,
+        busy_s=5.0,
+        retracks_s=1.5,
+        clients=1,
+        capturing=4,
+        duplicate=(0.0, 0.05),
+        faults=(
+            *("kill", "power", "all_down", "pause", "slow_node", "partition", "latency", "flapping"),
+            *("isolate_leader", "crash_at_probe", "loss", "slow_disk", "linger"),
+        ),
+        sometimes=(
+            *("ids tell of everything", "replica.write.named", "tracked.pulled", "hints.delivered"),
+            *("conditional.decided", "batches.written"),
+        ),
+    ),
+    Scenario(
         name="tracked_altered_tablets",
         chaos_s=16.0,
         founders=(3, 4, 4),
@@ -404,7 +424,7 @@ TRACKED_SCENARIOS = (
         ),
         sometimes=(
             *("tracked.pulled", "read.tracked_brought", "cohort.set_apart", "cohort.rows_taken"),
-            *("a decision applied", "a batch was written"),
+            *("conditional.decided", "batches.written"),
         ),
     ),
     Scenario(

@@ -56,6 +56,7 @@ def is_beside(number: int) -> bool:
 def part_beside(given: MutationId) -> MutationId:
     """The id of what a mutation adds to a log of changes in another range."""
     node, number = beside(given.log)
+    assert is_beside(number), "it is told from that of the mutation"
     return MutationId(node, number, given.offset, given.given_us)
 
 

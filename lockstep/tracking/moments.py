@@ -30,6 +30,7 @@ class Moments:
 
     def watch(self, shard: _Shard, at_us: int, held: Held) -> None:
         """`held` is what anybody held at a moment or later."""
+        assert at_us > 0, "a moment is one of a clock"
         self._watched[shard] = at_us, held
 
     def void(self, shard: _Shard) -> None:

@@ -23,6 +23,7 @@ from lockstep.internode.handshake import Address, PeerInfo
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.node.context import NodeContext
 from lockstep.node.log.metadata_state import MetadataState
+from lockstep.node.work.cohorts import CohortTaking
 from lockstep.node.work.reconciling import Reconciler
 from lockstep.placement.placements import PlacedRange
 from lockstep.replica.session_guards import SessionGuards
@@ -83,7 +84,7 @@ class TrackedRanges:
         context: NodeContext,
         state: MetadataState,
         tracked: TrackedReplica,
-        reconciler: Reconciler,
+        cohorts: CohortTaking,
         guards: SessionGuards,
         engine: StorageEngine,
     ) -> None:
@@ -92,7 +93,7 @@ class TrackedRanges:
         self._runtime = context.runtime
         self._tracked = tracked
         self._journal = tracked.journal
-        self.reconciler = reconciler
+        self.reconciler = Reconciler(context, tracked, cohorts)
         self._guards = guards
         self._fit(state.current)
         state.listen(self._applied, parts_only=True)
