@@ -9,7 +9,7 @@ keeps nothing.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 import msgspec
 
@@ -24,7 +24,7 @@ from lockstep.schema import tracking
 from lockstep.schema.tracking import is_tracked
 from lockstep.storage.journal import Journal
 from lockstep.storage.journal_records import Named
-from lockstep.storage.shard_logs import Shard
+from lockstep.storage.shard_logs import Shard, Taking
 from lockstep.topology.roles import keepers
 from lockstep.tracking.held import NOTHING, Held, MutationId, is_beside, whole_of
 from lockstep.values.errors import LockstepError, NotReplica, PeerTimeout, StaleEpoch
@@ -110,6 +110,20 @@ def require_kept(journal: Journal | None, ring: RingPlacement, tokens: Range, re
         if not journal.keeps((ring.id, placed.range.right)):
             refusals.refused(READ, NOT_REPLICA)
             raise NotReplica(f"this node is a witness of tokens up to {placed.range.right}")
+
+
+def take_from_others(
+    journal: Journal, cluster: ClusterMetadata, own: int, changed: Collection[Shard]
+) -> None:
+    """Name who else is to give what this node is getting: of a range that was joined (`changed`) it may be of
+    either side, and what somebody held who left, others were handed."""
+    takings = [(shard, logs.taking) for shard, logs in journal.shards.items() if logs.taking is not None]
+    for shard, taking in sorted(takings, key=lambda one: one[0]):
+        group = group_of(cluster, shard)
+        others = tuple(sorted({*group.writes} - {own})) if group is not None else ()
+        is_cut = taking.is_joined and shard in changed and taking.sources != others
+        if others and (is_cut or not {*taking.sources} <= {*others}):
+            journal.take_from(shard, Taking(others, taking.is_joined))
 
 
 class TrackedReplica:

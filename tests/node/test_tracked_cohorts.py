@@ -286,3 +286,17 @@ def test_what_a_replica_told_before_it_was_filled_goes_to_no_cohort() -> None:
         reconciler.void(shard, own_ids[0])
         reconciler._part(cluster, shard, held_here, {own_ids[0]})
         assert apart(town, 1) == 0 and unreconciled(town, 1) == 1
+
+
+def test_what_was_to_come_from_a_replica_that_left_comes_from_the_others() -> None:
+    with tracked(12) as town:
+        assert write(town, 1, ALL).error is None
+        settled(town)
+        reconciler = town.node(1).data.reconciler
+        (shard,) = (shard for shard, logs in reconciler.journal.shards.items() if logs.held)
+        others = tuple(sorted(int(town.node(number).context.own_id()) for number in (2, 3)))
+        for left, now in (((99,), others), ((99, others[0]), others), ((others[0],), others[:1])):
+            reconciler.journal.take_from(shard, Taking(left))
+            reconciler.fit(town.node(1).log.cluster)
+            assert reconciler.journal.taking(shard) == Taking(now)
+            town.until(lambda: reconciler.journal.taking(shard) is None)

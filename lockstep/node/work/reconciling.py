@@ -22,11 +22,11 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.node.context import NodeContext
 from lockstep.node.work.cohorts import CohortTaking
 from lockstep.placement.placements import PlacedRange
-from lockstep.replica.tracked import TrackedReplica, group_of, placed_at, tracked_groups
+from lockstep.replica.tracked import TrackedReplica, group_of, placed_at, take_from_others, tracked_groups
 from lockstep.schema.model import Table
 from lockstep.schema.tracking import is_tracked
 from lockstep.storage.journal import Journal
-from lockstep.storage.shard_logs import Shard, Taking
+from lockstep.storage.shard_logs import Shard
 from lockstep.storage.witnessing import has_room, witnessed_count
 from lockstep.topology.roles import keepers
 from lockstep.tracking.cohorts import are_enough
@@ -393,11 +393,7 @@ class Reconciler:
         changed = self.journal.fit({**tracked, **self._ended})
         if changed:
             self._runtime.probes.reach("tracked.ranges_changed")
-        for shard in changed:
-            taking, others = self.journal.taking(shard), tuple(sorted(self._others(cluster, shard)))
-            if taking is not None and taking.is_joined and taking.sources != others:
-                # What is lacking may be of either side.
-                self.journal.take_from(shard, Taking(others, is_joined=True))
+        take_from_others(self.journal, cluster, self._context.own_id(), changed)
         self._fitted(cluster, changed)
 
     def _let_go(self, cluster: ClusterMetadata) -> None:
