@@ -302,7 +302,7 @@ def full_repair_under_load() -> None:
                 key = b"k%d" % (number % 40)
                 change = Change("t", key, at_us, QUORUM, 1, ((number % 10, b"%d" % number),))
                 made = mutation_for(change, table_of(node), data.new_mutation_id(), 1)
-                data.replica.give(data.coordinator.plans.plan_of(made, QUORUM), made)
+                data.replica.keeping.give(data.coordinator.plans.plan_of(made, QUORUM), made)
                 await asyncio.sleep(0.01)
 
         town.begin(1, load)
