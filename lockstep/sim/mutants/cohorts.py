@@ -14,7 +14,7 @@ from lockstep.node.work.reconciling import Reconciler
 from lockstep.replica.messages import Known
 from lockstep.replica.replica import ReplicaService
 from lockstep.sim.plant import Planted, replaced
-from lockstep.storage import journal as journal_module
+from lockstep.storage import journal_cuts, journal_records
 from lockstep.storage.journal import Journal
 from lockstep.storage.journal_records import RECONCILED, log_key
 from lockstep.storage.shard_logs import Shard, ShardLogs
@@ -47,7 +47,7 @@ def _forgotten_by_a_start() -> _Context:
         reconciled, _ = logs.runs_of(log)
         return [("put", log_key(RECONCILED, shard, log), encode(reconciled))]
 
-    return replaced((journal_module, "notes", notes))
+    return replaced((journal_cuts, "notes", notes), (journal_records, "notes", notes))
 
 
 def _not_told_in_reads() -> _Context:
