@@ -173,7 +173,7 @@ def test_2_and_10_a_node_that_has_diverged_stays_out_whenever_it_is_asked() -> N
         town.start(*LOST)
         town.until(lambda: town.ready(*LOST) and any(town.node(n).log.is_leader for n in LOST))
         leader = next(number for number in LOST if town.node(number).log.is_leader)
-        fork = town.node(4).log.cluster.parts.held[20].value[0].epoch
+        fork = town.node(4).log.cluster.parts[LINEAGE][0].epoch
         town.finish(town.submit(leader, keyspace("elsewhere")))
         town.until(lambda: all(town.node(n).log.state.epoch > fork for n in LOST))
         for _ in range(2):
@@ -257,7 +257,7 @@ def astray(town: Town, change: Any) -> tuple[int, int]:
     town.start(*LOST)
     town.until(lambda: town.ready(*LOST) and any(town.node(n).log.is_leader for n in LOST))
     leader = next(number for number in LOST if town.node(number).log.is_leader)
-    fork = town.node(4).log.cluster.parts.held[20].value[0].epoch
+    fork = town.node(4).log.cluster.parts[LINEAGE][0].epoch
     assert town.finish(town.submit(leader, change)).error is None
     town.until(lambda: all(town.node(n).log.state.epoch > fork for n in LOST))
     return leader, fork

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
-from lockstep.metadata.directory import IDENTITY, Identity
+from lockstep.metadata.directory import IDENTITY, LINEAGE, Identity
 from lockstep.recovery.plan import Drawn, ResetPlan, Survey, require_sound
 from lockstep.recovery.replacing import (
     Cut,
@@ -68,7 +68,7 @@ def test_a_plan_goes_on_where_the_entry_was() -> None:
     _, after = begun(made, REGISTRY)
     assert after.identity.lineage == (*before.identity.lineage, "new") and after.epoch == before.epoch + 2
     assert tuple(after.voters) == VOTERS and made.raft_term == 5 and made.raft_index == 10
-    assert after.parts.held[20].value[-1].hash == before.hash
+    assert after.parts[LINEAGE][-1].hash == before.hash
 
 
 def test_epochs_that_were_shown_do_not_come_again() -> None:

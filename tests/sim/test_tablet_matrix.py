@@ -103,7 +103,7 @@ def test_a_cell_is_one_run() -> None:
 
 
 def test_a_tablet_that_goes_on_without_its_newcomer_fails_the_cell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step, "goes_back", lambda lone, cluster: False)
+    monkeypatch.setattr(step, "goes_back", lambda lone, cluster, dead: False)
     (result,) = report.run_group([cell("tablet_migration/streaming/entry/target/excluded")], 1)
     assert result.invariant == "LIVENESS"
 
