@@ -2,11 +2,47 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec.structs import replace
 
 from lockstep.sim.load_scenarios import LOAD_SCENARIOS
 from lockstep.sim.scenario import Scenario
 from lockstep.values.ids import Consistency
+
+#: Nodes that die, all of them at once too, and links that fail.
+_NODES_AND_LINKS: Final = (
+    "kill",
+    "power",
+    "all_down",
+    "pause",
+    "slow_node",
+    "partition",
+    "latency",
+    "flapping",
+)
+#: What strikes where replicas stay.
+_WITHOUT_MOVES: Final = ("isolate_leader", "crash_at_probe", "loss", "slow_disk", "linger")
+#: Never all nodes at once.
+_NODES_LINKS_DISKS: Final = (
+    "kill",
+    "power",
+    "pause",
+    "slow_node",
+    "partition",
+    "latency",
+    "flapping",
+    "slow_disk",
+)
+#: What strikes where replicas move.
+_DURING_MOVES: Final = (
+    "isolate_leader",
+    "crash_at_probe",
+    "crash_newcomer",
+    "crash_source",
+    "hold_behind",
+    "loss",
+)
 
 TRACKED_SCENARIOS = (
     Scenario(
@@ -19,7 +55,7 @@ TRACKED_SCENARIOS = (
         clients=4,
         duplicate=(0.0, 0.05, 0.2),
         faults=(
-            *("kill", "power", "all_down", "pause", "slow_node", "partition", "latency", "flapping"),
+            *_NODES_AND_LINKS,
             *("isolate_leader", "crash_at_probe", "loss", "slow_disk", "linger", "clog", "wall_jump"),
         ),
         sometimes=(
@@ -90,8 +126,8 @@ TRACKED_SCENARIOS = (
         columns=1,
         duplicate=(0.0, 0.05),
         faults=(
-            *("kill", "power", "all_down", "pause", "slow_node", "partition", "latency", "flapping"),
-            *("isolate_leader", "crash_at_probe", "loss", "slow_disk", "linger"),
+            *_NODES_AND_LINKS,
+            *_WITHOUT_MOVES,
         ),
         sometimes=(
             *("tracked.pulled", "read.tracked_reread", "read.tracked_brought", "counter.added"),
@@ -150,7 +186,7 @@ TRACKED_SCENARIOS = (
         busy_s=0.8,
         duplicate=(0.0, 0.05),
         faults=(
-            *("kill", "power", "all_down", "pause", "slow_node", "partition", "latency", "flapping"),
+            *_NODES_AND_LINKS,
             *("isolate_leader", "crash_at_probe", "loss", "slow_disk", "linger", "clog", "wall_jump"),
             *("pause_reconciler", "long_away", "crash_newcomer", "crash_source"),
         ),
@@ -171,7 +207,7 @@ TRACKED_SCENARIOS = (
         clients=4,
         replication_s=1.5,
         faults=(
-            *("kill", "power", "all_down", "pause", "slow_node", "partition", "latency", "flapping"),
+            *_NODES_AND_LINKS,
             *("isolate_leader", "crash_at_probe", "loss", "slow_disk", "linger", "pause_reconciler"),
         ),
         sometimes=(
@@ -271,8 +307,8 @@ TRACKED_SCENARIOS = (
         deciding=2,
         indexing=1,
         faults=(
-            *("kill", "power", "pause", "slow_node", "partition", "latency", "flapping", "slow_disk"),
-            *("isolate_leader", "crash_at_probe", "crash_newcomer", "crash_source", "hold_behind", "loss"),
+            *_NODES_LINKS_DISKS,
+            *_DURING_MOVES,
         ),
         sometimes=(
             *("split finalised", "merge finalised", "tablets.begin", "join completed"),
@@ -295,7 +331,7 @@ TRACKED_SCENARIOS = (
         # A write that one replica alone has meets others that it has not heard of when it is brought to them.
         always=("strand_writes",),
         faults=(
-            *("kill", "power", "all_down", "pause", "slow_node", "partition", "latency", "flapping"),
+            *_NODES_AND_LINKS,
             *("isolate_leader", "crash_at_probe", "crash_newcomer", "crash_source", "hold_behind"),
             *("loss", "slow_disk", "linger", "pause_reconciler", "long_away"),
         ),
@@ -320,8 +356,8 @@ TRACKED_SCENARIOS = (
         cohort_after_s=(0.0, 0.0, 1.0),
         always=("strand_writes",),
         faults=(
-            *("kill", "power", "pause", "slow_node", "partition", "latency", "flapping", "slow_disk"),
-            *("isolate_leader", "crash_at_probe", "crash_newcomer", "crash_source", "hold_behind", "loss"),
+            *_NODES_LINKS_DISKS,
+            *_DURING_MOVES,
             *("pause_reconciler", "long_away"),
         ),
         sometimes=(
@@ -341,8 +377,8 @@ TRACKED_SCENARIOS = (
         clients=4,
         duplicate=(0.0, 0.05),
         faults=(
-            *("kill", "power", "all_down", "pause", "slow_node", "partition", "latency", "flapping"),
-            *("isolate_leader", "crash_at_probe", "loss", "slow_disk", "linger"),
+            *_NODES_AND_LINKS,
+            *_WITHOUT_MOVES,
         ),
         sometimes=(
             *("ids tell of everything", "read.repaired", "read.tracked_reread", "read.tracked_brought"),
@@ -361,8 +397,8 @@ TRACKED_SCENARIOS = (
         capturing=4,
         duplicate=(0.0, 0.05),
         faults=(
-            *("kill", "power", "all_down", "pause", "slow_node", "partition", "latency", "flapping"),
-            *("isolate_leader", "crash_at_probe", "loss", "slow_disk", "linger"),
+            *_NODES_AND_LINKS,
+            *_WITHOUT_MOVES,
         ),
         sometimes=(
             *("ids tell of everything", "replica.write.named", "tracked.pulled", "hints.delivered"),
@@ -383,7 +419,7 @@ TRACKED_SCENARIOS = (
         duplicate=(0.0, 0.05),
         faults=(
             *("kill", "power", "pause", "slow_node", "partition", "latency", "flapping"),
-            *("isolate_leader", "crash_at_probe", "loss", "slow_disk", "linger"),
+            *_WITHOUT_MOVES,
         ),
         sometimes=(
             *("ids tell of everything", "read.repaired", "read.tracked_reread", "read.tracked_brought"),
@@ -418,7 +454,7 @@ TRACKED_SCENARIOS = (
         cohort_after_s=(0.0, 0.0, 1.0),
         duplicate=(0.0, 0.05),
         faults=(
-            *("kill", "power", "all_down", "pause", "slow_node", "partition", "latency", "flapping"),
+            *_NODES_AND_LINKS,
             *("isolate_leader", "crash_at_probe", "loss", "slow_disk", "linger", "pause_reconciler"),
             "long_away",
         ),
@@ -440,7 +476,7 @@ TRACKED_SCENARIOS = (
         cohort_after_s=(0.0, 0.0, 1.0),
         duplicate=(0.0, 0.05),
         faults=(
-            *("kill", "power", "all_down", "pause", "slow_node", "partition", "latency", "flapping"),
+            *_NODES_AND_LINKS,
             *("isolate_leader", "crash_at_probe", "crash_newcomer", "crash_source", "hold_behind"),
             *("loss", "slow_disk", "linger", "pause_reconciler", "long_away"),
         ),
@@ -464,8 +500,8 @@ TRACKED_SCENARIOS = (
         capturing=3,
         duplicate=(0.0, 0.05),
         faults=(
-            *("kill", "power", "pause", "slow_node", "partition", "latency", "flapping", "slow_disk"),
-            *("isolate_leader", "crash_at_probe", "crash_newcomer", "crash_source", "hold_behind", "loss"),
+            *_NODES_LINKS_DISKS,
+            *_DURING_MOVES,
             *("pause_reconciler", "long_away"),
         ),
         # Streams count from the time that coordinators' clocks have.
