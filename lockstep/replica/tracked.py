@@ -9,7 +9,7 @@ keeps nothing.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 import msgspec
 
@@ -20,7 +20,6 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.placement.placements import PlacedRange, ReplicaGroup, RingPlacement
 from lockstep.quorum.failure_codes import NOT_REPLICA, READ, STALE_TABLE, Refusals
 from lockstep.runtime.ports import Runtime
-from lockstep.schema import tracking
 from lockstep.schema.tracking import is_tracked
 from lockstep.storage.journal import Journal
 from lockstep.storage.journal_records import Named
@@ -79,11 +78,6 @@ def group_of(cluster: ClusterMetadata, shard: Shard) -> ReplicaGroup | None:
     """The replicas of a range; None when it is no range any more."""
     placed = placed_at(cluster, shard)
     return placed.group if placed is not None else None
-
-
-def tracked_groups(cluster: ClusterMetadata) -> Mapping[int, int]:
-    """Tracked tables, by id, with the placement group of each."""
-    return tracking.tracked_groups(cluster.schema)
 
 
 def range_for(cluster: ClusterMetadata, own: int, group: int, token: int) -> tuple[Range, bool] | None:

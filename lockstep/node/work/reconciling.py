@@ -22,9 +22,9 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.node.context import NodeContext
 from lockstep.node.work.cohorts import CohortTaking
 from lockstep.placement.placements import PlacedRange
-from lockstep.replica.tracked import TrackedReplica, group_of, placed_at, take_from_others, tracked_groups
+from lockstep.replica.tracked import TrackedReplica, group_of, placed_at, take_from_others
 from lockstep.schema.model import Table
-from lockstep.schema.tracking import is_tracked
+from lockstep.schema.tracking import is_tracked, tracked_groups
 from lockstep.storage.journal import Journal
 from lockstep.storage.shard_logs import Shard
 from lockstep.storage.witnessing import has_room, witnessed_count
@@ -385,7 +385,7 @@ class Reconciler:
     def fit(self, cluster: ClusterMetadata, let_go: Collection[int] = ()) -> None:
         """Take up where ranges are now, and which tables there are whose ids are kept: those that are
         tracked, and those that were, but for those of the groups `let_go`."""
-        tracked = tracked_groups(cluster)
+        tracked = tracked_groups(cluster.schema)
         ended = _not_let_go(self.journal, cluster)
         self._ended = {
             table: group for table, group in ended.items() if table not in tracked and group not in let_go

@@ -27,7 +27,8 @@ from lockstep.node.work.cohorts import CohortTaking
 from lockstep.node.work.reconciling import Reconciler
 from lockstep.placement.placements import PlacedRange
 from lockstep.replica.session_guards import SessionGuards
-from lockstep.replica.tracked import TrackedReplica, tracked_groups
+from lockstep.replica.tracked import TrackedReplica
+from lockstep.schema.tracking import tracked_groups
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.shard_logs import Shard
 from lockstep.topology.stages import StreamTask
@@ -150,7 +151,7 @@ class TrackedRanges:
     def _has_ids(self, group: int) -> bool:
         """Whether a table of the group is tracked, or was and is not let go of. A node that comes to the
         group only afterwards claims nothing before it has heard of what is open there, in rounds."""
-        tracked = tracked_groups(self._context.cluster()).values()
+        tracked = tracked_groups(self._context.cluster().schema).values()
         return group in tracked or group in self._journal.tables.values()
 
     async def survey(
