@@ -110,6 +110,7 @@ MEANINGS = {
     "cms.replace_after_ms": "a voter that is unreachable for longer loses its vote to another node; 0: never",
     "streaming.throughput_bytes_s": "what this node sends at most over all streams; 0 for no bound",
     "streaming.file_bytes": "where a sorted file ends",
+    "read_sessions.column_files_mib": "room for columns that readers decoded, to be sent again; 0: none",
     "read_sessions.port": "where whole tables are read; 0: any port that is free, which clients are told",
     "storage.commitlog_sync": "`batch`: acknowledged is on the disk; `periodic`: a crash may lose the last",
     "storage.commitlog_sync_period_ms": "of how long, with `periodic`",

@@ -163,9 +163,12 @@ class ReadSessionsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     """Reading whole tables from a content that was fixed at one instant.
 
     `port`: where readers are answered, at network.address; 0: any that is free, which clients are told.
+    `column_files_mib`: room on the disk for columns that readers decoded, for those who read the same again;
+    0: none are kept.
     """
 
     port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 0
+    column_files_mib: Annotated[int, msgspec.Meta(ge=0, le=1024 * 1024)] = 1024
 
 
 class StorageSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

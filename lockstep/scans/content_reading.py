@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 from msgspec.structs import replace
 
 from lockstep.metadata.purging import purged_before_s
 from lockstep.scans.bucket_digests import BucketDigests, parts, widths_of
+from lockstep.scans.column_files import ColumnFiles, FilesWorld, Keeping, KeptColumns, TableFiles
 from lockstep.scans.messages import (
     FACTS,
     WANTED,
@@ -29,13 +30,13 @@ from lockstep.scans.messages import (
     Trailer,
     framed,
 )
-from lockstep.scans.session_files import FACTS_SUFFIX, LEASE, LEASE_SUFFIX, Expired
-from lockstep.scans.stored_digests import StoredDigests, parted
-from lockstep.scans.table_reader import TableReader
+from lockstep.scans.rows_reading import GOES_ON, Part, Read, RowsReading, digests_of_parts, takers
+from lockstep.scans.session_files import DOOR_ORDER, FACTS_SUFFIX, LEASE, LEASE_SUFFIX, Expired
+from lockstep.scans.stored_digests import parted
 from lockstep.storage.damage import DamagedFiles
 from lockstep.storage.rocks.rocks_building import open_content
 from lockstep.storage.rocks.rocks_errors import RocksErrors
-from lockstep.storage.rocks.rocks_files import ContentFiles, FilesTold
+from lockstep.storage.rocks.rocks_files import BESIDE_FILES, ContentFiles, FilesTold
 from lockstep.storage.rocks.rocks_runs import RocksCursor
 from lockstep.storage.rows import keys
 from lockstep.storage.store import Pair
@@ -44,32 +45,19 @@ from lockstep.values.errors import InvalidRequest, LockstepError
 from lockstep.values.node_limits import AUDIT_BUCKETS_MAX
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range
 
-#: Pairs that are taken at first and at most, and the bytes of them that are aimed at.
-_TAKEN_FIRST, _TAKEN_MAX = 1024, 8192
-_TAKEN_BYTES: Final = 4 * 1024 * 1024
-#: Nor fewer of them for who wants few rows: some of what is stored may not show.
-_TAKEN_LEAST: Final = 16
-#: One in so many is weighed.
-_WEIGHED: Final = 16
-#: Rows of a batch, about: for a reader each has a price of its own.
-_BATCH_ROWS: Final = 16_384
-#: Portions after which what there is goes out, however few rows it has.
-_PORTIONS_MAX: Final = 8
 #: Leases are renewed so often: far below the shortest one, and not with each batch.
 _RENEWAL_S: Final = 0.2
 #: Contents that one process keeps open: each holds files.
 _OPEN_MAX: Final = 4
 #: Fragments whose digests are made at once: what a processor has beside it holds them.
 _DIGESTED: Final = 2048
-#: Portions of them after which a reader hears that it goes on, well before it would give up.
-_DIGESTED_PORTIONS: Final = 128
 DIGESTS_SCHEMA: Final = pa.schema([pa.field("digest", pa.binary(16)), pa.field("rows", pa.int64())])
 STORED_SCHEMA: Final = pa.schema([pa.field("key", pa.binary()), pa.field("value", pa.binary())])
 
 Answered = tuple[BatchHead | Trailer | Refusal, Any]
 
 
-class World(Protocol):
+class World(FilesWorld, Protocol):
     """See runtime.real.door_process."""
 
     def monotonic_s(self) -> float: ...
@@ -103,8 +91,12 @@ class Door:
 
 
 def door(order: bytes, world: World) -> Door:
-    """For a process that keeps the door; `order` names the directory of the sessions."""
-    return Door(Contents(world, order.decode()))
+    """For a process that keeps the door; `order` is a `DoorOrder`."""
+    wanted = DOOR_ORDER.decode(order)
+    columns = ColumnFiles(
+        world, wanted.columns, wanted.incarnation, wanted.columns_bytes_max, wanted.free_bytes_min
+    )
+    return Door(Contents(world, wanted.sessions, columns))
 
 
 class _Content:
@@ -123,6 +115,7 @@ class _Content:
         self._library = rocksdict
         self._database: Any = None
         self._files: ContentFiles | None = None
+        self._table_files: TableFiles | None = None
         self._renewed_s = 0.0
 
     def renew(self) -> None:
@@ -148,6 +141,15 @@ class _Content:
             self._files = ContentFiles(self._library, self._opened(), self._path, self._world.pieces)
         return self._files
 
+    def table_files(self) -> TableFiles | None:
+        """None where something of the content is beside them."""
+        if self._table_files is None:
+            database = self._opened()
+            if any(database.property_int_value(name) for name in BESIDE_FILES):
+                return None
+            self._table_files = TableFiles(database.live_files())
+        return self._table_files
+
     def _opened(self) -> Any:
         if self._database is None:
             self._database = open_content(self._library, self._path)
@@ -156,15 +158,16 @@ class _Content:
     def close(self) -> None:
         if self._database is not None:
             self._database.close()
-            self._database = self._files = None
+            self._database = self._files = self._table_files = None
 
 
 class Contents:
     """The sessions below a directory that this process was asked for lately."""
 
-    def __init__(self, world: World, directory: str) -> None:
+    def __init__(self, world: World, directory: str, columns: ColumnFiles | None = None) -> None:
         self._world = world
         self._directory = directory
+        self._columns = columns
         self._open: dict[str, _Content] = {}
 
     def answer(self, wanted: RowsWanted) -> Iterator[Answered]:
@@ -185,7 +188,7 @@ class Contents:
         bounds = wanted.bounds if wanted.digests is None else _digested(content.facts, wanted.digests)
         require_owned(content.facts, bounds)
         content.renew()
-        tally, read = Tally(), _Read()
+        tally, read = Tally(), Read()
         ended = True
         sent = given = 0
         if wanted.digests is not None and wanted.digests.files:
@@ -193,14 +196,13 @@ class Contents:
         elif wanted.digests is not None:
             batches = _digests(content, wanted.digests, read)
         elif wanted.cuts is not None:
-            batches = _parted(content, wanted, wanted.cuts, read)
+            batches = _parted(content, wanted, wanted.cuts, read, self._kept(content, wanted))
+        elif wanted.fragments:
+            batches = _stored(content, wanted, read)
         else:
-            batches = _stored(content, wanted, read) if wanted.fragments else _rows(content, wanted, read)
-        for rows, batch, next_key, begun_in, stored in batches:
-            if batch is None:
-                body: Any = b""
-            else:
-                body = batch.serialize()
+            kept = self._kept(content, wanted)
+            batches = RowsReading(content, content.facts.table, wanted, read, kept).parts()
+        for rows, body, next_key, begun_in, stored in batches:
             head = BatchHead(len(body), rows, next_key, begun_in, stored)
             tally.add(head, body)
             yield head, body
@@ -211,7 +213,16 @@ class Contents:
                 ended = False
                 break
         trailer = tally.trailer(ended=ended)
-        yield replace(trailer, fragments_read=read.fragments, bytes_read=read.bytes), b""
+        yield (
+            replace(trailer, fragments_read=read.fragments, bytes_read=read.bytes, kept_rows=read.kept_rows),
+            b"",
+        )
+
+    def _kept(self, content: _Content, wanted: RowsWanted) -> tuple[KeptColumns, Keeping] | None:
+        table_files = content.table_files()
+        if self._columns is None or table_files is None:
+            return None
+        return self._columns.of(content.facts.table, wanted.decimal_scale, table_files)
 
     def _content(self, session: str) -> _Content:
         if not session.isalnum():
@@ -232,6 +243,8 @@ class Contents:
         for session in list(self._open):
             if self._is_gone(session):
                 self._open.pop(session).close()
+        if self._columns is not None:
+            self._columns.rest()
 
 
 def require_owned(facts: SessionFacts, bounds: Sequence[tuple[bytes, bytes]]) -> None:
@@ -248,125 +261,33 @@ def _told(wanted: RowsWanted, error: LockstepError) -> str:
     return f"{error.message} (reading from {first.hex()} to {last.hex()})"
 
 
-class _Read:
-    """How much was read for one answer."""
-
-    def __init__(self) -> None:
-        self.fragments = self.bytes = 0
-        self._told = 0
-
-    def is_long(self) -> bool:
-        """Whether so much was read that the reader is to hear of it."""
-        if self.fragments - self._told < _DIGESTED * _DIGESTED_PORTIONS:
-            return False
-        self._told = self.fragments
-        return True
-
-
-def _takers(content: _Content, wanted: RowsWanted, read: _Read) -> Iterator[list[Pair]]:
-    """All pairs of all bounds, in portions of some megabytes."""
-    count = _few(_TAKEN_FIRST, wanted, read)
-    gathered: list[Pair] = []
-    for lower, upper in wanted.bounds:
-        cursor = content.cursor(lower, upper)
-        try:
-            while True:
-                missing = count - len(gathered)
-                pairs = cursor.take(missing)
-                gathered = [*gathered, *pairs] if gathered else pairs
-                if len(pairs) < missing:
-                    break
-                weighed = gathered[::_WEIGHED]
-                size = sum([len(key) + len(value) for key, value in weighed])
-                count = max(1, min(4 * count, _TAKEN_MAX, _TAKEN_BYTES * len(weighed) // size))
-                read.fragments += len(gathered)
-                read.bytes += size * len(gathered) // len(weighed)
-                count = _few(count, wanted, read)
-                yield gathered
-                gathered = []
-        finally:
-            cursor.close()
-    if gathered:
-        read.fragments += len(gathered)
-        read.bytes += sum([len(key) + len(value) for key, value in gathered])
-        yield gathered
-
-
-def _few(count: int, wanted: RowsWanted, read: _Read) -> int:
-    """How many are taken where few rows are wanted: one more than those, for the last row shows once it is
-    known to have ended."""
-    if not wanted.rows_max:
-        return count
-    return min(count, max(wanted.rows_max + 1 - read.fragments, _TAKEN_LEAST))
-
-
-class _Part(NamedTuple):
-    """What is sent at once; see `BatchHead`."""
-
-    rows: int = 0
-    batch: pa.RecordBatch | None = None
-    next_key: bytes = b""
-    begun_in: bytes = b""
-    stored: bytes = b""
-
-
-#: Nothing, so that a reader hears that it goes on.
-_GOES_ON: Final = _Part()
-
-
-def _rows(content: _Content, wanted: RowsWanted, read: _Read) -> Iterator[_Part]:
-    reader = TableReader(
-        content.facts.table,
-        wanted.columns,
-        wanted.now_s,
-        wanted.decimal_scale,
-        lone_statics=wanted.lone_statics,
-        begun_in=wanted.begun_in,
-    )
-    stored = StoredDigests() if wanted.told else None
-    batches: list[pa.RecordBatch] = []
-    given, enough = 0, wanted.rows_max or 1 << 62
-    for portion, pairs in enumerate(_takers(content, wanted, read)):
-        batches += reader.feed(pairs)
-        if stored is not None:
-            stored.take_before(reader.next_key, pairs)
-        rows = sum(batch.num_rows for batch in batches)
-        # Where few rows show, a reader is to know how far reading has come.
-        if rows >= _BATCH_ROWS or not portion % _PORTIONS_MAX or given + rows >= enough:
-            yield _joined(reader, batches, b"" if stored is None else stored.told())
-            given += rows
-            batches = []
-    yield _joined(reader, [*batches, *reader.finish()], b"" if stored is None else stored.rest())
-
-
-def _joined(reader: TableReader, batches: list[pa.RecordBatch], stored: bytes) -> _Part:
-    """Also without rows: reading has come that far."""
-    if not batches:
-        return _Part(0, None, reader.next_key, reader.begun, stored)
-    batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-    return _Part(batch.num_rows, batch, reader.next_key, reader.begun, stored)
-
-
-def _parted(content: _Content, wanted: RowsWanted, cuts: Sequence[bytes], read: _Read) -> Iterator[_Part]:
+def _parted(
+    content: _Content,
+    wanted: RowsWanted,
+    cuts: Sequence[bytes],
+    read: Read,
+    kept: tuple[KeptColumns, Keeping] | None,
+) -> Iterator[Part]:
     if list(cuts) != sorted(cuts):
         raise InvalidRequest("keys at which digests are cut ascend")
     found = []
-    for part in parted(_takers(content, wanted, read), cuts):
+    for part in digests_of_parts(content, wanted, cuts, read, kept):
         if part is not None:
             found.append(part)
         elif read.is_long():
-            yield _GOES_ON
+            yield GOES_ON
     # Who does not know of cuts tells no digest beside them.
     yield _listed(found)._replace(stored=found[-1][0])
 
 
-def _listed(found: Sequence[tuple[bytes | None, int]]) -> _Part:
+def _listed(found: Sequence[tuple[bytes | None, int]]) -> Part:
     """Digests, each with its rows."""
     columns = [
         pa.array([digest for digest, _ in found], pa.binary(16)),
         pa.array([rows for _, rows in found], pa.int64()),
     ]
-    return _Part(len(found), pa.RecordBatch.from_arrays(columns, schema=DIGESTS_SCHEMA))
+    batch = pa.RecordBatch.from_arrays(columns, schema=DIGESTS_SCHEMA)
+    return Part(len(found), batch.serialize())
 
 
 def _digested(facts: SessionFacts, wanted: DigestsWanted) -> Bounds:
@@ -382,7 +303,7 @@ def _digested(facts: SessionFacts, wanted: DigestsWanted) -> Bounds:
     return tuple(keys.token_bounds(table_id, Range(left, right)) for left, right, _ in wanted.ranges)
 
 
-def _digests(content: _Content, wanted: DigestsWanted, read: _Read) -> Iterator[_Part]:
+def _digests(content: _Content, wanted: DigestsWanted, read: Read) -> Iterator[Part]:
     facts = content.facts
     table, widths = facts.table.table, widths_of(facts.table)
     for number, (left, right, count) in enumerate(wanted.ranges):
@@ -395,7 +316,7 @@ def _digests(content: _Content, wanted: DigestsWanted, read: _Read) -> Iterator[
                 if part is not None:
                     found.append(part)
                 elif read.is_long():
-                    yield _GOES_ON
+                    yield GOES_ON
             yield _listed(found)
             continue
         before_s = purged_before_s(facts.repaired, table, tokens, wanted.now_s)
@@ -403,11 +324,11 @@ def _digests(content: _Content, wanted: DigestsWanted, read: _Read) -> Iterator[
         for pairs in portions:
             digests.feed(pairs)
             if read.is_long():
-                yield _GOES_ON
+                yield GOES_ON
         yield _listed(digests.finish())
 
 
-def _of_files(content: _Content, wanted: DigestsWanted) -> Iterator[_Part]:
+def _of_files(content: _Content, wanted: DigestsWanted) -> Iterator[Part]:
     table = content.facts.table.table
     for left, right, _ in wanted.ranges:
         told: FilesTold | None = None
@@ -415,11 +336,11 @@ def _of_files(content: _Content, wanted: DigestsWanted) -> Iterator[_Part]:
         if not table.static:
             for made in content.files().told(*keys.token_bounds(table.id, Range(left, right))):
                 told = made
-                yield _GOES_ON
+                yield GOES_ON
         yield _listed([(None, 0) if told is None else (told.digest, told.entries)])
 
 
-def _digested_portions(content: _Content, bounds: tuple[bytes, bytes], read: _Read) -> Iterator[list[Pair]]:
+def _digested_portions(content: _Content, bounds: tuple[bytes, bytes], read: Read) -> Iterator[list[Pair]]:
     cursor = content.cursor(*bounds)
     try:
         while pairs := cursor.take(_DIGESTED):
@@ -431,11 +352,11 @@ def _digested_portions(content: _Content, bounds: tuple[bytes, bytes], read: _Re
         cursor.close()
 
 
-def _stored(content: _Content, wanted: RowsWanted, read: _Read) -> Iterator[_Part]:
-    for pairs in _takers(content, wanted, read):
+def _stored(content: _Content, wanted: RowsWanted, read: Read) -> Iterator[Part]:
+    for pairs, _ in takers(content, wanted.bounds, wanted, read):
         found = [pa.array([pair[at] for pair in pairs], pa.binary()) for at in (0, 1)]
         batch = pa.RecordBatch.from_arrays(found, schema=STORED_SCHEMA)
-        yield _Part(len(pairs), batch, pairs[-1][0] + b"\x00")
+        yield Part(len(pairs), batch.serialize(), pairs[-1][0] + b"\x00")
 
 
 def pairs_of(batch: pa.RecordBatch) -> list[Pair]:

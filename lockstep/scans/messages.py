@@ -130,7 +130,7 @@ class BatchHead(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
 
 class Trailer(msgspec.Struct, frozen=True, array_like=True, tag="trailer"):
     """The end of an answer. `ended`: there is nothing behind it. `fragments_read`, about `bytes_read`: what
-    the replica read for it."""
+    the replica read for it; `kept_rows` are those it had decoded before."""
 
     batches: int
     rows: int
@@ -138,6 +138,7 @@ class Trailer(msgspec.Struct, frozen=True, array_like=True, tag="trailer"):
     ended: bool
     fragments_read: int = 0
     bytes_read: int = 0
+    kept_rows: int = 0
 
 
 class Refusal(msgspec.Struct, frozen=True, array_like=True, tag="refusal"):

@@ -131,6 +131,8 @@ class RowShape:
             raise NoShape
         for one in self._stretches:
             one.close()
+        #: Whether something of such a row has an end.
+        self.expires = any(one.ends for one in self._stretches)
 
     # -- the model ------------------------------------------------------------------------------------
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 import struct
 from typing import Final
 
+import msgspec
+
+from lockstep.values.codec import decoder
 from lockstep.values.errors import InvalidRequest
 
 #: Below a node's directory; a session of an incarnation means nothing to the next one.
@@ -18,6 +21,22 @@ LEASE_SUFFIX: Final = ".lease"
 #: Until when the lease runs, by the machine's monotonic clock.
 LEASE: Final = struct.Struct(">d")
 
+#: Below a node's directory; what readers decoded, see `column_files`.
+COLUMNS_DIRECTORY: Final = "column-files"
+
+
+class DoorOrder(msgspec.Struct, frozen=True, array_like=True):
+    """What the processes are started with: where sessions lie, and columns that were decoded, in no more
+    bytes than that, nor while fewer are free. `incarnation`: nobody else's columns are used."""
+
+    sessions: str
+    columns: str
+    incarnation: str
+    columns_bytes_max: int
+    free_bytes_min: int
+
+
+DOOR_ORDER: Final = decoder(DoorOrder)
 DOOR_HANDLER: Final = "lockstep.scans.content_reading:door"
 DOOR_PACKAGES: Final = ("rocksdict", "pyarrow", "numpy", "rpds", "mmh3")
 

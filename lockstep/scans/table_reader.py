@@ -78,6 +78,7 @@ class TableReader:
         self.next_key = b""
         #: Rows that were merged alone.
         self.merged_rows = 0
+        self._lasts = True
 
     def feed(self, pairs: Sequence[Pair]) -> list[pa.RecordBatch]:
         """What is known of the rows before the last one of `pairs`."""
@@ -104,6 +105,16 @@ class TableReader:
         if fold is None:
             return b""
         return fold.prefix if self._fold_rows or fold.prefix == self._begun_in else b""
+
+    @property
+    def is_between(self) -> bool:
+        """Whether what is read next does not depend on what its partition had before."""
+        return self._fold is None
+
+    def take_lasts(self) -> bool:
+        """Whether what was given since the last call shows at any second."""
+        lasts, self._lasts = self._lasts, True
+        return lasts
 
     # -- portions -------------------------------------------------------------------------------------
 
@@ -144,6 +155,7 @@ class TableReader:
             fold.add(pair)
         fold.finish()
         rows = fold.taken()
+        self._look_for_expiry(rows)
         static = self._shown.static(fold.static)
         self.merged_rows += len(rows)
         shown = [cells for row in rows if (cells := self._shown.row(fold.key, row, static)) is not None]
@@ -195,10 +207,11 @@ class TableReader:
         """(rows, columns) of those that share forms."""
         key_arrays = self._key_arrays(unescaped)
         alone = ~(same[:-1] | same[1:]) & unescaped.good
-        return [
-            (alike.rows, self._arrays(alike, key_arrays))
-            for alike in self._shapes.sorted_out(Joined(values), np.flatnonzero(alone))
-        ]
+        found = []
+        for alike in self._shapes.sorted_out(Joined(values), np.flatnonzero(alone)):
+            self._lasts = self._lasts and not alike.shape.expires
+            found.append((alike.rows, self._arrays(alike, key_arrays)))
+        return found
 
     def _key_arrays(self, unescaped: Unescaped) -> dict[int, pa.Array]:
         """By slot."""
@@ -252,7 +265,14 @@ class TableReader:
     def _shown_of(self, group: Sequence[Pair]) -> Sequence[bytes | None] | None:
         _, key, prefix = keys.split_partition(group[0][0])
         row: Row | None = merge_rows(decode_rows(group, len(prefix) + 1))
-        return None if row is None else self._shown.row(key, row, None)
+        if row is None:
+            return None
+        self._look_for_expiry((row,))
+        return self._shown.row(key, row, None)
+
+    def _look_for_expiry(self, rows: Iterable[Row]) -> None:
+        if self._lasts and any(map(expires, rows)):
+            self._lasts = False
 
     def _in_order(self, parts: Sequence[tuple[Any, list[pa.Array]]]) -> pa.RecordBatch | None:
         if not parts:
@@ -275,6 +295,12 @@ def _width(kind: CqlType) -> int:
     """Bytes of every value of the type, 0 when they differ."""
     layout = wire_layout(kind)
     return 0 if layout is None else int(np.dtype(layout).itemsize)
+
+
+def expires(row: Row) -> bool:
+    """Whether something of it has an end."""
+    marker = row.liveness
+    return (marker is not None and marker.ttl_s > 0) or any(cell.ttl_s for cell in row.cells)
 
 
 def partition_of(store_key: bytes) -> bytes:

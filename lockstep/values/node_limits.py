@@ -268,6 +268,11 @@ SESSION_READERS_MAX: Final = 16
 SESSION_READER_NICENESS: Final = 5
 #: A process that ended by itself is started again after so long.
 SESSION_READER_PAUSE_MS: Final = 1000
+#: Files of decoded columns at one node: each process that answers readers has all of them mapped.
+COLUMN_FILES_MAX: Final = 4096
+#: One that nobody has used for so long makes room for another: a table is often read by several jobs of one
+#: pipeline, and one that is larger than the room would push out what its next reading begins with.
+COLUMN_FILES_UNUSED_S: Final = 600
 #: Of one request: keys are at most 64 KiB each, twice that as they are stored, and a request names some.
 DOOR_REQUEST_BYTES_MAX: Final = 8 * 1024 * 1024
 #: Connections that wait for a process.

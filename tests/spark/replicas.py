@@ -59,6 +59,7 @@ class Replicas:
                 renew=lambda: None,
                 cursor=_cursors(pairs),
                 files=partial(SimpleNamespace, told=partial(files, node)),
+                table_files=lambda: None,
             )
             world: Any = SimpleNamespace()
             contents = Contents(world, "")

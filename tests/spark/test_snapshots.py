@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lockstep.local.clusters import LocalCluster
-from lockstep.scans.session_files import DIRECTORY, Expired
+from lockstep.scans.session_files import COLUMNS_DIRECTORY, DIRECTORY, Expired
 from lockstep.spark import scan_arrow
 from lockstep.spark.options import Options, parse_options
 from lockstep.spark.snapshot_reading import SnapshotScan
@@ -119,6 +119,34 @@ def test_columns_keys_and_limits(cluster: LocalCluster, opened: Any) -> None:
     assert sum(batch.num_rows for batch in batches) == 2 * EVENTS_PER_DAY
 
 
+@pytest.mark.parametrize("level", ["ONE", "LOCAL_QUORUM"])
+def test_what_was_decoded_is_not_read_again(cluster: LocalCluster, opened: Any, level: str) -> None:
+    """But where something was written since."""
+    connection = connect(cluster)
+    table = f"often_{level.lower()}"
+    connection.query(
+        f"CREATE TABLE IF NOT EXISTS shop.{table} (day int, at int, what text, PRIMARY KEY (day, at))"
+    )
+    names = ("day", "at", "what")
+    rows = [(day, at, f"what {at}") for day in range(4) for at in range(5_000)]
+    insert(connection, table, "day int; at int; what text", rows)
+    read = []
+    for what in ("", "", "new"):
+        if what:
+            insert(connection, table, "day int; at int; what text", [(0, 0, what)])
+        given, snapshot = opened(table, consistencyLevel=level)
+        scan = SnapshotScan(given, snapshot, names)
+        found = {
+            row["day"] * 5_000 + row["at"]: row["what"] for b in scan.ranges(WHOLE) for row in b.to_pylist()
+        }
+        assert found == {**{day * 5_000 + at: text for day, at, text in rows}, **({0: what} if what else {})}
+        read.append(scan.fragments_read)
+    assert read[0] >= len(rows) and read[1] < read[0] / 5 and read[1] < read[2] < read[0]
+    column_files = [Path(cluster.paths.data(one.name)) / COLUMNS_DIRECTORY for one in cluster.file.nodes]
+    assert any(any(place.iterdir()) for place in column_files if place.exists())
+    connection.close()
+
+
 def test_4_reading_goes_on_at_another_replica(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections break again and again, in batches and between them."""
     from lockstep.spark import snapshot_reading
@@ -158,6 +186,11 @@ def test_6_a_damaged_block_is_an_error_or_another_replica(cluster: LocalCluster,
     for damaged in ((0, 1), (0, 1, 2)):
         given, snapshot = opened(consistencyLevel="ONE")
         for node in damaged:
+            for kept in (Path(cluster.paths.data(cluster.file.nodes[node].name)) / COLUMNS_DIRECTORY).glob(
+                "*"
+            ):
+                # Nothing else would be read.
+                kept.unlink()
             for file in sorted(content_of(cluster, node, snapshot).glob("*.sst")):
                 _damage(file)
         if len(damaged) < 3:

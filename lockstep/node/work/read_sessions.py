@@ -28,10 +28,12 @@ from lockstep.scans.messages import (
 )
 from lockstep.scans.scan_table import ScanTable
 from lockstep.scans.session_files import (
+    COLUMNS_DIRECTORY,
     DIRECTORY,
     FACTS_SUFFIX,
     LEASE,
     LEASE_SUFFIX,
+    DoorOrder,
     Expired,
 )
 from lockstep.schema.model import Table
@@ -76,6 +78,8 @@ class ReadSessions:
         #: Doors are opened for a session that is known, and closed while none is.
         self._at_doors = asyncio.Lock()
         self.opened_total = self.expired_total = 0
+        #: Of the store, once it is needed.
+        self._incarnation = ""
 
     def clean(self) -> None:
         """Remove what an earlier incarnation left."""
@@ -85,6 +89,8 @@ class ReadSessions:
                 disk.remove(path)
             else:
                 self._engine.fixing.remove(path)
+        for name in disk.names(COLUMNS_DIRECTORY) if self._runtime.doors is not None else ():
+            disk.remove(f"{COLUMNS_DIRECTORY}/{name}")
 
     @property
     def count(self) -> int:
@@ -96,6 +102,18 @@ class ReadSessions:
         for session in self._sessions.values():
             session.until_s = self._lease_end_s(session)
         return tuple(self._sessions.values())
+
+    @property
+    def column_files_bytes(self) -> int:
+        """Room that decoded columns take."""
+        disk, found = self._runtime.disk, 0
+        if self._runtime.doors is None:
+            return 0
+        for name in disk.names(COLUMNS_DIRECTORY):
+            path = f"{COLUMNS_DIRECTORY}/{name}"
+            # A reader may have made room meanwhile.
+            found += disk.size(path) if disk.exists(path) else 0
+        return found
 
     # -- what clients want ----------------------------------------------------------------------------
 
@@ -213,12 +231,19 @@ class ReadSessions:
         repaired = tuple(cluster.repairs.by_table.get(table.id, ()))
         facts = SessionFacts(session.secret, session.lease_ms, shown, ranges, repaired)
         disk.append(f"{DIRECTORY}/{session.id}{FACTS_SUFFIX}", encode(facts))
-        directory = f"{configuration.node.data_directory}/{DIRECTORY}"
-        network = configuration.network
+        network, settings = configuration.network, configuration.read_sessions
+        home = configuration.node.data_directory
+        self._incarnation = self._incarnation or self._runtime.random.bytes(8).hex()
+        order = DoorOrder(
+            f"{home}/{DIRECTORY}",
+            f"{home}/{COLUMNS_DIRECTORY}",
+            self._incarnation,
+            settings.column_files_mib * 1024 * 1024,
+            # Nor do they bring a node near to refusing writes.
+            2 * configuration.storage.reserve_bytes,
+        )
         async with self._at_doors:
-            port = await doors.open(
-                network.address, configuration.read_sessions.port, directory.encode(), configuration.tls.files
-            )
+            port = await doors.open(network.address, settings.port, encode(order), configuration.tls.files)
         return SessionOpened(
             session.id,
             self._context.own_id(),

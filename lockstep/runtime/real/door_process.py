@@ -8,15 +8,19 @@ are made; a client that takes nothing for SESSION_SILENT_MS loses it. The proces
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import mmap
 import os
 import select
+import shutil
 import socket
 import ssl
 import struct
 import time
+import uuid
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from lockstep.runtime.ports import Tls
 from lockstep.runtime.real.worker_process import end_with_parent
@@ -57,6 +61,58 @@ class DoorWorld:
         """Have `data` at the beginning of a file; FileNotFoundError when absent."""
         with open(path, "r+b") as file:
             file.write(data)
+
+    def listed(self, directory: str) -> list[tuple[str, int, float]]:
+        """(name, bytes, seconds since it was written or touched) of each file, by name; none without the
+        directory."""
+        now_s, found = time.time(), []
+        try:
+            entries = sorted(os.scandir(directory), key=lambda one: one.name)
+        except FileNotFoundError:
+            return []
+        for entry in entries:
+            try:
+                told = entry.stat()
+            except FileNotFoundError:
+                continue
+            found.append((entry.name, told.st_size, now_s - told.st_mtime))
+        return found
+
+    def mapped(self, path: str) -> memoryview:
+        """The content, in memory that the system gives and takes; FileNotFoundError when absent, ValueError
+        when empty."""
+        with open(path, "rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+    def create(self, path: str) -> BinaryIO:
+        """A new file to write to, in a directory that is made if there is none; OSError when it cannot be."""
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return open(path, "xb")
+
+    def rename(self, path: str, to: str) -> None:
+        os.rename(path, to)
+
+    def remove(self, path: str) -> None:
+        """A file, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(path)
+
+    def touch(self, path: str) -> None:
+        """Have a file, if it is there, be as new as now."""
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(path)
+
+    def free_bytes(self, directory: str) -> int:
+        """Of its disk."""
+        return shutil.disk_usage(directory).free
+
+    def unique(self) -> str:
+        """A name that nobody has."""
+        return uuid.uuid4().hex
+
+    def say(self, text: str) -> None:
+        """Into the node's log."""
+        print(text, flush=True)
 
 
 def keep_doors(

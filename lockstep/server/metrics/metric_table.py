@@ -280,6 +280,9 @@ _TABLE: Final = (
         "lockstep_ring_proposals_total", COUNTER, ("outcome",), "Proposals of this node by how they ended"
     ),
     Metric("lockstep_ring_waiting_changes", GAUGE, (), "Changes that wait here to be proposed"),
+    Metric(
+        "lockstep_scans_column_files_bytes", GAUGE, (), "Room that columns which readers decoded take on disk"
+    ),
     Metric("lockstep_scans_sessions_expired_total", COUNTER, (), "Read sessions whose lease ran out"),
     Metric("lockstep_scans_sessions_open", GAUGE, (), "Read sessions, each with files of its own"),
     Metric("lockstep_scans_sessions_total", COUNTER, (), "Read sessions opened"),

@@ -49,6 +49,7 @@ READ_SESSION_VIEWS: Final = (
 
 def read_session_samples(node: NodeServices) -> Iterator[Sample]:
     sessions = node.data.read_sessions
+    yield Sample("lockstep_scans_column_files_bytes", sessions.column_files_bytes)
     yield Sample("lockstep_scans_sessions_open", sessions.count)
     yield Sample("lockstep_scans_sessions_total", sessions.opened_total)
     yield Sample("lockstep_scans_sessions_expired_total", sessions.expired_total)
