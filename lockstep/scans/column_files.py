@@ -16,7 +16,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final, Protocol
 
@@ -31,7 +31,7 @@ from lockstep.values.node_limits import COLUMN_FILES_MAX, COLUMN_FILES_UNUSED_S
 _SUFFIX: Final = ".columns"
 #: Of one that is being written.
 _UNFINISHED: Final = ".columns-unfinished"
-_END: Final = struct.Struct(">II")
+_END: Final = struct.Struct(">IIQ")
 _MAGIC: Final = 0x4C4B4331
 _LOWER: Final = attrgetter("lower")
 
@@ -51,7 +51,7 @@ class KeptPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _List(msgspec.Struct, frozen=True, array_like=True):
-    """At the end of a file. Columns None: the parts have digests only."""
+    """At the end of a file. Columns None: the parts have digests only, with rows as they are stored."""
 
     columns: tuple[str, ...] | None
     parts: tuple[KeptPart, ...]
@@ -83,20 +83,31 @@ class FilesWorld(Protocol):
 
 
 class TableFiles:
-    """The table files of a content; `live` as the library lists them."""
+    """The table files of a content; `live` as the library lists them. `bytes_of`: a digest of what is in a
+    file of that name, for those who want to be told of that, not of what was there once."""
 
-    def __init__(self, live: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(
+        self, live: Sequence[Mapping[str, Any]], bytes_of: Callable[[str], bytes] = lambda _: b""
+    ) -> None:
+        self._bytes_of = bytes_of
         self._all = [
-            (one["start_key"], one["end_key"], one["name"].encode())
-            for one in live
-            if one["start_key"] is not None
+            (one["start_key"], one["end_key"], one["name"]) for one in live if one["start_key"] is not None
         ]
+
+    def read(self, lower: bytes, upper: bytes) -> Iterator[None]:
+        """Look at the bytes of those that have something there, one at a step."""
+        for first, last, name in self._all:
+            if first < upper and lower <= last:
+                self._bytes_of(name)
+                yield None
 
     def between(self, lower: bytes, upper: bytes) -> bytes:
         """Digest of the names of those that have something there, or before in the partition of `lower`."""
         lower = partition_of(lower) or lower
         names = sorted(name for first, last, name in self._all if first < upper and lower <= last)
-        return xxhash.xxh3_128_digest(b"\x00".join(names))
+        return xxhash.xxh3_128_digest(
+            b"".join([name.encode() + b"\x00" + self._bytes_of(name) for name in names])
+        )
 
 
 class _File(msgspec.Struct):
@@ -122,13 +133,13 @@ class KeptColumns:
 
     def __init__(self, index: _Index, table_files: TableFiles) -> None:
         self._index = index
-        self._table_files = table_files
+        self.table_files = table_files
         self._digests: dict[tuple[bytes, bytes], bytes] = {}
 
     def files_between(self, lower: bytes, upper: bytes) -> bytes:
         known = self._digests.get((lower, upper))
         if known is None:
-            known = self._digests[lower, upper] = self._table_files.between(lower, upper)
+            known = self._digests[lower, upper] = self.table_files.between(lower, upper)
         return known
 
     def _fits(self, part: KeptPart) -> bool:
@@ -152,16 +163,17 @@ class KeptColumns:
                 return Found(part, file.columns, self._index.use(kept))
         return None
 
-    def digest(self, lower: bytes, upper: bytes) -> bytes:
-        """Of what is stored there; nothing when it is not known."""
+    def digest(self, lower: bytes, upper: bytes, *, counted: bool) -> tuple[bytes, int] | None:
+        """Of what is stored there, with its rows if they are to be counted; None when it is not known."""
         for kept in self._index.since(lower):
             part = kept.part
             if part.lower != lower:
                 break
-            if part.upper == upper and part.stored and self._fits(part):
+            counts = not counted or (kept.file.columns is None and part.rows != UNCOUNTED)
+            if part.upper == upper and part.stored and counts and self._fits(part):
                 self._index.use(kept)
-                return part.stored
-        return b""
+                return part.stored, part.rows if counted else 0
+        return None
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -241,11 +253,12 @@ def _opened(world: FilesWorld, path: str) -> tuple[memoryview, _List] | None:
     """None for a file that is gone, or is none of these."""
     try:
         content = world.mapped(path)
-        size, magic = _END.unpack(content[-_END.size :])
-        if magic != _MAGIC or size > len(content) - _END.size:
-            raise ValueError("the end is not that of such a file")
+        size, magic, check = _END.unpack(content[-_END.size :])
         end = len(content) - _END.size
-        return content, _LIST.decode(content[end - size : end])
+        told = content[max(end - size, 0) : end]
+        if magic != _MAGIC or xxhash.xxh3_64_intdigest(told) != check:
+            raise ValueError("the end is not that of such a file")
+        return content, _LIST.decode(told)
     except FileNotFoundError:
         return None
     except (*UNREADABLE, ValueError, struct.error) as error:
@@ -267,15 +280,25 @@ class ColumnFiles:
         self._free_bytes_min = free_bytes_min
         self._indexes: dict[str, _Index] = {}
 
-    def of(
+    def of_rows(
         self, table: ScanTable, decimal_scale: int, table_files: TableFiles
     ) -> tuple[KeptColumns, Keeping] | None:
-        """What is kept for a content, and where more of it goes."""
-        if not self._bytes_max or table.table.static:
+        """What is kept of rows for a content, and where more of it goes."""
+        if table.table.static:
             # A row may show what is stored before its own key: its partition's static columns.
             return None
-        form = xxhash.xxh3_64_hexdigest(encode((table, decimal_scale)))
-        prefix = f"{self._incarnation}-{table.table.id}-{form}-"
+        return self._of(
+            f"{table.table.id}-{xxhash.xxh3_64_hexdigest(encode((table, decimal_scale)))}", table_files
+        )
+
+    def of_digests(self, table: ScanTable, table_files: TableFiles) -> tuple[KeptColumns, Keeping] | None:
+        """Of audits alone, which look at the bytes of table files."""
+        return self._of(f"{table.table.id}-stored", table_files)
+
+    def _of(self, form: str, table_files: TableFiles) -> tuple[KeptColumns, Keeping] | None:
+        if not self._bytes_max:
+            return None
+        prefix = f"{self._incarnation}-{form}-"
         index = self._indexes.get(prefix)
         if index is None:
             while len(self._indexes) >= _INDEXES_MAX:
@@ -306,6 +329,8 @@ class ColumnFiles:
             index.rest()
 
 
+#: In place of a number of rows.
+UNCOUNTED: Final = -1
 #: Definitions of tables whose files one process knows.
 _INDEXES_MAX: Final = 16
 
@@ -346,7 +371,7 @@ class Keeping:
             return
         told = encode(_List(columns, tuple(self._parts)))
         try:
-            self._file.write(told + _END.pack(len(told), _MAGIC))
+            self._file.write(told + _END.pack(len(told), _MAGIC, xxhash.xxh3_64_intdigest(told)))
             self._file.close()
             self._file = None
             unfinished = f"{self._path}{_UNFINISHED}"

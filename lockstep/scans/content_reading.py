@@ -8,7 +8,7 @@ longer, ends with an error that names file and range.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
@@ -32,7 +32,6 @@ from lockstep.scans.messages import (
 )
 from lockstep.scans.rows_reading import GOES_ON, Part, Read, RowsReading, digests_of_parts, takers
 from lockstep.scans.session_files import DOOR_ORDER, FACTS_SUFFIX, LEASE, LEASE_SUFFIX, Expired
-from lockstep.scans.stored_digests import parted
 from lockstep.storage.damage import DamagedFiles
 from lockstep.storage.rocks.rocks_building import open_content
 from lockstep.storage.rocks.rocks_errors import RocksErrors
@@ -116,6 +115,7 @@ class _Content:
         self._database: Any = None
         self._files: ContentFiles | None = None
         self._table_files: TableFiles | None = None
+        self._read_files: TableFiles | None = None
         self._renewed_s = 0.0
 
     def renew(self) -> None:
@@ -144,11 +144,20 @@ class _Content:
     def table_files(self) -> TableFiles | None:
         """None where something of the content is beside them."""
         if self._table_files is None:
-            database = self._opened()
-            if any(database.property_int_value(name) for name in BESIDE_FILES):
-                return None
-            self._table_files = TableFiles(database.live_files())
+            self._table_files = self._listed()
         return self._table_files
+
+    def read_files(self) -> TableFiles | None:
+        """As `table_files`, told apart by their bytes."""
+        if self._read_files is None:
+            self._read_files = self._listed(self.files().digest)
+        return self._read_files
+
+    def _listed(self, bytes_of: Callable[[str], bytes] = lambda _: b"") -> TableFiles | None:
+        database = self._opened()
+        if any(database.property_int_value(name) for name in BESIDE_FILES):
+            return None
+        return TableFiles(database.live_files(), bytes_of)
 
     def _opened(self) -> Any:
         if self._database is None:
@@ -158,7 +167,7 @@ class _Content:
     def close(self) -> None:
         if self._database is not None:
             self._database.close()
-            self._database = self._files = self._table_files = None
+            self._database = self._files = self._table_files = self._read_files = None
 
 
 class Contents:
@@ -194,7 +203,8 @@ class Contents:
         if wanted.digests is not None and wanted.digests.files:
             batches = _of_files(content, wanted.digests)
         elif wanted.digests is not None:
-            batches = _digests(content, wanted.digests, read)
+            kept = self._kept_digests(content, wanted.digests)
+            batches = _digests(content, wanted.digests, read, kept)
         elif wanted.cuts is not None:
             batches = _parted(content, wanted, wanted.cuts, read, self._kept(content, wanted))
         elif wanted.fragments:
@@ -222,7 +232,14 @@ class Contents:
         table_files = content.table_files()
         if self._columns is None or table_files is None:
             return None
-        return self._columns.of(content.facts.table, wanted.decimal_scale, table_files)
+        return self._columns.of_rows(content.facts.table, wanted.decimal_scale, table_files)
+
+    def _kept_digests(self, content: _Content, wanted: DigestsWanted) -> tuple[KeptColumns, Keeping] | None:
+        """Of the bytes that table files have now: an audit looks at all of them."""
+        table_files = content.read_files() if wanted.stored else None
+        if self._columns is None or table_files is None:
+            return None
+        return self._columns.of_digests(content.facts.table, table_files)
 
     def _content(self, session: str) -> _Content:
         if not session.isalnum():
@@ -271,11 +288,18 @@ def _parted(
     if list(cuts) != sorted(cuts):
         raise InvalidRequest("keys at which digests are cut ascend")
     found = []
-    for part in digests_of_parts(content, wanted, cuts, read, kept):
+
+    def portions(bounds: Bounds) -> Iterator[Sequence[Pair]]:
+        for pairs, _ in takers(content, bounds, wanted, read):
+            yield pairs
+
+    for part in digests_of_parts(portions, wanted.bounds, cuts, kept):
         if part is not None:
             found.append(part)
         elif read.is_long():
             yield GOES_ON
+    if kept is not None:
+        kept[1].finish(None)
     # Who does not know of cuts tells no digest beside them.
     yield _listed(found)._replace(stored=found[-1][0])
 
@@ -303,16 +327,27 @@ def _digested(facts: SessionFacts, wanted: DigestsWanted) -> Bounds:
     return tuple(keys.token_bounds(table_id, Range(left, right)) for left, right, _ in wanted.ranges)
 
 
-def _digests(content: _Content, wanted: DigestsWanted, read: Read) -> Iterator[Part]:
+def _digests(
+    content: _Content, wanted: DigestsWanted, read: Read, kept: tuple[KeptColumns, Keeping] | None
+) -> Iterator[Part]:
     facts = content.facts
     table, widths = facts.table.table, widths_of(facts.table)
+
+    def portions(bounds: Bounds) -> Iterator[Sequence[Pair]]:
+        for one in bounds:
+            yield from _digested_portions(content, one, read)
+
     for number, (left, right, count) in enumerate(wanted.ranges):
         tokens = Range(left, right)
-        portions = _digested_portions(content, keys.token_bounds(table.id, tokens), read)
+        bounds = keys.token_bounds(table.id, tokens)
         if wanted.stored:
             cuts = [keys.token_bounds(table.id, part)[1] for part in parts(tokens, count)[:-1]]
             found = []
-            for part in parted(portions, cuts, counts_rows=number < wanted.counted):
+            if kept is not None:
+                for _ in kept[0].table_files.read(*bounds):
+                    yield GOES_ON
+            counts_rows = number < wanted.counted
+            for part in digests_of_parts(portions, (bounds,), cuts, kept, counts_rows=counts_rows):
                 if part is not None:
                     found.append(part)
                 elif read.is_long():
@@ -321,11 +356,13 @@ def _digests(content: _Content, wanted: DigestsWanted, read: Read) -> Iterator[P
             continue
         before_s = purged_before_s(facts.repaired, table, tokens, wanted.now_s)
         digests = BucketDigests(parts(tokens, count), before_s, widths)
-        for pairs in portions:
+        for pairs in _digested_portions(content, bounds, read):
             digests.feed(pairs)
             if read.is_long():
                 yield GOES_ON
         yield _listed(digests.finish())
+    if kept is not None:
+        kept[1].finish(None)
 
 
 def _of_files(content: _Content, wanted: DigestsWanted) -> Iterator[Part]:

@@ -8,12 +8,12 @@ before it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from lockstep.scans.column_files import Found, Keeping, KeptColumns
+from lockstep.scans.column_files import UNCOUNTED, Found, Keeping, KeptColumns
 from lockstep.scans.messages import Bounds, RowsWanted
 from lockstep.scans.scan_table import ScanTable
 from lockstep.scans.stored_digests import StoredDigests, parted
@@ -334,43 +334,42 @@ def _joined_up(bounds: Bounds) -> Iterator[tuple[bytes, bytes]]:
 
 
 def digests_of_parts(
-    content: Content,
-    wanted: RowsWanted,
+    portions: Callable[[Bounds], Iterator[Sequence[Pair]]],
+    bounds: Bounds,
     cuts: Sequence[bytes],
-    read: Read,
     kept: tuple[KeptColumns, Keeping] | None,
+    *,
+    counts_rows: bool = False,
 ) -> Iterator[tuple[bytes, int] | None]:
-    """(digest, rows) of what is stored before each of the cuts, which ascend, and behind the last; None where
-    reading goes on. Rows are not counted."""
-    known: list[bytes] = []
+    """(digest, rows) of what is stored between the bounds before each of the cuts, which ascend, and behind
+    the last; None where reading goes on. `portions` reads. `counts_rows`: else there are 0."""
     columns, keeping = (None, None) if kept is None else kept
-    bounds_of = list(_between(tuple(_joined_up(wanted.bounds)), cuts))
-    for bounds in bounds_of:
-        whole = columns is not None and len(bounds) == 1
-        known.append(columns.digest(*bounds[0]) if columns is not None and whole else b"")
+    bounds_of = list(_between(tuple(_joined_up(bounds)), cuts))
+    known: list[tuple[bytes, int] | None] = [None] * len(bounds_of)
+    if columns is not None:
+        known = [columns.digest(*one[0], counted=counts_rows) if len(one) == 1 else None for one in bounds_of]
     at = 0
     while at < len(known):
-        if known[at]:
-            yield known[at], 0
+        found = known[at]
+        if found is not None:
+            yield found
             at += 1
             continue
         end = at + 1
-        while end < len(known) and not known[end]:
+        while end < len(known) and known[end] is None:
             end += 1
-        bounds = tuple(one for part in bounds_of[at:end] for one in part)
-        portions = (pairs for pairs, _ in takers(content, bounds, wanted, read))
-        for part in parted(portions, cuts[at : end - 1]):
+        read = portions(tuple(one for part in bounds_of[at:end] for one in part))
+        for part in parted(read, cuts[at : end - 1], counts_rows=counts_rows):
             if part is None:
                 yield None
                 continue
             yield part
             if keeping is not None and columns is not None and len(bounds_of[at]) == 1:
                 ((lower, upper),) = bounds_of[at]
-                keeping.add(lower, upper, columns.files_between(lower, upper), 0, part[0], b"")
+                rows = part[1] if counts_rows else UNCOUNTED
+                keeping.add(lower, upper, columns.files_between(lower, upper), rows, part[0], b"")
             at += 1
         assert at == end, "each part has a digest"
-    if keeping is not None:
-        keeping.finish(None)
 
 
 def _between(bounds: Bounds, cuts: Sequence[bytes]) -> Iterator[Bounds]:

@@ -60,6 +60,7 @@ class Replicas:
                 cursor=_cursors(pairs),
                 files=partial(SimpleNamespace, told=partial(files, node)),
                 table_files=lambda: None,
+                read_files=lambda: None,
             )
             world: Any = SimpleNamespace()
             contents = Contents(world, "")

@@ -55,7 +55,7 @@ class ContentFiles:
             return
         digests = []
         for one in found:
-            digests.append(self._digest(one["name"]))
+            digests.append(self.digest(one["name"]))
             yield None
         told = xxhash.xxh3_128_digest(b"".join(sorted(digests)))
         yield FilesTold(told, sum(one["num_entries"] for one in found))
@@ -69,7 +69,8 @@ class ContentFiles:
         )
         return found if tells else None
 
-    def _digest(self, name: str) -> bytes:
+    def digest(self, name: str) -> bytes:
+        """Of the bytes of a file. CorruptFile when it cannot be read."""
         known = self._digests.get(name)
         if known is not None:
             return known
