@@ -413,6 +413,11 @@ class RocksStore:
                 raise DiskRefused(f"cannot close {self._path}: {error}") from error
 
 
+#: Pairs that a scan of a snapshot takes at once, at first and at most: most reads want one or two, and a
+#: generator's step costs as much as taking a pair.
+_WALKED_FIRST, _WALKED_MAX = 2, 128
+
+
 class RocksSnapshot:
     """The library's own snapshots do not isolate their iterators (they show later writes), but one
     iterator always shows the instant at which it was made. So a snapshot is one unbounded iterator that
@@ -436,19 +441,32 @@ class RocksSnapshot:
                 cursor.prev()
         else:
             cursor.seek(lower)
-        while cursor.valid():
-            key, value = cursor.key(), cursor.value()
-            if not lower <= key < upper:
-                return
+        count = _WALKED_FIRST
+        while True:
+            valid, read_key, read_value = cursor.valid, cursor.key, cursor.value
+            step = cursor.prev if reverse else cursor.next
+            found: list[Pair] = []
+            is_last = False
+            while len(found) < count and valid():
+                key = read_key()
+                if not lower <= key < upper:
+                    is_last = True
+                    break
+                found.append((key, read_value()))
+                step()
+            if not is_last and len(found) < count:
+                is_last = True
+                _check_end(self._store.errors, cursor)
             # Nothing but the snapshot holds the iterator while the caller works, so closing frees it.
-            del cursor
-            yield key, value
+            del cursor, valid, read_key, read_value, step
+            for pair in found:
+                yield pair
+                if scan != self._scan or self._cursor is None:
+                    break
             cursor = self._checked(scan)
-            if reverse:
-                cursor.prev()
-            else:
-                cursor.next()
-        _check_end(self._store.errors, cursor)
+            if is_last:
+                return
+            count = min(2 * count, _WALKED_MAX)
 
     def _checked(self, scan: int) -> Any:
         if self._cursor is None:
