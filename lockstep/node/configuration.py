@@ -125,11 +125,11 @@ class RaftSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class MetadataSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """When the metadata is snapshot, and how much of its log this node keeps.
 
-    Five thousand small entries are applied again in about 50 ms when a node starts, while a snapshot of a
-    large schema is tens of megabytes: fewer would write more than they save. 0 turns either trigger off.
+    A node that starts or joins applies what came since: some 0.1 ms an entry. A snapshot of a thousand tables
+    is written in 2 ms and read in 10. 0 turns either trigger off.
     """
 
-    snapshot_every_epochs: Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)] = 5000
+    snapshot_every_epochs: Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)] = 500
     #: Or earlier, when the entries since the last snapshot are this large.
     snapshot_every_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] = 16 * 1024 * 1024
     #: Newest entries that stay in memory and on disk, for peers that are behind and for people; they go in

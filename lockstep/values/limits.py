@@ -390,8 +390,9 @@ USER_TYPE_LEAVES_MAX: Final = 10_000
 #: Nodes that are asked what an epoch is when the voters that this node knows are no more: one round of
 #: questions, and enough for a false answer not to prevail.
 HASH_WITNESSES_MAX: Final = 32
-#: A node that is further behind gets a snapshot first, if there is one: about a second of applying entries.
-SNAPSHOT_GAP_EPOCHS: Final = 4096
+#: A node that is further behind gets a snapshot first, if there is one: applying so many entries takes longer
+#: than reading one of some thousand tables.
+SNAPSHOT_GAP_EPOCHS: Final = 256
 #: Bytes of a snapshot in one answer: small enough to interleave with requests.
 SNAPSHOT_CHUNK_BYTES: Final = 256 * 1024
 #: Metadata entries applied again for a look at the past before the loop gets a turn: some 30 us each.
