@@ -290,6 +290,7 @@ def _writes(
 def _read_sessions(context: NodeContext, engine: StorageEngine, lacking: Lacking) -> ReadSessions:
     made = ReadSessions(context, engine, lacking)
     made.clean()
+    context.conditions.watch(lambda: made.watch_room(engine.space))
     return made
 
 

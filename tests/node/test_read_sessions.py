@@ -13,7 +13,16 @@ from lockstep.node.work import read_sessions
 from lockstep.node.work.read_sessions import ReadSessions
 from lockstep.placement.placements import PlacedRange, ReplicaGroup
 from lockstep.scans.messages import FACTS, SessionOrder
-from lockstep.scans.session_files import DIRECTORY, FACTS_SUFFIX, LEASE, LEASE_SUFFIX, Expired
+from lockstep.scans.session_files import (
+    COLUMNS_DIRECTORY,
+    DIRECTORY,
+    DOOR_ORDER,
+    FACTS_SUFFIX,
+    LEASE,
+    LEASE_SUFFIX,
+    DoorOrder,
+    Expired,
+)
 from lockstep.schema.model import Column, ColumnKind, Table
 from lockstep.values.errors import InvalidRequest, Overloaded
 from lockstep.values.ids import NodeId
@@ -54,12 +63,14 @@ class _Node:
         configuration = SimpleNamespace(
             node=SimpleNamespace(data_directory="data"),
             network=SimpleNamespace(address="127.0.0.1"),
-            read_sessions=SimpleNamespace(port=0),
+            read_sessions=SimpleNamespace(port=0, column_files_mib=3),
+            storage=SimpleNamespace(reserve_bytes=1 << 20),
             tls=SimpleNamespace(files=None),
         )
         tasks = SimpleNamespace(spawn=self._spawn, run_blocking=_at_once)
         clock = SimpleNamespace(monotonic_s=lambda: self.now_s, wall_us=lambda: 5_000_000)
-        runtime: Any = SimpleNamespace(clock=clock, disk=self.disk, tasks=tasks, doors=self)
+        random = SimpleNamespace(bytes=lambda count: b"\x07" * count)
+        runtime: Any = SimpleNamespace(clock=clock, disk=self.disk, tasks=tasks, doors=self, random=random)
         context: Any = SimpleNamespace(
             runtime=runtime,
             configuration=configuration,
@@ -84,8 +95,9 @@ class _Node:
     def remove(self, path: str) -> None:
         self.contents.remove(path)
 
-    async def open(self, _host: str, _port: int, _order: bytes, _tls: object) -> int:
+    async def open(self, _host: str, _port: int, order: bytes, _tls: object) -> int:
         self.doors_open = True
+        self.order = DOOR_ORDER.decode(order)
         return 4321
 
     async def close(self) -> None:
@@ -223,3 +235,26 @@ def test_a_start_removes_what_was_left(node: _Node) -> None:
     node.disk.append(f"{DIRECTORY}/old{FACTS_SUFFIX}", b"x")
     node.sessions.clean()
     assert node.disk.names(DIRECTORY) == []
+
+
+def test_readers_are_told_how_much_they_may_keep(node: _Node) -> None:
+    async def body() -> None:
+        await node.sessions.run(TABLE, _order("open"))
+        assert node.order == DoorOrder("data/read-sessions", "data/column-files", "07" * 8, 3 << 20, 2 << 20)
+
+    asyncio.run(body())
+
+
+def test_what_they_kept_goes_at_a_start_and_when_the_disk_is_full(node: _Node) -> None:
+    kept = [f"{COLUMNS_DIRECTORY}/{number}.columns" for number in range(3)]
+    space: Any = SimpleNamespace(look=lambda: node.now_s > 100)
+    for drop in (node.sessions.clean, lambda: node.sessions.watch_room(space)):
+        for path in kept:
+            node.disk.append(path, b"some columns")
+        assert node.sessions.column_files_bytes == 36
+        node.sessions.watch_room(space)
+        assert node.sessions.column_files_bytes == 36
+        node.now_s += 1
+        drop()
+        assert node.sessions.column_files_bytes == 0
+        node.now_s -= 1

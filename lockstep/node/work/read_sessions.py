@@ -38,6 +38,7 @@ from lockstep.scans.session_files import (
 )
 from lockstep.schema.model import Table
 from lockstep.storage.engine import StorageEngine
+from lockstep.storage.group_commit import Space
 from lockstep.storage.store_position import Lacking
 from lockstep.values.codec import encode
 from lockstep.values.errors import DiskRefused, InvalidRequest, Overloaded
@@ -89,8 +90,24 @@ class ReadSessions:
                 disk.remove(path)
             else:
                 self._engine.fixing.remove(path)
+        self.drop_columns()
+
+    def drop_columns(self) -> None:
+        """Give back the room of decoded columns; whoever reads next decodes them again."""
+        disk = self._runtime.disk
+        dropped = 0
         for name in disk.names(COLUMNS_DIRECTORY) if self._runtime.doors is not None else ():
-            disk.remove(f"{COLUMNS_DIRECTORY}/{name}")
+            path = f"{COLUMNS_DIRECTORY}/{name}"
+            if disk.exists(path):
+                disk.remove(path)
+                dropped += 1
+        if dropped:
+            self._context.log("scans.columns_dropped", files=dropped)
+
+    def watch_room(self, space: Space) -> None:
+        """Where writes are refused for want of room nothing is kept."""
+        if space.look():
+            self.drop_columns()
 
     @property
     def count(self) -> int:
