@@ -390,8 +390,7 @@ USER_TYPE_LEAVES_MAX: Final = 10_000
 #: Nodes that are asked what an epoch is when the voters that this node knows are no more: one round of
 #: questions, and enough for a false answer not to prevail.
 HASH_WITNESSES_MAX: Final = 32
-#: A node that is further behind gets a snapshot first, if there is one: applying so many entries takes longer
-#: than reading one of some thousand tables.
+#: A node that is further behind gets a snapshot first, if there is one: some tens of ms of applying entries.
 SNAPSHOT_GAP_EPOCHS: Final = 256
 #: Bytes of a snapshot in one answer: small enough to interleave with requests.
 SNAPSHOT_CHUNK_BYTES: Final = 256 * 1024
