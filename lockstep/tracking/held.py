@@ -122,6 +122,8 @@ class Held(msgspec.Struct, frozen=True, array_like=True, dict=True):
         return Held(tuple(found))
 
     def difference(self, other: Held) -> Held:
+        if not other.logs:
+            return self
         if not self.logs or self.logs == other.logs:
             return NOTHING
         theirs, found = other._runs(), []
