@@ -32,6 +32,7 @@ BUCKETS: Final = 1 << 16
 _SHIFT: Final = 64 - 16
 _SEGMENT_BUCKETS: Final = 1024
 _SEGMENT_BYTES: Final = _SEGMENT_BUCKETS // 8
+_NO_BUCKET: Final = bytes(_SEGMENT_BYTES)
 _BIAS: Final = 1 << 63
 _FAMILY: Final = Family.REPAIR.value
 
@@ -46,19 +47,24 @@ def _range_of(first: int, last: int) -> Range:
     return Range(left, min(((last + 1) << _SHIFT) - _BIAS - 1, TOKEN_MAX))
 
 
-def _buckets_inside(range_: Range) -> range:
-    """Buckets that lie in the range whole."""
+def _buckets_inside(range_: Range) -> tuple[int, int]:
+    """First and last bucket that lie in the range whole; when none does, the last is before the first."""
     first = 0 if range_.left == TOKEN_MIN else bucket_of(range_.left + 1)
     if range_.left != TOKEN_MIN and (range_.left + 1 + _BIAS) & ((1 << _SHIFT) - 1):
         first += 1
     last = bucket_of(range_.right)
     if range_.right != TOKEN_MAX and (range_.right + 1 + _BIAS) & ((1 << _SHIFT) - 1):
         last -= 1
-    return range(first, last + 1)
+    return first, last
+
+
+def _mask(first: int, last: int) -> int:
+    """Buckets `first` to `last`; none when the last is before the first."""
+    return ((1 << (last - first + 1)) - 1) << first if first <= last else 0
 
 
 class _Bits:
-    """One bit a bucket."""
+    """One bit a bucket. What is done to many is done to one number, for nothing else runs meanwhile."""
 
     __slots__ = ("content",)
 
@@ -74,8 +80,26 @@ class _Bits:
     def take(self, bucket: int) -> None:
         self.content[bucket >> 3] &= ~(1 << (bucket & 7))
 
+    def number(self) -> int:
+        """All at once: bit n is bucket n."""
+        return int.from_bytes(self.content, "little")
+
+    def put_all(self, mask: int) -> None:
+        self.content[:] = (self.number() | mask).to_bytes(BUCKETS // 8, "little")
+
+    def take_all(self, mask: int) -> None:
+        self.content[:] = (self.number() & ~mask).to_bytes(BUCKETS // 8, "little")
+
     def segment(self, number: int) -> bytes:
         return bytes(self.content[number * _SEGMENT_BYTES : (number + 1) * _SEGMENT_BYTES])
+
+
+def _segments_of(mask: int) -> Iterator[int]:
+    """Those in which the mask has a bucket, in order."""
+    content = mask.to_bytes(BUCKETS // 8, "little")
+    for number in range(BUCKETS // _SEGMENT_BUCKETS):
+        if content[number * _SEGMENT_BYTES : (number + 1) * _SEGMENT_BYTES] != _NO_BUCKET:
+            yield number
 
 
 class Unchanged:
@@ -113,18 +137,14 @@ class Unchanged:
         first = int.from_bytes(lower[5:13], "big") >> _SHIFT if len(lower) >= 13 else 0
         is_whole = len(upper) < 13 or upper[1:5] != lower[1:5]
         last = BUCKETS - 1 if is_whole else int.from_bytes(upper[5:13], "big") >> _SHIFT
+        between = _mask(first, last)
         for touched in self._touched.get(table_id, {}).values():
-            for bucket in range(first, last + 1):
-                touched.put(bucket)
+            touched.put_all(between)
         bits = self._bits.get(table_id)
-        if bits is None:
+        if bits is None or not (taken := bits.number() & between):
             return ()
-        segments: dict[int, None] = {}
-        for bucket in range(first, last + 1):
-            if bits.has(bucket):
-                bits.take(bucket)
-                segments[bucket // _SEGMENT_BUCKETS] = None
-        return tuple(self._stored(table_id, bits, segment) for segment in segments)
+        bits.take_all(taken)
+        return tuple(self._stored(table_id, bits, segment) for segment in _segments_of(taken))
 
     def marked(self, table_ids: Iterable[int]) -> set[int]:
         """Those of the tables of which anything is marked or watched."""
@@ -141,18 +161,20 @@ class Unchanged:
         bucket: a request that is delivered again may come after digests were taken."""
         touched = self._touched.setdefault(table_id, {}).setdefault(session_id, _Bits())
         watched = self._watched.setdefault((table_id, session_id), _Bits())
+        asked = 0
         for range_ in ranges:
-            for bucket in range(bucket_of(range_.left + 1), bucket_of(range_.right) + 1):
-                if not watched.has(bucket):
-                    watched.put(bucket)
-                    touched.take(bucket)
+            asked |= _mask(bucket_of(range_.left + 1), bucket_of(range_.right))
+        new = asked & ~watched.number()
+        watched.put_all(new)
+        touched.take_all(new)
 
     def parts(self, table_id: int, ranges: Sequence[Range]) -> tuple[Range, ...]:
         """What of the ranges may have changed; at most about REPAIR_CHANGED_RANGES_MAX pieces."""
         bits = self._bits.get(table_id)
         if bits is None:
             return tuple(ranges)
-        found = [list(_changed(bits, range_)) for range_ in ranges]
+        drawn = f"{bits.number():0{BUCKETS}b}"[::-1]
+        found = [list(_changed(drawn, range_)) for range_ in ranges]
         while sum(map(len, found)) > max(REPAIR_CHANGED_RANGES_MAX, len(ranges)):
             # Within a range alone: what lies between two of them is with other replicas.
             found = [[_joined(of[at : at + 2]) for at in range(0, len(of), 2)] for of in found]
@@ -164,13 +186,12 @@ class Unchanged:
         if touched is None:
             return ()
         bits = self._bits.setdefault(table_id, _Bits())
-        segments: dict[int, None] = {}
+        inside = 0
         for range_ in ranges:
-            for bucket in _buckets_inside(range_):
-                if not touched.has(bucket) and not bits.has(bucket):
-                    bits.put(bucket)
-                    segments[bucket // _SEGMENT_BUCKETS] = None
-        return tuple(self._stored(table_id, bits, segment) for segment in segments)
+            inside |= _mask(*_buckets_inside(range_))
+        new = inside & ~touched.number() & ~bits.number()
+        bits.put_all(new)
+        return tuple(self._stored(table_id, bits, segment) for segment in _segments_of(new))
 
     def forget(self, session_open: Callable[[str], bool]) -> None:
         """Sessions that are not open any more need not be watched for."""
@@ -188,19 +209,18 @@ class Unchanged:
             assert all((table_id, one) in self._watched for one in sessions), "what is noted is watched"
 
 
-def _changed(bits: _Bits, range_: Range) -> Iterator[Range]:
-    """Runs of buckets without their bit, cut to the range."""
-    first, last = bucket_of(range_.left + 1), bucket_of(range_.right)
-    begin = -1
-    for bucket in range(first, last + 2):
-        is_changed = bucket <= last and not bits.has(bucket)
-        if is_changed and begin < 0:
-            begin = bucket
-        elif not is_changed and begin >= 0:
-            piece = _range_of(begin, bucket - 1).intersection(range_)
-            if piece is not None:
-                yield piece
-            begin = -1
+def _changed(drawn: str, range_: Range) -> Iterator[Range]:
+    """Runs of buckets without their bit, cut to the range; `drawn` has a 0 or 1 for each bucket."""
+    first, behind = bucket_of(range_.left + 1), bucket_of(range_.right) + 1
+    begin = drawn.find("0", first, behind)
+    while begin >= 0:
+        end = drawn.find("1", begin, behind)
+        if end < 0:
+            end = behind
+        piece = _range_of(begin, end - 1).intersection(range_)
+        if piece is not None:
+            yield piece
+        begin = drawn.find("0", end, behind)
 
 
 def _joined(pair: Sequence[Range]) -> Range:

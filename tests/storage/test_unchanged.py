@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from pathlib import Path
 from random import Random
 
@@ -65,6 +66,83 @@ def test_what_was_written_since_is_changed_and_little_else(seed: int, tmp_path: 
         bounds = keys.token_bounds(TABLE, Range(TOKEN_MIN, TOKEN_MAX // 2))
         engine._store.write(engine.unchanged.changed_between(*bounds))
         assert changed_tokens(engine, tokens) >= {token for token in tokens if token <= TOKEN_MAX // 2}
+        await engine.close()
+
+    asyncio.run(check())
+
+
+class Walked:
+    """The obvious twin: sets of buckets, walked one by one."""
+
+    def __init__(self) -> None:
+        self.unchanged: set[int] = set()
+        self.touched: set[int] = set(range(BUCKETS))
+
+    def watch(self, ranges: list[Range]) -> None:
+        self.touched = set()
+        for range_ in ranges:
+            assert bucket_of(range_.left + 1) <= bucket_of(range_.right)
+
+    def equal(self, ranges: list[Range]) -> None:
+        for range_ in ranges:
+            for bucket in range(bucket_of(range_.left + 1), bucket_of(range_.right) + 1):
+                low, high = (bucket << 48) + TOKEN_MIN, ((bucket + 1) << 48) + TOKEN_MIN - 1
+                # No key has the lowest token, so the first bucket has one token less.
+                whole = range_.contains(max(low, TOKEN_MIN + 1)) and range_.contains(high)
+                if whole and bucket not in self.touched:
+                    self.unchanged.add(bucket)
+
+    def parts(self, range_: Range) -> list[Range]:
+        found: list[Range] = []
+        for bucket in range(bucket_of(range_.left + 1), bucket_of(range_.right) + 1):
+            if bucket not in self.unchanged:
+                left = max((bucket << 48) + TOKEN_MIN - 1, range_.left)
+                right = min(((bucket + 1) << 48) + TOKEN_MIN - 1, range_.right)
+                if found and found[-1].right == left:
+                    found[-1] = Range(found[-1].left, right)
+                else:
+                    found.append(Range(left, right))
+        return found
+
+
+def some_ranges(dice: Random) -> list[Range]:
+    """Disjoint; some begin and end with a bucket, some are within one."""
+    near = [((dice.randrange(BUCKETS) << 48) + TOKEN_MIN - 1) for _ in range(4)]
+    cuts = {dice.randrange(TOKEN_MIN, TOKEN_MAX) for _ in range(4)} | {max(one, TOKEN_MIN) for one in near}
+    cuts |= {one + 1 for one in near if one > TOKEN_MIN}
+    bounds = [TOKEN_MIN, *sorted(cuts - {TOKEN_MIN}), TOKEN_MAX]
+    pieces = [Range(left, right) for left, right in itertools.pairwise(bounds)]
+    return dice.sample(pieces, dice.randrange(1, len(pieces)))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whole_ranges_are_as_bucket_by_bucket(seed: int, tmp_path: Path) -> None:
+    async def check() -> None:
+        dice, twin = Random(seed), Walked()
+        engine = await opened(tmp_path)
+        unchanged = engine.unchanged
+        for repair in range(4):
+            session, ranges = f"s{repair}", some_ranges(dice)
+            unchanged.watch(session, TABLE, ranges)
+            twin.watch(ranges)
+            for token in (dice.randrange(TOKEN_MIN + 1, TOKEN_MAX) for _ in range(20)):
+                engine._store.write(unchanged.changed(TABLE, token))
+                twin.touched.add(bucket_of(token))
+                twin.unchanged.discard(bucket_of(token))
+            if repair == 2:
+                gone = Range(dice.randrange(TOKEN_MIN, 0), dice.randrange(0, TOKEN_MAX))
+                engine._store.write(unchanged.changed_between(*keys.token_bounds(TABLE, gone)))
+                between = range(bucket_of(gone.left + 1), bucket_of(gone.right + 1) + 1)
+                twin.touched |= set(between)
+                twin.unchanged -= set(between)
+            engine._store.write(unchanged.equal(session, TABLE, ranges))
+            twin.equal(ranges)
+            again = Unchanged(engine._store)
+            for range_ in (FULL_RING, *some_ranges(dice)):
+                wanted = tuple(twin.parts(range_))
+                assert unchanged.parts(TABLE, [range_]) == wanted
+                assert again.parts(TABLE, [range_]) == wanted, "as a start would find it"
+            unchanged.forget(lambda _: False)
         await engine.close()
 
     asyncio.run(check())

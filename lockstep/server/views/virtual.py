@@ -12,6 +12,7 @@ answer.
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
@@ -27,6 +28,7 @@ from lockstep.schema.model import (
     Keyspace,
     KeyspaceHead,
     Replication,
+    Schema,
     Table,
     keyspace_of,
     schema_of,
@@ -305,6 +307,23 @@ def define(
 ) -> VirtualTable:
     """A virtual table; `columns` is `name type; name type; ...`, `static` names the static ones, `descending`
     those whose larger values come first."""
+    # Lists where they are written, for they read so; tuples here, for they are kept by what they say.
+    keys = tuple(partition), tuple(clustering), tuple(static), tuple(descending)
+    return VirtualTable(_definition(keyspace, name, columns, *keys, comment), rows)
+
+
+@functools.cache
+def _definition(
+    keyspace: str,
+    name: str,
+    columns: str,
+    partition: tuple[str, ...],
+    clustering: tuple[str, ...],
+    static: tuple[str, ...],
+    descending: tuple[str, ...],
+    comment: str,
+) -> Table:
+    """Kept: what is defined is written in the sources, so there are no more than tables there."""
     kinds = {
         **{column: (ColumnKind.PARTITION_KEY, at) for at, column in enumerate(partition)},
         **{column: (ColumnKind.CLUSTERING, at) for at, column in enumerate(clustering)},
@@ -320,8 +339,7 @@ def define(
     options = (("comment", comment),) if comment else ()
     uuid = uuid_text(digest16(f"{keyspace}.{name}".encode()))
     # The id is given when all tables are known; it is negative, as those of stored tables are positive.
-    table = Table(0, uuid, keyspace, name, tuple(declared), options)
-    return VirtualTable(table, rows)
+    return Table(0, uuid, keyspace, name, tuple(declared), options)
 
 
 class _Generator:
@@ -376,18 +394,12 @@ class VirtualTables:
 
     def __init__(self, tables: Sequence[VirtualTable]) -> None:
         ordered = sorted(tables, key=lambda found: (found.table.keyspace, found.table.name))
-        self._rows: dict[int, tuple[Table, Rows | NamedRows | KeyedRows | AskedRows]] = {}
+        self.schema, numbered = _numbered(tuple(virtual.table for virtual in ordered))
+        self._rows: dict[int, tuple[Table, Rows | NamedRows | KeyedRows | AskedRows]] = {
+            table.id: (table, virtual.rows) for table, virtual in zip(numbered, ordered, strict=True)
+        }
         #: Of the tables that were read: how rows are encoded is worked out then.
         self._readers: dict[int, _Generator | NamedReader] = {}
-        keyspaces: dict[str, list[Table]] = {}
-        for at, virtual in enumerate(ordered):
-            table = msgspec.structs.replace(virtual.table, id=-1 - at)
-            keyspaces.setdefault(table.keyspace, []).append(table)
-            self._rows[table.id] = (table, virtual.rows)
-        self.schema = schema_of(
-            keyspace_of(KeyspaceHead(name, REPLICATION.get(name, LOCAL)), listed)
-            for name, listed in keyspaces.items()
-        )
 
     async def prepare(self, command: ReadCommand) -> None:
         """To be awaited before each read, which follows at once."""
@@ -408,6 +420,20 @@ class VirtualTables:
             reader = NamedReader(table, rows) if isinstance(rows, NamedRows) else _Generator(table, rows)
             self._readers[table_id] = reader
         return reader
+
+
+@functools.lru_cache(maxsize=1)
+def _numbered(tables: tuple[Table, ...]) -> tuple[Schema, tuple[Table, ...]]:
+    """The last is kept: all nodes of a process have the same tables."""
+    keyspaces: dict[str, list[Table]] = {}
+    numbered = tuple(msgspec.structs.replace(table, id=-1 - at) for at, table in enumerate(tables))
+    for table in numbered:
+        keyspaces.setdefault(table.keyspace, []).append(table)
+    schema = schema_of(
+        keyspace_of(KeyspaceHead(name, REPLICATION.get(name, LOCAL)), listed)
+        for name, listed in keyspaces.items()
+    )
+    return schema, numbered
 
 
 def _narrowed(partition: Partition, command: ReadCommand) -> Partition | None:
