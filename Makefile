@@ -34,9 +34,9 @@ help: ## show this list
 demo: $(VENV)/.stamp-spark ## the whole tour: a cluster, load, topology changes under traffic, a Spark job, the proof
 	$(BIN)/lockstep demo $(ARGS)
 
-# Tests of real processes wait most of their time: one process more than cores keeps these busy.
+# Tests of real processes wait half of their time: two processes more than cores keep these busy.
 test: $(VENV)/.stamp-spark ## the whole test suite
-	$(BIN)/pytest -n $$(($(JOBS) + 1)) --dist loadfile $(ARGS)
+	$(BIN)/pytest -n $$(($(JOBS) + 2)) --dist loadfile $(ARGS)
 
 test-fast: $(VENV)/.stamp-dev ## under a minute: tests of pure code, which need nothing of the machine, without slow ones
 	$(BIN)/pytest --pure -m "not slow" -n $(JOBS) --dist worksteal -q $(ARGS)

@@ -11,9 +11,10 @@ from typing import Any
 
 import hypothesis
 import pytest
+from xdist.workermanage import WorkerController
 
 from tests import needs
-from tests.scheduling import Scheduling, place_of
+from tests.scheduling import NICENESS, Scheduling, gives_way, place_of
 
 # Where a shell wants no `__pycache__` beside the sources, compiled code is kept in another folder: without it
 # each process of a run, and each that a test starts, compiles all it imports: most of its time to begin.
@@ -50,6 +51,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling |
     return Scheduling(config, log)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: WorkerController) -> None:
+    if node.config.getoption("dist") == "loadfile":
+        node.workerinput["gives_way"] = gives_way(node.gateway.id, node.workerinput["workercount"])
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--pure", action="store_true", help="only modules whose tests need nothing of the machine"
@@ -57,6 +64,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if getattr(config, "workerinput", {}).get("gives_way") and config.workerinput["workercount"] > 1:
+        os.nice(NICENESS)
     for name, meaning in needs.MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
 

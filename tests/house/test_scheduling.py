@@ -6,7 +6,7 @@ import itertools
 from types import SimpleNamespace
 from typing import Any
 
-from tests.scheduling import WAITING, Scheduling, place_of
+from tests.scheduling import WAITING, Scheduling, gives_way, place_of
 
 TESTS = [
     *[f"tests/spark/test_{name}.py::test_{at}" for name in "ab" for at in range(3)],
@@ -59,6 +59,14 @@ def shared_out(count: int) -> list[list[str]]:
 
 def waits(test: str) -> bool:
     return test.split("/")[1] in WAITING
+
+
+def test_one_process_of_several_gives_way_and_begins_with_what_computes() -> None:
+    for count in range(1, 6):
+        first = [ran[0] for ran in shared_out(count)]
+        giving_way = [gives_way(f"gw{number}", count) for number in range(count)]
+        assert giving_way.count(True) == 1
+        assert [not waits(test) for test in first] == giving_way
 
 
 def test_every_test_is_run_once_whatever_the_number_of_processes() -> None:
