@@ -460,6 +460,7 @@ class RingMember:
             outcome = Outcome.COMMITTED if won else Outcome.ABORTED
             self._ended.append(Ended(own.op, outcome, "" if won else f"{delta.op} was committed"))
         self._ballots.end()
+        assert not (self._initiator.proposing or self._ballots.proposing), "a proposal ends with its ring"
 
     # -- the end of a step ---------------------------------------------------------------------------
 

@@ -52,6 +52,7 @@ class Spreader:
 
     def moved(self, ring: Ring, delta: Delta | None) -> None:
         """The node has another ring, by one change (or by several at once)."""
+        assert delta is None or delta.target == ring.fingerprint, "the change makes the ring"
         if delta is None:
             self._kept.clear()
         else:
@@ -103,7 +104,9 @@ class Spreader:
         if count == 0:
             return None
         at = int(draw * count)
-        return present[at + (inside and at >= own)]
+        other = present[at + (inside and at >= own)]
+        assert other != self._node, "nobody gossips with itself"
+        return other
 
     # -- what to tell ----------------------------------------------------------------------------------
 

@@ -86,6 +86,9 @@ class Promises:
         promise = self._state.promise
         if promise is None or promise.base != ring.fingerprint:
             self._state = PromisedState(None, self._state.dead)
+        assert self.pending is None or self.pending.base == ring.fingerprint, (
+            "a promise is of the ring there is"
+        )
         if delta is None or delta.base != before.fingerprint or self._node not in before.voters:
             return ""
         if promise is not None and promise.op == delta.op:
@@ -123,6 +126,7 @@ class Initiator:
         if state is not None and state.stage is Stage.PROPOSING:
             state = msgspec.structs.replace(state, stage=Stage.ABORTED)
         self._state = state
+        assert self.proposing is None, "a restart before the decision is an abort"
         self._accepted: dict[str, None] = {}
         self._deadline_ms = 0
         self._again_ms = 0
@@ -169,6 +173,7 @@ class Initiator:
         self._accepted[peer] = None
         if len(self._accepted) < len(self._state.cohort):
             return None
+        assert not self.missing, "every member has accepted it"
         self._state = msgspec.structs.replace(self._state, stage=Stage.COMMITTED)
         return proposal
 
@@ -184,6 +189,7 @@ class Initiator:
             return False
         self._state = msgspec.structs.replace(self._state, stage=Stage.ABORTED)
         self.reason = reason
+        assert self.proposing is None, "what is aborted is proposed no more"
         return True
 
     def late(self, now_ms: int) -> bool:
@@ -195,4 +201,6 @@ class Initiator:
         if self.proposing is None or now_ms < self._again_ms:
             return ()
         self._again_ms = now_ms + RING_RETRY_MS
-        return self.missing
+        missing = self.missing
+        assert missing, "who has all has decided"
+        return missing

@@ -87,9 +87,15 @@ class Slots:
         if not self.has_room(move, reader, weight):
             return False
         self._take(move, reader, weight)
+        most = weight or move.weight()
+        assert self._reads[reader] <= max(READS_MAX, most), (
+            "a shard reads for so much at once, or for one move"
+        )
+        assert self._writes[move.target] <= max(WRITES_MAX, most), "and writes for so much, or for one"
         return True
 
     def has_room(self, move: Move, reader: Replica, weight: int = 0) -> bool:
+        assert reader != move.target, "what comes to a shard comes from another one"
         weight = weight or move.weight()
         read, written = self._reads.get(reader, 0), self._writes.get(move.target, 0)
         return (not read or read + weight <= READS_MAX) and (not written or written + weight <= WRITES_MAX)

@@ -215,6 +215,7 @@ class Packing:
 
     def step(self, giver: int, taker: int) -> float:
         """What has to go from one bin to the other to make them even; twice as much makes them as uneven."""
+        assert giver != taker, "what goes, goes to another bin"
         one, two = self.weights[giver], self.weights[taker]
         return (self.load[giver] / one - self.load[taker] / two) / (1 / one + 1 / two)
 
@@ -252,6 +253,7 @@ class Packing:
             looked += 1
             if looked == _LOOKED_AT:
                 break
+        assert best is None or best.bin == giver, "a bin gives what lies in it"
         return best
 
     def _exchanged(self, giver: int, taker: int) -> bool:
@@ -302,6 +304,7 @@ class Packing:
 
     def _exchange(self, one: Piece, two: Piece) -> None:
         giver, taker = one.bin, two.bin
+        assert one.spot is not two.spot, "two replicas of one tablet exchanged is no step"
         self.move(one, taker)
         self.move(two, giver)
 
