@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from math import erfc, inf, log10, sqrt
+from operator import attrgetter
 from typing import Final
 
 import msgspec
@@ -346,13 +347,10 @@ class ClockOffsets:
 
     def of(self, node: int, now_s: float) -> Offset | None:
         """None when nothing was heard of its clock lately."""
-        samples = [
-            found for at_s, found in self._samples.get(node, ()) if now_s - at_s <= CLOCK_SAMPLE_AGE_S_MAX
-        ]
-        assert all(at_s <= now_s for at_s, _ in self._samples.get(node, ())), (
-            "the steady clock does not step back"
-        )
-        return min(samples, key=lambda found: found.error_us) if samples else None
+        samples = self._samples.get(node, ())
+        assert not samples or samples[-1][0] <= now_s, "the steady clock does not step back"
+        lately = [found for at_s, found in samples if now_s - at_s <= CLOCK_SAMPLE_AGE_S_MAX]
+        return min(lately, key=attrgetter("error_us")) if lately else None
 
     def known(self, now_s: float) -> dict[int, Offset]:
         """By node, ascending."""
