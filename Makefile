@@ -35,7 +35,7 @@ demo: $(VENV)/.stamp-spark ## the whole tour: a cluster, load, topology changes 
 	$(BIN)/lockstep demo $(ARGS)
 
 # Tests of real processes wait half of their time: two processes more than cores keep these busy.
-test: $(VENV)/.stamp-spark ## the whole test suite
+test: $(VENV)/.stamp-spark build/java/.stamp ## the whole test suite
 	$(BIN)/pytest -n $$(($(JOBS) + 2)) --dist loadfile $(ARGS)
 
 test-fast: $(VENV)/.stamp-dev ## under a minute: tests of pure code, which need nothing of the machine, without slow ones
@@ -132,6 +132,11 @@ $(VENV)/.stamp-dev: requirements/base.lock requirements/dev.lock pyproject.toml 
 	$(PIP) install -r requirements/base.lock -r requirements/dev.lock
 	$(PIP) install --no-deps --no-build-isolation --editable .
 	touch $@
+
+# Java with the classes of Spark at hand, for tests.
+build/java/.stamp: $(VENV)/.stamp-spark
+	$(BIN)/python -m tests.quick_java
+	@mkdir -p $(@D) && touch $@
 
 $(VENV)/.stamp-spark: requirements/spark.lock $(VENV)/.stamp-dev
 	$(PIP) install -r requirements/base.lock -r requirements/spark.lock

@@ -14,6 +14,7 @@ import pytest
 from xdist.workermanage import WorkerController
 
 from tests import needs
+from tests.quick_java import quick_home
 from tests.scheduling import NICENESS, Scheduling, gives_way, place_of
 
 # Where a shell wants no `__pycache__` beside the sources, compiled code is kept in another folder: without it
@@ -26,6 +27,9 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
 
 # Nobody multiplies matrices: threads for that are made, and spin, in each process that imports NumPy.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+if (quick := quick_home()) is not None:
+    os.environ.setdefault("JAVA_HOME", str(quick))
 
 # Examples are the same in each run, so a failure is of the change at hand; how fast they are made tells of
 # the machine alone. HYPOTHESIS_PROFILE=fresh draws others.
