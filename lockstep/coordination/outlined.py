@@ -12,12 +12,13 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from lockstep.scans.telling import Telling, joined
+from lockstep.coordination.page import bytes_of
+from lockstep.scans.telling import Telling, joined, joined_given
 from lockstep.storage.rows.visible import counts_static
 from lockstep.values.limits import PAGE_ROWS_DEFAULT
 from lockstep.values.node_limits import PAGE_BYTES_MAX
 from lockstep.values.outlines import Outline, Told
-from lockstep.values.rows import Position, ReadCommand, ReadResult
+from lockstep.values.rows import Partition, Position, ReadCommand, ReadResult
 
 #: Rows that replicas are asked to sum up at once: the more the longer they have agreed, for where they do
 #: not, the whole piece is read again.
@@ -37,12 +38,14 @@ async def told_of(command: ReadCommand, ask: Ask, rows_of: Rows) -> ReadResult:
     outline = command.outline
     assert outline is not None and command.row_limit, "the rows that are told of in one answer have a limit"
     parts: list[Told] = []
-    left, after, width, count = command.left, command.after, _FIRST, 0
+    given: list[Partition] = []
+    left, after, width, count, groups = command.left, command.after, _FIRST, 0, 0
+    size = 0
     while True:
         if after is not None and command.key is None:
             left = max(left, after.token - 1)
         room = min(command.row_limit - count, width)
-        piece = replace(command, left=left, after=after, row_limit=room)
+        piece = replace(command, left=left, after=after, row_limit=room, outline=_left_of(outline, groups))
         found, asked = await ask(piece)
         if found is None:
             width = max(_FEWEST, width // _WIDER)
@@ -53,21 +56,35 @@ async def told_of(command: ReadCommand, ask: Ask, rows_of: Rows) -> ReadResult:
         end = found.end
         if found.told is None and not parts and (end is not None or asked.right >= command.right):
             return found
-        told = found.told or _of_rows(outline, asked, found)
+        told, partitions = found.told, found.partitions
+        if told is None:
+            told, partitions = _of_rows(outline, asked, found)
         if found.told is None and end is None and command.key is None and told.rows >= room:
             end = Position(found.partitions[-1].token, found.partitions[-1].key)
         parts.append(told)
+        given += partitions
         count += told.rows
+        groups += len(told.groups)
         if end is None and asked.right >= command.right:
-            return ReadResult((), False, None, joined(outline, parts))
-        is_full = count >= command.row_limit or sum(len(part.packed) for part in parts) >= PAGE_BYTES_MAX
-        if end is not None and (is_full or told.rows < room):
-            return ReadResult((), True, end, joined(outline, parts))
+            return ReadResult(joined_given(given), False, None, joined(outline, parts))
+        size += len(told.packed) + sum(map(bytes_of, partitions)) + sum(len(one.first) for one in told.groups)
+        is_full = count >= command.row_limit or size >= PAGE_BYTES_MAX
+        if end is not None and (is_full or told.closed or told.rows < room):
+            return ReadResult(joined_given(given), True, end, joined(outline, parts))
         left, after = (asked.right, None) if end is None else (left, end)
 
 
-def _of_rows(outline: Outline, command: ReadCommand, read: ReadResult) -> Told:
+def _left_of(outline: Outline, groups: int) -> Outline:
+    """What is asked of the next piece when so many groups are known: one more, to see where the last one
+    ends, when there is no room for others."""
+    if outline.grouping is None or not groups:
+        return outline
+    most = max(1, outline.grouping.most - groups)
+    return replace(outline, grouping=replace(outline.grouping, most=most))
+
+
+def _of_rows(outline: Outline, command: ReadCommand, read: ReadResult) -> tuple[Told, tuple[Partition, ...]]:
     telling = Telling(outline)
     for partition in read.partitions:
         telling.live(partition, static_counts=counts_static(command, partition.key))
-    return telling.told()
+    return telling.told(), telling.given()

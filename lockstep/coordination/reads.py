@@ -287,7 +287,10 @@ class Reads:
         if all(reply.result.told is None for _, reply in answers):
             rows = replace(asked, outline=None)
             return await self._read(rows, consistency, deadline_s, (answers, rows, plan)), asked
-        if first.told is None or any(reply.result != first for _, reply in answers):
+        assert piece.outline is not None, "what is told has an outline"
+        # Who does not know all of the outline tells of something else.
+        knows = first.told is not None and first.told.edition >= piece.outline.edition
+        if not knows or any(reply.result != first for _, reply in answers):
             self.reach("read.told_apart")
             return None, asked
         if any(reply.dead for _, reply in answers):

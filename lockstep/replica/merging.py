@@ -135,7 +135,8 @@ def reply_to(request: ReadRequest, accepted_epoch: int, result: ReadResult) -> R
     """The answer itself, or its digest where the request wants that of an answer so large."""
     told = result.told
     if told is not None:
-        if 0 < request.digest_over_bytes < len(told.packed):
+        size_bytes = weigh(result.partitions, request.command.now_s)[1] if result.partitions else 0
+        if 0 < request.digest_over_bytes < len(told.packed) + size_bytes:
             return ReadReply(accepted_epoch, _NOTHING, digest_of(result), told.dead)
         return ReadReply(accepted_epoch, result, b"", told.dead)
     if not result.partitions:

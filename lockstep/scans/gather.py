@@ -45,29 +45,33 @@ class Joined:
 
     def repeats(self) -> Any:
         """Of each value whether it is that before it, and False behind the last."""
-        count = len(self.starts)
-        found = np.zeros(count + 1, dtype=bool)
-        if count < 2:
-            return found
-        lengths = self.lengths
-        lefts, rights = self.starts[:-1], self.starts[1:]
-        # Neighbours of one length, a word after the other, last ones first: equal values end alike, and few
-        # others of one length do.
-        like = np.flatnonzero(lengths[1:] == lengths[:-1])
-        left = lengths[like]
-        while len(like):
-            ended = left == 0
-            if ended.any():
-                found[like[ended] + 1] = True
-                like, left = like[~ended], left[~ended]
-                continue
-            width = next(size for size in _WORDS if size <= left.min())
-            left = left - width
-            first = windows(self.octets, lefts[like] + left, width).view(f"u{width}")[:, 0]
-            second = windows(self.octets, rights[like] + left, width).view(f"u{width}")[:, 0]
-            kept = first == second
-            like, left = like[kept], left[kept]
+        return repeats(self.octets, self.starts, self.lengths)
+
+
+def repeats(octets: Any, starts: Any, lengths: Any) -> Any:
+    """As `Joined.repeats`, of the stretches that begin there."""
+    count = len(starts)
+    found = np.zeros(count + 1, dtype=bool)
+    if count < 2:
         return found
+    lefts, rights = starts[:-1], starts[1:]
+    # Neighbours of one length, a word after the other, last ones first: equal values end alike, and few
+    # others of one length do.
+    like = np.flatnonzero(lengths[1:] == lengths[:-1])
+    left = lengths[like]
+    while len(like):
+        ended = left == 0
+        if ended.any():
+            found[like[ended] + 1] = True
+            like, left = like[~ended], left[~ended]
+            continue
+        width = next(size for size in _WORDS if size <= left.min())
+        left = left - width
+        first = windows(octets, lefts[like] + left, width).view(f"u{width}")[:, 0]
+        second = windows(octets, rights[like] + left, width).view(f"u{width}")[:, 0]
+        kept = first == second
+        like, left = like[kept], left[kept]
+    return found
 
 
 def windows(octets: Any, starts: Any, width: int) -> Any:

@@ -15,17 +15,17 @@ from functools import cached_property, partial
 from types import ModuleType
 from typing import Any, Final
 
-from lockstep.scans.telling import Telling, Values
+from lockstep.scans.telling import Mark, Telling, Values
 from lockstep.storage.reading import Steps, WholeFold, normal_slices, pieces_of
 from lockstep.storage.rows import keys
 from lockstep.storage.rows.folding import AskMerge
-from lockstep.storage.rows.fragments import decode_rows, encode_header, encode_row
+from lockstep.storage.rows.fragments import decode_row, decode_rows, encode_header, encode_row
 from lockstep.storage.rows.reconcile import merge_rows
 from lockstep.storage.rows.visible import counts_static, live_row, weigh, without_dead
 from lockstep.storage.store import Pair, StoreSnapshot
 from lockstep.values import limits
 from lockstep.values.node_limits import MERGED_BYTES_INLINE, PAGE_BYTES_MAX, TOLD_BYTES_MAX
-from lockstep.values.rows import ALL_ROWS, Cell, Partition, Position, ReadCommand, ReadResult, Row
+from lockstep.values.rows import ALL_ROWS, Partition, Position, ReadCommand, ReadResult, Row
 from lockstep.values.tokens import Range
 
 #: Fragments that are taken at first, and the fewest that are worth looking at together.
@@ -44,8 +44,10 @@ class OutlineReading:
         self._ask_merge = ask_merge
         self._telling = Telling(command.outline)
         self._row_limit = command.row_limit or _UNLIMITED
-        packs = bool(command.outline.packs)
-        self._bytes_max = limits.READ_RESULT_BYTES_MAX if packs else TOLD_BYTES_MAX
+        is_large = bool(command.outline.packs) or command.outline.gives
+        self._bytes_max = limits.READ_RESULT_BYTES_MAX if is_large else TOLD_BYTES_MAX
+        grouping = command.outline.grouping
+        self._groups_max = _UNLIMITED if grouping is None else grouping.most
         self._library = _vectorised()
         self._plain = None if self._library is None else self._library.PlainRows(self._telling.shape, command)
         self._dead = dict(command.dead)
@@ -64,13 +66,14 @@ class OutlineReading:
                 work()
 
     def result(self) -> ReadResult:
-        return ReadResult((), self._end is not None, self._end, self._telling.told())
+        telling = self._telling
+        return ReadResult(telling.given(), self._end is not None, self._end, telling.told())
 
     def steps(self) -> Steps:
         pairs, count = self._pairs(), _FIRST
         while True:
-            # Of rows that are filtered nobody knows how many are wanted.
-            filtered = bool(self._telling.shape.filters)
+            # Of rows that are filtered or grouped nobody knows how many are wanted.
+            filtered = bool(self._telling.shape.filters) or self._telling.shape.grouping is not None
             asked = count if filtered else min(count, max(1, self._row_limit - self._telling.rows))
             some = list(itertools.islice(pairs, asked))
             size = sum([len(pair[1]) for pair in some])
@@ -96,15 +99,22 @@ class OutlineReading:
             for lower, upper, _ in pieces_of(command, normal_slices(command.slices), command.key, prefix):
                 yield from scan(lower, upper)
             return
-        assert command.slices == ALL_ROWS, "ranges are read with all their rows"
         lower, upper = keys.token_bounds(command.table_id, Range(command.left, command.right))
         if after is not None:
             prefix = keys.partition_prefix(command.table_id, after.token, after.key)
             if after.clustering is not None:
-                for first, last, _ in pieces_of(command, ALL_ROWS, after.key, prefix):
+                for first, last, _ in pieces_of(command, normal_slices(command.slices), after.key, prefix):
                     yield from scan(first, last)
             lower = max(lower, keys.partition_end(prefix))
-        yield from scan(lower, upper)
+        if command.slices == ALL_ROWS:
+            yield from scan(lower, upper)
+            return
+        slices = normal_slices(command.slices)
+        while (found := next(scan(lower, upper), None)) is not None:
+            _, key, prefix = keys.split_partition(found[0])
+            for first, last, _ in pieces_of(command, slices, key, prefix):
+                yield from scan(first, last)
+            lower = keys.partition_end(prefix)
 
     # -- portions -------------------------------------------------------------------------------------
 
@@ -121,7 +131,12 @@ class OutlineReading:
             return
         if self._end is None:
             self._close_fold()
-        elif self._command.key is not None and ready and self._is_of(self._end, ready[-1][0]):
+        elif (
+            self._command.key is not None
+            and not self._telling.closed
+            and ready
+            and self._is_of(self._end, ready[-1][0])
+        ):
             # Nothing of the partition is left. Behind a full page of a range there may always be another one.
             self._end = None
 
@@ -187,31 +202,46 @@ class OutlineReading:
         if together.is_uniform and self._take_uniform(together):
             self._end_behind(pairs[-1])
             return
-        portion, packs = _Portion(row_keys.places(), pairs), self._telling.packs
+        portion, telling = _Portion(row_keys.places(), pairs), self._telling
         for one in together.groups:
             portion.dead += one.dead
-            if one.count:
-                packed = self._library.packed(one.columns, one.count) if packs else [b""] * one.count
+            if telling.gives:
+                portion.put(one.rows, [pairs[at][1] for at in one.rows.tolist()])
+            elif one.count:
+                packed = self._library.packed(one.columns, one.count) if telling.packs else [b""] * one.count
                 portion.put(one.rows, packed)
         for first, end in together.rows_alone():
             self._alone(portion, first, end)
-        cut = self._cut(portion)
-        if cut < len(pairs):
+        begun = () if telling.shape.grouping is None else _begun(telling, self._library, together, portion)
+        cut, room = self._cut(portion), self._groups_max - len(telling.groups)
+        end_of_groups = begun[room][0].first if len(begun) > room else len(pairs)
+        if min(cut, end_of_groups) < len(pairs):
             # More than there is room for: this comes once in an answer.
-            self._rows(pairs[:cut], self._plain.keys(pairs[:cut]))
+            cut = min(cut, end_of_groups)
+            if cut:
+                self._rows(pairs[:cut], self._plain.keys(pairs[:cut]))
+            if cut == end_of_groups and self._end is None:
+                self._end_of_groups()
             return
-        if packs:
+        if telling.packs:
             shown = [one for one in portion.packed if one is not None]
-            self._telling.packed_rows(len(shown), b"".join(shown))
+            telling.packed_rows(len(shown), b"".join(shown))
+        elif telling.gives:
+            for at, content in enumerate(portion.packed):
+                if content is not None:
+                    self._give(pairs[at][0], content)
+        elif telling.shape.grouping is not None:
+            for _, found in portion.segments():
+                _take_segments(telling, found, pairs)
         else:
             for one in together.groups:
                 if one.count:
-                    self._library.fold(self._telling, one.columns, one.count)
-            for values in portion.values:
-                self._telling.row(values, b"")
+                    self._library.fold(telling, one.columns, one.count)
+            for _, values in portion.alone:
+                telling.row(values, b"")
         for place, content in portion.pieces():
-            self._telling.content_at(place, content)
-        self._telling.dead += portion.dead
+            telling.content_at(place, content)
+        telling.dead += portion.dead
         self._bytes += portion.size_bytes
         self._end_behind(pairs[-1])
 
@@ -220,7 +250,7 @@ class OutlineReading:
         telling, library = self._telling, self._library
         assert library is not None, "rows are looked at together"
         (one,) = together.groups
-        count, columns = one.count, one.columns
+        count, columns, pairs = one.count, one.columns, together.pairs
         size = self._bytes + together.size_bytes
         if telling.rows + count > self._row_limit or size >= self._bytes_max:
             return False
@@ -229,12 +259,37 @@ class OutlineReading:
             if telling.packed_bytes + len(data) >= PAGE_BYTES_MAX:
                 return False
             telling.packed_rows(count, data)
+        elif telling.gives:
+            shown = [pairs[at] for at in one.rows.tolist()]
+            if telling.packed_bytes + sum([len(pair[1]) for pair in shown]) >= PAGE_BYTES_MAX:
+                return False
+            for store_key, content in shown:
+                self._give(store_key, content)
+        elif telling.shape.grouping is not None:
+            found = library.segments(telling.shape, one, together.runs)
+            first_bytes = telling.packed_bytes + sum([len(segment.packed) for segment in found])
+            if len(telling.groups) + len(found) > self._groups_max or first_bytes >= PAGE_BYTES_MAX:
+                return False
+            for segment in found:
+                _take_segments(telling, (segment,), pairs)
         elif count:
             library.fold(telling, columns, count)
         telling.content(*together.content())
         telling.dead += one.dead
         self._bytes = size
         return True
+
+    def _give(self, store_key: bytes, content: bytes) -> None:
+        """A row that shows, from what is stored of it."""
+        token, key, prefix = keys.split_partition(store_key)
+        row = self._live(decode_row(store_key, content, keys.clustering_of(store_key, prefix)))
+        assert row is not None, "a row that shows is live"
+        self._telling.give(token, key, None, (row,), len(content))
+
+    def _end_of_groups(self) -> None:
+        """Another group would begin, for which there is no room."""
+        self._end = self._telling.groups[-1].end
+        self._telling.closed = True
 
     def _end_behind(self, pair: Pair) -> None:
         """The row of a fragment is the last one that was read: the answer ends there when it is full."""
@@ -260,8 +315,9 @@ class OutlineReading:
             shape = self._telling.shape
             values = shape.passed(shape.values(key, row.clustering, (), live.cells))
             if values is not None:
-                portion.packed[first] = self._telling.pack(values)
-                portion.values.append(values)
+                gives = self._telling.gives
+                portion.packed[first] = portion.contents[first] if gives else self._telling.pack(values)
+                portion.alone.append((first, values))
 
     def _cut(self, portion: _Portion) -> int:
         """How many fragments of a portion there is room for."""
@@ -287,19 +343,33 @@ class OutlineReading:
         static_cells = () if static is None else static.cells
         if rows:
             self._tell_head(fold)
+        shape = self._telling.shape
+        common = Partition(fold.token, fold.key, None, (), static)
         for row in rows:
+            live, values = self._live(row), None
+            if live is not None:
+                values = shape.passed(shape.values(fold.key, row.clustering, static_cells, live.cells))
+            if values is not None and self._is_beyond(fold.key, row.clustering):
+                self._end_of_groups()
+                return
             place = keys.row_place(fold.prefix, row.clustering)
             content = encode_row(row)
             self._telling.content_at(place, content)
             self._telling.dead += self._weighed(row)
             self._bytes += len(place) + len(content)
-            live = self._live(row)
-            if live is not None:
-                self._show(fold.key, row.clustering, static_cells, live.cells)
-                self._fold_rows += 1
+            self._fold_rows += live is not None
+            if values is not None:
+                self._telling.shown(common, live, values, len(content))
             if self._is_full():
                 self._end = Position(fold.token, fold.key, row.clustering or None)
                 return
+
+    def _is_beyond(self, key: bytes, clustering: bytes | None) -> bool:
+        """Whether a row begins a group that there is no room for."""
+        telling = self._telling
+        if len(telling.groups) < self._groups_max:
+            return False
+        return telling.begins(telling.shape.mark(key, clustering))
 
     def _tell_head(self, fold: WholeFold) -> None:
         """What is no row, once."""
@@ -325,18 +395,17 @@ class OutlineReading:
         static = self._live(fold.static)
         if static is None:
             return
-        self._show(fold.key, None, static.cells, ())
+        shape = self._telling.shape
+        values = shape.passed(shape.values(fold.key, None, static.cells, ()))
+        if values is None:
+            return
+        if self._is_beyond(fold.key, None):
+            self._end_of_groups()
+            return
+        common = Partition(fold.token, fold.key, None, (), static)
+        self._telling.shown(common, None, values, len(encode_row(fold.static)))
         if self._is_full():
             self._end = Position(fold.token, fold.key)
-
-    def _show(
-        self, key: bytes, clustering: bytes | None, static: Sequence[Cell], cells: Sequence[Cell]
-    ) -> None:
-        """A row that shows, where no filter leaves it out."""
-        shape = self._telling.shape
-        values = shape.passed(shape.values(key, clustering, static, cells))
-        if values is not None:
-            self._telling.row(values, self._telling.pack(values))
 
     def _live(self, row: Row) -> Row | None:
         left = without_dead(row, self._dead) if self._dead else row
@@ -354,14 +423,16 @@ class OutlineReading:
 
 class _Portion:
     """Fragments, and by their numbers what is there and what of it shows: the first one of a row speaks for
-    all of them. `values`: of the rows that were merged alone."""
+    all of them. `alone`: (its number, values) of the rows that were merged alone; `by_run`: what shows, where
+    it is by groups."""
 
     def __init__(self, places: Sequence[bytes], pairs: Sequence[Pair]) -> None:
         self.pairs = pairs
         self.places = places
         self.contents: list[bytes | None] = [value for _, value in pairs]
         self.packed: list[bytes | None] = [None] * len(pairs)
-        self.values: list[Values] = []
+        self.alone: list[tuple[int, Values]] = []
+        self.by_run: dict[int, list[Any]] = {}
         self.dead = 0
 
     def put(self, rows: Any, packed: list[bytes]) -> None:
@@ -371,6 +442,9 @@ class _Portion:
             return
         for at, one in zip(rows.tolist(), packed, strict=True):
             self.packed[at] = one
+
+    def segments(self) -> list[tuple[int, list[Any]]]:
+        return sorted(self.by_run.items(), key=operator.itemgetter(0))
 
     @property
     def row_count(self) -> int:
@@ -400,6 +474,43 @@ class _Portion:
         for place, content in zip(self.places, self.contents, strict=True):
             if content is not None:
                 yield place, content
+
+
+def _begun(telling: Telling, library: ModuleType, together: Any, portion: _Portion) -> list[Any]:
+    """The segments of each group that begins in a portion. What is told of first rows is noted."""
+    shape = telling.shape
+    for one in together.groups:
+        for segment in library.segments(shape, one, together.runs):
+            portion.by_run.setdefault(segment.run, []).append(segment)
+    for at, values in portion.alone:
+        run, first = int(together.runs[at]), telling.pack_first(values)
+        portion.by_run.setdefault(run, []).append(library.segment_alone(shape, at, run, values, first))
+    begun = []
+    for number, (_, found) in enumerate(portion.segments()):
+        found.sort(key=operator.attrgetter("first"))
+        first = found[0]
+        if number or telling.begins(_mark_at(telling, portion.pairs[first.first][0])):
+            portion.packed[first.first] = first.packed
+            begun.append(found)
+    return begun
+
+
+def _mark_at(telling: Telling, store_key: bytes) -> Mark:
+    _, key, prefix = keys.split_partition(store_key)
+    return telling.shape.mark(key, keys.clustering_of(store_key, prefix))
+
+
+def _take_segments(telling: Telling, found: Sequence[Any], pairs: Sequence[Pair]) -> None:
+    """Those of one group, in the order of their first rows."""
+    mark = _mark_at(telling, pairs[found[0].first][0])
+    last = pairs[max([segment.last for segment in found])][0]
+    token, key, prefix = keys.split_partition(last)
+    end = Position(token, key, keys.clustering_of(last, prefix) or None)
+    group = telling.group(mark, found[0].packed, end)
+    for segment in found:
+        telling.rows += segment.count
+        for part, one in zip(segment.parts, group.folds, strict=True):
+            part.into(one)
 
 
 def _vectorised() -> ModuleType | None:

@@ -12,26 +12,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from lockstep.scans.gather import PADDING, Cells, Fixed, Joined, Raw, Varying, windows
+from lockstep.scans.gather import PADDING, Cells, Fixed, Joined, Raw, Varying
+from lockstep.scans.passing import NUMBERS, passing
+from lockstep.scans.row_groups import Part, Segment, bounds_of
+from lockstep.scans.row_groups import segments as _segments
 from lockstep.scans.row_keys import RowKeys, Unescaped
 from lockstep.scans.row_shapes import Alike, ShapeRules, Shapes
-from lockstep.scans.telling import BoundFilter, FoldedValues, OutlineShape, Telling
+from lockstep.scans.telling import FoldedValues, OutlineShape, Telling, Values
 from lockstep.storage.store import Pair
 from lockstep.values.outlines import CLUSTERING, PARTITION_KEY, REGULAR, OutlineColumn
 from lockstep.values.rows import ReadCommand
 
-#: Of types whose values are whole numbers: what they are in memory.
-_NUMBERS: Final = {
-    "tinyint": ">i1",
-    "smallint": ">i2",
-    "int": ">i4",
-    "bigint": ">i8",
-    "timestamp": ">i8",
-    "time": ">i8",
-    "date": ">u4",
-}
-#: Of types whose values are equal where their bytes are, and have any length.
-_PLAIN: Final = ("text", "ascii", "blob")
 _NULL: Final = b"\xff\xff\xff\xff"
 #: Sums of numbers of 64 bits are taken in halves, which cannot overflow.
 _HALF: Final = 32
@@ -45,7 +36,7 @@ class Shown:
         self.rows = alike.rows
         self.dead = alike.shape.dead * len(alike.rows)
         if shape.filters:
-            mask = _passing(shape, columns[shape.told :], len(alike.rows))
+            mask = passing(shape.filters, columns[shape.told :], len(alike.rows))
             columns = columns[: shape.told]
             if not mask.all():
                 kept = np.flatnonzero(mask)
@@ -55,51 +46,27 @@ class Shown:
         self.count = len(self.rows)
 
 
-def _passing(shape: OutlineShape, columns: Sequence[Raw | None], count: int) -> Any:
-    """Which rows no filter leaves out."""
-    mask = np.ones(count, dtype=bool)
-    for one, raw in zip(shape.filters, columns, strict=True):
-        mask &= _passes(one, raw) if raw is not None else False
-    return mask
-
-
-def _passes(wanted: BoundFilter, raw: Raw) -> Any:
-    value, kind = wanted.wanted.value, wanted.wanted.column.type
-    layout = _NUMBERS.get(kind)
-    if isinstance(raw, Fixed) and layout is not None and raw.table.shape[1] == len(value):
-        numbers = np.ascontiguousarray(raw.table).view(layout)[:, 0]
-        return wanted.compare(numbers, np.frombuffer(value, dtype=layout)[0])
-    if (
-        isinstance(raw, Varying)
-        and kind in _PLAIN
-        and wanted.wanted.operator == "="
-        and len(value) <= PADDING
-    ):
-        like = raw.lengths == len(value)
-        if value:
-            like &= (windows(raw.octets, raw.starts, len(value)) == np.frombuffer(value, "u1")).all(axis=1)
-        return like
-    cells = raw.values if isinstance(raw, Cells) else raw.cells()
-    return np.fromiter(map(wanted.passes, cells), dtype=bool, count=len(cells))
-
-
 class Together:
     """Rows that share forms, of one portion. `alone`: which fragments are not among them; `same`: whether a
-    fragment is of the same row as the one before it."""
+    fragment is of the same row as the one before it; `runs`: of which group each is, where there are any."""
 
     def __init__(
         self,
+        pairs: Sequence[Pair],
         row_keys: RowKeys,
         values: Joined,
         groups: list[Shown],
         alone: Any,
         same: Any,
+        runs: Any = None,
     ) -> None:
+        self.pairs = pairs
         self._row_keys = row_keys
         self._values = values
         self.groups = groups
         self._alone = alone
         self._same = same
+        self.runs = runs
 
     @property
     def is_uniform(self) -> bool:
@@ -160,7 +127,16 @@ class PlainRows:
             every = len(alike.rows) == len(pairs)
             columns = [_column(one, alike, of_keys, every) for one in self._shape.columns]
             groups.append(Shown(alike, columns, self._shape))
-        return Together(row_keys, joined, groups, np.flatnonzero(alone), same)
+        runs = self._runs(unescaped, len(pairs))
+        return Together(pairs, row_keys, joined, groups, np.flatnonzero(alone), same, runs)
+
+    def _runs(self, unescaped: Unescaped, count: int) -> Any:
+        shape = self._shape
+        if shape.grouping is None:
+            return None
+        if shape.grouping.depth is None:
+            return np.zeros(count, dtype="i8")
+        return unescaped.runs(shape.clustering_kinds, shape.descending, shape.grouping.depth)
 
     def _of_keys(self, unescaped: Unescaped) -> dict[tuple[int, int], Raw]:
         """By kind and position."""
@@ -189,6 +165,8 @@ def _column(
 def packed(columns: Sequence[Raw | None], count: int) -> list[bytes]:
     """Rows as the protocol writes them."""
     parts = [_rows_of(part) if not isinstance(part, list) else part for part in _parts(columns, count)]
+    if not parts:
+        return [b""] * count
     return parts[0] if len(parts) == 1 else [b"".join(row) for row in zip(*parts, strict=True)]
 
 
@@ -237,6 +215,23 @@ def _parts(columns: Sequence[Raw | None], count: int) -> list[Any]:
     return found
 
 
+def segments(shape: OutlineShape, shown: Shown, runs: Any) -> list[Segment]:
+    """Rows that show by their groups."""
+    if not shown.count:
+        return []
+    bounds = bounds_of(shown.rows, runs)
+    folded, firsts = shown.columns[: shape.folded], shown.columns[shape.folded :]
+    rows = packed([None if one is None else one.taken(bounds[0]) for one in firsts], len(bounds[0]))
+    return _segments(shape.outline, shown.rows, runs, bounds, folded, rows)
+
+
+def segment_alone(shape: OutlineShape, at: int, run: int, values: Values, first: bytes) -> Segment:
+    """A row that was merged alone, by itself."""
+    columns = iter(values)
+    parts = [Part(1) if fold.column is None else Part(cells=(next(columns),)) for fold in shape.outline.folds]
+    return Segment(run, at, at, 1, tuple(parts), first)
+
+
 def _repeated(data: bytes, count: int) -> Any:
     return np.broadcast_to(np.frombuffer(data, dtype="u1"), (count, len(data)))
 
@@ -259,7 +254,7 @@ def _fold_column(one: FoldedValues, name: str, type_text: str, raw: Raw, count: 
     if name == "count" and not isinstance(raw, Cells):
         one.add(count)
         return
-    layout = _NUMBERS.get(type_text)
+    layout = NUMBERS.get(type_text)
     if layout is None or not isinstance(raw, Fixed) or raw.table.shape[1] != np.dtype(layout).itemsize:
         one.add_cells(raw.values if isinstance(raw, Cells) else raw.cells())
         return

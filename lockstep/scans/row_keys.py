@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from lockstep.scans.gather import PADDING, Cells, Fixed, Joined, Raw, Varying, cells_at, windows
+from lockstep.scans.gather import PADDING, Cells, Fixed, Joined, Raw, Varying, cells_at, repeats, windows
 from lockstep.schema.types import CqlType
 from lockstep.schema.types.base import VALUE_MARK
 from lockstep.schema.types.numbers import FixedInteger
@@ -23,6 +23,7 @@ _KEY: Final = operator.itemgetter(0)
 #: Of a row's key: without what is before its partition key, and what is behind its clustering.
 _PLACE: Final = operator.itemgetter(slice(keys.PLACE_BYTES, -keys.ROW_TAIL_BYTES))
 _ESCAPE: Final = 0xFF
+_TURNED: Final = bytes(range(255, -1, -1))
 _SIGN: Final = 0x80
 _STRAIGHT: Final = ("text", "ascii", "blob", "inet")
 #: Where a timeuuid's bytes are in what it sorts by, and which of these have their first bit turned.
@@ -115,7 +116,7 @@ class Unescaped:
                 if position in wanted:
                     found[position] = _fixed(kind, windows(octets, at + 1, kind.fixed_bytes))
             elif kind.name in _STRAIGHT:
-                behind = self._text_end(octets, at)
+                behind = _end_of(octets, at, self.good)
                 if position in wanted:
                     found[position] = Varying(octets, at, behind - 2 - at)
             else:
@@ -126,16 +127,58 @@ class Unescaped:
         self.good &= at == end
         return found
 
-    def _text_end(self, octets: Any, at: Any) -> Any:
-        """Behind the components that begin there; those with a zero inside are not good."""
-        zeros = np.flatnonzero(octets == 0)
-        if not len(zeros):
-            self.good[:] = False
-            return at + 2
-        ends = zeros[np.minimum(np.searchsorted(zeros, at), len(zeros) - 1)]
-        ends = np.minimum(ends, len(octets) - 2)
-        self.good &= (octets[ends + 1] == 1) & (ends >= at)
-        return np.where(self.good, ends, at) + 2
+    def prefixes(self, kinds: Sequence[CqlType], descending: Sequence[bool], depth: int) -> tuple[Any, Any]:
+        """(starts, lengths) of what rows of one group have in common: the partition key and the first `depth`
+        clustering columns, whatever their values are."""
+        first, end = self._clusterings
+        if not depth:
+            return self._keys[0], self._keys[1] - self._keys[0]
+        at, good = first, np.ones(len(first), dtype=bool)
+        turned = 255 - self._octets if any(descending[:depth]) else self._octets
+        for kind, descends in zip(kinds[:depth], descending, strict=False):
+            octets = turned if descends else self._octets
+            good &= at < end
+            at = np.where(good, at, 0)
+            if kind.fixed_bytes is None:
+                at = _end_of(octets, at, good)
+            else:
+                good &= octets[at] == VALUE_MARK[0]
+                at = at + 1 + kind.fixed_bytes
+        good &= at <= end
+        for row in np.flatnonzero(~good).tolist():
+            data = self._octets[first[row] : end[row]].tobytes()
+            at[row] = first[row] + _prefix_end(data, kinds[:depth], descending)
+        return self._keys[0], at - self._keys[0]
+
+    def runs(self, kinds: Sequence[CqlType], descending: Sequence[bool], depth: int) -> Any:
+        """Numbers, ascending, of the groups that the rows are of."""
+        starts, lengths = self.prefixes(kinds, descending, depth)
+        like = repeats(self._octets, starts, lengths)[:-1]
+        # Of keys of different lengths one with its clustering may read as the other with its own.
+        of_keys = self._keys[1] - starts
+        like[1:] &= of_keys[1:] == of_keys[:-1]
+        return np.cumsum(~like)
+
+
+def _end_of(octets: Any, at: Any, good: Any) -> Any:
+    """Behind the components that begin there; those with a zero inside are not good."""
+    zeros = np.flatnonzero(octets == 0)
+    if not len(zeros):
+        good[:] = False
+        return at + 2
+    ends = zeros[np.minimum(np.searchsorted(zeros, at), len(zeros) - 1)]
+    ends = np.minimum(ends, len(octets) - 2)
+    good &= (octets[ends + 1] == 1) & (ends >= at)
+    return np.where(good, ends, at) + 2
+
+
+def _prefix_end(data: bytes, kinds: Sequence[CqlType], descending: Sequence[bool]) -> int:
+    turned, at = data.translate(_TURNED), 0
+    for kind, descends in zip(kinds, descending, strict=False):
+        end = kind.component_end(turned if descends else data, at)
+        assert end is not None, "a stored clustering has all its columns"
+        at = end
+    return at
 
 
 def _fixed(kind: CqlType, table: Any) -> Raw:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import xxhash
@@ -15,19 +16,23 @@ import xxhash
 from lockstep.cql.functions.aggregates import Aggregate, aggregate
 from lockstep.cql.wire.responses import encode_rows
 from lockstep.schema.clustering import decode, split_key
-from lockstep.schema.types import parse_type
+from lockstep.schema.types import CqlType, parse_type
 from lockstep.values.outlines import (
     CLUSTERING,
+    EDITION,
     PARTITION_KEY,
     STATIC,
     Outline,
     OutlineFilter,
     OutlineFold,
     Told,
+    ToldGroup,
 )
-from lockstep.values.rows import Cell, Partition
+from lockstep.values.rows import Cell, Partition, Position, Row
 
 Values = list[bytes | None]
+#: What the rows of one group have in common.
+Mark = tuple[bytes, ...]
 Bytes = bytes | memoryview
 LENGTH: Final = struct.Struct("<I")
 
@@ -39,6 +44,11 @@ class OutlineShape:
     def __init__(self, outline: Outline) -> None:
         self.outline = outline
         told = outline.packs or tuple(fold.column for fold in outline.folds if fold.column is not None)
+        #: Columns of aggregates; behind them come those of which a group's first row is told.
+        self.folded = len(told)
+        self.grouping = outline.grouping
+        if self.grouping is not None:
+            told = (*told, *self.grouping.firsts)
         self.told = len(told)
         self.columns = (*told, *(one.column for one in outline.filters))
         self.filters = [BoundFilter(one) for one in outline.filters]
@@ -71,6 +81,16 @@ class OutlineShape:
                 found.append((of_static if column.kind == STATIC else of_row).get(column.id))
         return found
 
+    def mark(self, key: bytes, clustering: bytes | None) -> Mark:
+        """Of the group that a row is of."""
+        assert self.grouping is not None, "rows are told by groups"
+        depth = self.grouping.depth
+        if depth is None:
+            return ()
+        if not depth or clustering is None:
+            return (key,)
+        return (key, *decode(self.clustering_kinds, self.descending, clustering)[:depth])
+
     def passed(self, values: Values) -> Values | None:
         """What is told of a row with these values; None when a filter leaves it out."""
         if not self.filters:
@@ -96,24 +116,37 @@ class BoundFilter:
     def __init__(self, wanted: OutlineFilter) -> None:
         self.wanted = wanted
         self.compare = _COMPARISONS[wanted.operator]
-        self._sort_key = parse_type(wanted.column.type).sort_key
+        self.kind = parse_type(wanted.column.type)
+        self._sort_key = self.kind.sort_key
         self._target = self._sort_key(wanted.value)
+        #: Different values sort differently, so those that sort alike are equal byte for byte.
+        self.alternatives: frozenset[bytes] | None = None
+        if wanted.operator == "=":
+            self.alternatives = frozenset((wanted.value,) if wanted.listed is None else wanted.listed)
 
     def passes(self, value: bytes | None) -> bool:
         """Whether the condition holds of a row with this value."""
-        return value is not None and bool(self.compare(self._sort_key(value), self._target))
+        if value is None or self.alternatives is not None:
+            return value in (self.alternatives or ())
+        return bool(self.compare(self._sort_key(value), self._target))
+
+
+@lru_cache(maxsize=256)
+def _kinds_of(fold: OutlineFold) -> tuple[CqlType | None, Aggregate | None]:
+    """(type of the column, the aggregate where it is an extreme one): there is one fold for each group."""
+    kind = None if fold.column is None else parse_type(fold.column.type)
+    return kind, aggregate(fold.name, kind) if fold.name in ("min", "max") else None
 
 
 class FoldedValues:
     """One aggregate over the values of a column. An aggregate has a state; what is told of it is how many
     values count and, but for `count`, their exact sum or the extreme one."""
 
+    __slots__ = ("_best", "_extreme", "_kind", "_sum", "_takes_sum", "count")
+
     def __init__(self, fold: OutlineFold) -> None:
-        self._kind = None if fold.column is None else parse_type(fold.column.type)
         self._takes_sum = fold.name in ("sum", "avg")
-        self._extreme: Aggregate | None = None
-        if fold.name in ("min", "max"):
-            self._extreme = aggregate(fold.name, self._kind)
+        self._kind, self._extreme = _kinds_of(fold)
         self.count = 0
         self._sum = 0
         self._best: bytes | None = None
@@ -148,14 +181,36 @@ class FoldedValues:
         return self.count, self._best
 
 
+class GroupFold:
+    """What is made of the rows of one group, of which the last one is at `end`."""
+
+    __slots__ = ("_first", "end", "folds")
+
+    def __init__(self, outline: Outline, first: bytes, end: Position) -> None:
+        self._first = first
+        self.end = end
+        self.folds = [FoldedValues(fold) for fold in outline.folds]
+
+    def told(self) -> ToldGroup:
+        end = self.end
+        folds = tuple([fold.told() for fold in self.folds])
+        return ToldGroup(self._first, folds, end.token, end.key, end.clustering)
+
+
 class Telling:
-    """Gathers what is told of an answer. `packed_bytes`: of the rows that were packed so far."""
+    """Gathers what is told of an answer. `packed_bytes`: of the rows that were packed or given so far, and of
+    those with which groups began. `closed`: the answer ends where one more group would begin."""
 
     def __init__(self, outline: Outline) -> None:
         self.shape = OutlineShape(outline)
         self.packs = bool(outline.packs)
+        self.gives = outline.gives
         self._parts: list[bytes] = []
-        self.folds = [FoldedValues(fold) for fold in outline.folds]
+        self.folds = [FoldedValues(fold) for fold in outline.folds] if outline.grouping is None else []
+        self.groups: list[GroupFold] = []
+        self.closed = False
+        self._mark: Mark | None = None
+        self._given: list[tuple[int, bytes, Row | None, list[Row]]] = []
         self.rows = self.dead = self.packed_bytes = 0
         #: Of places, of how long each of these is, and of what is there.
         self._hashes = (xxhash.xxh3_128(), xxhash.xxh3_128(), xxhash.xxh3_128())
@@ -171,8 +226,11 @@ class Telling:
             self._parts.append(packed)
             self.packed_bytes += len(packed)
             return
+        self._fold(self.folds, values)
+
+    def _fold(self, folds: Sequence[FoldedValues], values: Values) -> None:
         at = 0
-        for fold, wanted in zip(self.folds, self.shape.outline.folds, strict=True):
+        for fold, wanted in zip(folds, self.shape.outline.folds, strict=True):
             if wanted.column is None:
                 fold.add(1)
                 continue
@@ -185,6 +243,46 @@ class Telling:
         self._parts.append(data)
         self.packed_bytes += len(data)
 
+    def pack_first(self, values: Values) -> bytes:
+        """What is told of a row that begins a group."""
+        return encode_rows((values[self.shape.folded :],))
+
+    def begins(self, mark: Mark) -> bool:
+        """Whether a row with this mark begins a group."""
+        return self._mark != mark
+
+    def group(self, mark: Mark, first: bytes, end: Position) -> GroupFold:
+        """That of rows with this mark, the last of which is at `end`, begun with them where it is another one
+        than the last."""
+        if self._mark != mark:
+            self._mark = mark
+            self.groups.append(GroupFold(self.shape.outline, first, end))
+            self.packed_bytes += len(first)
+        self.groups[-1].end = end
+        return self.groups[-1]
+
+    def group_row(self, token: int, key: bytes, clustering: bytes | None, values: Values) -> None:
+        """One more row of a group."""
+        mark = self.shape.mark(key, clustering)
+        first = self.pack_first(values) if self._mark != mark else b""
+        one = self.group(mark, first, Position(token, key, clustering or None))
+        self.rows += 1
+        self._fold(one.folds, values)
+
+    def give(self, token: int, key: bytes, static: Row | None, rows: Sequence[Row], size_bytes: int) -> None:
+        """Rows that show, of so many bytes as they are stored; without any the static row shows."""
+        self.rows += len(rows) or 1
+        self.packed_bytes += size_bytes
+        if self._given and self._given[-1][:2] == (token, key):
+            self._given[-1][3].extend(rows)
+            return
+        self._given.append((token, key, static, list(rows)))
+
+    def given(self) -> tuple[Partition, ...]:
+        return tuple(
+            Partition(token, key, None, (), static, tuple(rows)) for token, key, static, rows in self._given
+        )
+
     def live(self, partition: Partition, *, static_counts: bool) -> None:
         """A partition of live content only, with all its rows."""
         shape, static = self.shape, partition.static
@@ -192,11 +290,23 @@ class Telling:
         for row in partition.rows:
             values = shape.passed(shape.values(partition.key, row.clustering, static_cells, row.cells))
             if values is not None:
-                self.row(values, self.pack(values))
+                self.shown(partition, row, values)
         if not partition.rows and static_counts and any(cell.value is not None for cell in static_cells):
             values = shape.passed(shape.values(partition.key, None, static_cells, ()))
             if values is not None:
-                self.row(values, self.pack(values))
+                self.shown(partition, None, values)
+
+    def shown(self, partition: Partition, row: Row | None, values: Values, size_bytes: int = 0) -> None:
+        """One row that shows, of so many bytes as it is stored. `partition`: what it has with others in
+        common; without a row that shows."""
+        if self.gives:
+            rows = () if row is None else (row,)
+            self.give(partition.token, partition.key, partition.static, rows, size_bytes)
+        elif self.shape.grouping is not None:
+            clustering = None if row is None else row.clustering
+            self.group_row(partition.token, partition.key, clustering, values)
+        else:
+            self.row(values, self.pack(values))
 
     def content(self, places: Bytes, lengths: Bytes, values: Bytes) -> None:
         """What was read, in its order: places, their lengths as `LENGTH` has them, and what is there, which
@@ -210,16 +320,19 @@ class Telling:
 
     def told(self) -> Told:
         folds = tuple(fold.told() for fold in self.folds)
+        groups = tuple([group.told() for group in self.groups])
         digest = xxhash.xxh3_128_digest(b"".join([one.digest() for one in self._hashes]))
-        return Told(self.rows, digest, b"".join(self._parts), folds, self.dead)
+        packed = b"".join(self._parts)
+        return Told(self.rows, digest, packed, folds, self.dead, groups, self.closed, EDITION)
 
 
 def joined(outline: Outline, parts: Sequence[Told]) -> Told:
-    """Of neighbouring parts of one read, in their order."""
+    """Of neighbouring parts of one read, in their order. A group that goes on in the next part is there
+    twice."""
     if len(parts) == 1:
         return parts[0]
     folds: list[tuple[int, bytes | None]] = []
-    for at, fold in enumerate(outline.folds):
+    for at, fold in enumerate(outline.folds if outline.grouping is None else ()):
         whole = FoldedValues(fold)
         for part in parts:
             count, data = part.folds[at]
@@ -232,4 +345,19 @@ def joined(outline: Outline, parts: Sequence[Told]) -> Told:
         b"".join([part.packed for part in parts]),
         tuple(folds),
         sum(part.dead for part in parts),
+        tuple([group for part in parts for group in part.groups]),
+        parts[-1].closed,
+        EDITION,
     )
+
+
+def joined_given(parts: Iterable[Partition]) -> tuple[Partition, ...]:
+    """Of neighbouring parts of one read, in their order: a partition that goes on is there once."""
+    found: list[Partition] = []
+    for part in parts:
+        last = found[-1] if found else None
+        if last is not None and (last.token, last.key) == (part.token, part.key):
+            found[-1] = Partition(part.token, part.key, None, (), last.static, last.rows + part.rows)
+        else:
+            found.append(part)
+    return tuple(found)

@@ -188,7 +188,7 @@ class ReadResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     With `more`, `end` is how far it looked: everything up to there is in the answer, dead rows included,
     and nothing after it. It can be behind the last row, and a limit on bytes can stop before any live row.
-    With `told` there are no partitions.
+    With `told` there are no partitions, but for those with rows that an outline gives: live content only.
     """
 
     partitions: tuple[Partition, ...]

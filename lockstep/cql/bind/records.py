@@ -17,12 +17,13 @@ from lockstep.cql.compile.expressions import Moment, Record, Selection
 from lockstep.cql.compile.prepared import TableShape
 from lockstep.cql.compile.restrictions import Restrictions
 from lockstep.cql.parse import tree
+from lockstep.cql.wire.primitives import read_bytes
 from lockstep.schema.assembling import assembled
 from lockstep.schema.clustering import decode
 from lockstep.schema.model import Column, ColumnKind
 from lockstep.schema.types import CqlType
 from lockstep.values.errors import InvalidRequest
-from lockstep.values.outlines import Told
+from lockstep.values.outlines import Folds, Told, ToldGroup
 from lockstep.values.rows import Cell, Partition, Row
 
 
@@ -206,18 +207,36 @@ class Groups:
                 self._states[index] = folding.aggregate.step(self._states[index], data)
 
     def join(self, told: Told) -> None:
-        """Take what was told of rows; there is one group, and its aggregates need nothing else of them."""
-        if not told.rows:
+        """Take what was told of rows where there is one group, whose aggregates need nothing else of them."""
+        if not told.rows or not told.folds:
             return
         if self._mark is None:
             self._mark = ()
             self._states = [folding.aggregate.start for folding in self._selection.foldings]
-        for index, (folding, (count, data)) in enumerate(
-            zip(self._selection.foldings, told.folds, strict=True)
-        ):
+        self._join(told.folds)
+
+    def _join(self, folds: Folds) -> None:
+        for index, (folding, (count, data)) in enumerate(zip(self._selection.foldings, folds, strict=True)):
             join = folding.aggregate.join
             assert join is not None, "an outline has aggregates whose parts can be joined"
             self._states[index] = join(self._states[index], count, data)
+
+    def first_of(self, told: ToldGroup) -> Record:
+        """The record that a group began with where it was told."""
+        record: Record = []
+        at = 0
+        for _ in self._selection.columns:
+            value, at = read_bytes(told.first, at)
+            record.append(value)
+        return record
+
+    def add_told(self, told: ToldGroup, first: Record) -> None:
+        """Fold what was told of a group into it, or open it."""
+        if self._mark is None:
+            self._mark = self._mark_of(told.key, first)
+            self._first, self._clustering = first, told.clustering or b""
+            self._states = [folding.aggregate.start for folding in self._selection.foldings]
+        self._join(told.folds)
 
     def close(self) -> tuple[bytes, ResultRow]:
         """End the open group: its first clustering and its result row. Without a group: that of no rows."""

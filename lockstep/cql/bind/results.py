@@ -36,7 +36,7 @@ from lockstep.values.node_limits import (
     UNPAGED_ROWS_MAX,
 )
 from lockstep.values.outlines import Outline, Told
-from lockstep.values.rows import ALL_ROWS, Partition, Position, ReadCommand, ReadResult, Row
+from lockstep.values.rows import Partition, Position, ReadCommand, ReadResult, Row
 
 _NULL = pack_int(-1)
 #: (what every row of a partition has here, packed, or None; position in the clustering, or -1; column id).
@@ -115,6 +115,14 @@ class RowPacker:
 _PACKED_MIN: Final = 8
 
 
+def with_groups(outline: Outline, *bounds: int) -> Outline:
+    """As it is asked for where so many groups are wanted (below 0: not bounded)."""
+    if outline.grouping is None:
+        return outline
+    most = max(1, min((PAGE_ROWS_DEFAULT, *[bound for bound in bounds if bound >= 0])))
+    return replace(outline, grouping=replace(outline.grouping, most=most))
+
+
 class Page(msgspec.Struct, frozen=True):
     """`paging_state` is None when there is nothing more. `packed_rows` rows come before `rows`, as the
     protocol writes them."""
@@ -138,13 +146,11 @@ class PageBuilder:
         #: Rows before those, packed; None where rows are not.
         self._packed: list[bytes] | None = None
         self._packed_rows = 0
-        filtered_here = plan.checks and plan.outline is None
+        filtered_here = plan.checks and not (plan.outline is not None and plan.outline.packs)
         if packs and not filtered_here and plan.per_partition_limit < 0 and is_packable(plan.select):
             self._packed = []
         #: What is to be told in place of rows, where it may be; rows are packed then too.
         self._outline = plan.outline if packs else None
-        if plan.kind != POINT and plan.slices != ALL_ROWS:
-            self._outline = None
         self._sortable: list[tuple[bytes, ResultRow]] = []
         #: Bytes of the rows given so far as the protocol writes them.
         self._bytes = 0
@@ -171,13 +177,17 @@ class PageBuilder:
         self._asked = self._point_commands() if plan.kind == POINT else self._range_commands()
         if not self._asked:
             self._finished = True
-        elif self._outline is not None and len(self._asked) == 1:
-            self._asked = (self._outlined(self._asked[0], self._outline),)
+        elif self._outline is not None:
+            self._asked = tuple([self._outlined(command, self._outline) for command in self._asked])
         return self._asked
 
     def _outlined(self, command: ReadCommand, outline: Outline) -> ReadCommand:
-        limit = self._row_limit(filtered=False) if outline.packs else TOLD_ROWS_MAX
-        return replace(command, row_limit=limit, outline=outline)
+        limit = command.row_limit if outline.gives else TOLD_ROWS_MAX
+        if outline.packs:
+            assert len(self._asked) == 1, "there is room for the rows of one read"
+            limit = self._row_limit(filtered=False)
+        wanted = with_groups(outline, self._room(), self._remaining)
+        return replace(command, row_limit=limit, outline=wanted)
 
     def _row_limit(self, *, filtered: bool) -> int:
         """`filtered`: rows that are given may be left out here."""
@@ -276,8 +286,8 @@ class PageBuilder:
         assert len(results) == len(self._asked), "one result for each command"
         taken = 0
         for command, result in zip(self._asked, results, strict=True):
-            if result.told is not None:
-                self._add_told(result.told)
+            if result.told is not None and not self._add_told(result.told):
+                return
             for partition in result.partitions:
                 if not self._add_partition(partition):
                     return
@@ -295,11 +305,14 @@ class PageBuilder:
         if self._plan.kind != POINT and self._room() != 0:
             self._finished = True
 
-    def _add_told(self, told: Told) -> None:
-        """Take what was told in place of rows, which the command left room for."""
+    def _add_told(self, told: Told) -> bool:
+        """Take what was told in place of rows; False when the page or the limit is reached by groups. The
+        command left room for packed rows."""
+        assert self._outline is not None, "replicas tell of what they are asked to"
+        if self._outline.gives:
+            return True
         if self._groups is not None:
-            self._groups.join(told)
-            return
+            return self._add_groups(self._groups, told)
         assert self._packed is not None, "rows that are told are rows that can be packed"
         self._pack_rows(self._packed)
         self._packed.append(told.packed)
@@ -312,6 +325,28 @@ class PageBuilder:
             self._finished = True
         if not self._is_paged:
             self._require_bounded()
+        return True
+
+    def _add_groups(self, groups: Groups, told: Told) -> bool:
+        groups.join(told)
+        limit = self._plan.per_partition_limit
+        for one in told.groups:
+            first = groups.first_of(one)
+            if self._is_stopped() or self._ends_with_group(one.key, first):
+                self._page_full = not self._finished
+                return False
+            if self._cursor is None or self._cursor.key != one.key:
+                self._partition_rows = 0
+            self._cursor = Position(one.token, one.key, one.clustering)
+            if not groups.is_open:
+                if 0 <= limit <= self._partition_rows:
+                    continue
+                self._partition_rows += 1
+            groups.add_told(one, first)
+        if told.closed and groups.is_open:
+            self._give(*groups.close())
+            self._page_full = self._is_stopped() and not self._finished
+        return not (self._page_full or self._finished)
 
     def _go_on_at(self, result: ReadResult) -> None:
         """The command has more behind `end`; it is asked again from there."""

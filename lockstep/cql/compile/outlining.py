@@ -1,21 +1,25 @@
-"""What of a SELECT replicas can tell in place of rows: rows of plain columns as the protocol writes them, and
-native aggregates whose parts can be joined in any order.
+"""What of a SELECT replicas can tell in place of rows: rows of plain columns as the protocol writes them,
+native aggregates whose parts can be joined in any order, in all or by groups of key columns, and for all
+other statements with filters the rows alone that pass those that compare plain values.
 
-Invariant: a statement with an outline is answered the same without one. There is none where rows are grouped,
-sorted or limited within partitions, where filters are more than comparisons of plain values, and where one
-row at most is asked for.
+Invariant: a statement with an outline is answered the same without one. There is none where rows are read in
+reverse or by an index, where partitions are wanted and not rows, and where one row at most is asked for.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from lockstep.cql.compile.context import Context
 from lockstep.cql.compile.expressions import Folding, Selection
 from lockstep.cql.compile.prepared import TableShape
-from lockstep.cql.compile.ranges import supported
+from lockstep.cql.compile.ranges import listed_values, supported
 from lockstep.cql.compile.restrictions import Filter, Restrictions
 from lockstep.cql.compile.terms import Values
+from lockstep.cql.parse import tree
 from lockstep.schema.model import Column, ColumnKind
 from lockstep.schema.types import CqlType, parse_type
 from lockstep.values.errors import InvalidRequest
@@ -24,6 +28,7 @@ from lockstep.values.outlines import (
     PARTITION_KEY,
     REGULAR,
     STATIC,
+    Grouping,
     Outline,
     OutlineColumn,
     OutlineFilter,
@@ -38,59 +43,114 @@ _KINDS = {
 }
 
 
-def outline_of(shape: TableShape, restrictions: Restrictions, selection: Selection) -> Outline | None:
-    """Of a statement that neither groups, sorts nor reverses, and whose limit is of all rows alone."""
-    if restrictions.uses_indexes or _is_one_row(shape, restrictions):
+class Outlined(NamedTuple):
+    """`filters`: those of the statement that the outline has, in its order."""
+
+    outline: Outline
+    filters: tuple[Filter, ...]
+
+
+def outline_of(
+    statement: tree.Select,
+    shape: TableShape,
+    restrictions: Restrictions,
+    selection: Selection,
+    grouping: Sequence[tree.Term],
+) -> Outlined | None:
+    """Of a statement whose rows are read in their order."""
+    if statement.distinct or restrictions.uses_indexes or _is_one_row(shape, restrictions):
         return None
-    filters = [_filter(shape, one) for one in restrictions.filters]
-    if None in filters:
-        return None
-    table = shape.table
     if not all(_is_native(kind) for kind in (*shape.partition_types, *shape.clustering_types)):
         return None
-    packs: tuple[OutlineColumn, ...] = ()
-    folds: tuple[OutlineFold, ...] = ()
-    if selection.has_aggregates:
-        found = [_fold(shape, folding) for folding in selection.foldings]
-        if selection.reads_rows or None in found:
-            return None
-        folds = tuple(fold for fold in found if fold is not None)
-    elif selection.plain is not None and not selection.cells:
-        columns = [selection.columns[slot] for slot in selection.plain]
-        if not all(_has_one_cell(shape, column) for column in columns):
-            return None
-        packs = tuple(_column(shape, column) for column in columns)
-    else:
-        return None
+    found = {at: _filter(shape, one) for at, one in enumerate(restrictions.filters)}
+    filters = {at: one for at, one in found.items() if one is not None}
+    used = tuple(restrictions.filters[at] for at in filters)
     types = shape.types
-    widths = ((column.id, types[column.name].fixed_bytes) for column in table.regular)
-    return Outline(
+    widths = ((column.id, types[column.name].fixed_bytes) for column in shape.table.regular)
+    whole = Outline(
         tuple(kind.text for kind in shape.partition_types),
         tuple((kind.text, down) for kind, down in zip(shape.clustering_types, shape.descending, strict=True)),
         tuple((column, width) for column, width in widths if width is not None),
-        packs,
-        folds,
-        tuple(one for one in filters if one is not None),
+        filters=tuple(filters.values()),
     )
+    if len(filters) == len(restrictions.filters):
+        if statement.group_by or selection.has_aggregates:
+            made = _folded(statement, shape, selection, grouping, whole)
+        else:
+            made = _packed(statement, shape, restrictions, selection, whole)
+        if made is not None:
+            return Outlined(made, used)
+    return Outlined(replace(whole, gives=True), used) if filters else None
 
 
-def bound_outline(outline: Outline, restrictions: Restrictions, values: Values, context: Context) -> Outline:
+def _folded(
+    statement: tree.Select,
+    shape: TableShape,
+    selection: Selection,
+    grouping: Sequence[tree.Term],
+    outline: Outline,
+) -> Outline | None:
+    folds = [_fold(shape, folding) for folding in selection.foldings]
+    if None in folds or selection.cells:
+        return None
+    outline = replace(outline, folds=tuple(fold for fold in folds if fold is not None))
+    if not statement.group_by and not selection.reads_rows:
+        return outline
+    if not all(_has_one_cell(shape, column) for column in selection.columns):
+        return None
+    depth: int | None = None
+    if statement.group_by:
+        depth = 0
+        for term in grouping:
+            if not isinstance(term, tree.ColumnName):
+                return None
+            depth = max(depth, shape.column(term.name).position + 1)
+    return replace(outline, grouping=Grouping(depth, tuple(_column(shape, one) for one in selection.columns)))
+
+
+def _packed(
+    statement: tree.Select,
+    shape: TableShape,
+    restrictions: Restrictions,
+    selection: Selection,
+    outline: Outline,
+) -> Outline | None:
+    several = any(choice.is_in for choice in restrictions.partition)
+    if statement.json or several or statement.per_partition_limit is not None:
+        return None
+    if selection.plain is None or selection.cells:
+        return None
+    columns = [selection.columns[slot] for slot in selection.plain]
+    if not all(_has_one_cell(shape, column) for column in columns):
+        return None
+    return replace(outline, packs=tuple(_column(shape, column) for column in columns))
+
+
+def bound_outline(found: Outlined, values: Values, context: Context) -> Outline:
     """With the values of one execution that rows are filtered by. InvalidRequest for null or unset ones."""
+    outline = found.outline
     if not outline.filters:
         return outline
-    found = tuple(
-        replace(one, value=supported(of.terms[0], "value", of.column.name, values, context))
-        for one, of in zip(outline.filters, restrictions.filters, strict=True)
+    filters = (
+        _bound(one, of, values, context) for one, of in zip(outline.filters, found.filters, strict=True)
     )
-    return replace(outline, filters=found)
+    return replace(outline, filters=tuple(filters))
+
+
+def _bound(found: OutlineFilter, of: Filter, values: Values, context: Context) -> OutlineFilter:
+    if found.listed is not None:
+        return replace(found, listed=tuple(dict.fromkeys(listed_values(of, values, context))))
+    return replace(found, value=supported(of.terms[0], "value", of.column.name, values, context))
 
 
 def _filter(shape: TableShape, found: Filter) -> OutlineFilter | None:
-    """Without its value."""
+    """Without its values."""
     kind = shape.types[found.column.name]
-    compares = found.operator in ("=", "<", "<=", ">", ">=") and found.type == kind
+    compares = found.operator in ("=", "<", "<=", ">", ">=", "IN") and found.type == kind
     if not compares or not _is_native(kind) or not _has_one_cell(shape, found.column):
         return None
+    if found.operator == "IN":
+        return OutlineFilter(_column(shape, found.column), "=", listed=())
     return OutlineFilter(_column(shape, found.column), found.operator)
 
 

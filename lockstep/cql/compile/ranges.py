@@ -262,8 +262,8 @@ def supported(term: TermPlan, what: str, name: str, values: Values, context: Con
 def _bound(found: Filter, slot: int, values: Values, context: Context) -> Check:
     name = found.column.name
     if found.operator == "IN":
-        wanted = [required(term, name, values, context) for term in found.terms]
-        return _one_of(found, slot, wanted, values, context)
+        keys = {found.type.sort_key(value): None for value in listed_values(found, values, context)}
+        return lambda record: record[slot] is not None and found.type.sort_key(record[slot]) in keys
     if found.operator == "ELEMENT":
         assert found.element is not None
         key = supported(found.element, "map key", name, values, context)
@@ -278,12 +278,13 @@ def _bound(found: Filter, slot: int, values: Values, context: Context) -> Check:
     return lambda record: record[slot] is not None and compare(sort_key(record[slot]), target)
 
 
-def _one_of(found: Filter, slot: int, wanted: Sequence[bytes], values: Values, context: Context) -> Check:
-    if found.listed is not None:
-        kind = ListType(found.type, frozen=False)
-        wanted = _parts(kind, required(found.listed, found.column.name, values, context))
-    keys = {found.type.sort_key(value): None for value in wanted}
-    return lambda record: record[slot] is not None and found.type.sort_key(record[slot]) in keys
+def listed_values(found: Filter, values: Values, context: Context) -> list[bytes]:
+    """The values of IN; InvalidRequest when one is null or unset."""
+    name = found.column.name
+    wanted = [required(term, name, values, context) for term in found.terms]
+    if found.listed is None:
+        return wanted
+    return _parts(ListType(found.type, frozen=False), required(found.listed, name, values, context))
 
 
 def _parts(kind: CqlType, data: bytes) -> list[bytes]:

@@ -13,7 +13,7 @@ from lockstep.cql.bind.records import check_grouping
 from lockstep.cql.compile.context import Context
 from lockstep.cql.compile.expressions import Moment, Selection, as_json, compile_selection
 from lockstep.cql.compile.index_uses import index_read
-from lockstep.cql.compile.outlining import bound_outline, outline_of
+from lockstep.cql.compile.outlining import Outlined, bound_outline, outline_of
 from lockstep.cql.compile.prepared import Prepared, Scope, TableShape
 from lockstep.cql.compile.ranges import Check, bound_filters, partition_keys, slices, token_range
 from lockstep.cql.compile.restrictions import Restrictions, Rule
@@ -52,7 +52,7 @@ class SelectPrepared(msgspec.Struct, frozen=True):
     dropped: tuple[int, ...] = ()
     grouped: bool = False
     #: What replicas may tell in place of rows; None for rows.
-    outline: Outline | None = None
+    outline: Outlined | None = None
 
     def __post_init__(self) -> None:
         table, point = self.shape.table, self.is_point
@@ -121,8 +121,8 @@ def compile_select(
     per_partition_limit = _limit_term(statement.per_partition_limit, "[per_partition_limit]", scope)
     several = any(choice.is_in for choice in restrictions.partition)
     outline = None
-    if not (statement.group_by or statement.distinct or statement.json or reverse or several or is_virtual):
-        outline = outline_of(shape, restrictions, selection) if per_partition_limit is None else None
+    if not (reverse or is_virtual):
+        outline = outline_of(statement, shape, restrictions, selection, grouping)
     sorts = max((shape.column(name).position + 1 for name, _ in statement.order_by), default=0)
     return SelectPrepared(
         shape,
@@ -273,7 +273,7 @@ def plan_select(
         size,
         page,
         index_read(restrictions.index, values, context) if restrictions.index is not None else None,
-        None if select.outline is None else bound_outline(select.outline, restrictions, values, context),
+        None if select.outline is None else bound_outline(select.outline, values, context),
     )
 
 
