@@ -155,6 +155,15 @@ def _lines(script: str, *arguments: str) -> dict[str, Any]:
     return {"output": done.stdout.splitlines()}
 
 
+def filtered(quick: bool) -> dict[str, Any]:
+    """SELECTs that filter and group many rows, told by columns and by giving all rows, in turns."""
+    import filtered_rows as benchmark
+
+    figures = benchmark.measure(2 if quick else 7)
+    benchmark.show(figures)
+    return figures
+
+
 def streaming(quick: bool) -> dict[str, Any]:
     """Streaming of files between two processes, beside a raw copy and the storage library alone."""
     import streaming as benchmark
@@ -279,6 +288,7 @@ BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "bootstrap": bootstrap,
     "requests": requests,
     "storage": storage,
+    "filtered": filtered,
     "streaming": streaming,
     "tablets": tablets,
     "tablet_cluster": tablet_cluster,

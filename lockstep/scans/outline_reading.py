@@ -19,9 +19,9 @@ from lockstep.scans.telling import Mark, Telling, Values
 from lockstep.storage.reading import Steps, WholeFold, normal_slices, pieces_of
 from lockstep.storage.rows import keys
 from lockstep.storage.rows.folding import AskMerge
-from lockstep.storage.rows.fragments import decode_row, decode_rows, encode_header, encode_row
+from lockstep.storage.rows.fragments import decode_rows, encode_header, encode_row
 from lockstep.storage.rows.reconcile import merge_rows
-from lockstep.storage.rows.visible import counts_static, live_row, weigh, without_dead
+from lockstep.storage.rows.visible import counts_static, live_row, shows_all, weigh, without_dead
 from lockstep.storage.store import Pair, StoreSnapshot
 from lockstep.values import limits
 from lockstep.values.node_limits import MERGED_BYTES_INLINE, PAGE_BYTES_MAX, TOLD_BYTES_MAX
@@ -227,9 +227,7 @@ class OutlineReading:
             shown = [one for one in portion.packed if one is not None]
             telling.packed_rows(len(shown), b"".join(shown))
         elif telling.gives:
-            for at, content in enumerate(portion.packed):
-                if content is not None:
-                    self._give(pairs[at][0], content)
+            self._give([(pairs[at][0], one) for at, one in enumerate(portion.packed) if one is not None])
         elif telling.shape.grouping is not None:
             for _, found in portion.segments():
                 _take_segments(telling, found, pairs)
@@ -252,7 +250,12 @@ class OutlineReading:
         (one,) = together.groups
         count, columns, pairs = one.count, one.columns, together.pairs
         size = self._bytes + together.size_bytes
-        if telling.rows + count > self._row_limit or size >= self._bytes_max:
+        if telling.rows + count >= self._row_limit:
+            # The answer ends with the row that fills it, not with others that filters leave out behind it.
+            ends_it = telling.rows + count == self._row_limit and count and one.rows[-1] == len(pairs) - 1
+            if not ends_it:
+                return False
+        if size >= self._bytes_max:
             return False
         if telling.packs:
             data = library.packed_whole(columns, count) if count else b""
@@ -263,15 +266,13 @@ class OutlineReading:
             shown = [pairs[at] for at in one.rows.tolist()]
             if telling.packed_bytes + sum([len(pair[1]) for pair in shown]) >= PAGE_BYTES_MAX:
                 return False
-            for store_key, content in shown:
-                self._give(store_key, content)
+            self._give(shown)
         elif telling.shape.grouping is not None:
             found = library.segments(telling.shape, one, together.runs)
             first_bytes = telling.packed_bytes + sum([len(segment.packed) for segment in found])
             if len(telling.groups) + len(found) > self._groups_max or first_bytes >= PAGE_BYTES_MAX:
                 return False
-            for segment in found:
-                _take_segments(telling, (segment,), pairs)
+            _take_segments(telling, found, pairs)
         elif count:
             library.fold(telling, columns, count)
         telling.content(*together.content())
@@ -279,12 +280,19 @@ class OutlineReading:
         self._bytes = size
         return True
 
-    def _give(self, store_key: bytes, content: bytes) -> None:
-        """A row that shows, from what is stored of it."""
-        token, key, prefix = keys.split_partition(store_key)
-        row = self._live(decode_row(store_key, content, keys.clustering_of(store_key, prefix)))
-        assert row is not None, "a row that shows is live"
-        self._telling.give(token, key, None, (row,), len(content))
+    def _give(self, stored: Sequence[Pair]) -> None:
+        """Rows that show, each from all that is stored of it."""
+        at = 0
+        while at < len(stored):
+            token, key, prefix = keys.split_partition(stored[at][0])
+            end = bisect.bisect_left(stored, keys.partition_end(prefix), lo=at, key=operator.itemgetter(0))
+            some = stored[at:end]
+            rows = decode_rows(some, len(prefix) + 1)
+            if self._dead or self._command.dropped or not shows_all(rows):
+                rows = [live for row in rows if (live := self._live(row)) is not None]
+                assert len(rows) == len(some), "rows that show are live"
+            self._telling.give(token, key, None, rows, sum([len(content) for _, content in some]))
+            at = end
 
     def _end_of_groups(self) -> None:
         """Another group would begin, for which there is no room."""
@@ -501,16 +509,30 @@ def _mark_at(telling: Telling, store_key: bytes) -> Mark:
 
 
 def _take_segments(telling: Telling, found: Sequence[Any], pairs: Sequence[Pair]) -> None:
-    """Those of one group, in the order of their first rows."""
-    mark = _mark_at(telling, pairs[found[0].first][0])
-    last = pairs[max([segment.last for segment in found])][0]
-    token, key, prefix = keys.split_partition(last)
-    end = Position(token, key, keys.clustering_of(last, prefix) or None)
-    group = telling.group(mark, found[0].packed, end)
-    for segment in found:
-        telling.rows += segment.count
-        for part, one in zip(segment.parts, group.folds, strict=True):
-            part.into(one)
+    """In the order of their first rows."""
+    place, run, last = _Places(), -1, -1
+    for at, segment in enumerate(found):
+        # One run may have segments of several forms, among each other.
+        last = max(last, segment.last)
+        # Between the first and the last one each is another group than those beside it.
+        is_inner = 0 < at < len(found) - 1 and run < segment.run
+        mark, run = None if is_inner else _mark_at(telling, pairs[segment.first][0]), segment.run
+        telling.group(mark, segment.count, segment.packed, place.of(pairs[last][0]), segment.folds)
+
+
+class _Places:
+    """Places of rows, most of them in the partition of the one before."""
+
+    def __init__(self) -> None:
+        self._token, self._key, self._prefix = 0, b"", b""
+        #: What the keys of its rows begin with.
+        self._rows = b""
+
+    def of(self, store_key: bytes) -> Position:
+        if not self._rows or not store_key.startswith(self._rows):
+            self._token, self._key, self._prefix = keys.split_partition(store_key)
+            self._rows = self._prefix + keys.KIND_ROW
+        return Position(self._token, self._key, keys.clustering_of(store_key, self._prefix) or None)
 
 
 def _vectorised() -> ModuleType | None:

@@ -14,11 +14,11 @@ import numpy as np
 
 from lockstep.scans.gather import PADDING, Cells, Fixed, Joined, Raw, Varying
 from lockstep.scans.passing import NUMBERS, passing
-from lockstep.scans.row_groups import Part, Segment, bounds_of
+from lockstep.scans.row_groups import Segment, bounds_of
 from lockstep.scans.row_groups import segments as _segments
 from lockstep.scans.row_keys import RowKeys, Unescaped
 from lockstep.scans.row_shapes import Alike, ShapeRules, Shapes
-from lockstep.scans.telling import FoldedValues, OutlineShape, Telling, Values
+from lockstep.scans.telling import FoldedValues, OutlineShape, Telling, Values, folded
 from lockstep.storage.store import Pair
 from lockstep.values.outlines import CLUSTERING, PARTITION_KEY, REGULAR, OutlineColumn
 from lockstep.values.rows import ReadCommand
@@ -228,8 +228,10 @@ def segments(shape: OutlineShape, shown: Shown, runs: Any) -> list[Segment]:
 def segment_alone(shape: OutlineShape, at: int, run: int, values: Values, first: bytes) -> Segment:
     """A row that was merged alone, by itself."""
     columns = iter(values)
-    parts = [Part(1) if fold.column is None else Part(cells=(next(columns),)) for fold in shape.outline.folds]
-    return Segment(run, at, at, 1, tuple(parts), first)
+    folds = [
+        (1, None) if fold.column is None else folded(fold, (next(columns),)) for fold in shape.outline.folds
+    ]
+    return Segment(run, at, at, 1, tuple(folds), first)
 
 
 def _repeated(data: bytes, count: int) -> Any:

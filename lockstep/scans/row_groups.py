@@ -14,26 +14,11 @@ import numpy as np
 
 from lockstep.scans.gather import Cells, Fixed, Raw
 from lockstep.scans.passing import NUMBERS
-from lockstep.scans.telling import FoldedValues
-from lockstep.values.outlines import Outline
+from lockstep.scans.telling import FoldedValues, folded, summed
+from lockstep.values.outlines import Fold, Folds, Outline, OutlineFold
 
 #: Sums of numbers of 64 bits are taken in halves, which cannot overflow.
 _HALF: Final = 32
-
-
-class Part(msgspec.Struct, frozen=True):
-    """Values of one aggregate: `cells`, or how many there are and what `FoldedValues.add` is told of them."""
-
-    count: int = 0
-    total: int = 0
-    candidates: tuple[bytes, ...] = ()
-    cells: Sequence[bytes | None] | None = None
-
-    def into(self, one: FoldedValues) -> None:
-        if self.cells is not None:
-            one.add_cells(self.cells)
-        else:
-            one.add(self.count, self.total, self.candidates)
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -44,7 +29,7 @@ class Segment(msgspec.Struct, frozen=True):
     first: int
     last: int
     count: int
-    parts: tuple[Part, ...]
+    folds: Folds
     packed: bytes
 
 
@@ -66,44 +51,42 @@ def segments(
     """Of rows that show. `columns`: of the aggregates, in their order; `packed`: of the first rows."""
     starts, ends = bounds
     counts = (ends - starts).tolist()
-    by_fold: list[list[Part]] = []
+    by_fold: list[list[Fold]] = []
     at = 0
     for fold in outline.folds:
         if fold.column is None:
-            by_fold.append([Part(count) for count in counts])
+            by_fold.append([(count, None) for count in counts])
             continue
         raw = columns[at]
         at += 1
         if raw is None:
-            by_fold.append([Part()] * len(counts))
+            by_fold.append([FoldedValues(fold).told()] * len(counts))
         else:
-            by_fold.append(_parts(fold.name, fold.column.type, raw, starts, ends))
-    parts = zip(*by_fold, strict=True) if by_fold else iter([()] * len(counts))
+            by_fold.append(_folds(fold, raw, starts, ends))
+    folds = zip(*by_fold, strict=True) if by_fold else iter([()] * len(counts))
     fields = (runs[rows[starts]].tolist(), rows[starts].tolist(), rows[ends - 1].tolist(), counts)
-    return [Segment(*found) for found in zip(*fields, parts, packed, strict=True)]
+    return [Segment(*found) for found in zip(*fields, folds, packed, strict=True)]
 
 
-def _parts(name: str, type_text: str, raw: Raw, starts: Any, ends: Any) -> list[Part]:
+def _folds(fold: OutlineFold, raw: Raw, starts: Any, ends: Any) -> list[Fold]:
     """Of each segment."""
     counts = (ends - starts).tolist()
-    if name == "count" and not isinstance(raw, Cells):
-        return [Part(count) for count in counts]
-    layout = NUMBERS.get(type_text)
+    if fold.name == "count" and not isinstance(raw, Cells):
+        return [(count, None) for count in counts]
+    assert fold.column is not None, "values are of a column"
+    layout = NUMBERS.get(fold.column.type)
     if layout is None or not isinstance(raw, Fixed) or raw.table.shape[1] != np.dtype(layout).itemsize:
         cells = raw.values if isinstance(raw, Cells) else raw.cells()
-        return [
-            Part(cells=cells[first:end]) for first, end in zip(starts.tolist(), ends.tolist(), strict=True)
-        ]
+        places = zip(starts.tolist(), ends.tolist(), strict=True)
+        return [folded(fold, cells[first:end]) for first, end in places]
     numbers = np.ascontiguousarray(raw.table).view(layout)[:, 0]
-    if name in ("sum", "avg"):
+    if fold.name in ("sum", "avg"):
         wide = numbers.astype("i8")
         high = np.add.reduceat(wide >> _HALF, starts).tolist()
         low = np.add.reduceat(wide & ((1 << _HALF) - 1), starts).tolist()
-        return [
-            Part(count, (above << _HALF) + below)
-            for count, above, below in zip(counts, high, low, strict=True)
-        ]
+        totals = zip(counts, high, low, strict=True)
+        return [(count, summed((above << _HALF) + below)) for count, above, below in totals]
     native = numbers.astype(numbers.dtype.newbyteorder("="))
-    extreme = np.minimum if name == "min" else np.maximum
+    extreme = np.minimum if fold.name == "min" else np.maximum
     data, width = extreme.reduceat(native, starts).astype(layout).tobytes(), raw.table.shape[1]
-    return [Part(count, 0, (data[at * width : (at + 1) * width],)) for at, count in enumerate(counts)]
+    return [(count, data[at * width : (at + 1) * width]) for at, count in enumerate(counts)]

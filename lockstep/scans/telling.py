@@ -22,6 +22,8 @@ from lockstep.values.outlines import (
     EDITION,
     PARTITION_KEY,
     STATIC,
+    Fold,
+    Folds,
     Outline,
     OutlineFilter,
     OutlineFold,
@@ -174,26 +176,55 @@ class FoldedValues:
             for cell in candidates:
                 self._best = self._extreme.step(self._best, cell)
 
-    def told(self) -> tuple[int, bytes | None]:
-        if self._takes_sum:
-            total = self._sum
-            return self.count, total.to_bytes(total.bit_length() // 8 + 1, "big", signed=True)
-        return self.count, self._best
+    def add_told(self, told: Fold) -> None:
+        """As `add`, of values of which it was told."""
+        count, data = told
+        total = int.from_bytes(data or b"", "big", signed=True) if self._takes_sum else 0
+        self.add(count, total, () if data is None else (data,))
+
+    def told(self) -> Fold:
+        return self.count, summed(self._sum) if self._takes_sum else self._best
+
+
+def summed(total: int) -> bytes:
+    """A sum as it is told."""
+    return total.to_bytes(total.bit_length() // 8 + 1, "big", signed=True)
+
+
+def folded(fold: OutlineFold, cells: Iterable[bytes | None]) -> Fold:
+    """What is told of these values alone."""
+    one = FoldedValues(fold)
+    one.add_cells(cells)
+    return one.told()
 
 
 class GroupFold:
     """What is made of the rows of one group, of which the last one is at `end`."""
 
-    __slots__ = ("_first", "end", "folds")
+    __slots__ = ("_first", "_folds", "_many", "_outline", "end")
 
-    def __init__(self, outline: Outline, first: bytes, end: Position) -> None:
+    def __init__(self, outline: Outline, first: bytes, end: Position, folds: Folds) -> None:
+        self._outline = outline
         self._first = first
         self.end = end
-        self.folds = [FoldedValues(fold) for fold in outline.folds]
+        self._folds = folds
+        #: Once there is more of the group than what it began with.
+        self._many: list[FoldedValues] | None = None
+
+    def add(self, end: Position, folds: Folds) -> None:
+        """What was made of more of its rows."""
+        if self._many is None:
+            self._many = [FoldedValues(fold) for fold in self._outline.folds]
+            for one, told in zip(self._many, self._folds, strict=True):
+                one.add_told(told)
+        for one, told in zip(self._many, folds, strict=True):
+            one.add_told(told)
+        self.end = end
 
     def told(self) -> ToldGroup:
-        end = self.end
-        folds = tuple([fold.told() for fold in self.folds])
+        end, folds = self.end, self._folds
+        if self._many is not None:
+            folds = tuple([one.told() for one in self._many])
         return ToldGroup(self._first, folds, end.token, end.key, end.clustering)
 
 
@@ -226,11 +257,8 @@ class Telling:
             self._parts.append(packed)
             self.packed_bytes += len(packed)
             return
-        self._fold(self.folds, values)
-
-    def _fold(self, folds: Sequence[FoldedValues], values: Values) -> None:
         at = 0
-        for fold, wanted in zip(folds, self.shape.outline.folds, strict=True):
+        for fold, wanted in zip(self.folds, self.shape.outline.folds, strict=True):
             if wanted.column is None:
                 fold.add(1)
                 continue
@@ -251,23 +279,27 @@ class Telling:
         """Whether a row with this mark begins a group."""
         return self._mark != mark
 
-    def group(self, mark: Mark, first: bytes, end: Position) -> GroupFold:
-        """That of rows with this mark, the last of which is at `end`, begun with them where it is another one
-        than the last."""
-        if self._mark != mark:
-            self._mark = mark
-            self.groups.append(GroupFold(self.shape.outline, first, end))
-            self.packed_bytes += len(first)
-        self.groups[-1].end = end
-        return self.groups[-1]
+    def group(self, mark: Mark | None, rows: int, first: bytes, end: Position, folds: Folds) -> None:
+        """So many rows with this mark, the last of which is at `end`; a group begins with them where it is
+        another one than the last, as it is where there is none."""
+        self.rows += rows
+        if mark is not None and self._mark == mark:
+            self.groups[-1].add(end, folds)
+            return
+        self._mark = mark
+        self.groups.append(GroupFold(self.shape.outline, first, end, folds))
+        self.packed_bytes += len(first)
 
     def group_row(self, token: int, key: bytes, clustering: bytes | None, values: Values) -> None:
         """One more row of a group."""
         mark = self.shape.mark(key, clustering)
         first = self.pack_first(values) if self._mark != mark else b""
-        one = self.group(mark, first, Position(token, key, clustering or None))
-        self.rows += 1
-        self._fold(one.folds, values)
+        columns = iter(values)
+        folds = [
+            (1, None) if fold.column is None else folded(fold, (next(columns),))
+            for fold in self.shape.outline.folds
+        ]
+        self.group(mark, 1, first, Position(token, key, clustering or None), tuple(folds))
 
     def give(self, token: int, key: bytes, static: Row | None, rows: Sequence[Row], size_bytes: int) -> None:
         """Rows that show, of so many bytes as they are stored; without any the static row shows."""
@@ -335,9 +367,7 @@ def joined(outline: Outline, parts: Sequence[Told]) -> Told:
     for at, fold in enumerate(outline.folds if outline.grouping is None else ()):
         whole = FoldedValues(fold)
         for part in parts:
-            count, data = part.folds[at]
-            total = int.from_bytes(data or b"", "big", signed=True) if fold.name in ("sum", "avg") else 0
-            whole.add(count, total, () if data is None else (data,))
+            whole.add_told(part.folds[at])
         folds.append(whole.told())
     return Told(
         sum(part.rows for part in parts),

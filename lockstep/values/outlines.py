@@ -72,8 +72,9 @@ class Outline(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return EDITION if lists or self.gives or self.grouping is not None else 0
 
 
-#: Of each aggregate (values that count, their exact sum or the extreme one).
-Folds = tuple[tuple[int, bytes | None], ...]
+#: Of an aggregate (values that count, their exact sum or the extreme one).
+Fold = tuple[int, bytes | None]
+Folds = tuple[Fold, ...]
 
 
 class ToldGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):

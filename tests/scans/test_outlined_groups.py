@@ -22,14 +22,13 @@ from lockstep.scans import outline_reading
 from lockstep.scans.row_keys import Unescaped
 from lockstep.scans.scan_table import ScanTable
 from lockstep.scans.telling import OutlineShape, Telling, joined_given
-from lockstep.schema.model import ColumnKind
 from lockstep.schema.types import CqlType, parse_type
 from lockstep.storage.reading import Reading
 from lockstep.storage.rows.visible import counts_static, live_view
 from lockstep.storage.store import Pair
 from lockstep.values import limits
 from lockstep.values.node_limits import PAGE_BYTES_MAX
-from lockstep.values.outlines import Grouping, Outline, OutlineFilter, ToldGroup
+from lockstep.values.outlines import REGULAR, Grouping, Outline, OutlineFilter, ToldGroup
 from lockstep.values.rows import ALL_ROWS, Partition, ReadCommand, Row
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 
@@ -48,9 +47,10 @@ def stocked(number: int, seed: int, odd: float, *, gaps: bool) -> tuple[ScanTabl
     """Rows of few different keys, so that groups have some of them."""
     partition, clustering, static, regular = TABLES[number]
     table, dice = table_of(partition, clustering, static, regular, again=seed % 4 == 1), Random(seed)
-    sizes = {ColumnKind.PARTITION_KEY: 5, ColumnKind.CLUSTERING: 6}
+    first, rest = dice.choice([(3, 60), (6, 6), (40, 2)])
+    sizes = {"c0": first, **{column.name: rest for column in table.table.clustering[1:]}}
     pools = {
-        column.name: [_drawn(column.type, dice) for _ in range(sizes.get(column.kind, 12))]
+        column.name: [_drawn(column.type, dice) for _ in range(sizes.get(column.name, 9))]
         for column in table.table.columns
     }
     writer = Writer(table, dice, pools, gaps=gaps)
@@ -276,6 +276,20 @@ def test_coordinators_tell_of_rows_as_replicas_do(number: int) -> None:
             telling.live(live, static_counts=counts_static(command, live.key))
         assert result.told is not None and not result.more
         assert (telling.given(), telling.told().groups) == (result.partitions, result.told.groups)
+
+
+def test_an_answer_ends_with_the_last_row_that_it_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where rows end that were looked at together, which is elsewhere on each replica."""
+    table, pairs = stocked(0, 4, 0.0, gaps=False)
+    packs, _ = outlines(table)
+    (column,) = [one for one in packs.packs if one.type == "int" and one.kind == REGULAR]
+    command = _everything(replace(packs, filters=(OutlineFilter(column, "<", b"\x40\0\0\0"),)))
+    everything = answer(pairs, command).told
+    assert everything is not None and 0 < everything.rows < len(pairs)
+    command = replace(command, row_limit=everything.rows)
+    result = answer(pairs, command)
+    monkeypatch.setattr(outline_reading, "_vectorised", lambda: None)
+    assert answer(pairs, command) == result
 
 
 def test_a_planted_difference_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

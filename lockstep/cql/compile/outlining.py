@@ -105,6 +105,9 @@ def _folded(
             if not isinstance(term, tree.ColumnName):
                 return None
             depth = max(depth, shape.column(term.name).position + 1)
+        if depth == len(shape.clustering_types):
+            # Each row is a group: telling of groups is no less than giving rows.
+            return None
     return replace(outline, grouping=Grouping(depth, tuple(_column(shape, one) for one in selection.columns)))
 
 
