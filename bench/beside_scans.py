@@ -2,7 +2,11 @@
 
 The job is one process that reads snapshots at ONE, as a Spark task does; the readers beside the nodes run at
 a lower priority than these. All share the same cores, the clients too, so a machine of few of them shows what
-contention does at worst. Usage: python bench/beside_scans.py [rows] [turns] [--in-flight N].
+contention does at worst. "job elsewhere" has the job's own process get the processor when nobody else wants
+it, as if it were on another machine. "readers idle" and "readers in batches" have the readers run by these
+policies of the kernel. With --ahead nodes and clients get the processor before whatever else runs on the
+machine, by so many levels of niceness, for which one is root.
+Usage: python bench/beside_scans.py [rows] [turns] [--in-flight N] [--seconds S] [--ahead N].
 """
 
 from __future__ import annotations
@@ -13,8 +17,10 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -33,28 +39,80 @@ from lockstep.spark.loads.writer import bulk_load
 TARGET_P99_RATIO = 1.2
 VALUE_BYTES = 100
 TURN_S, WRITES_S = 8.0, 3.0
+ALONE = "alone"
+#: (policy of the readers, whether the job's process gives way to all others).
+KINDS = {
+    "beside a job": (os.SCHED_OTHER, False),
+    "job elsewhere": (os.SCHED_OTHER, True),
+    "beside a job, readers idle": (os.SCHED_IDLE, False),
+    "job elsewhere, readers idle": (os.SCHED_IDLE, True),
+    "job elsewhere, readers in batches": (os.SCHED_BATCH, True),
+}
+#: A job starts, and reads its first batch, within that on a busy machine.
+FIRST_ROWS_S = 60.0
+NICEST = 19
 
 
-def measure(rows: int = 1_000_000, turns: int = 4, in_flight: int = 2) -> dict[str, Any]:
-    found: dict[str, list[dict[str, Any]]] = {"alone": [], "beside a job": []}
-    read = 0
+def measure(
+    rows: int = 1_000_000, turns: int = 4, in_flight: int = 2, seconds: float = TURN_S, ahead: int = 0
+) -> dict[str, Any]:
+    found: dict[str, list[dict[str, Any]]] = {ALONE: [], **{kind: [] for kind in KINDS}}
+    read = dict.fromkeys(KINDS, 0)
     with nodes() as (cluster, pids):
         _fill(cluster, rows)
+        for pid in (*pids, os.getpid()) if ahead else ():
+            Path(f"/proc/{pid}/autogroup").write_text(str(-ahead))
         driver = Driver(cluster.contact_points, PORTS[0])
         try:
             _requests(driver, pids, "write", 16, WRITES_S)
             for _ in range(turns):
-                found["alone"].append(_requests(driver, pids, "read", in_flight, TURN_S))
-                with _job(cluster) as job:
-                    found["beside a job"].append(_requests(driver, pids, "read", in_flight, TURN_S))
-                    read += _told(job)
+                found[ALONE].append(_requests(driver, pids, "read", in_flight, seconds))
+                for kind, (policy, elsewhere) in KINDS.items():
+                    with _job(cluster, elsewhere=elsewhere) as job:
+                        # Readers come with the first session.
+                        _told(job, waits=True)
+                        _run_by(policy, pids)
+                        before = _told(job)
+                        found[kind].append(_requests(driver, pids, "read", in_flight, seconds))
+                        read[kind] += _told(job) - before
         finally:
             driver.close()
     middle = {
         name: {field: median(turn[field] for turn in of) for field in ("per_second", "p50_ms", "p99_ms")}
         for name, of in found.items()
     }
-    return {"turns": found, "median": middle, "rows_per_s": read / turns / TURN_S, "in_flight": in_flight}
+    per_s = {kind: count / turns / seconds for kind, count in read.items()}
+    return {"turns": found, "median": middle, "rows_per_s": per_s, "in_flight": in_flight}
+
+
+def _run_by(policy: int, nodes: list[int]) -> None:
+    """Let what runs beside the nodes run by a policy of the kernel."""
+    for pid in _descendants(nodes):
+        with suppress(ProcessLookupError):
+            os.sched_setscheduler(pid, policy, os.sched_param(0))
+
+
+def _give_way() -> None:
+    """Get the processor when nobody else wants it, also where the kernel shares it out by sessions."""
+    os.setsid()
+    Path("/proc/self/autogroup").write_text(str(NICEST))
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def _descendants(roots: list[int]) -> list[int]:
+    parents: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        parents.setdefault(int(fields[1]), []).append(int(path.parent.name))
+    found, left = [], list(roots)
+    while left:
+        children = parents.get(left.pop(), [])
+        found += children
+        left += children
+    return found
 
 
 def _fill(cluster: LocalCluster, rows: int) -> None:
@@ -94,10 +152,11 @@ def _requests(driver: Driver, pids: list[int], kind: str, in_flight: int, second
 
 
 @contextmanager
-def _job(cluster: LocalCluster) -> Iterator[subprocess.Popen[str]]:
+def _job(cluster: LocalCluster, *, elsewhere: bool) -> Iterator[subprocess.Popen[str]]:
     """A process that scans until its input ends."""
     search = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, __file__, "--job", json.dumps(_options(cluster))]
+    command += ["--elsewhere"] if elsewhere else []
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=search)
     try:
         yield process
@@ -105,19 +164,28 @@ def _job(cluster: LocalCluster) -> Iterator[subprocess.Popen[str]]:
         process.communicate(timeout=60)
 
 
-def _told(job: subprocess.Popen[str]) -> int:
-    """Rows that it read since it was asked last."""
+def _told(job: subprocess.Popen[str], *, waits: bool = False) -> int:
+    """Rows that it has read; `waits`: once there are any."""
     assert job.stdin is not None and job.stdout is not None
-    job.stdin.write("\n")
-    job.stdin.flush()
-    return int(job.stdout.readline())
+    deadline_s = time.monotonic() + FIRST_ROWS_S
+    while True:
+        job.stdin.write("\n")
+        job.stdin.flush()
+        count = int(job.stdout.readline())
+        if count or not waits:
+            return count
+        if time.monotonic() > deadline_s:
+            raise RuntimeError(f"the job read nothing within {FIRST_ROWS_S:g} s")
+        time.sleep(0.1)
 
 
-def scan(options: dict[str, Any]) -> None:
+def scan(options: dict[str, Any], *, elsewhere: bool) -> None:
     """Reads the table again and again; tells how many rows by then for each line, and ends with its input.
 
-    It gives way to all others: its own work is on other machines where this matters."""
-    os.nice(19)
+    It is as nice as it can be to what runs in its session; `elsewhere`: to all others."""
+    os.nice(NICEST)
+    if elsewhere:
+        _give_way()
     read = 0
 
     def listen() -> None:
@@ -137,9 +205,9 @@ def show(figures: dict[str, Any]) -> None:
     for name, one in figures["median"].items():
         rows.append([name, one["per_second"], one["p50_ms"], one["p99_ms"], one["p99_ms"] / max(alone, 1e-9)])
     print(table(f"{figures['in_flight']} in flight, by turns", rows))
-    print(
-        f"the job reads {figures['rows_per_s']:,.0f} rows a second; p99 at most {TARGET_P99_RATIO:g} x alone"
-    )
+    for kind, rate in figures["rows_per_s"].items():
+        print(f"{kind}: the job reads {rate:,.0f} rows a second")
+    print(f"p99 at most {TARGET_P99_RATIO:g} x alone")
 
 
 def main() -> None:
@@ -147,12 +215,15 @@ def main() -> None:
     parser.add_argument("rows", type=int, nargs="?", default=1_000_000)
     parser.add_argument("turns", type=int, nargs="?", default=4)
     parser.add_argument("--in-flight", type=int, default=2)
+    parser.add_argument("--ahead", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=TURN_S)
     parser.add_argument("--job", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--elsewhere", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.job:
-        scan(json.loads(given.job))
+        scan(json.loads(given.job), elsewhere=given.elsewhere)
         return
-    figures = measure(given.rows, given.turns, given.in_flight)
+    figures = measure(given.rows, given.turns, given.in_flight, given.seconds, given.ahead)
     save("beside_scans", figures)
     show(figures)
 
