@@ -390,10 +390,18 @@ def history(first: int, last: int, to: str, job: jobs.JobCall) -> int:
 @pipeline.command()
 @click.option("--seed", default=1, show_default=True, help="First seed.")
 @click.option("--seeds", default=100, show_default=True, help="How many.")
-@click.option("--scenario", default="", help="Only this one of `sim run`, or quorums; round all by default.")
+@click.option(
+    "--scenario", default="", help="Of `sim run`, or quorums; several with commas; round all by default."
+)
 @click.option("--plant", "plants", multiple=True, metavar="BUG@SEED", help="Plant a bug for this seed alone.")
 @click.option("--twice-every", default=20, show_default=True, help="One seed in so many runs twice; 0: none.")
 @click.option("--to", "to", default="", metavar="DIR", help="Write a row a seed there, as Parquet.")
+@click.option(
+    "--report",
+    default="",
+    metavar="FILE",
+    help="Keep a line a seed there as it ends; what it has already is not run again.",
+)
 @jobs.of_job
 def sweep(
     seed: int,
@@ -402,12 +410,13 @@ def sweep(
     plants: tuple[str, ...],
     twice_every: int,
     to: str,
+    report: str,
     job: jobs.JobCall,
 ) -> int:
     """Run many seeds of the simulator, or many proofs of quorums, in tasks of some seconds.
 
-    A seed that fails is a row with its digest and the command that repeats it. Exit code 1: some failed, or
-    gave two digests.
+    A seed that fails is a row with its digest and the command that repeats it, also one whose process ends.
+    Exit code 1: some failed, or gave two digests. A sweep that was killed goes on from its --report.
     """
     from lockstep.spark.jobs import sweep as job_of
 
@@ -419,10 +428,12 @@ def sweep(
                 f"runs {planned.seeds:,} seeds of {', '.join(planned.scenarios)}, {planned.twice:,} twice"
             )
         return 0
-    report = jobs.run(job, "sweep", lambda session, told: job_of.run(session, wanted, told, to, twice_every))
-    if not job.as_json(report, "sweep/1"):
-        _show_failures(report)
-    return 1 if report.failed or report.not_repeatable else 0
+    found = jobs.run(
+        job, "sweep", lambda session, told: job_of.run(session, wanted, told, to, twice_every, report)
+    )
+    if not job.as_json(found, "sweep/1"):
+        _show_failures(found)
+    return 1 if found.failed or found.not_repeatable else 0
 
 
 def _show_failures(report: Any) -> None:
@@ -442,6 +453,7 @@ def _show_failures(report: Any) -> None:
     bad = bool(report.failed or report.not_repeatable)
     click.echo(render.styled(text, "red" if bad else "green", bold=True))
     click.echo(
-        f"{report.tasks:,} tasks, {report.task_s:.1f} CPU s each; {report.cpu_s:.1f} CPU s in all, "
-        f"{report.elapsed_s:.1f} s; {report.events:,} events"
+        f"{report.tasks:,} tasks, {report.task_s:.1f} CPU s each, {report.repeated_tasks:,} of them lost; "
+        f"{report.cpu_s:.1f} CPU s in all, {report.elapsed_s:.1f} s; {report.events:,} events; "
+        f"{report.resumed:,} runs were in the report"
     )

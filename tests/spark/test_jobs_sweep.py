@@ -40,6 +40,9 @@ def test_seeds_go_round_the_scenarios_and_bugs_to_their_seed() -> None:
             sweep.cases(10, 4, QUORUMS, [wrong])
     with pytest.raises(ConfigurationError, match="no scenario"):
         sweep.cases(1, 1, "nothing")
+    assert [one.scenario for one in sweep.cases(1, 3, "quorums,tracked")] == ["quorums", "tracked", "quorums"]
+    with pytest.raises(ConfigurationError, match="no scenario"):
+        sweep.cases(1, 3, "quorums,")
 
 
 def test_tasks_have_seconds_of_work_whatever_a_seed_costs() -> None:

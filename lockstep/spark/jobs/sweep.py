@@ -1,8 +1,9 @@
 """`sweep`: many seeds of the simulator, or of the proofs of quorums, as tasks of Spark.
 
-Invariant: what a seed gives is a row, also a failure, so no seed hides another one. Tasks run for some
-seconds each: how many seeds that is, is measured with the first ones. Some seeds run twice, in tasks of
-their own; one that gives two digests depends on the process that runs it, which is a failure too.
+Invariant: what a seed gives is a row, also a failure, also the end of its process, so no seed hides another
+one. Tasks run for some seconds each: how many seeds that is, is measured with the first ones. Some seeds run
+twice, in tasks of their own; one that gives two digests depends on the process that runs it, which is a
+failure too.
 """
 
 from __future__ import annotations
@@ -23,15 +24,18 @@ from lockstep.sim import runner
 from lockstep.sim.drills import quorum_report
 from lockstep.sim.scenarios import SCENARIOS
 from lockstep.spark.jobs.files import uri
-from lockstep.spark.jobs.running import Progress, spread, watched
+from lockstep.spark.jobs.running import Progress, plain_errors, spread, watched
+from lockstep.spark.jobs.swept_rows import Case, Kept, Swept
 from lockstep.values import codec
-from lockstep.values.errors import ConfigurationError
+from lockstep.values.errors import ConfigurationError, LockstepError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 #: What a task is to run: far above its fixed cost of some 40 ms, and little to lose with its process.
 TASK_S: Final = 5.0
+#: Tasks of a wave for each that runs at once: half a minute, which is what a killed driver costs.
+WAVE_TASKS: Final = 6
 #: Seeds of each kind that are measured before the others are divided.
 _MEASURED: Final = 2
 #: One seed in so many runs twice.
@@ -44,29 +48,6 @@ _OPERATIONS: Final = 4
 _FACTORS: Final = (1, 2, 3)
 
 
-class Case(msgspec.Struct, frozen=True):
-    """One seed. `scenario` is one of the simulator, or QUORUMS; `plant` a bug that is planted for it
-    alone."""
-
-    scenario: str
-    seed: int
-    plant: str = ""
-
-
-class Swept(msgspec.Struct, frozen=True):
-    """`violation` is empty where everything held; `cpu_s` differs from run to run, nothing else does."""
-
-    scenario: str
-    seed: int
-    digest: str
-    invariant: str
-    violation: str
-    events: int
-    cpu_s: float
-    process: int
-    plant: str = ""
-
-
 class SweepPlan(msgspec.Struct, frozen=True):
     """`tasks` are at least so many: how long a seed takes is measured by the sweep itself."""
 
@@ -76,7 +57,9 @@ class SweepPlan(msgspec.Struct, frozen=True):
 
 
 class SweepReport(msgspec.Struct, frozen=True):
-    """`not_repeatable` are seeds with two digests. `failures` are rows, ordered by scenario and seed."""
+    """`not_repeatable` are seeds with two digests. `failures` are rows, ordered by scenario and seed.
+    `resumed`: runs that a file had; `repeated_tasks`: those that were lost with a process. Figures of tasks
+    are of what ran now, CPU is of all."""
 
     seeds: int
     failed: int
@@ -89,15 +72,19 @@ class SweepReport(msgspec.Struct, frozen=True):
     elapsed_s: float
     failures: tuple[Swept, ...]
     to: str
+    resumed: int = 0
+    repeated_tasks: int = 0
 
 
 def cases(seed: int, seeds: int, scenario: str = "", plants: Sequence[str] = ()) -> list[Case]:
-    """Seeds `seed` on, round all scenarios or of one; `plants` are NAME@SEED. ConfigurationError."""
+    """Seeds `seed` on, round all scenarios or those that are named, with commas between them; `plants` are
+    NAME@SEED. ConfigurationError."""
     if seeds < 1:
         raise ConfigurationError(f"{seeds} seeds are none")
-    if scenario and scenario != QUORUMS:
-        runner.checked(scenario)
-    names = [scenario] if scenario else [one.name for one in SCENARIOS.values() if one.by_default]
+    names = scenario.split(",") if scenario else [one.name for one in SCENARIOS.values() if one.by_default]
+    for name in names:
+        if name != QUORUMS:
+            runner.checked(name)
     found = [Case(names[number % len(names)], seed + number) for number in range(seeds)]
     for text in plants:
         name, _, at = text.partition("@")
@@ -128,33 +115,100 @@ def run(
     progress: Progress,
     to: str = "",
     twice_every: int = TWICE_EVERY,
+    report: str = "",
 ) -> SweepReport:
-    """Run all seeds; with `to` every row is written there as Parquet."""
+    """Run all seeds; with `to` every row is written there as Parquet. With `report` rows are kept in that
+    file as they come, and those that are there from these sources are not run again."""
     began = time.monotonic()
+    kept = Kept(Path(report).expanduser()) if report else None
+    sweep = _Sweep(session, progress, kept, len(wanted) + len(wanted[::twice_every] if twice_every else ()))
     first, rest = _measured(wanted)
-    with watched(session, progress, f"measuring {len(first)} seeds"):
-        rows = spread(session, [(one,) for one in first], swept)
-    again = list(wanted[::twice_every]) if twice_every else []
-    chunks = [*divided(rest, rows), *divided(again, rows)]
-    with watched(session, progress, f"running {len(rest):,} seeds in {len(chunks):,} tasks"):
-        found = spread(session, chunks, swept)
-    rows, repeated = rows + found[: len(rest)], found[len(rest) :]
-    digests = {(one.scenario, one.seed): one.digest for one in rows}
+    sweep.do([(one,) for one in first], again=False)
+    sweep.do(divided(sweep.left(rest, again=False), list(sweep.once.values())), again=False)
+    if twice_every:
+        again = sweep.left(wanted[::twice_every], again=True)
+        sweep.do(divided(again, list(sweep.once.values())), again=True)
+    rows = sorted((sweep.once[one] for one in wanted), key=lambda one: (one.scenario, one.seed))
+    second = {one: sweep.twice[one] for one in wanted[::twice_every]} if twice_every else {}
     unlike = sorted(
-        (one.scenario, one.seed) for one in repeated if digests[one.scenario, one.seed] != one.digest
+        (one.scenario, one.seed) for one, row in second.items() if sweep.once[one].digest != row.digest
     )
-    rows.sort(key=lambda one: (one.scenario, one.seed))
     if to:
         place = Path(to).expanduser().absolute()
         with watched(session, progress, f"writing {place}"):
             frame(session, rows).coalesce(1).write.mode("error").parquet(uri(place))
     failures = tuple(one for one in rows if one.violation)
-    cpu_s = sum(one.cpu_s for one in found)
+    cpu_s = sum(one.cpu_s for one in (*rows, *second.values()))
     return SweepReport(
-        len(rows), len(failures), len(repeated), tuple(unlike), len(first) + len(chunks),
-        cpu_s / max(len(chunks), 1), sum(one.events for one in rows),
-        cpu_s + sum(one.cpu_s for one in rows[: len(first)]), time.monotonic() - began, failures, to,
+        len(rows), len(failures), len(second), tuple(unlike), sweep.tasks,
+        sweep.cpu_s / max(sweep.tasks, 1), sum(one.events for one in rows),
+        cpu_s, time.monotonic() - began, failures, to, sweep.resumed, sweep.repeated_tasks,
     )  # fmt: skip
+
+
+class _Sweep:
+    """Rows by their cases as they come, in waves of tasks."""
+
+    def __init__(self, session: SparkSession, progress: Progress, kept: Kept | None, total: int) -> None:
+        self._session = session
+        self._progress = progress
+        self._kept = kept
+        self._total = total
+        self.once: dict[Case, Swept] = {}
+        self.twice: dict[Case, Swept] = {}
+        self.tasks = self.repeated_tasks = 0
+        self.cpu_s = 0.0
+        for row, again in kept.rows if kept is not None else ():
+            (self.twice if again else self.once)[case_of(row)] = row
+        self.resumed = len(self.once) + len(self.twice)
+
+    def left(self, wanted: Sequence[Case], *, again: bool) -> list[Case]:
+        """Those that are not known."""
+        known = self.twice if again else self.once
+        return [one for one in wanted if one not in known]
+
+    def do(self, chunks: Sequence[tuple[Case, ...]], *, again: bool) -> None:
+        """Run what of these is not known. A wave that is lost is all that is."""
+        chunks = [part for chunk in chunks if (part := tuple(self.left(chunk, again=again)))]
+        size = max(1, self._session.sparkContext.defaultParallelism * WAVE_TASKS)
+        for at in range(0, len(chunks), size):
+            wave = chunks[at : at + size]
+            failed = sum(1 for row in self.once.values() if row.violation)
+            done = len(self.once) + len(self.twice)
+            text = f"{done:,} of {self._total:,} seeds done, {failed} failed; {len(wave):,} tasks run"
+            with watched(self._session, self._progress, text):
+                rows = self._attempted(wave)
+            (self.twice if again else self.once).update((case_of(row), row) for row in rows)
+            self.cpu_s += sum(row.cpu_s for row in rows)
+            if self._kept is not None:
+                self._kept.add(rows, again=again)
+
+    def _attempted(self, chunks: Sequence[tuple[Case, ...]]) -> list[Swept]:
+        """Rows of all cases. Where a process ends, which takes the wave with it, halves are run again by
+        themselves; a seed that ends its process whenever it runs is a failure like any other."""
+        self.tasks += len(chunks)
+        try:
+            with plain_errors():
+                return spread(self._session, chunks, swept)
+        except LockstepError as error:
+            with plain_errors():
+                # Without a session nothing is the fault of a seed.
+                spread(self._session, [(0,)], list)
+            if len(chunks) == 1 and len(chunks[0]) == 1:
+                return [_ended(chunks[0][0], error)]
+            self.repeated_tasks += len(chunks)
+        parts = chunks if len(chunks) > 1 else [(one,) for one in chunks[0]]
+        middle = len(parts) // 2
+        return self._attempted(parts[:middle]) + self._attempted(parts[middle:])
+
+
+def _ended(case: Case, error: LockstepError) -> Swept:
+    text = f"the process that ran it ended: {error}"
+    return Swept(case.scenario, case.seed, "", "PROCESS", text, 0, 0.0, 0, case.plant)
+
+
+def case_of(row: Swept) -> Case:
+    return Case(row.scenario, row.seed, row.plant)
 
 
 def _measured(wanted: Sequence[Case]) -> tuple[list[Case], list[Case]]:
