@@ -16,13 +16,21 @@ from hypothesis import strategies as st
 from lockstep.coordination import outlined, read_round
 from lockstep.coordination.reads import Reads
 from lockstep.scans.outline_reading import OutlineReading
-from lockstep.scans.telling import Telling
+from lockstep.scans.telling import FoldedValues, Telling, joined_given
 from lockstep.storage.rows import keys
 from lockstep.storage.rows.fragments import fragments_of
 from lockstep.storage.rows.reconcile import merge_partitions
 from lockstep.storage.rows.visible import counts_static, live_view
 from lockstep.values.ids import Consistency
-from lockstep.values.outlines import REGULAR, Outline, OutlineColumn, OutlineFold, Told
+from lockstep.values.outlines import (
+    REGULAR,
+    Grouping,
+    Outline,
+    OutlineColumn,
+    OutlineFilter,
+    OutlineFold,
+    Told,
+)
 from lockstep.values.rows import Partition, ReadCommand, ReadResult
 from tests.scans.support import View
 
@@ -38,7 +46,15 @@ FOLDS = Outline(
     (("blob", False),),
     folds=(OutlineFold("count"), OutlineFold("count", VALUE), OutlineFold("max", VALUE)),
 )
-Answer = tuple[int, bytes, tuple[tuple[int, bytes | None], ...]]
+GROUPS = msgspec.structs.replace(FOLDS, grouping=Grouping(0, (VALUE,), 3))
+GIVES = Outline(
+    ("blob",),
+    (("blob", False),),
+    filters=(OutlineFilter(VALUE, ">", b"v"),),
+    gives=True,
+)
+#: (rows, packed rows, aggregates), of each group its key, first row and aggregates, and rows given by key.
+Answer = tuple[Any, ...]
 
 
 def tells(node: ScriptedNode) -> None:
@@ -71,11 +87,27 @@ def obvious(nodes: Sequence[ScriptedNode], command: ReadCommand) -> Answer:
     for place in sorted(places):
         live = live_view(merge_partitions(places[place]), command.now_s)
         telling.live(live, static_counts=counts_static(command, live.key))
-    return answer_of(telling.told())
+    return answer_of(
+        telling.told(), telling.given() if command.reads_static else without_static(telling.given())
+    )
 
 
-def answer_of(told: Told) -> Answer:
-    return told.rows, told.packed, told.folds
+def without_static(given: Sequence[Partition]) -> list[Partition]:
+    """Who does not ask for it may get it or not."""
+    return [msgspec.structs.replace(one, static=None) for one in given]
+
+
+def answer_of(told: Told, given: Sequence[Partition]) -> Answer:
+    groups: list[tuple[bytes, bytes, list[FoldedValues]]] = []
+    for one in told.groups:
+        if not groups or groups[-1][0] != one.key:
+            groups.append((one.key, one.first, [FoldedValues(fold) for fold in FOLDS.folds]))
+        for whole, part in zip(groups[-1][2], one.folds, strict=True):
+            whole.add_told(part)
+    shown = tuple((key, first, tuple(one.told() for one in folds)) for key, first, folds in groups)
+    rows = tuple((one.key, one.static, one.rows) for one in joined_given(given))
+    found = told.rows, told.packed, told.folds
+    return (*found, shown, rows) if shown or rows else found
 
 
 async def all_of(node: ScriptedNode, command: ReadCommand, level: Consistency) -> tuple[Answer, int]:
@@ -83,19 +115,24 @@ async def all_of(node: ScriptedNode, command: ReadCommand, level: Consistency) -
     outline = command.outline
     assert outline is not None
     parts: list[Told] = []
+    given: list[Partition] = []
     while True:
         read = await node.coordinator.read(command, level, 1_000)
-        told = read.told
+        told, partitions = read.told, read.partitions
         if told is None:
             telling = Telling(outline)
             for partition in read.partitions:
                 telling.live(partition, static_counts=counts_static(command, partition.key))
-            told = telling.told()
+            told, partitions = telling.told(), telling.given()
         assert told.rows <= command.row_limit
         parts.append(told)
+        given += partitions
         if not read.more:
-            return answer_of(outlined.joined(outline, parts)), len(parts)
-        assert read.end is not None and (read.told is None or told.rows == command.row_limit)
+            return answer_of(
+                outlined.joined(outline, parts), given if command.reads_static else without_static(given)
+            ), len(parts)
+        assert read.end is not None
+        assert read.told is None or told.rows == command.row_limit or told.closed
         command = msgspec.structs.replace(command, after=read.end)
 
 
@@ -113,7 +150,7 @@ commands = st.builds(
         row_limit=limit,
     ),
     st.one_of(st.none(), st.integers(0, TOKENS - 1)),
-    st.sampled_from([PACKS, FOLDS]),
+    st.sampled_from([PACKS, FOLDS, GROUPS, GIVES]),
     st.booleans(),
     st.integers(1, 8),
 )
@@ -189,12 +226,41 @@ def test_a_replica_that_answers_rows_is_one_that_cannot_tell() -> None:
             msgspec.structs.replace(command, outline=None)
         )
         assert rows_of(msgspec.structs.replace(read_one(2), outline=FOLDS)).told is not None
-        for outline in (FOLDS, PACKS):
+        for outline in (FOLDS, PACKS, GROUPS, GIVES):
             command = msgspec.structs.replace(read_one(2), outline=outline, row_limit=2)
             found, _ = await all_of(nodes[0], command, Consistency.ALL)
             assert found == obvious(nodes, command)
 
     run(main)
+
+
+def test_a_replica_of_an_older_edition_is_not_believed() -> None:
+    """It knows neither groups nor rows that are given, and tells of all rows."""
+
+    async def main() -> None:
+        nodes = pair(b"a", b"v1", b"v2")
+        for node in nodes:
+            older(node)
+        for outline in (FOLDS, GROUPS, GIVES):
+            command = msgspec.structs.replace(read_one(2), outline=outline, row_limit=9)
+            found, _ = await all_of(nodes[0], command, Consistency.ONE)
+            assert found == obvious(nodes, command)
+
+    run(main)
+
+
+def older(node: ScriptedNode) -> None:
+    told_of = node.engine.answer
+
+    def answer(command: ReadCommand) -> ReadResult:
+        outline = command.outline
+        if outline is not None:
+            outline = msgspec.structs.replace(outline, grouping=None, gives=False)
+        found = told_of(msgspec.structs.replace(command, outline=outline))
+        told = None if found.told is None else msgspec.structs.replace(found.told, edition=0)
+        return msgspec.structs.replace(found, told=told)
+
+    node.engine.answer = answer  # type: ignore[method-assign]
 
 
 def test_what_is_told_wrongly_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
