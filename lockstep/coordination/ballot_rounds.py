@@ -24,6 +24,7 @@ from lockstep.consensus.paxos import NO_BALLOT, STEPS, Ballot, Happened, Phase, 
 from lockstep.coordination.ballot_counts import ConditionalCounts
 from lockstep.coordination.context import SHOWN, CoordinationContext
 from lockstep.coordination.driving import carry_out
+from lockstep.coordination.looked import Looked, looked_of, promises, shows_all
 from lockstep.coordination.tracked_reads import made_even
 from lockstep.coordination.writes import Writes
 from lockstep.internode import verbs
@@ -38,7 +39,6 @@ from lockstep.replica.merging import lacking, merge_answers
 from lockstep.replica.messages import (
     CommitReply,
     CommitRequest,
-    Known,
     Place,
     PrepareReply,
     PrepareRequest,
@@ -67,7 +67,7 @@ from lockstep.values.limits import (
     REPLICA_RETRY_MS,
 )
 from lockstep.values.node_limits import BALLOT_EXTRA_AFTER_MS
-from lockstep.values.rows import ReadCommand, ReadResult
+from lockstep.values.rows import ReadCommand
 from lockstep.values.tokens import Range
 
 
@@ -122,7 +122,7 @@ async def ended(rounds: Rounds, plan: Plan, left: Proposal, now_s: int) -> Propo
         if not any(left.origin in paxos.decided(reply.state.committed) for reply in replies):
             owner.reach("conditional.voids")
             return left.voided()
-        looked = looked_of(plan, paxos_round)
+        looked = looked_of(plan, paxos_round.granted)
         await rounds.made_good(command, looked)
         _, end = merge_answers(looked.results, command.reverse)
         command = msgspec.structs.replace(command, after=end) if end is not None else None
@@ -322,7 +322,7 @@ class Rounds:
         """Who votes now. InvalidRequest when the table is gone, ColumnsGone when it changed and nothing was
         proposed: whoever decided what to write has to do so again."""
         plans, place = self.owner.plans, self.place
-        plan = plans.write_plan(place.table_id, place.token, COUNTED_AS[self.serial])
+        plan = plans.ballot_plan(place.table_id, place.token, COUNTED_AS[self.serial])
         table = plans.cluster.table(place.table_id)
         if table is not None and table.epoch != self._table_epoch and self.own is None:
             raise ColumnsGone(table.name, begun=False)
@@ -369,7 +369,7 @@ class Rounds:
                 await self.held(plan, left.under(ballot), ())
             self.goes(Happened.AGAIN)
             return None
-        looked = looked_of(plan, paxos_round)
+        looked = looked_of(plan, paxos_round.granted)
         if found.committed is not None and found.lacking:
             self.goes(Happened.LACKING)
             if self._is_past(found.committed):
@@ -378,8 +378,19 @@ class Rounds:
             elif not await self._brought(plan, found.committed, found.lacking, states):
                 self.goes(Happened.AGAIN)
                 return None
+        if not await self.whole(command, looked):
+            self.goes(Happened.AGAIN)
+            return None
         self.goes(Happened.KNOWN)
         return ballot, found, looked
+
+    async def whole(self, command: ReadCommand, looked: Looked) -> bool:
+        """Whether what was read has all that witnesses hold of it. If not, that is brought to who shows rows,
+        and they are to be read again, in the step of another promise."""
+        try:
+            return await shows_all(self.owner.context, command, looked, self.left_ms())
+        except (LockstepError, TimeoutError):
+            raise self.late(0) from None
 
     async def _brought(
         self, plan: Plan, decided: Proposal, lacking_: Sequence[NodeId], voters: Collection[NodeId]
@@ -580,21 +591,3 @@ def too_many_failed(plan: Plan, paxos_round: PaxosRound, level: Consistency, wri
     counted, failed = plan.counted(paxos_round.granted), paxos_round.round.failures
     reasons, causes = reasons_of(plan.targets, failed), causes_of(plan.targets, failed)
     return WriteFailure(level, counted, plan.required, len(failed), write_type, reasons, causes)
-
-
-class Looked(msgspec.Struct, frozen=True):
-    """What replicas read for one question, and which mutations of a tracked table each of them held then."""
-
-    plan: Plan
-    results: list[ReadResult]
-    known: tuple[tuple[Target, Known], ...]
-
-
-def looked_of(plan: Plan, paxos_round: PaxosRound) -> Looked:
-    replies = paxos_round.granted
-    known = tuple((plan.by_node[node], reply.known) for node, reply in replies.items() if reply.known)
-    return Looked(plan, [reply.result for reply in replies.values()], known)
-
-
-def promises(reply: PrepareReply) -> bool:
-    return reply.result is not None

@@ -25,15 +25,13 @@ from lockstep.consensus.paxos import NO_BALLOT, Ballot, Fate, Happened, Phase, P
 from lockstep.coordination.ballot_counts import ABANDONED, DONE, NOT_MET, ConditionalCounts, outcome_of
 from lockstep.coordination.ballot_rounds import (
     ConditionalsShared,
-    Looked,
     Patience,
     PaxosRound,
     Rounds,
-    looked_of,
-    promises,
     too_many_failed,
 )
 from lockstep.coordination.deciding import Reached, decide_at_once
+from lockstep.coordination.looked import Looked, looked_of, promises
 from lockstep.coordination.page import Page
 from lockstep.internode import verbs
 from lockstep.quorum.failure_codes import late
@@ -147,7 +145,6 @@ class Conditionals:
         as far as this node knows, nothing was decided. ConditionalUnknown. WriteTimeout or WriteFailure of
         type SIMPLE: it was decided, and too few replicas have applied it yet.
         """
-        self._refuse_witnesses(place.table_id)
         plan = self.shared.plans.write_plan(place.table_id, place.token, consistency)
         plan.require_alive(self.shared.context.opinions)
         request = _Write(self.shared, self.writes_ended, place, serial, patience)
@@ -186,7 +183,6 @@ class Conditionals:
         """Live content of one partition that reflects all that was decided before. ReadTimeout and the other
         errors of reads."""
         assert command.key is not None, "ballots are of one partition"
-        self._refuse_witnesses(command.table_id)
         place = Place(command.table_id, command.right, command.key)
         request = _Read(self.shared, self.reads_ended, place, serial, patience)
         try:
@@ -196,15 +192,6 @@ class Conditionals:
         except (WriteTimeout, WriteFailure) as error:
             raise ReadTimeout(serial, error.received, error.required, False) from error
         return found
-
-    def _refuse_witnesses(self, table_id: int) -> None:
-        """InvalidRequest where a witness would have to say which rows there are."""
-        placement = self.shared.plans.placement(table_id)
-        if placement is not None and placement.ring.replication.has_witnesses:
-            raise InvalidRequest(
-                "the keyspace has witnesses, which keep no rows for a condition or a serial read to look at",
-                hint="write without a condition, or keep the table in a keyspace without witnesses",
-            )
 
     async def _counted(self, request: Rounds, run: Callable[[], Awaitable[Any]]) -> Any:
         clock, outcome = self.shared.runtime.clock, ABANDONED
@@ -380,7 +367,8 @@ class _Read(Rounds):
         if found.lacking:
             self.owner.reach("conditional.look_lacks")
             return None
-        return looked_of(plan, paxos_round)
+        looked = looked_of(plan, paxos_round.granted)
+        return looked if await self.whole(command, looked) else None
 
 
 def _encoded(mutation: Mutation) -> bytes:

@@ -18,21 +18,12 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.repairs import Repaired, is_equal_since
 from lockstep.placement.placements import PlacedRange, ReplicaGroup, RingPlacement
-from lockstep.placement.quorums import (
-    LOCAL_LEVELS,
-    MONOTONIC_LEVELS,
-    DcOf,
-    Passing,
-    Requirement,
-    reads_like_writes,
-    required_reads,
-    required_while_filling,
-    required_writes,
-)
+from lockstep.placement.quorums import LOCAL_LEVELS, Requirement
+from lockstep.quorum.needs import needs_of
 from lockstep.quorum.round import Target, asking, first_choice
 from lockstep.quorum.speculation import Policy, policy_of
 from lockstep.schema.log_tables import log_of
-from lockstep.schema.model import Replication, Table
+from lockstep.schema.model import Table
 from lockstep.schema.table_options import option
 from lockstep.schema.tracking import is_tracked
 from lockstep.schema.view_changes import views_of
@@ -296,26 +287,6 @@ def _least(needs: Iterable[Requirement]) -> int:
     return max(whole, local)
 
 
-def needs_of(
-    consistency: Consistency,
-    replication: Replication,
-    local_dc: str,
-    group: ReplicaGroup,
-    dc_of: DcOf,
-    writing: bool,
-    passing: Passing | None = None,
-    recounts: bool = False,
-) -> tuple[tuple[Requirement, ...], tuple[NodeId, ...]]:
-    """What a request must hear, and of which replicas. `passing`: where the range is going while replicas
-    are filled for other counts. `recounts`: whether the replication of its placement group changes."""
-    if passing is not None and consistency in MONOTONIC_LEVELS:
-        needs = required_while_filling(consistency, replication, local_dc, group, dc_of, passing)
-        return needs, group.writes
-    if writing or reads_like_writes(consistency, group, recounts):
-        return required_writes(consistency, replication, local_dc, group, dc_of), group.writes
-    return required_reads(consistency, replication, local_dc), group.reads
-
-
 class TablePlacement:
     """Where one table's tokens live in one metadata value, with the plans made so far."""
 
@@ -366,8 +337,8 @@ class TablePlacement:
         #: Since which epoch, if there was a table before; and which of its ranges were made equal.
         self.tracked_since = 0
         self.repaired: Sequence[Repaired] = ()
-        #: By (whether it writes, level, right bound of the range).
-        self.plans: dict[tuple[bool, Consistency, int], Plan] = {}
+        #: By (whether it writes, whether it is for data too, level, right bound of the range).
+        self.plans: dict[tuple[bool, bool, Consistency, int], Plan] = {}
         #: Of reads of several ranges, by (level, right bound of the first one).
         self.scans: dict[tuple[Consistency, int], Plan] = {}
         #: Of writes that go to the log of changes too, by (level, right bound, that in the log's table).
@@ -461,6 +432,10 @@ class PlanBook:
         """InvalidRequest when the table is gone."""
         return self._plan(table_id, token, consistency, True)
 
+    def ballot_plan(self, table_id: int, token: int, consistency: Consistency) -> Plan:
+        """As `write_plan`, but that one of those who suffice shows data. InvalidRequest likewise."""
+        return self._plan(table_id, token, consistency, True, shows=True)
+
     def plan_of(self, mutation: Mutation, consistency: Consistency) -> Plan:
         """How to write a mutation with what it adds to a log of changes. InvalidRequest when its table is
         gone; a log that is gone takes nothing."""
@@ -510,21 +485,29 @@ class PlanBook:
             return False
         return any(placed.group.epoch > epoch for placed in placement.ring.overlapping(tokens))
 
-    def _plan(self, table_id: int, token: int, consistency: Consistency, writing: bool) -> Plan:
+    def _plan(
+        self, table_id: int, token: int, consistency: Consistency, writing: bool, shows: bool = False
+    ) -> Plan:
         placement = self.placement(table_id)
         if placement is None:
             raise InvalidRequest(f"table id {table_id} is gone: it was dropped")
         placed = placement.ring.range_at(token)
-        key = (writing, consistency, placed.range.right)
+        shows = not writing or (shows and placement.ring.replication.has_witnesses)
+        key = (writing, shows, consistency, placed.range.right)
         plan = placement.plans.get(key)
         if plan is None:
             assert placed.range.contains(token), "the plan is of the token's range"
-            plan = placement.plans[key] = self._make(placement, placed, consistency, writing)
+            plan = placement.plans[key] = self._make(placement, placed, consistency, writing, shows)
             self._kept += 1
         return plan
 
     def _make(
-        self, placement: TablePlacement, placed: PlacedRange, consistency: Consistency, writing: bool
+        self,
+        placement: TablePlacement,
+        placed: PlacedRange,
+        consistency: Consistency,
+        writing: bool,
+        shows: bool,
     ) -> Plan:
         cluster = self._cluster
         assert cluster is not None, "plans are made against a metadata value"
@@ -543,7 +526,7 @@ class PlanBook:
         )
         by_id, shadowed = cluster.directory.by_id, cluster.directory.shadowed
         blind: Collection[NodeId] = ()
-        if not writing and placement.ring.replication.has_witnesses:
+        if shows and placement.ring.replication.has_witnesses:
             near = (local_dc,) if consistency in LOCAL_LEVELS else (*dcs.values(),)
             showing = readers(cluster, placement.ring, placed)
             blind = [node for node in nodes if node not in showing or dcs[node] not in near]

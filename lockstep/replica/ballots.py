@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from lockstep.consensus import paxos
 from lockstep.consensus.paxos import NO_BALLOT, Acceptor
@@ -39,6 +39,7 @@ from lockstep.replica.ballot_states import BallotStates, ReservedTimes
 from lockstep.replica.messages import (
     CommitReply,
     CommitRequest,
+    Known,
     Place,
     PrepareReply,
     PrepareRequest,
@@ -48,6 +49,7 @@ from lockstep.replica.messages import (
 )
 from lockstep.replica.replica import CatchUp, ReplicaService
 from lockstep.runtime.ports import Runtime
+from lockstep.topology.roles import readers
 from lockstep.tracking.held import MutationId
 from lockstep.values.codec import decoder
 from lockstep.values.errors import LockstepError, NotReplica, StaleEpoch
@@ -57,6 +59,8 @@ from lockstep.values.rows import Mutation, ReadCommand, ReadResult, without_log
 from lockstep.values.tokens import Range
 
 MUTATION = decoder(Mutation)
+
+_NOTHING: Final = ReadResult(())
 
 Request = PrepareRequest | ProposeRequest | CommitRequest
 
@@ -129,8 +133,8 @@ class BallotService:
         self._require_held(request.place)
         before = self._state(request.place)
         if request.ballot == NO_BALLOT:
-            known = self._replica.known(request.command, Tracking.SUMMARY)
-            result = await self._engine.read(request.command)
+            known, found = self._looked(request.command)
+            result = await self._engine.read(request.command) if found is None else found
             self._fence(request)
             return PrepareReply(epoch, before, result, known)
         after, promised = paxos.prepare(before, request.ballot)
@@ -147,7 +151,8 @@ class BallotService:
         if reserving or not self._times.covers(request.ballot):
             sequence = promise
         self._runtime.probes.reach("ballots.promised")
-        known = self._replica.known(request.command, Tracking.SUMMARY)
+        known, nothing = self._looked(request.command)
+        found = found if nothing is None else nothing
         # Awaited here, it takes its snapshot in this very step.
         result = await self._engine.read(request.command) if found is None else found
         if sequence:
@@ -156,6 +161,18 @@ class BallotService:
             self._times.reserved(until_us)
         self._fence(request)
         return PrepareReply(epoch, after, result, known)
+
+    def _looked(self, command: ReadCommand) -> tuple[Known | None, ReadResult | None]:
+        """What this node holds in this very step, and what it shows of it where that is nothing. Where there
+        are witnesses, who shows rows tells all that it holds, to be compared with what others have here."""
+        placement = self._plans.placement(command.table_id)
+        if placement is None or not placement.ring.replication.has_witnesses:
+            return self._replica.known(command, Tracking.SUMMARY), None
+        shown = readers(self._metadata(), placement.ring, placement.ring.range_at(command.right))
+        if self._own_id() in shown:
+            return self._replica.known(command, Tracking.DATA), None
+        self._runtime.probes.reach("ballots.witnessed")
+        return self._replica.known(command, Tracking.SUMMARY), _NOTHING
 
     async def _propose(self, request: ProposeRequest) -> ProposeReply:
         value = request.proposal.value

@@ -204,7 +204,8 @@ TRACKED_SCENARIOS = (
         spares=0,
         tracked=True,
         witnesses=1,
-        clients=4,
+        clients=3,
+        deciding=2,
         replication_s=1.5,
         faults=(
             *_NODES_AND_LINKS,
@@ -213,6 +214,30 @@ TRACKED_SCENARIOS = (
         sometimes=(
             *("a witness was empty", "tracked.promoted", "tracked.pulled", "tracked.handed_over"),
             *("read.tracked_reread", "read.tracked_brought", "read.tracked_anew", "tracked.ranges_changed"),
+            *("a decision applied", "ballots.witnessed", "conditional.plan_changed"),
+        ),
+    ),
+    Scenario(
+        name="tracked_witness_lwt",
+        founders=(3, 3, 4, 5),
+        factors=(3,),
+        spares=2,
+        tracked=True,
+        witnesses=1,
+        clients=1,
+        deciding=4,
+        busy_s=0.8,
+        duplicate=(0.0, 0.05),
+        faults=(
+            *("wall_jump", "kill", "power", "all_down", "pause", "slow_node", "partition", "latency"),
+            *("flapping", "isolate_leader", "crash_at_probe", "loss", "slow_disk", "strand_decision"),
+            *("pause_reconciler", "long_away", "crash_newcomer", "crash_source", "hold_behind"),
+        ),
+        sometimes=(
+            *("a decision applied", "a decision refused", "a decision with an unknown outcome"),
+            *("conditional.finishes", "conditional.brings", "conditional.brought", "replica.write.named"),
+            *("ballots.witnessed", "conditional.witness_ahead", "conditional.plan_changed"),
+            *("tracked.promoted", "join completed", "decommission completed"),
         ),
     ),
     Scenario(

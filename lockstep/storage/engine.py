@@ -482,12 +482,12 @@ class StorageEngine:
         """About what this node stores."""
         return self._store.size_bytes()
 
-    async def wipe(self, table_ids: Sequence[int], tokens: Range) -> None:
+    async def wipe(self, table_ids: Sequence[int], tokens: Range, *, keeps_ballots: bool = False) -> None:
         """Forget a range of tables, durably: for ranges this node does not own. One sync does for all of
         them, and what is empty is not written to."""
         self._commit.admit()
         sequence = begin_generation(self)
-        stored_ids = all_stored_ids(table_ids)
+        stored_ids = sorted(table_ids) if keeps_ballots else all_stored_ids(table_ids)
         for at in range(0, len(stored_ids), limits.TABLES_DROPPED_AT_ONCE_MAX):
             if at:
                 await asyncio.sleep(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.slow
 
 REPLICATION = "{'class': 'NetworkTopologyStrategy', 'replication_factor': '3/1'}"
 KEYS, WAIT_S, LOOK_S, AWAY_S = 200, 60.0, 0.2, 4.0
+COUNTERS = 6
 
 
 def until(what: Callable[[], bool], seconds: float = WAIT_S) -> None:
@@ -104,3 +106,44 @@ def shown(session: Session, load: Load, keys: range) -> tuple[int, set[str]]:
         else:
             rows += 1
     return rows, errors
+
+
+def test_registers_count_by_conditions_while_a_full_replica_or_the_witness_is_away() -> None:
+    """Three nodes: each of the keys has another witness. Clients at both nodes that are left count up."""
+    with Cluster(3) as cluster, ExitStack() as closing:
+        cluster.execute(
+            f"CREATE KEYSPACE k WITH replication = {REPLICATION} AND replication_type = 'tracked'"
+        )
+        cluster.execute("CREATE TABLE k.c (k int PRIMARY KEY, n int)")
+        *left, lost = cluster.nodes
+        sessions = [closing.enter_context(session_of(node)) for node in left]
+        for key in range(COUNTERS):
+            text = "INSERT INTO k.c (k, n) VALUES (?, 0) IF NOT EXISTS"
+            assert [sessions[at].execute(text, (key,))[0][0] for at in (0, 1)] == [True, False]
+        lost.kill()
+        lost.wait_until_seen_down()
+        counted = [0] * COUNTERS
+        with ThreadPoolExecutor(len(sessions)) as pool:
+            for done in pool.map(count_up, sessions):
+                counted = [one + other for one, other in zip(counted, done, strict=True)]
+        assert min(counted) > 0, counted
+        lost.start()
+        sessions.append(closing.enter_context(session_of(lost)))
+        for session in sessions:
+            for level in ("SERIAL", "QUORUM"):
+                found = session.execute("SELECT k, n FROM k.c WHERE k = 0", (), consistency=level)
+                assert [row.n for row in found] == counted[:1]
+            assert {row.k: row.n for row in session.execute("SELECT k, n FROM k.c")} == dict(
+                enumerate(counted)
+            )
+
+
+def count_up(session: Session) -> list[int]:
+    """How often this client has added one to each register."""
+    counted, end_s = [0] * COUNTERS, time.monotonic() + AWAY_S
+    while time.monotonic() < end_s:
+        for key in range(COUNTERS):
+            (row,) = session.execute("SELECT n FROM k.c WHERE k = ?", (key,), consistency="SERIAL")
+            text = "UPDATE k.c SET n = ? WHERE k = ? IF n = ?"
+            counted[key] += session.execute(text, (row.n + 1, key, row.n))[0][0]
+    return counted

@@ -173,9 +173,9 @@ def watch_wipes(node: Node, wiped: list[tuple[int, int, int]]) -> None:
     """Each wiped range, with the node's id, as it is asked of the engine."""
     wipe = node.data.engine.wipe
 
-    async def seen(tables: Any, range_: Any) -> None:
+    async def seen(tables: Any, range_: Any, **terms: bool) -> None:
         wiped.append((node.context.own_id(), range_.left, range_.right))
-        await wipe(tables, range_)
+        await wipe(tables, range_, **terms)
 
     node.data.engine.wipe = seen  # type: ignore[method-assign, assignment]
 

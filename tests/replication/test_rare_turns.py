@@ -548,6 +548,7 @@ def promising(monkeypatch: pytest.MonkeyPatch, brought: bool) -> tuple[Any, list
         changed=lambda _plan: False,
         _is_past=lambda _proposal: False,
         _brought=bring,
+        whole=true,
     )
     return rounds, went
 

@@ -47,6 +47,7 @@ from tests.node import (
     test_tracked_views,
     test_tracked_witnesses,
     test_upgrade,
+    test_witness_decisions,
 )
 from tests.node import test_views as test_node_views
 from tests.recovery import test_plan
@@ -125,6 +126,8 @@ BROUGHT_ABOUT: dict[str, Callable[[], object]] = {
     "tracked_view_write_not_kept": test_tracked_views.write_to_one_that_is_cut_off,
     "tracked_view_settled_by_one": test_tracked_views.write_to_one_that_is_cut_off,
     "tracked_view_cohort_rows": test_tracked_views.take_rows_that_move_one_of_its_own,
+    "witness_promises_wiped": test_witness_decisions.test_who_changes_its_role_keeps_what_it_promised,
+    "witness_promises_left": test_witness_decisions.test_who_comes_gets_what_a_witness_promised,
     "witness_promoted_unstored": (test_tracked_witnesses.test_who_leaves_has_witnesses_become_full_replicas),
     "cohort_purged": test_tracked_cohorts.test_scenario_20_no_tombstone_goes_while_a_cohort_is_not_everywhere,
     "hint_dropped_unmarked": (test_hints.test_a_hint_older_than_gc_grace_is_dropped_and_its_range_is_marked),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -275,13 +275,19 @@ class WorkService:
         await self._wipe(operation, wanted)
 
     async def _wipe(self, operation: Mover, wanted: Sequence[tuple[int, Sequence[Range]]]) -> None:
-        """Delete whatever is stored of ranges that this node is about to gain, or has lost."""
+        """Delete whatever is stored of ranges that this node is about to gain, or has lost. Of those of which
+        it is a replica before and after, what it promised stays: others count on that."""
+        own, dc_of = self._own_id(), self._state.current.directory.dc_by_id.__getitem__
+        moving = self._moving(operation)
+        staying = [one for one in moving if own in promoted(one, dc_of) or own in demoted(one, dc_of)]
         for group, ranges in wanted:
             tables = table_ids(self._state.current, group)
+            kept = [one.range for one in staying if one.group == group]
             for range_ in ranges if tables else ():
-                with self._guards.hold(operation.session_id):
-                    await self._engine.wipe(tables, range_)
-                self._runtime.probes.reach("work.wipes")
+                for piece, stays in _cut(range_, kept):
+                    with self._guards.hold(operation.session_id):
+                        await self._engine.wipe(tables, piece, keeps_ballots=stays)
+                    self._runtime.probes.reach("work.wipes")
 
     async def _stream(self, operation: Mover, progress: StreamProgress) -> None:
         self._moving(operation)
@@ -299,9 +305,9 @@ class WorkService:
             raise PeerUnreachable(
                 f"too few live replicas of ({starved.range.left}, {starved.range.right}] to stream from"
             )
-        kept = {task: self._with_data(cluster, task) for task in tasks}
+        rows_of = {task: self._with_rows(cluster, task) for task in tasks}
         counts = ((task, len(table_ids(cluster, task.group))) for task in tasks)
-        progress.expected = 2 * sum(len(kept[task].sources) * count for task, count in counts)
+        progress.expected = sum((len(task.sources) + len(rows_of[task])) * count for task, count in counts)
         ranges_of = Counter(task.group for task in tasks)
         tables = {table: n for group, n in ranges_of.items() for table in table_ids(cluster, group)}
         progress.plan(len(tasks), tables)
@@ -314,9 +320,9 @@ class WorkService:
                     operation.session_id,
                     task,
                     operation.stage_epoch,
-                    partial(self._begin_anew, operation.session_id, kept[task]),
+                    partial(self._begin_anew, operation.session_id, task),
                 )
-                await self._stream_task(operation, kept[task], progress)
+                await self._stream_task(operation, task, rows_of[task], progress)
                 progress.ranges += 1
 
         try:
@@ -342,16 +348,17 @@ class WorkService:
         # Reads move here once this is done, and not all of them would find another replica.
         await self._engine.indexes.settled()
 
-    def _with_data(self, cluster: ClusterMetadata, task: StreamTask) -> StreamTask:
-        """The task with the sources that keep the data; without any where this node is to be a witness."""
+    def _with_rows(self, cluster: ClusterMetadata, task: StreamTask) -> tuple[NodeId, ...]:
+        """The sources of a task that keep the data; none where this node is to be a witness. What others
+        promised and accepted it gets of all of them: each has voted."""
         ring = cluster.placements.ring(task.group)
         if not ring.replication.has_witnesses:
-            return task
+            return task.sources
         placed = ring.range_at(task.range.right)
         if self._own_id() not in keepers(cluster, ring, placed):
-            return replace(task, sources=())
+            return ()
         keeping = readers(cluster, ring, placed)
-        return replace(task, sources=tuple(node for node in task.sources if node in keeping))
+        return tuple(node for node in task.sources if node in keeping)
 
     def _begin_anew(self, session_id: str, task: StreamTask) -> None:
         nodes = self._state.current.directory.by_id
@@ -360,16 +367,26 @@ class WorkService:
             for table in with_ballots(table_ids(self._state.current, task.group)):
                 self._streams.begin_anew(session_id, table, task.range, address)
 
-    async def _stream_task(self, operation: Mover, task: StreamTask, progress: StreamProgress) -> None:
+    async def _stream_task(
+        self,
+        operation: Mover,
+        task: StreamTask,
+        with_rows: tuple[NodeId, ...],
+        progress: StreamProgress,
+    ) -> None:
         tables = table_ids(self._state.current, task.group)
         wanted = await self._survey(operation, task, tables)
-        progress.expected -= 2 * sum(len(tables) - len(found) for found in wanted.values())
+        progress.expected -= sum(
+            (1 + (source in with_rows)) * (len(tables) - len(found)) for source, found in wanted.items()
+        )
         filled = frozenset[int]().union(*wanted.values())
         progress.tables_skipped(tables, but=filled)
         for table in sorted(filled):
             sources = tuple(source for source in task.sources if table in wanted[source])
             try:
-                await self._stream_table(operation, replace(task, sources=sources), table, progress)
+                await self._stream_table(
+                    operation, replace(task, sources=sources), with_rows, table, progress
+                )
                 progress.table_done(table)
             finally:
                 # What came after it was dropped, or emptied: nobody else would ever delete that.
@@ -394,7 +411,12 @@ class WorkService:
         }
 
     async def _stream_table(
-        self, operation: Mover, task: StreamTask, table: int, progress: StreamProgress
+        self,
+        operation: Mover,
+        task: StreamTask,
+        with_rows: tuple[NodeId, ...],
+        table: int,
+        progress: StreamProgress,
     ) -> None:
         for source in task.sources:
             cluster = self._state.current
@@ -403,7 +425,7 @@ class WorkService:
             node = cluster.directory.by_id[source]
             async with self._gate(operation, source):
                 # Ballots first: what they call decided is then in the rows that follow.
-                for stored in (ballots_of(table), table):
+                for stored in (ballots_of(table), table) if source in with_rows else (ballots_of(table),):
                     await self._streams.stream_range(
                         source=(node.address, node.internode_port),
                         session_id=operation.session_id,
@@ -465,6 +487,21 @@ def _joined(transitions: Iterable[Transition]) -> list[tuple[int, list[Range]]]:
         else:
             ranges.append(transition.range)
     return list(found.items())
+
+
+def _cut(range_: Range, kept: Iterable[Range]) -> Iterator[tuple[Range, bool]]:
+    """A range in parts, with whether each is one of the others, which are disjoint."""
+    left = range_.left
+    for one in sorted(kept):
+        shared = one.intersection(range_)
+        if shared is None:
+            continue
+        if left < shared.left:
+            yield Range(left, shared.left), False
+        yield shared, True
+        left = shared.right
+    if left < range_.right:
+        yield Range(left, range_.right), False
 
 
 def table_ids(cluster: ClusterMetadata, group: int) -> tuple[int, ...]:

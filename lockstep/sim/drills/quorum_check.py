@@ -26,7 +26,7 @@ import numpy as np
 
 from lockstep.placement.placements import ReplicaGroup
 from lockstep.placement.quorums import DcOf, Requirement
-from lockstep.quorum.plans import needs_of
+from lockstep.quorum.needs import needs_of
 from lockstep.schema.model import Replication
 from lockstep.values.ids import Consistency, NodeId
 

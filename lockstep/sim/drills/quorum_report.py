@@ -23,7 +23,7 @@ from lockstep.metadata.transformations import Founder, Initialize, Register
 from lockstep.placement import quorums
 from lockstep.placement.placements import PlacedRange, ReplicaGroup, RingPlacement
 from lockstep.placement.quorums import DcOf, Requirement, required_reads
-from lockstep.quorum.plans import needs_of
+from lockstep.quorum.needs import needs_of
 from lockstep.schema.changes import CreateKeyspace
 from lockstep.schema.model import Replication
 from lockstep.sim.drills.quorum_check import DISTANCE_MAX, SAFE_DISTANCE, Checker, NeedsOf

@@ -22,7 +22,7 @@ from lockstep.node.membership.decommission_handoff import DecommissionHandoff
 from lockstep.node.work import worker as work_module
 from lockstep.placement import quorums
 from lockstep.placement.quorums import required_reads
-from lockstep.quorum import plans as plans_module
+from lockstep.quorum import needs as needs_module
 from lockstep.replica.messages import ReadReply, StreamSurveyed, WriteReply
 from lockstep.replica.replica import ReplicaService
 from lockstep.sim.plant import Planted, replaced
@@ -163,7 +163,7 @@ def _pending_not_counted() -> contextlib.AbstractContextManager[None]:
     def needs(consistency: Any, replication: Any, local_dc: str, group: Any, dc_of: Any) -> Any:
         return required_reads(consistency, replication, local_dc)
 
-    return replaced((plans_module, "required_writes", needs))
+    return replaced((needs_module, "required_writes", needs))
 
 
 def _no_read_repair() -> contextlib.AbstractContextManager[None]:

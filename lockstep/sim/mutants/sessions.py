@@ -17,7 +17,7 @@ from lockstep.node.work import worker as work_module
 from lockstep.node.work.moved import Amount, Moved
 from lockstep.node.work.topology_driver import TopologyDriver
 from lockstep.placement import quorums
-from lockstep.quorum import plans as plans_module
+from lockstep.quorum import needs as needs_module
 from lockstep.quorum.plans import PlanBook
 from lockstep.replica.replica import ReplicaService
 from lockstep.sim.plant import Planted, replaced
@@ -144,7 +144,7 @@ def _local_quorum_anywhere() -> _Context:
             return tuple(msgspec.structs.replace(need, dc="") for need in found)
         return found
 
-    return replaced((quorums, "required_reads", needs), (plans_module, "required_reads", needs))
+    return replaced((quorums, "required_reads", needs), (needs_module, "required_reads", needs))
 
 
 def _each_quorum_is_quorum() -> _Context:
@@ -155,7 +155,7 @@ def _each_quorum_is_quorum() -> _Context:
         level = Consistency.QUORUM if consistency is Consistency.EACH_QUORUM else consistency
         return original(level, replication, local_dc)
 
-    return replaced((quorums, "required_reads", needs), (plans_module, "required_reads", needs))
+    return replaced((quorums, "required_reads", needs), (needs_module, "required_reads", needs))
 
 
 def _replica_stamps() -> _Context:
@@ -228,9 +228,9 @@ def _address_believed() -> contextlib.AbstractContextManager[None]:
     """Whoever is at a node's address counts as that node, also when another one has taken it over."""
     original = PlanBook._make
 
-    def make(self: Any, placement: Any, placed: Any, consistency: Any, writing: bool) -> Any:
+    def make(self: Any, placement: Any, placed: Any, consistency: Any, *more: bool) -> Any:
         keep(self.cluster.directory, "shadowed", frozenset())
-        return original(self, placement, placed, consistency, writing)
+        return original(self, placement, placed, consistency, *more)
 
     return replaced((PlanBook, "_make", make))
 

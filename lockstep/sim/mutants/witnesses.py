@@ -5,12 +5,18 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import msgspec
+
+from lockstep.coordination import ballot_rounds
 from lockstep.node.work import reconciling as reconciling_module
 from lockstep.node.work.tracked_ranges import TrackedRanges
+from lockstep.node.work.worker import WorkService
 from lockstep.quorum import plans as plans_module
+from lockstep.quorum.plans import PlanBook
 from lockstep.replica import replica as replica_module
 from lockstep.replica.replica import ReplicaService
 from lockstep.sim.plant import Planted, replaced
+from lockstep.storage.engine import StorageEngine
 from lockstep.storage.journal import Journal
 from lockstep.topology import roles
 from lockstep.topology import streams as streams_module
@@ -73,12 +79,54 @@ def _witness_holds_nothing() -> _Context:
     return replaced((Journal, "take", dropped))
 
 
+def _decided_without_witnesses() -> _Context:
+    """A condition is judged by rows of a full replica, whatever a witness that promised holds beside them."""
+
+    async def at_once(self: Any, command: Any, looked: Any) -> bool:
+        return True
+
+    return replaced((ballot_rounds.Rounds, "whole", at_once))
+
+
+def _witness_shows_nothing() -> _Context:
+    """The empty tables of a witness count as what it read; nobody who keeps the rows need be asked."""
+    return replaced((PlanBook, "ballot_plan", PlanBook.write_plan))
+
+
+def _promises_wiped() -> _Context:
+    """A replica that changes its role forgets what it promised and accepted."""
+    wipe = StorageEngine.wipe
+
+    async def everything(self: Any, table_ids: Any, tokens: Any, **terms: Any) -> None:
+        await wipe(self, table_ids, tokens)
+
+    return replaced((StorageEngine, "wipe", everything))
+
+
+def _promises_not_streamed() -> _Context:
+    """A newcomer gets what others promised of those alone from which it takes rows."""
+    stream_task = WorkService._stream_task
+
+    async def of_rows(self: Any, operation: Any, task: Any, with_rows: Any, progress: Any) -> None:
+        task = msgspec.structs.replace(task, sources=with_rows)
+        await stream_task(self, operation, task, with_rows, progress)
+
+    return replaced((WorkService, "_stream_task", of_rows))
+
+
 _SCENARIO = "tracked_witnesses"
+_DECIDING = "tracked_witness_lwt"
 WITNESSES = (
     Planted("witness_let_go_early", "replicas differ", _SCENARIO, _let_go_of_early),
     Planted("witness_shown", "an acknowledged write is not seen", _SCENARIO, _shown_by_witnesses),
     Planted("witness_as_source", "replicas differ", _SCENARIO, _filled_from_anybody),
     Planted("witness_empty_entry", "replicas differ", _SCENARIO, _witness_holds_nothing),
+    Planted("witness_decides_blind", "a decision is missed", _DECIDING, _decided_without_witnesses),
+    Planted("witness_rows_count", "a decision is missed", _DECIDING, _witness_shows_nothing),
 )
 #: Those that a test brings about.
-DIRECTED = (Planted("witness_promoted_unstored", "replicas differ", _SCENARIO, _promoted_without_journal),)
+DIRECTED = (
+    Planted("witness_promoted_unstored", "replicas differ", _SCENARIO, _promoted_without_journal),
+    Planted("witness_promises_wiped", "two decisions", _DECIDING, _promises_wiped),
+    Planted("witness_promises_left", "two decisions", _DECIDING, _promises_not_streamed),
+)
