@@ -34,12 +34,14 @@ class SessionOrder(msgspec.Struct, frozen=True):
 
 
 class SessionRange(msgspec.Struct, frozen=True, array_like=True):
-    """A range with the ids of the nodes that reads ask for it, and the epoch that last changed them."""
+    """A range with the ids of the nodes that reads ask for its rows, and the epoch that last changed them.
+    `witnesses`: those beside them that have no rows."""
 
     left: int
     right: int
     reads: tuple[int, ...]
     epoch: int
+    witnesses: tuple[int, ...] = ()
 
 
 class SessionNode(msgspec.Struct, frozen=True, array_like=True):

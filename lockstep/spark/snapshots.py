@@ -154,11 +154,16 @@ def readable(
     dc: str,
     consistency: Consistency,
 ) -> SnapshotRange:
-    """Unavailable when too few nodes have the range of the same replicas."""
+    """Unavailable when too few nodes have the range of the same replicas, ConfigurationError when there are
+    too few that have rows."""
     dcs = {node.id: node.dc for node in newest.nodes}
     local = consistency in (Consistency.LOCAL_QUORUM, Consistency.LOCAL_ONE)
     eligible = [node for node in part.reads if not local or dcs.get(node) == dc]
-    if consistency in _MAJORITIES:
+    witnesses = sum(1 for node in part.witnesses if not local or dcs.get(node) == dc)
+    if consistency in _MAJORITIES and witnesses:
+        # So many that whoever acknowledged a write, be it a witness among them, has one of these.
+        wanted = (len(eligible) + witnesses + 1) // 2
+    elif consistency in _MAJORITIES:
         wanted = len(eligible) // 2 + 1
     elif consistency is Consistency.ALL:
         wanted = len(eligible)
@@ -166,9 +171,18 @@ def readable(
         wanted = _COUNTS[consistency]
     else:
         raise ConfigurationError(f"a snapshot is not read at {consistency.name}")
+    if witnesses and len(eligible) < max(wanted, 1):
+        raise ConfigurationError(
+            f"a snapshot at {consistency.name} is of {max(wanted, 1)} full replicas of each range, and there "
+            f"are {len(eligible)}: witnesses have no rows",
+            hint="read it at a lower level, or without the option snapshot",
+        )
     nodes = tuple(node for node in eligible if node in found and part in found[node].ranges)
     if len(nodes) < max(wanted, 1):
-        raise Unavailable(int(consistency), max(wanted, 1), len(nodes))
+        lacking = Unavailable(int(consistency), max(wanted, 1), len(nodes))
+        if witnesses:
+            lacking.message = f"{lacking.message} (only full replicas count here: witnesses have no rows)"
+        raise lacking
     return SnapshotRange(part.left, part.right, nodes, max(wanted, 1))
 
 

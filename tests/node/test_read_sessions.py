@@ -24,6 +24,7 @@ from lockstep.scans.session_files import (
     Expired,
 )
 from lockstep.schema.model import Column, ColumnKind, Table
+from lockstep.schema.replication_options import parse_replication
 from lockstep.values.errors import InvalidRequest, Overloaded
 from lockstep.values.ids import NodeId
 from lockstep.values.node_limits import READ_SESSION_IDLE_MS, READ_SESSIONS_MAX
@@ -51,13 +52,13 @@ class _Node:
             group_of=lambda _: 1,
             by_name={"k": SimpleNamespace(types=())},
         )
-        self.replication = SimpleNamespace(has_witnesses=False)
+        self.replication: Any = SimpleNamespace(has_witnesses=False)
         ring = lambda _: SimpleNamespace(ranges=self.placed, replication=self.replication)  # noqa: E731
         cluster = SimpleNamespace(
             schema=schema,
             placements=SimpleNamespace(ring=ring),
             epoch=9,
-            directory=SimpleNamespace(nodes=()),
+            directory=SimpleNamespace(nodes=(), dc_by_id={OWN: "dc1", OTHER: "dc1"}),
             repairs=SimpleNamespace(by_table={}),
         )
         configuration = SimpleNamespace(
@@ -144,11 +145,24 @@ def test_a_session_has_the_ranges_that_reads_ask_this_node_for(node: _Node) -> N
     asyncio.run(life())
 
 
-def test_a_table_of_which_some_replicas_keep_no_rows_has_no_session(node: _Node) -> None:
-    node.replication.has_witnesses = True
-    with pytest.raises(InvalidRequest, match="witnesses"):
-        asyncio.run(node.sessions.run(TABLE, _order("open")))
-    assert not node.contents and not node.doors_open
+def test_a_session_shows_no_rows_of_ranges_whose_witness_its_node_is(node: _Node) -> None:
+    node.replication = parse_replication("k", (("class", "NetworkTopologyStrategy"), ("dc1", "2/1")), ())
+    both = ((TOKEN_MIN, 0, (OWN, OTHER)), (0, TOKEN_MAX, (OTHER, OWN)))
+    node.placed = tuple(
+        PlacedRange(Range(left, right), ReplicaGroup(nodes, nodes, 3)) for left, right, nodes in both
+    )
+
+    async def life() -> None:
+        opened = await node.sessions.run(TABLE, _order("open"))
+        assert opened is not None
+        assert [(one.reads, one.witnesses) for one in opened.ranges] == [((1,), (2,)), ((2,), (1,))]
+        facts = FACTS.decode(node.disk.read(f"{DIRECTORY}/one{FACTS_SUFFIX}"))
+        assert facts.owned == ((TOKEN_MIN, 0),)
+        assert node.lacking == [Range(TOKEN_MIN, 0)]
+        for task in node.tasks:
+            task.cancel()
+
+    asyncio.run(life())
 
 
 def test_another_secret_gets_nothing(node: _Node) -> None:

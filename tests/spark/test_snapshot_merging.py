@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import combinations
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("pyarrow")
@@ -114,6 +116,47 @@ def test_a_level_wants_so_many_of_a_ranges_replicas(
 ) -> None:
     found = readable(PART, _opened(1), {number: _opened(number) for number in (1, 2, 3)}, "a", level)
     assert (found.wanted, found.nodes) == (wanted, nodes)
+
+
+@pytest.mark.parametrize(
+    ("full", "witnesses", "level", "wanted"),
+    [
+        ((1, 2), (3,), Consistency.QUORUM, 2),
+        ((1, 2), (3,), Consistency.ONE, 1),
+        ((1, 2), (3,), Consistency.ALL, 2),
+        ((1, 2, 3), (4, 5), Consistency.QUORUM, 3),
+        ((1, 2, 3, 4), (5,), Consistency.QUORUM, 3),
+        ((1, 2), (3, 4), Consistency.QUORUM, 2),
+        ((1, 2, 3), (4,), Consistency.QUORUM, 2),
+    ],
+)
+def test_of_those_that_have_rows_so_many_are_read_that_each_quorum_has_one(
+    full: tuple[int, ...], witnesses: tuple[int, ...], level: Consistency, wanted: int
+) -> None:
+    nodes = tuple(SessionNode(number, "", 9042, "a") for number in (*full, *witnesses))
+    part = SessionRange(0, 9, full, 4, witnesses)
+    opened = msgspec.structs.replace(_opened(1, part), nodes=nodes)
+    found = readable(part, opened, dict.fromkeys(full, opened), "a", level)
+    assert (found.wanted, found.nodes) == (wanted, full)
+    if level is Consistency.QUORUM:
+        everyone = (*full, *witnesses)
+        writes = list(combinations(everyone, len(everyone) // 2 + 1))
+        for read in combinations(full, wanted):
+            assert all({*read} & {*write} for write in writes)
+        assert any(not {*read} & {*write} for read in combinations(full, wanted - 1) for write in writes), (
+            "one less would not do"
+        )
+        with pytest.raises(Unavailable) as refused:
+            readable(part, opened, dict.fromkeys(full[: wanted - 1], opened), "a", level)
+        assert "only full replicas count" in refused.value.message
+
+
+def test_a_level_for_which_there_are_too_few_full_replicas_is_refused() -> None:
+    part = SessionRange(0, 9, (1, 2), 4, (3,))
+    with pytest.raises(ConfigurationError, match="witnesses have no rows"):
+        readable(part, _opened(1, part), {}, "a", Consistency.THREE)
+    with pytest.raises(ConfigurationError, match="there are 0"):
+        readable(part, _opened(1, part), {}, "b", Consistency.LOCAL_ONE)
 
 
 def test_nodes_that_know_other_replicas_do_not_count() -> None:

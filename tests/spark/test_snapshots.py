@@ -22,7 +22,7 @@ from lockstep.spark import scan_arrow
 from lockstep.spark.options import Options, parse_options
 from lockstep.spark.snapshot_reading import SnapshotScan
 from lockstep.spark.snapshots import Snapshot, close_snapshot, open_snapshot
-from lockstep.values.errors import ConfigurationError, LockstepError
+from lockstep.values.errors import ConfigurationError, LockstepError, Unavailable
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 
 if TYPE_CHECKING:
@@ -102,6 +102,38 @@ def test_replicas_that_differ_are_merged_as_reads_merge_them(cluster: LocalClust
     )
     given, snapshot = opened("apart", consistencyLevel="QUORUM")
     assert rows_of(given, snapshot) == expected
+
+
+def test_of_a_table_with_witnesses_full_replicas_are_read_and_hold_what_a_quorum_acknowledged(
+    cluster: LocalCluster,
+) -> None:
+    """One node is away as rows change, so for some of them it is a full replica and a witness that did."""
+    connection = connect(cluster)
+    factor = "{'class': 'NetworkTopologyStrategy', 'replication_factor': '3/1'}"
+    connection.query(f"CREATE KEYSPACE seen WITH replication = {factor} AND replication_type = 'tracked'")
+    connection.query("CREATE TABLE seen.t (day int PRIMARY KEY, what text)")
+    name = cluster.file.nodes[2].name
+    written = [(number, "old") for number in range(60)]
+    for number, what in written:
+        connection.query(f"INSERT INTO seen.t (day, what) VALUES ({number}, '{what}')")
+    cluster.kill(name)
+    for number in range(60):
+        connection.query(f"UPDATE seen.t SET what = 'new' WHERE day = {number}")
+    connection.close()
+    asked = options(cluster, "t", keyspace="seen", consistencyLevel="QUORUM")
+    with pytest.raises(Unavailable) as refused:
+        open_snapshot(parse_options(asked))
+    assert "only full replicas count" in refused.value.message
+    cluster.start()
+    for level in ("QUORUM", "ALL"):
+        given = parse_options({**asked, "consistencyLevel": level})
+        snapshot = open_snapshot(given)
+        try:
+            assert {len(part.nodes) for part in snapshot.ranges} == {2}
+            found = rows_of(given, snapshot, ("day", "what"))
+        finally:
+            close_snapshot(given, snapshot)
+        assert found == [(number, "new") for number in range(60)]
 
 
 def test_columns_keys_and_limits(cluster: LocalCluster, opened: Any) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 import msgspec
@@ -40,8 +41,10 @@ from lockstep.schema.model import Table
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.group_commit import Space
 from lockstep.storage.store_position import Lacking
+from lockstep.topology.roles import readers
 from lockstep.values.codec import encode
 from lockstep.values.errors import DiskRefused, InvalidRequest, Overloaded
+from lockstep.values.ids import NodeId
 from lockstep.values.node_limits import (
     READ_SESSION_ATTEMPTS_MAX,
     READ_SESSION_IDLE_MS,
@@ -50,9 +53,11 @@ from lockstep.values.node_limits import (
     READ_SESSION_SWEEP_MS,
     READ_SESSIONS_MAX,
 )
-from lockstep.values.tokens import FULL_RING
+from lockstep.values.tokens import FULL_RING, Range
 
 _ID_CHARACTERS_MAX = 64
+#: A range, and who shows rows of it.
+_Placed = tuple[PlacedRange, Sequence[NodeId]]
 _NEEDED = ("pyarrow", "numpy")
 
 
@@ -162,12 +167,6 @@ class ReadSessions:
             raise InvalidRequest(
                 f"this node serves no read sessions: it lacks {', '.join(lacked) or 'doors'}"
             )
-        cluster = self._context.cluster()
-        if cluster.placements.ring(cluster.schema.group_of(table)).replication.has_witnesses:
-            raise InvalidRequest(
-                "a read session shows tables that all replicas have, and this one's keyspace has witnesses",
-                hint="read it by queries",
-            )
         if table.is_counter:
             raise InvalidRequest("a read session shows no counters")
         await self._make_room()
@@ -202,9 +201,9 @@ class ReadSessions:
         path = f"{DIRECTORY}/{session.id}"
         for _ in range(READ_SESSION_ATTEMPTS_MAX):
             before = self._placed(table)
-            owned = [placed for placed in before if self._context.own_id() in placed.group.reads]
-            for placed in owned:
-                self._lacking.require(table.id, placed.range)
+            owned = [placed.range for placed, shown in before if self._context.own_id() in shown]
+            for range_ in owned:
+                self._lacking.require(table.id, range_)
             until_s = self._runtime.clock.monotonic_s() + session.lease_ms / 1000
             # The store wants the directory to be there.
             self._runtime.disk.append(f"{path}{LEASE_SUFFIX}", LEASE.pack(until_s))
@@ -219,7 +218,7 @@ class ReadSessions:
             await self._remove(session.id)
         raise Overloaded("who owns what of the table changes right now")
 
-    def _placed(self, table: Table) -> tuple[PlacedRange, ...]:
+    def _placed(self, table: Table) -> tuple[_Placed, ...]:
         """InvalidRequest when the table is gone, or is another one by now."""
         cluster = self._context.cluster()
         found = cluster.schema.table(table.keyspace, table.name)
@@ -227,15 +226,18 @@ class ReadSessions:
             raise InvalidRequest(
                 f"{table.keyspace}.{table.name} is no table, or no longer the one that was meant"
             )
-        return tuple(cluster.placements.ring(cluster.schema.group_of(found)).ranges)
+        ring = cluster.placements.ring(cluster.schema.group_of(found))
+        if not ring.replication.has_witnesses:
+            return tuple((placed, placed.group.reads) for placed in ring.ranges)
+        return tuple((placed, readers(cluster, ring, placed)) for placed in ring.ranges)
 
     async def _opened(
         self,
         doors: Doors,
         table: Table,
         session: ReadSession,
-        placed: tuple[PlacedRange, ...],
-        owned: list[PlacedRange],
+        placed: tuple[_Placed, ...],
+        owned: list[Range],
     ) -> SessionOpened:
         """Once its content is fixed: have it served."""
         cluster, disk, configuration = (
@@ -244,7 +246,7 @@ class ReadSessions:
             self._context.configuration,
         )
         shown = ScanTable(table, cluster.schema.by_name[table.keyspace].types)
-        ranges = tuple((one.range.left, one.range.right) for one in owned)
+        ranges = tuple((one.left, one.right) for one in owned)
         repaired = tuple(cluster.repairs.by_table.get(table.id, ()))
         facts = SessionFacts(session.secret, session.lease_ms, shown, ranges, repaired)
         disk.append(f"{DIRECTORY}/{session.id}{FACTS_SUFFIX}", encode(facts))
@@ -268,12 +270,7 @@ class ReadSessions:
             port,
             self._runtime.clock.wall_us(),
             shown,
-            tuple(
-                SessionRange(
-                    one.range.left, one.range.right, tuple(map(int, one.group.reads)), one.group.epoch
-                )
-                for one in placed
-            ),
+            tuple(_told(one, shown) for one, shown in placed),
             tuple(
                 SessionNode(int(info.id), info.address, info.cql_port, info.dc)
                 for info in cluster.directory.nodes
@@ -331,6 +328,12 @@ class ReadSessions:
         found = self._runtime.disk.read(path)
         (until_s,) = LEASE.unpack(found) if len(found) == LEASE.size else (session.until_s,)
         return max(session.until_s, float(until_s))
+
+
+def _told(placed: PlacedRange, shown: Sequence[NodeId]) -> SessionRange:
+    group, range_ = placed.group, placed.range
+    witnesses = tuple(int(node) for node in group.reads if node not in shown)
+    return SessionRange(range_.left, range_.right, tuple(map(int, shown)), group.epoch, witnesses)
 
 
 def _renewed_s(session: ReadSession) -> float:
