@@ -9,6 +9,7 @@ from __future__ import annotations
 from lockstep.quorum.plans import Plan, PlanBook, TablePlacement
 from lockstep.runtime.ports import Runtime
 from lockstep.storage.journal import Journal
+from lockstep.storage.shard_logs import Shard
 from lockstep.storage.witnessing import require_room
 from lockstep.tracking.held import MutationId, part_beside
 from lockstep.values.rows import Mutation, without_log
@@ -38,7 +39,7 @@ class Keeping:
         assert self.journal is not None and placement.is_tracked, "the table is tracked"
         shard, follows = (placement.ring.id, right), first_epoch if placement.has_views else None
         mutation = self._with_log(mutation)
-        require_room(self.journal, shard, given)
+        self._require_room(shard, mutation, given)
         if given is None:
             given = self.journal.give(shard, mutation, self._clock.wall_us(), first_epoch=follows)
             self._probes.reach("replica.write.named")
@@ -56,6 +57,8 @@ class Keeping:
         if given is None:
             right = placement.ring.range_at(captured.token).range.right
             return self.keep(placement, right, captured, None)[1]
+        right = placement.ring.range_at(captured.token).range.right
+        require_room(journal, (placement.ring.id, right), part_beside(given))
         journal.take_captured(placement.ring.id, part_beside(given), mutation)
         self._probes.reach("capture.write.log_alone")
         return journal.sequence
@@ -67,8 +70,21 @@ class Keeping:
         assert self.journal is not None and plan.shard is not None, "the table is tracked"
         assert plan.local is not None and plan.epoch == self._plans.epoch, "the plan is new"
         follows, now_us = first_epoch if plan.has_views else None, self._clock.wall_us()
-        require_room(self.journal, plan.shard)
+        self._require_room(plan.shard, mutation)
         return self.journal.give(plan.shard, self._with_log(mutation), now_us, first_epoch=follows)
+
+    def _require_room(self, shard: Shard, mutation: Mutation, given: MutationId | None = None) -> None:
+        """Overloaded as `require_room` says, of the range and of what is added to a log in another."""
+        assert self.journal is not None, "the table is tracked"
+        require_room(self.journal, shard, given)
+        captured = mutation.captured
+        placement = self._plans.placement(captured.table_id) if captured is not None else None
+        if captured is None or placement is None:
+            return
+        placed = placement.ring.range_at(captured.token)
+        if placed.range.right != shard[1] and self._plans.own in placed.group.writes:
+            part = part_beside(given) if given is not None else None
+            require_room(self.journal, (shard[0], placed.range.right), part)
 
     def _with_log(self, mutation: Mutation) -> Mutation:
         """A mutation with what it adds to a log of changes, unless that is gone."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from lockstep.schema.model import Keyspace, Replication, Schema, Table
-from lockstep.schema.table_options import CAPTURE_OFF, CONFIGURATION, option
+from lockstep.schema.table_options import CONFIGURATION
 from lockstep.tracking.witnesses import Factor, change_refused
 from lockstep.values.errors import Rejected
 from lockstep.values.hash_tree import changed
@@ -60,13 +60,6 @@ def refuse_unfit(before: Schema, after: Schema, *, untracked: list[Table]) -> No
                 f"table {made.keyspace}.{made.name} counts: its keyspace has witnesses, which add to no row",
                 _FULL,
             )
-        if option(made.options, "cdc") != CAPTURE_OFF:
-            raise _refused(
-                made.keyspace,
-                f"changes of {made.keyspace}.{made.name} cannot be captured: its keyspace has witnesses, and "
-                "a witness of one range may have the log of another",
-                _FULL,
-            )
 
 
 def refuse_change(keyspace: Keyspace, target: Replication) -> None:
@@ -89,12 +82,9 @@ def refuse_change(keyspace: Keyspace, target: Replication) -> None:
     if not keyspace.tracked or keyspace.tablets is not None:
         raise _refused(name, f"{what}: it is untracked, or has tablets", _TRACK)
     for table in keyspace.tables:
-        is_captured = option(table.options, "cdc") != CAPTURE_OFF
-        if table.view is not None or table.is_counter or table.tracked_since or is_captured:
+        if table.view is not None or table.is_counter or table.tracked_since:
             raise _refused(
-                name,
-                f"{what}: {table.name} is a view, counts, is captured, or was there before it was tracked",
-                _FULL,
+                name, f"{what}: {table.name} is a view, counts, or was there before it was tracked", _FULL
             )
 
 

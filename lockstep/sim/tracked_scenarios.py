@@ -511,6 +511,30 @@ TRACKED_SCENARIOS = (
         ),
     ),
     Scenario(
+        name="tracked_witness_capture",
+        chaos_s=14.0,
+        founders=(3, 3, 4, 5),
+        factors=(3,),
+        spares=2,
+        tracked=True,
+        witnesses=1,
+        busy_s=1.0,
+        clients=1,
+        capturing=4,
+        # A write that its leader refused, and that comes to it again later, is done then.
+        duplicate=(0.0,),
+        faults=(
+            *_NODES_AND_LINKS,
+            *("isolate_leader", "crash_at_probe", "crash_newcomer", "crash_source", "hold_behind"),
+            *("loss", "slow_disk", "linger", "pause_reconciler", "long_away"),
+        ),
+        sometimes=(
+            *("join completed", "decommission completed", "tracked.ranges_changed", "tracked.promoted"),
+            *("capture.write.without_log", "tracked.pulled", "tracked.handed_over", "read.tracked_brought"),
+            *("a witness was empty", "conditional.decided", "batches.written"),
+        ),
+    ),
+    Scenario(
         name="tracked_change_tablets",
         # A new map of a captured table settles for 20 s.
         chaos_s=40.0,

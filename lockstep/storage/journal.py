@@ -182,10 +182,14 @@ class Journal:
         lacking = [part for part in parts if not part.is_in(self.logs_of(part.shard))]
         if not lacking:
             return
-        assert all(self.keeps(part.shard) for part in lacking), "what is captured has no witnesses"
         logs, records = [self._logs(part.shard) for part in lacking], [part.record() for part in lacking]
-        mutation = lacking[0].mutation if len(lacking) == 1 else lacking[0].whole
-        self._sequence = self._engine.apply(mutation, records, first_epoch=first_epoch)
+        kept = [part for part in lacking if self.keeps(part.shard)]
+        if kept:
+            mutation = kept[0].mutation if len(kept) == 1 else kept[0].whole
+            self._sequence = self._engine.apply(mutation, records, first_epoch=first_epoch)
+        else:
+            require_fitting(lacking[0].whole, max(len(body) for _, _, body in records))
+            self._sequence = self._engine.write_records(Family.JOURNAL, records)
         self._count(*(body for _, _, body in records))
         for part, of_part in zip(lacking, logs, strict=True):
             self._add(of_part, part.given.log, part.given.offset, part.place, captured_place(part.mutation))

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 FIRST = "127.0.121.1"
 POINTS = [f"127.0.121.{n}" for n in range(1, 4)]
-KEYSPACE = "WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 3}"
+KEYSPACE = "WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': '%s'}"
 TRACKED = "AND replication_type = 'tracked'"
 #: Longer than a write may take here.
 SAFETY_MS = 4000
@@ -110,14 +110,18 @@ def read_log(session: Session, node: str) -> Counter[int]:
     return Counter(row.v for row in session.execute(asked, host=host, timeout=20))
 
 
-@pytest.mark.parametrize("spread", ["", "AND tablets = {'initial': 4}"])
-def test_a_stream_of_what_is_reconciled_has_each_acknowledged_write_once(spread: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("factor", "spread"), [("3", ""), ("3", "AND tablets = {'initial': 4}"), ("3/1", "")]
+)
+def test_a_stream_of_what_is_reconciled_has_each_acknowledged_write_once(
+    factor: str, spread: str, tmp_path: Path
+) -> None:
     made = LocalCluster.create("changes", 3, first_address=FIRST, ports=PORTS, home=tmp_path)
     with made as cluster:
         cluster.start()
         driver = connect(POINTS[:2])
         session = driver.connect()
-        session.execute(f"CREATE KEYSPACE h {KEYSPACE} {spread} {TRACKED}")
+        session.execute(f"CREATE KEYSPACE h {KEYSPACE % factor} {spread} {TRACKED}")
         session.execute("CREATE TABLE h.t (k int PRIMARY KEY, v int) WITH cdc = {'enabled': true}")
         with written(session) as writer:
             follower = Follower()

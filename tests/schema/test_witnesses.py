@@ -14,6 +14,7 @@ from lockstep.schema.changes import (
 from lockstep.schema.model import Replication, Schema
 from lockstep.schema.replication_options import parse_replication, replication_map
 from lockstep.schema.view_changes import CreateView
+from lockstep.schema.witnesses import refuse_change
 from lockstep.values import codec
 from lockstep.values.errors import Rejected
 from tests.schema.test_tracking import table
@@ -94,16 +95,6 @@ def test_a_simple_strategy_has_no_witnesses() -> None:
             (keyspace(), table("t"), AlterOptions("ks", "t", (("replication_type", "untracked"),))),
             "it is untracked",
         ),
-        ((keyspace(), table("t", ("cdc", "true"))), "captured"),
-        ((keyspace(), table("t"), AlterOptions("ks", "t", (("cdc", "true"),))), "captured"),
-        (
-            (
-                keyspace(("dc1", "3")),
-                table("t", ("cdc", "true")),
-                AlterKeyspace("ks", factors(("dc1", "3/1"))),
-            ),
-            "captured",
-        ),
     ],
 )
 def test_what_needs_rows_at_each_replica_is_refused_with_a_hint(
@@ -114,6 +105,14 @@ def test_what_needs_rows_at_each_replica_is_refused_with_a_hint(
     with pytest.raises(Rejected, match=why) as refused:
         apply_change(schema, last, 9)
     assert refused.value.hint
+
+
+def test_changes_are_captured_before_and_after_there_are_witnesses() -> None:
+    made = applied(keyspace(), table("t", ("cdc", "true")))
+    assert made.by_name["ks"].by_name["t"].options
+    apply_change(applied(keyspace(), table("t")), AlterOptions("ks", "t", (("cdc", "true"),)), 9)
+    plain = applied(keyspace(("dc1", "3")), table("t", ("cdc", "true")))
+    refuse_change(plain.by_name["ks"], applied(keyspace()).by_name["ks"].replication)
 
 
 def test_a_view_of_a_table_with_witnesses_is_refused() -> None:

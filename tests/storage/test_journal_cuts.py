@@ -179,6 +179,56 @@ def test_a_replica_of_one_of_both_takes_what_is_its_own(not_here: int, tmp_path:
     asyncio.run(check())
 
 
+@pytest.mark.parametrize("stored", [(), (LOW,), (SHARD,), (LOW, SHARD)])
+@pytest.mark.parametrize("gives", [True, False])
+def test_a_witness_of_one_range_stores_what_is_of_the_other(
+    stored: tuple[tuple[int, int], ...], gives: bool, tmp_path: Path
+) -> None:
+    """And both once it is a full replica of both."""
+
+    async def check() -> None:
+        place = Place(tmp_path)
+        place.ranges.rights = [LOW[1], TOKEN_MAX]
+        journal = await place.start()
+        journal.fit(TABLES)
+        journal.keeps = lambda shard: shard in stored
+        change = captured(0)
+        assert change.captured is not None
+        if gives:
+            journal.give(LOW, change, NOW_US)
+        else:
+            journal.take(LOW, MutationId(NodeId(7), 1 << 24, 0, NOW_US), change)
+        journal.validate()
+        assert journal.held(LOW) == held(0) and journal.held(SHARD) == held_beside(0)
+        assert len(entries(place)) == 2, "both are journalled"
+        assert place.has(change) == (LOW in stored)
+        assert place.has(change.captured) == (SHARD in stored)
+        journal.keeps = lambda shard: True
+        for shard in (LOW, SHARD):
+            await journal.store_again(shard)
+        assert place.has(change) and place.has(change.captured)
+        await place.engine.close()
+
+    asyncio.run(check())
+
+
+def test_a_witness_of_a_range_that_has_both_stores_neither(tmp_path: Path) -> None:
+    async def check() -> None:
+        place = Place(tmp_path)
+        journal = await place.start()
+        journal.fit(TABLES)
+        journal.keeps = lambda shard: False
+        change = captured(0)
+        given = journal.give(SHARD, change, NOW_US)
+        journal.take(SHARD, given, change)
+        journal.validate()
+        assert change.captured is not None and not place.has(change) and not place.has(change.captured)
+        assert [one.mutation for one in journal.entries(3, held(0), 1 << 20)] == [change]
+        await place.engine.close()
+
+    asyncio.run(check())
+
+
 def test_a_part_that_is_held_is_not_stored_again_and_the_other_one_is(tmp_path: Path) -> None:
     async def check() -> None:
         place = Place(tmp_path)

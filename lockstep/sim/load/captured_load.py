@@ -25,6 +25,7 @@ from lockstep.sim.load.operators import Operators
 from lockstep.sim.load.side_load import SideClient, SideLoad, int_bytes
 from lockstep.sim.runtime.streams import WALL_START_US
 from lockstep.sim.watch import Watch
+from lockstep.topology import roles
 from lockstep.values.ids import Consistency, NodeId
 from lockstep.values.tokens import token_of
 
@@ -97,8 +98,10 @@ class CaptureWorkload(SideLoad):
         log, group = log_of(newest.schema, table), newest.schema.group_of(table)
         assert log is not None and newest.schema.group_of(log) == group, "a log lies with its table"
 
+        ring = newest.placements.ring(group)
+
         def readers(token: int) -> Sequence[NodeId]:
-            return newest.group_for(group, token).reads
+            return roles.readers(newest, ring, ring.range_at(token))
 
         disks = self.disks(newest)
         bounds = bounds_of(newest, group)

@@ -114,6 +114,22 @@ def _promises_not_streamed() -> _Context:
     return replaced((WorkService, "_stream_task", of_rows))
 
 
+def _log_row_left_out() -> _Context:
+    """Who is a witness of a row's range keeps what it adds to the log as a witness too, though it is to store
+    it."""
+    store_parts = Journal._store_parts
+
+    def by_the_first(self: Any, parts: Any, first_epoch: Any) -> None:
+        keeps = self.keeps
+        self.keeps = lambda shard: keeps(shard) and keeps(parts[0].shard)
+        try:
+            store_parts(self, parts, first_epoch)
+        finally:
+            self.keeps = keeps
+
+    return replaced((Journal, "_store_parts", by_the_first))
+
+
 _SCENARIO = "tracked_witnesses"
 _DECIDING = "tracked_witness_lwt"
 WITNESSES = (
@@ -123,6 +139,9 @@ WITNESSES = (
     Planted("witness_empty_entry", "replicas differ", _SCENARIO, _witness_holds_nothing),
     Planted("witness_decides_blind", "a decision is missed", _DECIDING, _decided_without_witnesses),
     Planted("witness_rows_count", "a decision is missed", _DECIDING, _witness_shows_nothing),
+    Planted(
+        "witness_log_left_out", "a change is not in the log", "tracked_witness_capture", _log_row_left_out
+    ),
 )
 #: Those that a test brings about.
 DIRECTED = (
