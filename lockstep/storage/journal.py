@@ -468,8 +468,11 @@ class Journal:
                 there = self._own_logs(captured, shard[0]) if captured is not None else found
                 if there is not found:
                     yield from divided(self._engine, log, offset, found, there, self._add)
-                elif found is None or found.contains(log, offset):
+                elif found is None or found.is_let_go(log, offset):
                     yield "delete", entry_key(log, offset)
+                elif found.contains(log, offset):
+                    # What an entry that was cut has left there has the same id, and is the same.
+                    continue
                 else:
                     self._add(found, log, offset, place, captured)
 

@@ -108,6 +108,10 @@ class ShardLogs:
     def contains(self, log: LogId, offset: int) -> bool:
         return self._held.get(log, EMPTY).contains(offset)
 
+    def is_let_go(self, log: LogId, offset: int) -> bool:
+        """Whether it is held, and has no entry."""
+        return any(runs.contains(offset) for runs in self.runs_of(log))
+
     def end(self, log: LogId) -> int:
         return self._held.get(log, EMPTY).end
 

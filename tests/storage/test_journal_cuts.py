@@ -299,6 +299,33 @@ def test_an_entry_that_is_cut_in_two_is_made_two(
     asyncio.run(check())
 
 
+@pytest.mark.parametrize("low_first", [True, False])
+def test_an_entry_that_is_cut_again_finds_its_part_there_already(low_first: bool, tmp_path: Path) -> None:
+    """The part was taken as its range was apart; the whole came once both were one."""
+
+    async def check() -> None:
+        place = Place(tmp_path)
+        journal = await place.start()
+        place.ranges.rights, place.ranges.others = [LOW[1], TOKEN_MAX], {LOW[1]}
+        journal.fit(TABLES)
+        given = MutationId(NodeId(9), 5 << 24, 2, NOW_US)
+        if low_first:
+            journal.take_captured(3, part_beside(given), captured(1))
+        place.ranges.rights, place.ranges.others = [TOKEN_MAX], set()
+        journal.fit(TABLES)
+        journal.take(SHARD, given, captured(1))
+        if not low_first:
+            journal.take_captured(3, part_beside(given), captured(1))
+        place.ranges.rights = [LOW[1], TOKEN_MAX]
+        journal.fit(TABLES)
+        journal.validate()
+        log = (9, 5 << 24)
+        assert entries(place) == {(log, 2): without_log(captured(1)), (beside(log), 2): captured(1).captured}
+        await place.engine.close()
+
+    asyncio.run(check())
+
+
 def test_who_keeps_the_range_of_the_log_alone_keeps_what_was_added_to_it(tmp_path: Path) -> None:
     async def check() -> None:
         place = Place(tmp_path)
