@@ -17,6 +17,7 @@ from lockstep.values.hash_tree import changed
 
 _TRACK: Final = "say replication_type = 'tracked', or a factor without witnesses"
 _FULL: Final = "have it in a keyspace whose factors name no witnesses"
+_MADE_WITH: Final = "make a keyspace with the factor that is wanted, and copy the tables there"
 _ONE_BY_ONE: Final = "take the witnesses away first, as in '3', then change the factor, then name them again"
 
 
@@ -35,12 +36,6 @@ def refuse_unfit(before: Schema, after: Schema, *, untracked: list[Table]) -> No
             continue
         if not now.tracked:
             raise _refused(now.name, f"keyspace {now.name} has witnesses and is untracked", _TRACK)
-        if now.tablets is not None:
-            raise _refused(
-                now.name,
-                f"keyspace {now.name} has witnesses: its tables lie on the ring, not in tablets",
-                _FULL,
-            )
     for table in untracked:
         keyspace = after.by_name[table.keyspace]
         if keyspace.replication.has_witnesses:
@@ -69,6 +64,10 @@ def refuse_change(keyspace: Keyspace, target: Replication) -> None:
     if target == before or not (before.has_witnesses or target.has_witnesses) or not keyspace.by_name:
         return
     what = f"keyspace {name} cannot go from {before.text()} to {target.text()}"
+    if keyspace.tablets is not None:
+        raise _refused(
+            name, f"{what}: tablets keep the witnesses that their keyspace was made with", _MADE_WITH
+        )
     if (before.strategy, before.factors) != (target.strategy, target.factors):
         raise _refused(name, f"{what}: while there are witnesses no replica is added or removed", _ONE_BY_ONE)
     was, now = before.witnesses, target.witnesses
@@ -79,8 +78,8 @@ def refuse_change(keyspace: Keyspace, target: Replication) -> None:
             raise _refused(name, f"{what}: {why}", "name one witness more than there are")
     if not target.has_witnesses:
         return
-    if not keyspace.tracked or keyspace.tablets is not None:
-        raise _refused(name, f"{what}: it is untracked, or has tablets", _TRACK)
+    if not keyspace.tracked:
+        raise _refused(name, f"{what}: it is untracked", _TRACK)
     for table in keyspace.tables:
         if table.view is not None or table.is_counter or table.tracked_since:
             raise _refused(

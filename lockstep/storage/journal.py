@@ -39,6 +39,7 @@ from lockstep.storage.journal_cuts import (
     fitted_notes,
     parts_of,
     ranges_now,
+    stored_of,
 )
 from lockstep.storage.journal_loading import Loading, validate_stored
 from lockstep.storage.journal_records import (
@@ -173,8 +174,7 @@ class Journal:
         self._store(shard, given, mutation, table_id, token, first_epoch)
 
     def take_captured(self, group: int, part: MutationId, mutation: Mutation) -> None:
-        """As `take` of what a mutation adds to a log of changes, as a replica of that range; it has the id of
-        that part."""
+        """As `take` of what a mutation adds to a log, as a replica of that: by the id of the part."""
         self._store_parts([captured_part(self._range_at, group, part, mutation)], None)
 
     def _store_parts(self, parts: Sequence[Part], first_epoch: int | None) -> None:
@@ -183,9 +183,7 @@ class Journal:
         if not lacking:
             return
         logs, records = [self._logs(part.shard) for part in lacking], [part.record() for part in lacking]
-        kept = [part for part in lacking if self.keeps(part.shard)]
-        if kept:
-            mutation = kept[0].mutation if len(kept) == 1 else kept[0].whole
+        if (mutation := stored_of(lacking, self.keeps)) is not None:
             self._sequence = self._engine.apply(mutation, records, first_epoch=first_epoch)
         else:
             require_fitting(lacking[0].whole, max(len(body) for _, _, body in records))
@@ -470,10 +468,7 @@ class Journal:
                     yield from divided(self._engine, log, offset, found, there, self._add)
                 elif found is None or found.is_let_go(log, offset):
                     yield "delete", entry_key(log, offset)
-                elif found.contains(log, offset):
-                    # What an entry that was cut has left there has the same id, and is the same.
-                    continue
-                else:
+                elif not found.contains(log, offset):  # Else an entry that was cut has left the same there.
                     self._add(found, log, offset, place, captured)
 
     def _own_logs(self, place: Place, group: int) -> ShardLogs | None:

@@ -8,7 +8,7 @@ the whole mutation: whoever is brought the one holds both, where it has both ran
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -83,6 +83,15 @@ def parts_of(range_at: RangeAt, shard: Shard, given: MutationId, mutation: Mutat
     alone = Part(shard, given, without_log(mutation), mutation)
     there = shard[0], at[0].right
     return [alone, Part(there, part_beside(given), captured, mutation)] if at[1] else [alone]
+
+
+def stored_of(parts: Sequence[Part], keeps: Callable[[Shard], bool]) -> Mutation | None:
+    """What of a mutation's parts, one or both of them, goes to tables: what is of ranges whose witness this
+    node is does not."""
+    kept = [part for part in parts if keeps(part.shard)]
+    if not kept:
+        return None
+    return kept[0].mutation if len(kept) == 1 else kept[0].whole
 
 
 def captured_part(range_at: RangeAt, group: int, part: MutationId, mutation: Mutation) -> Part:

@@ -48,13 +48,13 @@ def stream_plan(mover: Mover, cluster: ClusterMetadata, dead: Sequence[NodeId]) 
             absent = (*dead, *gone, *shunned(mover, piece, lacking, dc_of))
             if not isinstance(mover, Lone):
                 found = kind_of(mover).tasks(mover, piece, dc_of, absent, lacking)
-                if piece.replication.has_witnesses:
-                    found = list(_with_data(found, piece, dc_of, absent))
-                tasks.extend(found)
             elif courses.COURSES[mover.kind].filling is Filling.GIVERS:
-                tasks.extend(tasks_of_givers(piece, dc_of, absent, lacking))
+                found = tasks_of_givers(piece, dc_of, absent, lacking)
             else:
-                tasks.extend(tasks_of_quorum(piece, dc_of, absent, lacking))
+                found = tasks_of_quorum(piece, dc_of, absent, lacking)
+            if piece.replication.has_witnesses:
+                found = list(_with_data(found, piece, dc_of, absent))
+            tasks.extend(found)
     return tuple(tasks)
 
 

@@ -61,10 +61,11 @@ def session_of(node: Node) -> Session:
     return node.session(timeout_s=WAIT_S)
 
 
-def test_a_full_replica_is_killed_and_no_write_is_lost_though_one_of_three_has_no_rows() -> None:
+@pytest.mark.parametrize("spread", ["", "AND tablets = {'initial': 8}"])
+def test_a_full_replica_is_killed_and_no_write_is_lost_though_one_of_three_has_no_rows(spread: str) -> None:
     with Cluster(4) as cluster, ExitStack() as closing:
         cluster.execute(
-            f"CREATE KEYSPACE k WITH replication = {REPLICATION} AND replication_type = 'tracked'"
+            f"CREATE KEYSPACE k WITH replication = {REPLICATION} {spread} AND replication_type = 'tracked'"
         )
         cluster.execute("CREATE TABLE k.t (k int PRIMARY KEY, v text)")
         *left, lost = cluster.nodes

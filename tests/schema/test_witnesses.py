@@ -30,6 +30,9 @@ def keyspace(*named: tuple[str, str], word: str | None = "tracked") -> CreateKey
     return CreateKeyspace("ks", factors(*named or (("dc1", "3/1"),)), replication_type=word)
 
 
+SPREAD = CreateKeyspace("ks", factors(("dc1", "3/1")), tablets=(), replication_type="tracked")
+
+
 def applied(*changes: SchemaChange) -> Schema:
     schema = Schema()
     for epoch, change in enumerate(changes, start=1):
@@ -75,7 +78,16 @@ def test_a_simple_strategy_has_no_witnesses() -> None:
         ((keyspace(word="untracked"),), "is untracked"),
         ((keyspace(), table("t", ("replication_type", "untracked"))), "it is untracked"),
         ((keyspace(), table("t", column="counter")), "counts"),
-        ((CreateKeyspace("ks", factors(("dc1", "3/1")), tablets=(), replication_type="tracked"),), "ring"),
+        ((SPREAD, table("t"), AlterKeyspace("ks", factors(("dc1", "3")))), "made with"),
+        (
+            (
+                CreateKeyspace("ks", factors(("dc1", "3")), tablets=(), replication_type="tracked"),
+                table("t"),
+                AlterKeyspace("ks", factors(("dc1", "3/1"))),
+            ),
+            "made with",
+        ),
+        ((SPREAD, AlterKeyspace("ks", replication_type="untracked")), "is untracked"),
         ((keyspace(), AlterKeyspace("ks", replication_type="untracked")), "is untracked"),
         ((keyspace(), table("t"), AlterKeyspace("ks", factors(("dc1", "4/1")))), "added or removed"),
         ((keyspace(), table("t"), AlterKeyspace("ks", factors(("dc1", "2")))), "added or removed"),

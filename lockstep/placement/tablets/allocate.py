@@ -3,7 +3,8 @@
 Invariant: no two replicas of a tablet on one node; each data centre has as many as its factor says, in as
 many racks as there are, or one in each rack of its list. Racks take turns by the number of the tablet; in a
 rack the node is taken that has least of this table for its capacity, then the one that has least of
-everything, and of its shards likewise. So a new table is spread evenly also where others are not.
+everything, and of its shards likewise. So a new table is spread evenly also where others are not. Where there
+are witnesses, who keeps the data is spread as evenly.
 """
 
 from __future__ import annotations
@@ -74,13 +75,30 @@ def allocate(
         if refusal is not None:
             return NotPlaceable(refusal)
         names = wanted or sorted(racks)
+        full = factor - replication.witnesses.get(dc, 0)
+        keeping: dict[NodeId, float] = {}
         for number in range(count):
-            found[number] += _dealt(number, factor, names, racks)
+            dealt = _dealt(number, factor, names, racks)
+            found[number] += dealt if full == factor else _with_roles(dealt, full, racks, keeping)
     total = replication.total
     assert all(len({node for node, _ in replicas}) == len(replicas) == total for replicas in found), (
         "a tablet has as many replicas as the factors say, on as many nodes"
     )
     return [tuple(replicas) for replicas in found]
+
+
+def _with_roles(
+    dealt: Sequence[Replica],
+    full: int,
+    racks: Mapping[str, Sequence[_Seat]],
+    keeping: dict[NodeId, float],
+) -> list[Replica]:
+    """In such an order that those come first, and keep the data, who keep least of it for their capacity."""
+    share = {seat.host.node: seat.share for seats in racks.values() for seat in seats}
+    ordered = sorted(dealt, key=lambda replica: keeping.get(replica[0], 0.0))
+    for node, _ in ordered[:full]:
+        keeping[node] = keeping.get(node, 0.0) + 1 / share[node]
+    return ordered
 
 
 def _refusal(dc: str, factor: int, racks: Mapping[str, Sequence[_Seat]], wanted: Sequence[str]) -> str | None:

@@ -59,6 +59,11 @@ class TabletMap(msgspec.Struct, frozen=True, dict=True):
     def count(self) -> int:
         return self.ring.count
 
+    @property
+    def merges(self) -> bool:
+        """Whether pairs are joined: two on the same nodes may have another witness each."""
+        return not self.replication.has_witnesses
+
     @cached_property
     def digest(self) -> bytes:
         """32 bytes; costs what changed."""

@@ -147,11 +147,13 @@ def decide(
             else:
                 revoked.append(Decided(group, Resize(ResizeKind.NONE, known.sequence + 1), reason))
             continue
-        found = (
-            _evened(table, wish, floor, settings)
-            or _whole(table, wish, wishes[group].rule)
-            or _alone(table, settings, table.at_least(floor))
+        ways = (
+            _evened(table, wish, floor, settings),
+            _whole(table, wish, wishes[group].rule),
+            _alone(table, settings, table.at_least(floor)),
         )
+        never = None if table.map.merges else ResizeKind.MERGE
+        found = next((one for one in ways if one is not None and one.resize.kind is not never), None)
         if found is not None:
             made.append((-(table.counted.average_bytes or 0.0), found))
     assert standing + len(revoked) + len(made) <= len(tables), "a table has one decision"

@@ -152,7 +152,7 @@ def check_reconciled(watch: Watch) -> int:
 def _check_witnesses(watch: Watch, nodes: Mapping[int, Node]) -> None:
     """TRK-1, of witnesses at rest: no rows, and no mutations any more."""
     cluster, disks = watch.cluster.newest, watch.disks(watch.cluster.newest)
-    for ring in cluster.shared_rings:
+    for ring in cluster.placements.rings:
         tables = [table.id for table in cluster.schema.tables_in(ring.id)]
         for placed in ring.ranges if ring.replication.has_witnesses else ():
             keeping = keepers(cluster, ring, placed)

@@ -34,7 +34,7 @@ class WitnessCheck:
     def values(self, values: Sequence[ClusterMetadata]) -> None:
         """The metadata of epochs that follow each other."""
         for before, after in zip((None, *values), values, strict=False):
-            for ring in after.shared_rings:
+            for ring in after.placements.rings:
                 if ring.replication.has_witnesses:
                     for placed in ring.ranges:
                         self.ranges += 1

@@ -11,6 +11,7 @@ from lockstep.coordination import ballot_rounds
 from lockstep.node.work import reconciling as reconciling_module
 from lockstep.node.work.tracked_ranges import TrackedRanges
 from lockstep.node.work.worker import WorkService
+from lockstep.placement.tablets.map import TabletMap
 from lockstep.quorum import plans as plans_module
 from lockstep.quorum.plans import PlanBook
 from lockstep.replica import replica as replica_module
@@ -130,6 +131,11 @@ def _log_row_left_out() -> _Context:
     return replaced((Journal, "_store_parts", by_the_first))
 
 
+def _merged_with_another_witness() -> _Context:
+    """Tablets on the same nodes are joined, whoever keeps the data of each."""
+    return replaced((TabletMap, "merges", True))
+
+
 _SCENARIO = "tracked_witnesses"
 _DECIDING = "tracked_witness_lwt"
 WITNESSES = (
@@ -138,6 +144,7 @@ WITNESSES = (
     Planted("witness_as_source", "replicas differ", _SCENARIO, _filled_from_anybody),
     Planted("witness_empty_entry", "replicas differ", _SCENARIO, _witness_holds_nothing),
     Planted("witness_decides_blind", "a decision is missed", _DECIDING, _decided_without_witnesses),
+    Planted("witness_merged", "replicas differ", "tracked_witness_tablets", _merged_with_another_witness),
     Planted("witness_rows_count", "a decision is missed", _DECIDING, _witness_shows_nothing),
     Planted(
         "witness_log_left_out", "a change is not in the log", "tracked_witness_capture", _log_row_left_out

@@ -163,6 +163,12 @@ def _refuse_move(cluster: ClusterMetadata, move: TabletMove, tablet: Tablet) -> 
             f"node {target} has a replica of {where} already", hint="choose a node that has none of it"
         )
     _refuse_target(cluster, move)
+    by_id, ring = cluster.directory.by_id, cluster.placements.ring(move.group)
+    if ring.replication.has_witnesses and by_id[source].dc != by_id[target].dc:
+        raise Rejected(
+            f"{where} has witnesses, whose numbers are of each data centre: no replica goes to another one",
+            hint=f"choose a node of data centre {by_id[source].dc}",
+        )
 
 
 def _refuse_target(cluster: ClusterMetadata, move: TabletMove) -> None:

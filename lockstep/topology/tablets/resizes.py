@@ -241,6 +241,12 @@ def _refuse_split(name: str, wanted: Resize, map_: TabletMap) -> None:
 
 
 def _refuse_merge(name: str, wanted: Resize, map_: TabletMap) -> None:
+    if not map_.merges:
+        raise Rejected(
+            f"tablets of {name} are not merged: its keyspace has witnesses, and a pair that lies on the same "
+            "nodes may have another witness each",
+            hint="split what is too wide instead, or keep the table where factors name no witnesses",
+        )
     rights = [placed.range.right for placed in map_.ring.ranges]
     if len(rights) == 1 or rights[-1] in wanted.rights:
         raise Rejected(f"the last tablet of {name} has none behind it")

@@ -10,6 +10,7 @@ import pytest
 from lockstep.placement.tablets.allocate import NotPlaceable, allocate
 from lockstep.placement.tablets.load import GIB, Drain, Host, LoadStatistics, NodeLoad, TabletLoad
 from lockstep.placement.tablets.shards import Replica
+from lockstep.placement.witnesses import full_of
 from lockstep.schema.model import Replication
 from lockstep.values.ids import NodeId
 
@@ -51,6 +52,35 @@ def test_fresh_allocation_is_even_by_capacity(seed: int) -> None:
     for host in hosts:
         on = [shards[(host.node, shard)] for shard in range(host.shards)]
         assert max(on) - min(on) <= 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_who_keeps_the_data_beside_witnesses_is_spread_by_capacity(seed: int) -> None:
+    rng = random.Random(seed)
+    dcs = {"dc1": (3, 1), "dc2": (rng.choice((2, 4)), 1), "dc3": (2, 2)}
+    hosts = hosts_of(*[(dc, rng.choice("ab"), 2) for dc in dcs for _ in range(rng.randint(4, 6))])
+    pairs = [(dc, factor) for dc, (factor, _) in dcs.items()] + [(dc, -one) for dc, (_, one) in dcs.items()]
+    replication = Replication("NetworkTopologyStrategy", tuple(sorted(pairs)))
+    plain = setting(**{dc: factor for dc, (factor, _) in dcs.items()})
+    capacity = {host.node: rng.choice((1, 2)) * 1000 * GIB for host in hosts}
+    found = placed(allocate(128, replication, hosts, measured(hosts, capacity), {}, {}))
+    same = placed(allocate(128, plain, hosts, measured(hosts, capacity), {}, {}))
+    assert [sorted(one) for one in found] == [sorted(one) for one in same], "roles move no replica"
+    dc_of = {host.node: host.dc for host in hosts}
+    fullest: list[dict[str, float]] = []
+    for placement in (found, same):
+        full = (full_of(replication, [node for node, _ in one], dc_of.__getitem__) for one in placement)
+        keeping = Counter(node for nodes in full for node in nodes)
+        assert not any(dc_of[node] == "dc3" for node in keeping)
+        most: dict[str, float] = {}
+        for dc in ("dc1", "dc2"):
+            nodes = [node for node in capacity if dc_of[node] == dc]
+            factor, witnesses = dcs[dc]
+            assert sum(keeping[node] for node in nodes) == 128 * (factor - witnesses)
+            most[dc] = max(keeping[node] / capacity[node] for node in nodes)
+        fullest.append(most)
+    for dc, most_ in fullest[0].items():
+        assert most_ <= fullest[1][dc] * 1.02, "the node with most data has no more than by chance"
 
 
 @pytest.mark.parametrize(("factor", "racks", "nodes"), [(2, 3, 2), (3, 2, 3), (5, 2, 4), (1, 4, 1)])

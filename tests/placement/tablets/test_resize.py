@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,6 +29,7 @@ from lockstep.placement.tablets.resize import (
     unready,
 )
 from lockstep.placement.tablets.target import BalancedTable
+from lockstep.schema.model import Replication
 from lockstep.schema.tablet_options import TabletHints
 from lockstep.values.ids import NodeId
 
@@ -53,6 +55,21 @@ def table(
     size = None if average_gb is None else average_gb * GIB
     counted = CountedTable(group, REPLICAS, (hints,) if hints else (), 0, count, size)
     return ResizedTable(even_map(count, group), counted, resize)
+
+
+def test_tablets_with_witnesses_are_split_and_never_merged() -> None:
+    """Pairs that lie on the same nodes may have another witness each."""
+    replication = Replication("NetworkTopologyStrategy", (("dc1", -1), ("dc1", 3)))
+    nodes = tuple((NodeId(number), 0) for number in (1, 2, 3))
+
+    def with_witnesses(one: ResizedTable) -> ResizedTable:
+        tablets = [(right, nodes) for right in even_rights(one.map.count)]
+        return msgspec.structs.replace(one, map=map_of(1, replication, tablets, 1))
+
+    small, large = table(8, 0.001), table(8, 40.0)
+    assert (found := decided(small)) is not None and found.resize.kind is ResizeKind.MERGE
+    assert decided(with_witnesses(small)) is None
+    assert (found := decided(with_witnesses(large))) is not None and found.resize.kind is ResizeKind.SPLIT
 
 
 def decided(one: ResizedTable) -> Decided | None:
