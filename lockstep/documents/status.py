@@ -177,13 +177,15 @@ class GossipInjection(msgspec.Struct, frozen=True):
 
 
 class PlacedRange(msgspec.Struct, frozen=True):
-    """Tokens above `start` up to `end`; `epoch` changed their replicas last."""
+    """Tokens above `start` up to `end`; `epoch` changed their replicas last. `witnesses`: those of `reads`
+    that have no rows."""
 
     start: int
     end: int
     reads: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
     epoch: int = 0
+    witnesses: tuple[int, ...] = ()
 
 
 class Placements(msgspec.Struct, frozen=True):

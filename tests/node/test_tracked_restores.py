@@ -36,6 +36,7 @@ from tests.node.test_tracked import (
 from tests.node.test_tracked_migration import altered, by_ids, filled, untracked
 from tests.node.test_tracked_moves import comes
 from tests.node.test_tracked_repairs import repair
+from tests.node.test_tracked_witnesses import altered as factor_altered
 from tests.node.test_tracked_witnesses import witnessed
 
 NODES = (1, 2, 3)
@@ -202,13 +203,24 @@ def test_a_table_half_way_to_being_tracked_is_repaired_first() -> None:
         assert isinstance(refused.error, Rejected) and "on its way to being tracked" in refused.error.message
 
 
-def test_a_keyspace_with_witnesses_takes_no_restore() -> None:
+def test_a_keyspace_with_witnesses_takes_a_restore_once_these_are_taken_away() -> None:
     with witnessed(307) as town:
         assert write(town, 1).error is None
+        settled(town)
         assert back_up(town).state is RepairState.DONE
         refused = town.begin(2, lambda node: restoring(node, "b"))
         town.finish(refused)
         assert isinstance(refused.error, Rejected) and "witnesses" in refused.error.message
+        assert "ALTER KEYSPACE" in (refused.error.hint or "")
+        factor_altered(town, "3")
+        emptied(town)
+        assert rows_read(town, 1) == []
+        assert restore(town).state is RepairState.DONE
+        town.agreed(*NODES)
+        factor_altered(town, "3/1")
+        for number in NODES:
+            assert rows_read(town, number) == [b"v"] * 10
+        assert sorted(rows_of(town, number) for number in NODES) == [0, 10, 10]
 
 
 def test_what_was_deleted_since_stays_deleted_on_every_replica() -> None:

@@ -133,6 +133,8 @@ def test_buckets_are_shared_out_by_width() -> None:
     many = audit.divide(half, 1 << 16)
     assert max(part.buckets for part in many) <= 4096 and len(many) == 17
     assert (many[0].left, many[-1].right) == (TOKEN_MIN, TOKEN_MAX)
+    witnessed = Placements(ranges=(PlacedRange(TOKEN_MIN, TOKEN_MAX, (1, 2, 3), witnesses=(2,)),))
+    assert audit.divide(witnessed, 1)[0].replicas == (1, 3)
     with pytest.raises(ConfigurationError, match="one replica"):
         audit.divide(Placements(keyspace="k", ranges=(PlacedRange(TOKEN_MIN, TOKEN_MAX, (1,)),)), 10)
 

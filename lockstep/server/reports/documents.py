@@ -42,6 +42,7 @@ from lockstep.server.views.live_views import seen_epoch
 from lockstep.server.views.load_views import load_run
 from lockstep.server.views.read_session_views import read_session_rows
 from lockstep.topology.health import level_of, verdict
+from lockstep.topology.roles import readers
 from lockstep.values.errors import ConfigurationError, LogTruncated
 from lockstep.values.limits import LOG_FETCH_ENTRIES_MAX
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
@@ -151,11 +152,18 @@ def placements(node: NodeServices, keyspace_name: str, table_name: str = "") -> 
             hint=f"lockstep ring {keyspace_name}.TABLE (its tables: `lockstep tablets list {keyspace_name}`)",
         )
     group = table.group if keyspace.tablets is not None and table is not None else keyspace.group
+    ring = cluster.placements.ring(group)
     ranges = (
         PlacedRange(
-            placed.range.left, placed.range.right, placed.group.reads, placed.group.writes, placed.group.epoch
+            placed.range.left,
+            placed.range.right,
+            placed.group.reads,
+            placed.group.writes,
+            placed.group.epoch,
+            tuple(one for one in placed.group.reads if one not in shown),
         )
-        for placed in cluster.placements.ring(group).ranges
+        for placed in ring.ranges
+        for shown in (readers(cluster, ring, placed),)
     )
     return Placements(keyspace=keyspace_name, table=table_name, epoch=cluster.epoch, ranges=tuple(ranges))
 

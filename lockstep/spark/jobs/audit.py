@@ -147,7 +147,9 @@ def divide(placements: Placements, buckets: int) -> list[AuditPart]:
         for piece in parts(Range(placed.start, placed.end), min(width, -(-share // AUDIT_BUCKETS_MAX))):
             count = max(1, round(share * (piece.right - piece.left) / width))
             count = min(count, AUDIT_BUCKETS_MAX, piece.right - piece.left)
-            found.append(AuditPart(piece.left, piece.right, tuple(map(int, placed.reads)), count))
+            # A witness has no rows to be compared.
+            keeping = tuple(int(node) for node in placed.reads if node not in placed.witnesses)
+            found.append(AuditPart(piece.left, piece.right, keeping, count))
     if not any(len(part.replicas) > 1 for part in found):
         raise ConfigurationError(
             f"each range of {placements.keyspace} has one replica: there is nothing to compare"

@@ -16,6 +16,7 @@ from lockstep.metadata.repairs import RepairPart
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.metadata.schema_part import PLACEMENTS
 from lockstep.metadata.tablets import TABLETS, Tablets
+from lockstep.metadata.transformations import Initialize
 from lockstep.metadata.transitions import TRANSITIONS
 from lockstep.placement.placements import PlacedRange, RingPlacement, ring_of_ranges
 from lockstep.placement.tablets.load import LoadStatistics
@@ -51,7 +52,7 @@ from lockstep.values import node_limits
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import FULL_RING, TOKEN_MAX, TOKEN_MIN, Range
-from tests.metadata.histories import History, network
+from tests.metadata.histories import History, founder, network
 from tests.topology.tablets.test_rack_lists import replication as listed
 from tests.topology.tablets.test_rack_lists import world as in_racks
 from tests.topology.tablets.test_recount import OTHER, options
@@ -104,6 +105,25 @@ def give_other_tokens(history: History, node: NodeId) -> ClusterMetadata:
 
 def take_tokens(history: History, node: NodeId) -> ClusterMetadata:
     return known_as(history, node, tokens=(), num_tokens=0)
+
+
+def test_no_replica_of_a_tablet_with_witnesses_goes_to_another_data_centre() -> None:
+    """The first ones of each data centre keep the data."""
+    for factor, is_refused in (("3/1", True), ("3", False)):
+        history = History()
+        founders = [founder(n, (n * 10,), "dc2" if n == 4 else "dc1") for n in range(1, 5)]
+        history.submit(Initialize("c", "n", tuple(founders)))
+        setting = (("class", "NetworkTopologyStrategy"), ("dc1", factor))
+        spread = (("initial", "1"),)
+        change(history, CreateKeyspace("k", setting, tablets=spread, replication_type="tracked"), TABLE)
+        (tablet,) = map_of(history).tablets()
+        for replica in tablet.replicas:
+            wanted = TabletMove(map_of(history).id, tablet.right, "migration", replica, (NodeId(4), 0))
+            entry = BeginMoves(0, (wanted,), force=True)
+            if is_refused:
+                assert "has witnesses" in refused(history.now, entry)
+            else:
+                entry.apply(history.now, history.now.epoch + 1)
 
 
 @pytest.mark.parametrize(
