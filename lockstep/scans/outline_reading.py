@@ -8,13 +8,13 @@ it, and in partitions with deletions or static columns, they are merged one by o
 from __future__ import annotations
 
 import bisect
-import itertools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+from lockstep.scans.range_sources import OpenRanges, Scans
 from lockstep.scans.telling import Mark, Telling, Values
 from lockstep.storage.reading import Steps, WholeFold, normal_slices, pieces_of
 from lockstep.storage.rows import keys
@@ -22,7 +22,7 @@ from lockstep.storage.rows.folding import AskMerge
 from lockstep.storage.rows.fragments import decode_rows, encode_header, encode_row
 from lockstep.storage.rows.reconcile import merge_rows
 from lockstep.storage.rows.visible import counts_static, live_row, shows_all, weigh, without_dead
-from lockstep.storage.store import Pair, StoreSnapshot
+from lockstep.storage.store import Pair, RangeCursor, StoreSnapshot
 from lockstep.values import limits
 from lockstep.values.node_limits import MERGED_BYTES_INLINE, PAGE_BYTES_MAX, TOLD_BYTES_MAX
 from lockstep.values.rows import ALL_ROWS, Partition, Position, ReadCommand, ReadResult, Row
@@ -34,12 +34,27 @@ _TOGETHER_MIN: Final = 16
 _UNLIMITED: Final = 1 << 62
 
 
+#: Ranges that are opened at once: each is two iterators of the library.
+_OPENED_MAX: Final = 3
+
+Piece: TypeAlias = tuple[bytes, bytes]
+OpenRange: TypeAlias = Callable[[bytes, bytes], RangeCursor]
+
+
 class OutlineReading:
     """Run `steps()` to its end, then take `result()`; see `storage.reading.Reading`."""
 
-    def __init__(self, view: StoreSnapshot, command: ReadCommand, ask_merge: AskMerge | None) -> None:
+    def __init__(
+        self,
+        view: StoreSnapshot,
+        command: ReadCommand,
+        ask_merge: AskMerge | None,
+        open_range: OpenRange | None = None,
+    ) -> None:
+        """`open_range`: takes pairs quicker than a scan; the first step is then in the step of the view."""
         assert command.outline is not None and not command.reverse, "rows are told of in their order"
         self._view = view
+        self._open_range = open_range
         self._command = command
         self._ask_merge = ask_merge
         self._telling = Telling(command.outline)
@@ -70,12 +85,19 @@ class OutlineReading:
         return ReadResult(telling.given(), self._end is not None, self._end, telling.told())
 
     def steps(self) -> Steps:
-        pairs, count = self._pairs(), _FIRST
+        source = self._source()
+        try:
+            yield from self._portions(source)
+        finally:
+            source.close()
+
+    def _portions(self, source: RangeCursor) -> Steps:
+        count = _FIRST
         while True:
             # Of rows that are filtered or grouped nobody knows how many are wanted.
             filtered = bool(self._telling.shape.filters) or self._telling.shape.grouping is not None
             asked = count if filtered else min(count, max(1, self._row_limit - self._telling.rows))
-            some = list(itertools.islice(pairs, asked))
+            some = source.take(asked)
             size = sum([len(pair[1]) for pair in some])
             work = partial(self._take, some, is_last=len(some) < asked)
             if size + sum([len(pair[1]) for pair in self._held]) > MERGED_BYTES_INLINE:
@@ -89,27 +111,42 @@ class OutlineReading:
                 1, min(4 * count, limits.FRAGMENTS_PER_TURN_MAX, MERGED_BYTES_INLINE * asked // (size + 1))
             )
 
-    def _pairs(self) -> Iterator[Pair]:
-        command, scan = self._command, self._view.scan
-        after = command.after
+    def _source(self) -> RangeCursor:
+        """All that is asked for, as of one instant."""
+        pieces, rest = self._pieces()
+        whole = rest is None or self._command.slices == ALL_ROWS
+        if rest is not None and whole:
+            pieces.append(rest)
+        if self._open_range is None or not whole or len(pieces) > _OPENED_MAX:
+            return Scans(self._pairs(pieces, None if whole else rest))
+        return OpenRanges([self._open_range(*piece) for piece in pieces])
+
+    def _pieces(self) -> tuple[list[Piece], Piece | None]:
+        """What is read of the partition that is asked for, or in which it begins, and what is behind it."""
+        command, after = self._command, self._command.after
+        slices = normal_slices(command.slices)
         if command.key is not None:
             if after is not None and after.clustering is None:
-                return
+                return [], None
             prefix = keys.partition_prefix(command.table_id, command.right, command.key)
-            for lower, upper, _ in pieces_of(command, normal_slices(command.slices), command.key, prefix):
-                yield from scan(lower, upper)
-            return
+            return [piece[:2] for piece in pieces_of(command, slices, command.key, prefix)], None
         lower, upper = keys.token_bounds(command.table_id, Range(command.left, command.right))
-        if after is not None:
-            prefix = keys.partition_prefix(command.table_id, after.token, after.key)
-            if after.clustering is not None:
-                for first, last, _ in pieces_of(command, normal_slices(command.slices), after.key, prefix):
-                    yield from scan(first, last)
-            lower = max(lower, keys.partition_end(prefix))
-        if command.slices == ALL_ROWS:
-            yield from scan(lower, upper)
+        if after is None:
+            return [], (lower, upper)
+        prefix = keys.partition_prefix(command.table_id, after.token, after.key)
+        rest = max(lower, keys.partition_end(prefix)), upper
+        if after.clustering is None:
+            return [], rest
+        return [piece[:2] for piece in pieces_of(command, slices, after.key, prefix)], rest
+
+    def _pairs(self, pieces: Sequence[Piece], rest: Piece | None) -> Iterator[Pair]:
+        """`rest`: partitions of which some rows are asked for."""
+        command, scan = self._command, self._view.scan
+        for piece in pieces:
+            yield from scan(*piece)
+        if rest is None:
             return
-        slices = normal_slices(command.slices)
+        slices, (lower, upper) = normal_slices(command.slices), rest
         while (found := next(scan(lower, upper), None)) is not None:
             _, key, prefix = keys.split_partition(found[0])
             for first, last, _ in pieces_of(command, slices, key, prefix):

@@ -6,6 +6,7 @@ Invariant: what is told is durable, and of one instant, as are the rows of any r
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Final
 
 from msgspec.structs import replace
@@ -44,7 +45,9 @@ class OutlinedEngine:
         try:
             result = self._few(snapshot, command)
             if result is None:
-                reading = OutlineReading(snapshot, command, engine.ask_merge)
+                # The ranges are opened in this step: they are of the snapshot's instant.
+                open_range = partial(self._store.cursor, caches=True)
+                reading = OutlineReading(snapshot, command, engine.ask_merge, open_range)
                 for work in reading.steps():
                     await (asyncio.sleep(0) if work is None else self._tasks.run_blocking(work))
                 result = reading.result()

@@ -388,7 +388,7 @@ class ModelStore:
     def snapshot(self) -> ModelSnapshot:
         return ModelSnapshot(self, self._map.view())
 
-    def cursor(self, lower: bytes, upper: bytes) -> ModelCursor:
+    def cursor(self, lower: bytes, upper: bytes, *, caches: bool = False) -> ModelCursor:
         return ModelCursor(self.scan(lower, upper))
 
     def new_run(self, path: str) -> ModelRun:

@@ -147,8 +147,9 @@ class Store(Protocol):
 
     def snapshot(self) -> StoreSnapshot: ...
 
-    def cursor(self, lower: bytes, upper: bytes) -> RangeCursor:
-        """As `scan` of a snapshot taken now, for whoever reads a whole range."""
+    def cursor(self, lower: bytes, upper: bytes, *, caches: bool = False) -> RangeCursor:
+        """As `scan` of a snapshot taken now, for whoever reads a whole range. `caches`: what it reads from
+        files stays in memory for others."""
         ...
 
     def new_run(self, path: str) -> Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 from typing import Any
@@ -69,7 +70,25 @@ class View:
         found = [pair for pair in self._pairs if lower <= pair[0] < upper]
         return reversed(found) if reverse else iter(found)
 
+    def cursor(self, lower: bytes, upper: bytes, *, caches: bool = False) -> Opened:
+        return Opened(self.scan(lower, upper))
+
     def close(self) -> None: ...
+
+
+class Opened:
+    """A range as a store opens it."""
+
+    def __init__(self, pairs: Iterator[Pair]) -> None:
+        self._pairs: Iterator[Pair] | None = pairs
+
+    def take(self, count: int) -> list[Pair]:
+        assert self._pairs is not None, "it is closed"
+        return list(itertools.islice(self._pairs, count))
+
+    def close(self) -> None:
+        assert self._pairs is not None, "it is closed once"
+        self._pairs = None
 
 
 class Writer:

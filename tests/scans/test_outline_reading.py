@@ -148,9 +148,13 @@ def command_of(table: ScanTable, outline: Outline, pairs: Sequence[Pair], dice: 
 
 
 def answer(pairs: Sequence[Pair], command: ReadCommand) -> ReadResult:
-    reading = OutlineReading(View(pairs), command, None)
-    reading.run()
-    return reading.result()
+    found = []
+    for open_range in (None, View(pairs).cursor):
+        reading = OutlineReading(View(pairs), command, None, open_range)
+        reading.run()
+        found.append(reading.result())
+    assert found[0] == found[1], "by scans and by ranges that are opened at once"
+    return found[0]
 
 
 def whole(

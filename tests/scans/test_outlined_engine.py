@@ -16,7 +16,7 @@ from lockstep.values.outlines import Outline, OutlineFold
 from lockstep.values.rows import ALL_ROWS, Cell, Liveness, Mutation, ReadCommand, Row
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 
-from .support import NOW_S, TABLE_ID, View
+from .support import NOW_S, TABLE_ID, Opened, View
 
 COUNT = Outline(("blob",), (("blob", False),), folds=(OutlineFold("count"),))
 
@@ -46,6 +46,10 @@ class Store:
 
     def snapshot(self) -> View:
         return View(self.pairs)
+
+    def cursor(self, lower: bytes, upper: bytes, *, caches: bool) -> Opened:
+        assert caches, "others may read it too"
+        return View(self.pairs).cursor(lower, upper)
 
 
 def made(rows: int) -> tuple[OutlinedEngine, Engine]:

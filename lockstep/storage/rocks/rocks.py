@@ -330,9 +330,9 @@ class RocksStore:
     def errors(self) -> RocksErrors:
         return self._errors
 
-    def cursor(self, lower: bytes, upper: bytes) -> RocksCursor:
+    def cursor(self, lower: bytes, upper: bytes, *, caches: bool = False) -> RocksCursor:
         self._write_staged()
-        return RocksCursor(self._errors, self._database, self._new_read_options, lower, upper)
+        return RocksCursor(self._errors, self._database, self._new_read_options, lower, upper, caches=caches)
 
     def new_run(self, path: str) -> RocksRun:
         return RocksRun(self._library, self._tasks, f"{self._files_root}/{path}")

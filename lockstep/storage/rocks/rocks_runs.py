@@ -28,14 +28,21 @@ _BYTES_PER_SYNC = 8 * 1024 * 1024
 
 class RocksCursor:
     def __init__(
-        self, errors: RocksErrors, database: Any, new_options: Any, lower: bytes, upper: bytes
+        self,
+        errors: RocksErrors,
+        database: Any,
+        new_options: Any,
+        lower: bytes,
+        upper: bytes,
+        *,
+        caches: bool = False,
     ) -> None:
         self._errors = errors
         self._lower, self._upper = lower, upper
         self._options = new_options()
         self._options.set_iterate_upper_bound(self._upper)
-        # A range is read once: it would only push out what requests need.
-        self._options.fill_cache(False)
+        # Most ranges are read once: they would only push out what requests need.
+        self._options.fill_cache(caches)
         self._options.set_readahead_size(_READ_AHEAD_BYTES)
         self._pairs: Any = database.items(from_key=lower, read_opt=self._options)
         self._witness: Any = database.iter(self._options)
