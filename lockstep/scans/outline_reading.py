@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import bisect
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from types import ModuleType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
-from lockstep.scans.range_sources import OpenRanges, Scans
+from lockstep.scans.range_sources import OpenRange, source_of
 from lockstep.scans.telling import Mark, Telling, Values
-from lockstep.storage.reading import Steps, WholeFold, normal_slices, pieces_of
+from lockstep.storage.reading import Steps, WholeFold
 from lockstep.storage.rows import keys
 from lockstep.storage.rows.folding import AskMerge
 from lockstep.storage.rows.fragments import decode_rows, encode_header, encode_row
@@ -25,20 +25,12 @@ from lockstep.storage.rows.visible import counts_static, live_row, shows_all, we
 from lockstep.storage.store import Pair, RangeCursor, StoreSnapshot
 from lockstep.values import limits
 from lockstep.values.node_limits import MERGED_BYTES_INLINE, PAGE_BYTES_MAX, TOLD_BYTES_MAX
-from lockstep.values.rows import ALL_ROWS, Partition, Position, ReadCommand, ReadResult, Row
-from lockstep.values.tokens import Range
+from lockstep.values.rows import Partition, Position, ReadCommand, ReadResult, Row
 
 #: Fragments that are taken at first, and the fewest that are worth looking at together.
 _FIRST: Final = 512
 _TOGETHER_MIN: Final = 16
 _UNLIMITED: Final = 1 << 62
-
-
-#: Ranges that are opened at once: each is two iterators of the library.
-_OPENED_MAX: Final = 3
-
-Piece: TypeAlias = tuple[bytes, bytes]
-OpenRange: TypeAlias = Callable[[bytes, bytes], RangeCursor]
 
 
 class OutlineReading:
@@ -85,7 +77,7 @@ class OutlineReading:
         return ReadResult(telling.given(), self._end is not None, self._end, telling.told())
 
     def steps(self) -> Steps:
-        source = self._source()
+        source = source_of(self._view, self._command, self._open_range)
         try:
             yield from self._portions(source)
         finally:
@@ -110,48 +102,6 @@ class OutlineReading:
             count = max(
                 1, min(4 * count, limits.FRAGMENTS_PER_TURN_MAX, MERGED_BYTES_INLINE * asked // (size + 1))
             )
-
-    def _source(self) -> RangeCursor:
-        """All that is asked for, as of one instant."""
-        pieces, rest = self._pieces()
-        whole = rest is None or self._command.slices == ALL_ROWS
-        if rest is not None and whole:
-            pieces.append(rest)
-        if self._open_range is None or not whole or len(pieces) > _OPENED_MAX:
-            return Scans(self._pairs(pieces, None if whole else rest))
-        return OpenRanges([self._open_range(*piece) for piece in pieces])
-
-    def _pieces(self) -> tuple[list[Piece], Piece | None]:
-        """What is read of the partition that is asked for, or in which it begins, and what is behind it."""
-        command, after = self._command, self._command.after
-        slices = normal_slices(command.slices)
-        if command.key is not None:
-            if after is not None and after.clustering is None:
-                return [], None
-            prefix = keys.partition_prefix(command.table_id, command.right, command.key)
-            return [piece[:2] for piece in pieces_of(command, slices, command.key, prefix)], None
-        lower, upper = keys.token_bounds(command.table_id, Range(command.left, command.right))
-        if after is None:
-            return [], (lower, upper)
-        prefix = keys.partition_prefix(command.table_id, after.token, after.key)
-        rest = max(lower, keys.partition_end(prefix)), upper
-        if after.clustering is None:
-            return [], rest
-        return [piece[:2] for piece in pieces_of(command, slices, after.key, prefix)], rest
-
-    def _pairs(self, pieces: Sequence[Piece], rest: Piece | None) -> Iterator[Pair]:
-        """`rest`: partitions of which some rows are asked for."""
-        command, scan = self._command, self._view.scan
-        for piece in pieces:
-            yield from scan(*piece)
-        if rest is None:
-            return
-        slices, (lower, upper) = normal_slices(command.slices), rest
-        while (found := next(scan(lower, upper), None)) is not None:
-            _, key, prefix = keys.split_partition(found[0])
-            for first, last, _ in pieces_of(command, slices, key, prefix):
-                yield from scan(first, last)
-            lower = keys.partition_end(prefix)
 
     # -- portions -------------------------------------------------------------------------------------
 
