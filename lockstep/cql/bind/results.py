@@ -151,6 +151,7 @@ class PageBuilder:
             self._packed = []
         #: What is to be told in place of rows, where it may be; rows are packed then too.
         self._outline = plan.outline if packs else None
+        self._counts_rows = plan.outline is not None and plan.outline.gives and plan.per_partition_limit < 0
         self._sortable: list[tuple[bytes, ResultRow]] = []
         #: Bytes of the rows given so far as the protocol writes them.
         self._bytes = 0
@@ -183,8 +184,8 @@ class PageBuilder:
 
     def _outlined(self, command: ReadCommand, outline: Outline) -> ReadCommand:
         limit = command.row_limit if outline.gives else TOLD_ROWS_MAX
-        if outline.packs:
-            assert len(self._asked) == 1, "there is room for the rows of one read"
+        assert not outline.packs or len(self._asked) == 1, "there is room for the rows of one read"
+        if outline.packs or (self._counts_rows and len(outline.filters) == len(self._plan.checks)):
             limit = self._row_limit(filtered=False)
         wanted = with_groups(outline, self._room(), self._remaining)
         return replace(command, row_limit=limit, outline=wanted)
