@@ -266,6 +266,9 @@ SESSION_SILENT_MS: Final = 30_000
 SESSION_READERS_MAX: Final = 16
 #: Behind the node's own work, and before that of helpers: clients wait for it.
 SESSION_READER_NICENESS: Final = 5
+#: For how long they rest at most after a part in which they were interrupted: a part takes some milliseconds,
+#: and a client waits.
+SESSION_READER_REST_MS: Final = 50
 #: A process that ended by itself is started again after so long.
 SESSION_READER_PAUSE_MS: Final = 1000
 #: Files of decoded columns at one node: each process that answers readers has all of them mapped.
