@@ -19,7 +19,13 @@ LONG = (*WAITING, "sim", "node", "server")
 SHARING = "tests/spark"
 #: Modules of many long runs that share nothing: each test goes to whoever is free, or one process is left
 #: alone with half of a module.
-APART = ("tests/sim/test_runs.py", "tests/sim/test_planted.py", "tests/docs/test_shell_blocks.py")
+APART = (
+    "tests/sim/test_runs.py",
+    "tests/sim/test_planted.py",
+    "tests/sim/test_matrix.py",
+    "tests/sim/test_tablet_matrix.py",
+    "tests/docs/test_shell_blocks.py",
+)
 
 #: The niceness of the process that computes: a third of the share of another that wants the same core, so it
 #: takes what they leave, and is not starved when all compute.
