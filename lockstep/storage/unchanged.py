@@ -218,8 +218,8 @@ def _changed(drawn: str, range_: Range) -> Iterator[Range]:
         if end < 0:
             end = behind
         piece = _range_of(begin, end - 1).intersection(range_)
-        if piece is not None:
-            yield piece
+        assert piece is not None, "each bucket has a part of the range"
+        yield piece
         begin = drawn.find("0", end, behind)
 
 
