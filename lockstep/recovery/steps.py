@@ -110,6 +110,9 @@ _NEXT: Final[Mapping[tuple[Phase, type[Record]], Phase]] = {
 
 def follow(standing: Standing, record: Record) -> Standing:
     """Where the node is after the record; Rejected when it may not come now."""
+    is_planned = standing.phase in (Phase.PREPARED, Phase.ACTIVATED)
+    assert (standing.plan is not None) is is_planned, "a plan is of a repair under way"
+    assert standing.move is not None or standing.phase is not Phase.MIGRATING, "who goes, goes somewhere"
     phase = _NEXT.get((standing.phase, type(record)))
     if phase is None:
         raise Rejected(f"a node whose repair is {standing.phase} takes no {type(record).__name__.lower()}")
