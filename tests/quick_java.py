@@ -67,12 +67,15 @@ def make(home: Path = HOME) -> str:
     home.mkdir(parents=True, exist_ok=True)
     partial = home / f"{_ARCHIVE}.part"
     partial.unlink(missing_ok=True)
-    # The output ends when Java has: it holds the same pipe.
-    done = subprocess.run(
-        [sys.executable, "-c", _JOB, str(partial), str(home / "rows")],
-        env=environment, timeout=_TIMEOUT_S, check=False, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+    try:
+        # The output ends when Java has: it holds the same pipe.
+        done = subprocess.run(
+            [sys.executable, "-c", _JOB, str(partial), str(home / "rows")],
+            env=environment, timeout=_TIMEOUT_S, check=False, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        return str(error)
     if done.returncode or not partial.is_file():
         return f"the archive was not made: {done.stdout}"
     partial.replace(home / _ARCHIVE)
