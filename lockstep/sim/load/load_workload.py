@@ -228,6 +228,12 @@ class _LoadClient(SideClient):
         # Older than all that is written live.
         begin = BeginRequest(load.job, KEYSPACE, TABLE, _LEASE_MS, False, 1000 + load.number)
         answer = ANSWER.decode(await self._ask(session, begin))
+        if answer.table is None:
+            # Its lease ran out before a node that was cut off heard that it began.
+            assert answer.state != LoadState.COMMITTED.value, "nobody else commits it"
+            self.cluster.tell(self.name, f"load {load.number} has ended -> {answer.state}")
+            load.outcome = Outcome.FAILED
+            return
         files: list[LoadFile] = []
         holders: dict[int, None] = {}
         attempts = 2 if self.draw.random() < _AGAIN else 1
