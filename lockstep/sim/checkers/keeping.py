@@ -308,6 +308,10 @@ class LeftHints:
         group = newest.group_for(newest.schema.group_of(table), mutation.token)
         is_same = target in group.writes and group.epoch <= hint.epoch
         for node in (target,) if is_same else group.writes:
+            if node not in group.reads and not is_same:
+                # Who came since is being filled, of those who have it or are recorded to lack it.
+                self._cluster.fact("a leaver's hint is of one who comes")
+                continue
             self._cluster.fact("a leaver's hint was judged")
             if any(
                 line.range.contains(mutation.token)
