@@ -17,7 +17,8 @@ pytest.importorskip("pyarrow")
 
 from lockstep.runtime.real.doors import DoorProcesses
 from lockstep.scans.messages import HEAD, HEAD_LENGTH, Refusal
-from lockstep.scans.session_files import DOOR_HANDLER, DOOR_PACKAGES
+from lockstep.scans.session_files import DOOR_HANDLER, DOOR_PACKAGES, DoorOrder
+from lockstep.values.codec import encode
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
 PATIENCE_S = 20.0
@@ -54,7 +55,8 @@ def test_readers_are_replaced_and_end_with_their_door(tmp_path: Path) -> None:
 
     async def life() -> None:
         doors = DoorProcesses(DOOR_HANDLER, *DOOR_PACKAGES)
-        port = await doors.open("127.0.0.1", 0, str(tmp_path).encode(), None)
+        order = encode(DoorOrder(str(tmp_path), str(tmp_path / "columns"), "one", 0, 0))
+        port = await doors.open("127.0.0.1", 0, order, None)
         assert await doors.open("127.0.0.1", 0, b"", None) == port, "it is open"
         assert isinstance(await asyncio.to_thread(asked, port), Refusal)
         (first,) = set(children(os.getpid())) - before

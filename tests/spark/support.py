@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from lockstep.cql.wire.messages import QueryParameters, Value
 from lockstep.local.clusters import LocalCluster
+from lockstep.scans.session_files import COLUMNS_DIRECTORY
 from lockstep.schema.types import parse_type
 from lockstep.spark.cql_client import CqlConnection, Endpoint
 from lockstep.spark.encoders import encoder
@@ -54,3 +56,8 @@ def insert(connection: CqlConnection, table: str, columns: str, rows: Sequence[t
         connection.execute(statement, QueryParameters(Consistency.QUORUM, values))
     while connection.in_flight:
         assert connection.receive().opcode == 8
+
+
+def column_files(cluster: LocalCluster) -> list[Path]:
+    """Where each node keeps what its readers decoded."""
+    return [Path(cluster.paths.data(node.name)) / COLUMNS_DIRECTORY for node in cluster.file.nodes]

@@ -28,7 +28,7 @@ from lockstep.spark.snapshots import ask, endpoint_of, open_snapshot
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 from tests.server.certificates import Authority
 
-from .support import _PROCESS, PORTS, TIMEOUT_S, options
+from .support import _PROCESS, PORTS, TIMEOUT_S, column_files, options
 
 WHOLE = [(TOKEN_MIN, TOKEN_MAX)]
 ROWS = 500
@@ -113,6 +113,9 @@ def test_operators_see_a_session_that_is_read_and_end_it(
     monkeypatch.setattr("lockstep.local.clusters.layout.clusters_home", lambda: cluster.paths.root.parent)
     monkeypatch.setattr(snapshot_reading, "_ANSWER_BYTES", 4000)
     wanted = parse_options(options(cluster, "events", consistencyLevel="ONE"))
+    for path in [path for place in column_files(cluster) for path in place.glob("*")]:
+        # What was decoded before comes whole.
+        path.unlink()
     listed: Any = json.loads(run(cluster, "pipeline", "sessions", "list", "-o", "json").stdout)
     others = {one["id"] for one in listed["sessions"]}
     snapshot = open_snapshot(wanted)
