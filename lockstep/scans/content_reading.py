@@ -204,9 +204,10 @@ class Contents:
             batches = _of_files(content, wanted.digests)
         elif wanted.digests is not None:
             kept = self._kept_digests(content, wanted.digests)
-            batches = _digests(content, wanted.digests, read, kept)
+            batches = _finished(_digests(content, wanted.digests, read, kept), kept)
         elif wanted.cuts is not None:
-            batches = _parted(content, wanted, wanted.cuts, read, self._kept(content, wanted))
+            kept = self._kept(content, wanted)
+            batches = _finished(_parted(content, wanted, wanted.cuts, read, kept), kept)
         elif wanted.fragments:
             batches = _stored(content, wanted, read)
         else:
@@ -278,6 +279,15 @@ def _told(wanted: RowsWanted, error: LockstepError) -> str:
     return f"{error.message} (reading from {first.hex()} to {last.hex()})"
 
 
+def _finished(found: Iterator[Part], kept: tuple[KeptColumns, Keeping] | None) -> Iterator[Part]:
+    """Also when an answer ends before it has all, digests that were made are kept."""
+    try:
+        yield from found
+    finally:
+        if kept is not None:
+            kept[1].finish(None)
+
+
 def _parted(
     content: _Content,
     wanted: RowsWanted,
@@ -298,8 +308,6 @@ def _parted(
             found.append(part)
         elif read.is_long():
             yield GOES_ON
-    if kept is not None:
-        kept[1].finish(None)
     # Who does not know of cuts tells no digest beside them.
     yield _listed(found)._replace(stored=found[-1][0])
 
@@ -361,8 +369,6 @@ def _digests(
             if read.is_long():
                 yield GOES_ON
         yield _listed(digests.finish())
-    if kept is not None:
-        kept[1].finish(None)
 
 
 def _of_files(content: _Content, wanted: DigestsWanted) -> Iterator[Part]:

@@ -488,3 +488,22 @@ def test_the_test_of_the_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         except AssertionError:
             return
     raise AssertionError("nothing failed")
+
+
+def test_who_leaves_early_leaves_nothing_unfinished(tmp_path: Path) -> None:
+    """What was decoded, or digested, until then is kept."""
+    table = _table()
+    node = Node(tmp_path / "node", table)
+    writer = Writer(table, Random(3), POOLS, gaps=False)
+    writer.fill(40, 60, 0.0)
+    node.put(writer.pairs)
+    rows = RowsWanted(node.session(), b"", WHOLE, 1 << 20, NAMES, NOW_S, SCALE)
+    asked = DigestsWanted(((TOKEN_MIN, 0, 7), (0, TOKEN_MAX, 5)), NOW_S, stored=True, counted=1)
+    for wanted in (rows, RowsWanted(node.session(), b"", (), 1 << 20, digests=asked)):
+        answer = node.contents.answer(wanted)
+        for _ in range(3):
+            next(answer)
+        del answer
+    listed = sorted(path.suffix for path in node.columns.iterdir())
+    assert listed and set(listed) == {".columns"}
+    node.close()
