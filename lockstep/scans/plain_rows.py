@@ -13,19 +13,17 @@ from typing import Any, Final
 import numpy as np
 
 from lockstep.scans.gather import PADDING, Cells, Fixed, Joined, Raw, Varying
-from lockstep.scans.passing import NUMBERS, passing
-from lockstep.scans.row_groups import Segment, bounds_of
+from lockstep.scans.passing import passing
+from lockstep.scans.row_groups import Segment, bounds_of, folds_of
 from lockstep.scans.row_groups import segments as _segments
 from lockstep.scans.row_keys import RowKeys, Unescaped
 from lockstep.scans.row_shapes import Alike, ShapeRules, Shapes
-from lockstep.scans.telling import FoldedValues, OutlineShape, Telling, Values, folded
+from lockstep.scans.telling import OutlineShape, Telling, Values, folded
 from lockstep.storage.store import Pair
 from lockstep.values.outlines import CLUSTERING, PARTITION_KEY, REGULAR, OutlineColumn
 from lockstep.values.rows import ReadCommand
 
 _NULL: Final = b"\xff\xff\xff\xff"
-#: Sums of numbers of 64 bits are taken in halves, which cannot overflow.
-_HALF: Final = 32
 
 
 class Shown:
@@ -249,23 +247,5 @@ def fold(telling: Telling, columns: Sequence[Raw | None], count: int) -> None:
         raw = columns[at]
         at += 1
         if raw is not None:
-            _fold_column(one, wanted.name, wanted.column.type, raw, count)
-
-
-def _fold_column(one: FoldedValues, name: str, type_text: str, raw: Raw, count: int) -> None:
-    if name == "count" and not isinstance(raw, Cells):
-        one.add(count)
-        return
-    layout = NUMBERS.get(type_text)
-    if layout is None or not isinstance(raw, Fixed) or raw.table.shape[1] != np.dtype(layout).itemsize:
-        one.add_cells(raw.values if isinstance(raw, Cells) else raw.cells())
-        return
-    numbers = np.ascontiguousarray(raw.table).view(layout)[:, 0]
-    if name in ("sum", "avg"):
-        wide = numbers.astype("i8")
-        total = (int((wide >> _HALF).sum()) << _HALF) + int((wide & ((1 << _HALF) - 1)).sum())
-        one.add(count, total)
-        return
-    extremes = np.array([numbers.min(), numbers.max()], dtype=layout).tobytes()
-    width = len(extremes) // 2
-    one.add(count, candidates=(extremes[:width], extremes[width:]))
+            (told,) = folds_of(wanted, raw, np.array([0]), np.array([count]))
+            one.add_told(told)

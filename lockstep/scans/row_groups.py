@@ -62,14 +62,14 @@ def segments(
         if raw is None:
             by_fold.append([FoldedValues(fold).told()] * len(counts))
         else:
-            by_fold.append(_folds(fold, raw, starts, ends))
+            by_fold.append(folds_of(fold, raw, starts, ends))
     folds = zip(*by_fold, strict=True) if by_fold else iter([()] * len(counts))
     fields = (runs[rows[starts]].tolist(), rows[starts].tolist(), rows[ends - 1].tolist(), counts)
     return [Segment(*found) for found in zip(*fields, folds, packed, strict=True)]
 
 
-def _folds(fold: OutlineFold, raw: Raw, starts: Any, ends: Any) -> list[Fold]:
-    """Of each segment."""
+def folds_of(fold: OutlineFold, raw: Raw, starts: Any, ends: Any) -> list[Fold]:
+    """What one aggregate makes of the values of each segment."""
     counts = (ends - starts).tolist()
     if fold.name == "count" and not isinstance(raw, Cells):
         return [(count, None) for count in counts]
