@@ -129,21 +129,30 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 class KeptColumns:
-    """Of one definition of a table, as one content may use them."""
+    """Of one definition of a table, as one content may use them; what one answer adds goes to `making`."""
 
-    def __init__(self, index: _Index, table_files: TableFiles) -> None:
+    def __init__(self, index: _Index, table_files: TableFiles, making: _Making) -> None:
         self._index = index
         self.table_files = table_files
+        self._making = making
         self._digests: dict[tuple[bytes, bytes], bytes] = {}
 
-    def files_between(self, lower: bytes, upper: bytes) -> bytes:
+    def keep(self, lower: bytes, upper: bytes, rows: int, stored: bytes, batch: Any = b"") -> None:
+        """What lies between two keys. `batch`: its bytes; of a digest alone there are none."""
+        self._making.add(lower, upper, self._files_between(lower, upper), rows, stored, batch)
+
+    def finish(self, columns: tuple[str, ...] | None) -> None:
+        """Have what was added used by all, when there is room for it; to be called once the answer ends."""
+        self._making.finish(columns)
+
+    def _files_between(self, lower: bytes, upper: bytes) -> bytes:
         known = self._digests.get((lower, upper))
         if known is None:
             known = self._digests[lower, upper] = self.table_files.between(lower, upper)
         return known
 
     def _fits(self, part: KeptPart) -> bool:
-        return part.files == self.files_between(part.lower, part.upper)
+        return part.files == self._files_between(part.lower, part.upper)
 
     def first(self, at: bytes, upper: bytes, columns: Sequence[str], *, told: bool) -> Found | None:
         """The first batch that begins at a key or behind it, and ends before another. `told`: with a digest
@@ -280,10 +289,8 @@ class ColumnFiles:
         self._free_bytes_min = free_bytes_min
         self._indexes: dict[str, _Index] = {}
 
-    def of_rows(
-        self, table: ScanTable, decimal_scale: int, table_files: TableFiles
-    ) -> tuple[KeptColumns, Keeping] | None:
-        """What is kept of rows for a content, and where more of it goes."""
+    def of_rows(self, table: ScanTable, decimal_scale: int, table_files: TableFiles) -> KeptColumns | None:
+        """What is kept of rows for a content."""
         if table.table.static:
             # A row may show what is stored before its own key: its partition's static columns.
             return None
@@ -291,11 +298,11 @@ class ColumnFiles:
             f"{table.table.id}-{xxhash.xxh3_64_hexdigest(encode((table, decimal_scale)))}", table_files
         )
 
-    def of_digests(self, table: ScanTable, table_files: TableFiles) -> tuple[KeptColumns, Keeping] | None:
+    def of_digests(self, table: ScanTable, table_files: TableFiles) -> KeptColumns | None:
         """Of audits alone, which look at the bytes of table files."""
         return self._of(f"{table.table.id}-stored", table_files)
 
-    def _of(self, form: str, table_files: TableFiles) -> tuple[KeptColumns, Keeping] | None:
+    def _of(self, form: str, table_files: TableFiles) -> KeptColumns | None:
         if not self._bytes_max:
             return None
         prefix = f"{self._incarnation}-{form}-"
@@ -306,7 +313,7 @@ class ColumnFiles:
             index = self._indexes[prefix] = _Index(self._world, self._directory)
         names = [name for name, _, _ in self._world.listed(self._directory)]
         index.refresh([name for name in names if name.startswith(prefix) and name.endswith(_SUFFIX)])
-        return KeptColumns(index, table_files), Keeping(self, self._world, f"{self._directory}/{prefix}")
+        return KeptColumns(index, table_files, _Making(self, self._world, f"{self._directory}/{prefix}"))
 
     def make_room(self) -> bool:
         """Whether there is room for all that is there, without what nobody has used for long."""
@@ -335,7 +342,7 @@ UNCOUNTED: Final = -1
 _INDEXES_MAX: Final = 16
 
 
-class Keeping:
+class _Making:
     """A file in the making: parts of one answer."""
 
     def __init__(self, files: ColumnFiles, world: FilesWorld, prefix: str) -> None:
@@ -349,7 +356,6 @@ class Keeping:
         self._given_up = False
 
     def add(self, lower: bytes, upper: bytes, files: bytes, rows: int, stored: bytes, batch: Any) -> None:
-        """`batch`: its bytes; of a digest alone there are none."""
         if self._given_up:
             return
         check, size = xxhash.xxh3_64_intdigest(batch), len(batch)
@@ -366,8 +372,7 @@ class Keeping:
         self._size += size
 
     def finish(self, columns: tuple[str, ...] | None) -> None:
-        """Have it used by all, when there is room for it."""
-        if self._file is None or self._given_up:
+        if self._file is None:
             return
         told = encode(_List(columns, tuple(self._parts)))
         try:
@@ -386,13 +391,10 @@ class Keeping:
         """A full disk: nothing is lost but the file."""
         self._given_up = True
         self._world.say(f"columns that were read are not kept: {error}")
-        self.drop()
-
-    def drop(self) -> None:
-        """Leave nothing of a file that is not finished."""
         file, self._file = self._file, None
         if file is not None:
             with contextlib.suppress(OSError):
                 # What it cannot write any more is not wanted.
                 file.close()
+        if self._path:
             self._world.remove(f"{self._path}{_UNFINISHED}")

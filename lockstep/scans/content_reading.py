@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from lockstep.metadata.purging import purged_before_s
 from lockstep.scans.bucket_digests import BucketDigests, parts, widths_of
-from lockstep.scans.column_files import ColumnFiles, FilesWorld, Keeping, KeptColumns, TableFiles
+from lockstep.scans.column_files import ColumnFiles, FilesWorld, KeptColumns, TableFiles
 from lockstep.scans.messages import (
     FACTS,
     WANTED,
@@ -35,7 +35,7 @@ from lockstep.scans.session_files import DOOR_ORDER, FACTS_SUFFIX, LEASE, LEASE_
 from lockstep.storage.damage import DamagedFiles
 from lockstep.storage.rocks.rocks_building import open_content
 from lockstep.storage.rocks.rocks_errors import RocksErrors
-from lockstep.storage.rocks.rocks_files import BESIDE_FILES, ContentFiles, FilesTold
+from lockstep.storage.rocks.rocks_files import ContentFiles, FilesTold, is_in_files
 from lockstep.storage.rocks.rocks_runs import RocksCursor
 from lockstep.storage.rows import keys
 from lockstep.storage.store import Pair
@@ -155,7 +155,7 @@ class _Content:
 
     def _listed(self, bytes_of: Callable[[str], bytes] = lambda _: b"") -> TableFiles | None:
         database = self._opened()
-        if any(database.property_int_value(name) for name in BESIDE_FILES):
+        if not is_in_files(database):
             return None
         return TableFiles(database.live_files(), bytes_of)
 
@@ -229,13 +229,13 @@ class Contents:
             b"",
         )
 
-    def _kept(self, content: _Content, wanted: RowsWanted) -> tuple[KeptColumns, Keeping] | None:
+    def _kept(self, content: _Content, wanted: RowsWanted) -> KeptColumns | None:
         table_files = content.table_files()
         if self._columns is None or table_files is None:
             return None
         return self._columns.of_rows(content.facts.table, wanted.decimal_scale, table_files)
 
-    def _kept_digests(self, content: _Content, wanted: DigestsWanted) -> tuple[KeptColumns, Keeping] | None:
+    def _kept_digests(self, content: _Content, wanted: DigestsWanted) -> KeptColumns | None:
         """Of the bytes that table files have now: an audit looks at all of them."""
         table_files = content.read_files() if wanted.stored else None
         if self._columns is None or table_files is None:
@@ -279,13 +279,13 @@ def _told(wanted: RowsWanted, error: LockstepError) -> str:
     return f"{error.message} (reading from {first.hex()} to {last.hex()})"
 
 
-def _finished(found: Iterator[Part], kept: tuple[KeptColumns, Keeping] | None) -> Iterator[Part]:
+def _finished(found: Iterator[Part], kept: KeptColumns | None) -> Iterator[Part]:
     """Also when an answer ends before it has all, digests that were made are kept."""
     try:
         yield from found
     finally:
         if kept is not None:
-            kept[1].finish(None)
+            kept.finish(None)
 
 
 def _parted(
@@ -293,7 +293,7 @@ def _parted(
     wanted: RowsWanted,
     cuts: Sequence[bytes],
     read: Read,
-    kept: tuple[KeptColumns, Keeping] | None,
+    kept: KeptColumns | None,
 ) -> Iterator[Part]:
     if list(cuts) != sorted(cuts):
         raise InvalidRequest("keys at which digests are cut ascend")
@@ -336,7 +336,7 @@ def _digested(facts: SessionFacts, wanted: DigestsWanted) -> Bounds:
 
 
 def _digests(
-    content: _Content, wanted: DigestsWanted, read: Read, kept: tuple[KeptColumns, Keeping] | None
+    content: _Content, wanted: DigestsWanted, read: Read, kept: KeptColumns | None
 ) -> Iterator[Part]:
     facts = content.facts
     table, widths = facts.table.table, widths_of(facts.table)
@@ -352,7 +352,7 @@ def _digests(
             cuts = [keys.token_bounds(table.id, part)[1] for part in parts(tokens, count)[:-1]]
             found = []
             if kept is not None:
-                for _ in kept[0].table_files.read(*bounds):
+                for _ in kept.table_files.read(*bounds):
                     yield GOES_ON
             counts_rows = number < wanted.counted
             for part in digests_of_parts(portions, (bounds,), cuts, kept, counts_rows=counts_rows):

@@ -13,13 +13,13 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from lockstep.scans.column_files import UNCOUNTED, Found, Keeping, KeptColumns
+from lockstep.scans.column_files import UNCOUNTED, Found, KeptColumns
 from lockstep.scans.messages import Bounds, RowsWanted
 from lockstep.scans.scan_table import ScanTable
 from lockstep.scans.stored_digests import StoredDigests, parted
 from lockstep.scans.table_reader import TableReader, partition_of
 from lockstep.storage.rows import keys
-from lockstep.storage.store import Pair
+from lockstep.storage.store import Pair, RangeCursor
 
 #: Pairs that are taken at first and at most, and the bytes of them that are aimed at.
 _TAKEN_FIRST, _TAKEN_MAX = 1024, 8192
@@ -40,16 +40,10 @@ _CUT_LEAST: Final = 2048
 _LONG: Final = 256 * 1024
 
 
-class Cursor(Protocol):
-    def take(self, count: int) -> list[Pair]: ...
-
-    def close(self) -> None: ...
-
-
 class Content(Protocol):
     """What a session fixed."""
 
-    def cursor(self, lower: bytes, upper: bytes) -> Cursor: ...
+    def cursor(self, lower: bytes, upper: bytes) -> RangeCursor: ...
 
 
 class Part(NamedTuple):
@@ -132,7 +126,7 @@ def _few(count: int, wanted: RowsWanted, read: Read) -> int:
 
 
 class RowsReading:
-    """One answer. `kept`: what may be used and where more goes; None where nothing is kept."""
+    """One answer. `kept`: what may be used and added to; None where nothing is kept."""
 
     def __init__(
         self,
@@ -140,7 +134,7 @@ class RowsReading:
         table: ScanTable,
         wanted: RowsWanted,
         read: Read,
-        kept: tuple[KeptColumns, Keeping] | None,
+        kept: KeptColumns | None,
     ) -> None:
         self._content = content
         self._table = table
@@ -148,9 +142,7 @@ class RowsReading:
         self._read = read
         self._bounds = tuple(_joined_up(wanted.bounds))
         # Who wants few rows neither finds nor leaves a whole batch.
-        used = kept is not None and not wanted.rows_max
-        self._kept: KeptColumns | None = kept[0] if kept is not None and used else None
-        self._keeping: Keeping | None = kept[1] if kept is not None and used else None
+        self._kept = None if wanted.rows_max else kept
 
     def parts(self) -> Iterator[Part]:
         begun_in = self._wanted.begun_in
@@ -163,21 +155,17 @@ class RowsReading:
                     yield self._as_kept(found)
         finally:
             # Also when the answer ends before it has all: what is there is whole.
-            if self._keeping is not None:
-                self._keeping.finish(self._wanted.columns)
+            if self._kept is not None:
+                self._kept.finish(self._wanted.columns)
 
     def _runs(self) -> Iterator[tuple[Bounds, Found | None]]:
         """Bounds whose rows are to be decoded, and what is kept behind them."""
         run: list[tuple[bytes, bytes]] = []
-        wanted = self._wanted
+        wanted, kept = self._wanted, self._kept
         for lower, upper in self._bounds:
             at = lower
             while at < upper:
-                found = (
-                    None
-                    if self._kept is None
-                    else self._kept.first(at, upper, wanted.columns, told=wanted.told)
-                )
+                found = None if kept is None else kept.first(at, upper, wanted.columns, told=wanted.told)
                 if found is None:
                     run.append((at, upper))
                     break
@@ -217,7 +205,7 @@ class RowsReading:
         wanted, read = self._wanted, self._read
         reader = self._reader(wanted.columns, begun_in)
         stored = StoredDigests() if wanted.told else None
-        keeper = None if self._keeping is None else _Keeper(bounds, self._bounds)
+        keeper = None if self._kept is None else _Keeper(bounds, self._bounds)
         batches: list[pa.RecordBatch] = []
         given, enough = 0, wanted.rows_max or 1 << 62
         end = b""
@@ -259,11 +247,10 @@ class RowsReading:
         return Part(batch.num_rows, batch.serialize(), next_key, reader.begun, stored)
 
     def _keep(self, keeper: _Keeper, part: Part, reader: TableReader) -> None:
-        assert self._kept is not None and self._keeping is not None, "it is to be kept"
+        assert self._kept is not None, "it is to be kept"
         lower = keeper.next(part.next_key, is_between=reader.is_between, lasts=reader.take_lasts())
         if lower and part.rows >= _KEPT_LEAST:
-            files = self._kept.files_between(lower, part.next_key)
-            self._keeping.add(lower, part.next_key, files, part.rows, part.stored, part.body)
+            self._kept.keep(lower, part.next_key, part.rows, part.stored, part.body)
 
 
 class _Keeper:
@@ -280,7 +267,6 @@ class _Keeper:
             if not prefix or before == (prefix, min(lower, prefix + keys.KIND_ROW)):
                 clear[lower] = None
             before = (lower, upper)
-        self._clear = clear
         known = {lower for lower, _ in asked}
         # What begins elsewhere begins behind what was kept.
         self._starts = [lower in clear or lower not in known for lower, _ in bounds]
@@ -337,17 +323,16 @@ def digests_of_parts(
     portions: Callable[[Bounds], Iterator[Sequence[Pair]]],
     bounds: Bounds,
     cuts: Sequence[bytes],
-    kept: tuple[KeptColumns, Keeping] | None,
+    kept: KeptColumns | None,
     *,
     counts_rows: bool = False,
 ) -> Iterator[tuple[bytes, int] | None]:
     """(digest, rows) of what is stored between the bounds before each of the cuts, which ascend, and behind
     the last; None where reading goes on. `portions` reads. `counts_rows`: else there are 0."""
-    columns, keeping = (None, None) if kept is None else kept
     bounds_of = list(_between(tuple(_joined_up(bounds)), cuts))
     known: list[tuple[bytes, int] | None] = [None] * len(bounds_of)
-    if columns is not None:
-        known = [columns.digest(*one[0], counted=counts_rows) if len(one) == 1 else None for one in bounds_of]
+    if kept is not None:
+        known = [kept.digest(*one[0], counted=counts_rows) if len(one) == 1 else None for one in bounds_of]
     at = 0
     while at < len(known):
         found = known[at]
@@ -364,10 +349,8 @@ def digests_of_parts(
                 yield None
                 continue
             yield part
-            if keeping is not None and columns is not None and len(bounds_of[at]) == 1:
-                ((lower, upper),) = bounds_of[at]
-                rows = part[1] if counts_rows else UNCOUNTED
-                keeping.add(lower, upper, columns.files_between(lower, upper), rows, part[0], b"")
+            if kept is not None and len(bounds_of[at]) == 1:
+                kept.keep(*bounds_of[at][0], part[1] if counts_rows else UNCOUNTED, part[0])
             at += 1
         assert at == end, "each part has a digest"
 

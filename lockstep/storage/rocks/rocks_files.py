@@ -19,9 +19,14 @@ from lockstep.storage.rocks.rocks_building import open_content
 from lockstep.values.errors import CorruptFile
 
 #: Entries of a content that are in no table file.
-BESIDE_FILES: Final = ("rocksdb.num-entries-active-mem-table", "rocksdb.num-entries-imm-mem-tables")
+_BESIDE_FILES: Final = ("rocksdb.num-entries-active-mem-table", "rocksdb.num-entries-imm-mem-tables")
 #: All files of a content are opened at once, to know what is in them: no more than a process may have open.
 _FILES_MAX: Final = 512
+
+
+def is_in_files(database: Any) -> bool:
+    """Whether all of a content is in its table files."""
+    return not any(database.property_int_value(name) for name in _BESIDE_FILES)
 
 
 class FilesTold(msgspec.Struct, frozen=True):
@@ -42,7 +47,7 @@ class ContentFiles:
         self._pieces = pieces
         self._digests: dict[str, bytes] = {}
         self._all: list[Mapping[str, Any]] | None = None
-        if any(database.property_int_value(name) for name in BESIDE_FILES):
+        if not is_in_files(database):
             return
         if len(database.live_files()) <= _FILES_MAX:
             self._all = sorted(_files_of(library, directory), key=itemgetter("start_key"))
