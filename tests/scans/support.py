@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 from typing import Any
 
+import pytest
+
 from lockstep.scans.scan_table import ScanTable
 from lockstep.schema.clustering import derived_key, encode_prefix
 from lockstep.schema.model import Column, ColumnKind, DroppedColumn, Table
@@ -58,6 +60,13 @@ def table_of(
         dropped.append(DroppedColumn(first.id, first.name, first.type, AGAIN_US))
     table = Table(TABLE_ID, "u", "k", "t", tuple(columns), dropped=tuple(dropped))
     return ScanTable(table)
+
+
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have answers of readers be of parts of few rows."""
+    sizes = {"_TAKEN_FIRST": 7, "_TAKEN_MAX": 13, "_BATCH_ROWS": 11, "_PORTIONS_MAX": 3}
+    for name, size in sizes.items():
+        monkeypatch.setattr(f"lockstep.scans.rows_reading.{name}", size)
 
 
 class View:

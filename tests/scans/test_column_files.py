@@ -44,7 +44,7 @@ from lockstep.values.errors import LockstepError
 from lockstep.values.rows import Deletion
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range
 
-from .support import MICROS, NOW_S, TABLE_ID, Writer, table_of
+from .support import MICROS, NOW_S, TABLE_ID, Writer, small_parts, table_of
 
 NAMES = ("p0", "c0", "r0", "r1")
 ROOM = 1 << 30
@@ -61,10 +61,7 @@ SCALE = 2
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of few rows, all of them worth while."""
-    monkeypatch.setattr(rows_reading, "_TAKEN_FIRST", 7)
-    monkeypatch.setattr(rows_reading, "_TAKEN_MAX", 13)
-    monkeypatch.setattr(rows_reading, "_BATCH_ROWS", 11)
-    monkeypatch.setattr(rows_reading, "_PORTIONS_MAX", 3)
+    small_parts(monkeypatch)
     monkeypatch.setattr(rows_reading, "_KEPT_LEAST", 2)
     monkeypatch.setattr(rows_reading, "_CUT_LEAST", 5)
 
@@ -171,6 +168,15 @@ def _table(*regular: str) -> ScanTable:
     return table_of(["int"], [("text", False)], [], regular or ["int", "text"])
 
 
+def _filled(tmp_path: Path, room: int = ROOM) -> tuple[Node, Writer]:
+    """With plain rows."""
+    node = Node(tmp_path / "node", _table(), room)
+    writer = Writer(node.table, Random(3), POOLS, gaps=False)
+    writer.fill(40, 60, 0.0)
+    node.put(writer.pairs)
+    return node, writer
+
+
 def _expected(
     table: ScanTable, pairs: Sequence[Pair], columns: Sequence[str] = NAMES
 ) -> list[dict[str, Any]]:
@@ -224,11 +230,7 @@ def test_rows_are_those_that_are_decoded_anew(tmp_path: Path, seed: int) -> None
 
 
 def test_a_part_is_used_for_other_ranges_and_columns(tmp_path: Path) -> None:
-    table = _table()
-    node = Node(tmp_path / "node", table)
-    writer = Writer(table, Random(3), POOLS, gaps=False)
-    writer.fill(40, 60, 0.0)
-    node.put(writer.pairs)
+    node, writer = _filled(tmp_path)
     rows = node.rows(node.session())
     assert node.kept == 0
     again = node.session()
@@ -238,7 +240,7 @@ def test_a_part_is_used_for_other_ranges_and_columns(tmp_path: Path) -> None:
     assert node.kept > 0.9 * len(rows)
     kept = 0
     for bounds in _splits(Random(1), 4):
-        assert node.rows(again, bounds) == _expected(table, _within(writer.pairs, bounds))
+        assert node.rows(again, bounds) == _expected(node.table, _within(writer.pairs, bounds))
         kept += node.kept
     assert kept > 0.5 * len(rows)
     node.close()
@@ -366,11 +368,7 @@ def test_an_audit_looks_at_bytes_and_knows_their_digests(
 
 
 def test_a_damaged_file_is_as_none(tmp_path: Path) -> None:
-    table = _table()
-    node = Node(tmp_path / "node", table)
-    writer = Writer(table, Random(3), POOLS, gaps=False)
-    writer.fill(40, 60, 0.0)
-    node.put(writer.pairs)
+    node, _ = _filled(tmp_path)
     rows = node.rows(node.session())
     for path in node.columns.iterdir():
         content = bytearray(path.read_bytes())
@@ -391,11 +389,7 @@ def test_a_damaged_file_is_as_none(tmp_path: Path) -> None:
 
 def test_there_is_room_for_what_is_used(tmp_path: Path) -> None:
     """What nobody has used for long goes; else what comes later is not kept."""
-    table = _table()
-    node = Node(tmp_path / "node", table, room=64 * 1024)
-    writer = Writer(table, Random(3), POOLS, gaps=False)
-    writer.fill(40, 60, 0.0)
-    node.put(writer.pairs)
+    node, _ = _filled(tmp_path, room=64 * 1024)
     rows = node.rows(node.session(), bytes_max=10_000)
     sizes = {path: path.stat().st_size for path in node.columns.iterdir()}
     assert 32 * 1024 < sum(sizes.values()) <= 64 * 1024
@@ -415,20 +409,28 @@ def _full(_world: DoorWorld, _path: str) -> Any:
     return open("/dev/full", "wb")
 
 
+def _refused(_world: DoorWorld, _path: str, _to: str) -> None:
+    raise OSError("there is no room for a name")
+
+
 def test_nothing_is_kept_where_the_disk_is_nearly_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Node, "free_bytes_min", 1 << 60)
-    table = _table()
-    node = Node(tmp_path / "node", table)
-    writer = Writer(table, Random(3), POOLS, gaps=False)
-    writer.fill(40, 60, 0.0)
-    node.put(writer.pairs)
-    assert node.rows(node.session()) == _expected(table, writer.pairs)
+    node, writer = _filled(tmp_path)
+    assert node.rows(node.session()) == _expected(node.table, writer.pairs)
     assert not list(node.columns.iterdir())
     monkeypatch.setattr(DoorWorld, "create", _full)
-    assert node.rows(node.session()) == _expected(table, writer.pairs)
+    assert node.rows(node.session()) == _expected(node.table, writer.pairs)
     assert any("not kept" in said for said in node.said)
+    node.close()
+
+
+def test_a_file_that_is_given_no_name_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DoorWorld, "rename", _refused)
+    node, writer = _filled(tmp_path)
+    assert node.rows(node.session()) == _expected(node.table, writer.pairs)
+    assert any("not kept" in said for said in node.said) and not list(node.columns.iterdir())
     node.close()
 
 
@@ -448,11 +450,7 @@ def test_nothing_is_kept_without_room_or_with_static_columns(tmp_path: Path) -> 
 
 
 def test_another_definition_of_the_table_uses_none(tmp_path: Path) -> None:
-    table = _table()
-    node = Node(tmp_path / "node", table)
-    writer = Writer(table, Random(3), POOLS, gaps=False)
-    writer.fill(40, 60, 0.0)
-    node.put(writer.pairs)
+    node, writer = _filled(tmp_path)
     node.rows(node.session())
     node.table = table_of(["int"], [("text", False)], [], ["int", "text"], again=True)
     assert node.rows(node.session()) == _expected(node.table, writer.pairs)
@@ -492,11 +490,7 @@ def test_the_test_of_the_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 def test_who_leaves_early_leaves_nothing_unfinished(tmp_path: Path) -> None:
     """What was decoded, or digested, until then is kept."""
-    table = _table()
-    node = Node(tmp_path / "node", table)
-    writer = Writer(table, Random(3), POOLS, gaps=False)
-    writer.fill(40, 60, 0.0)
-    node.put(writer.pairs)
+    node, _ = _filled(tmp_path)
     rows = RowsWanted(node.session(), b"", WHOLE, 1 << 20, NAMES, NOW_S, SCALE)
     asked = DigestsWanted(((TOKEN_MIN, 0, 7), (0, TOKEN_MAX, 5)), NOW_S, stored=True, counted=1)
     for wanted in (rows, RowsWanted(node.session(), b"", (), 1 << 20, digests=asked)):

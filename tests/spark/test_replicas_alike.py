@@ -10,12 +10,12 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-from lockstep.scans import rows_reading, stored_digests
+from lockstep.scans import stored_digests
 from lockstep.scans.scan_table import ScanTable
 from lockstep.scans.table_reader import TableReader
 from lockstep.spark import snapshot_reading
 from lockstep.storage.store import Pair
-from tests.scans.support import NOW_S, Writer, table_of
+from tests.scans.support import NOW_S, Writer, small_parts, table_of
 
 from .replicas import GIVEN, Replicas
 
@@ -32,10 +32,7 @@ POOLS = {
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of few rows, and answers of few batches."""
-    monkeypatch.setattr(rows_reading, "_TAKEN_FIRST", 7)
-    monkeypatch.setattr(rows_reading, "_TAKEN_MAX", 13)
-    monkeypatch.setattr(rows_reading, "_BATCH_ROWS", 11)
-    monkeypatch.setattr(rows_reading, "_PORTIONS_MAX", 3)
+    small_parts(monkeypatch)
     monkeypatch.setattr(snapshot_reading, "_TOLD_BYTES", 6000)
 
 
