@@ -43,6 +43,17 @@ _DURING_MOVES: Final = (
     "hold_behind",
     "loss",
 )
+#: The same, while replicas may be away for long.
+_DURING_LONG_MOVES: Final = (
+    *("isolate_leader", "crash_at_probe", "crash_newcomer", "crash_source", "hold_behind"),
+    *("loss", "slow_disk", "linger", "pause_reconciler", "long_away"),
+)
+#: What strikes while ranges are cut and joined.
+_WHILE_RANGES_CHANGE: Final = (
+    *("kill", "power", "pause", "slow_node", "linger", "partition", "isolate_leader"),
+    *("latency", "clog", "flapping", "crash_at_probe", "slow_disk", "loss"),
+    *("crash_newcomer", "crash_source", "hold_behind"),
+)
 
 TRACKED_SCENARIOS = (
     Scenario(
@@ -164,11 +175,7 @@ TRACKED_SCENARIOS = (
         clients=4,
         busy_s=0.5,
         kinds_s=1.5,
-        faults=(
-            *("kill", "power", "pause", "slow_node", "linger", "partition", "isolate_leader"),
-            *("latency", "clog", "flapping", "crash_at_probe", "slow_disk", "loss"),
-            *("crash_newcomer", "crash_source", "hold_behind"),
-        ),
+        faults=(*_WHILE_RANGES_CHANGE,),
         sometimes=(
             *("tracked.handed_over", "tracked.ranges_changed", "tracked.pulled", "read.tracked_brought"),
             *("join completed", "decommission completed", "operation cancelled"),
@@ -286,9 +293,8 @@ TRACKED_SCENARIOS = (
         cohort_after_s=(0.0, 0.0, 2.0),
         duplicate=(0.0, 0.05),
         faults=(
-            *("kill", "power", "pause", "slow_node", "linger", "partition", "isolate_leader"),
-            *("latency", "clog", "flapping", "crash_at_probe", "slow_disk", "loss"),
-            *("crash_newcomer", "crash_source", "hold_behind", "pause_reconciler", "long_away"),
+            *_WHILE_RANGES_CHANGE,
+            *("pause_reconciler", "long_away"),
         ),
         sometimes=(
             *("tracked.handed_over", "tracked.ranges_changed", "tracked.pulled", "read.tracked_brought"),
@@ -311,9 +317,8 @@ TRACKED_SCENARIOS = (
         resize_s=0.8,
         duplicate=(0.0, 0.05),
         faults=(
-            *("kill", "power", "pause", "slow_node", "linger", "partition", "isolate_leader"),
-            *("latency", "clog", "flapping", "crash_at_probe", "slow_disk", "loss"),
-            *("crash_newcomer", "crash_source", "hold_behind", "pause_reconciler", "long_away"),
+            *_WHILE_RANGES_CHANGE,
+            *("pause_reconciler", "long_away"),
         ),
         sometimes=(
             *("tracked.handed_over", "tracked.ranges_changed", "tracked.pulled", "read.tracked_brought"),
@@ -382,8 +387,7 @@ TRACKED_SCENARIOS = (
         always=("strand_writes",),
         faults=(
             *_NODES_AND_LINKS,
-            *("isolate_leader", "crash_at_probe", "crash_newcomer", "crash_source", "hold_behind"),
-            *("loss", "slow_disk", "linger", "pause_reconciler", "long_away"),
+            *_DURING_LONG_MOVES,
         ),
         sometimes=(
             *("views.derived", "views.delivered", "views.built", "batches.replayed"),
@@ -527,8 +531,7 @@ TRACKED_SCENARIOS = (
         duplicate=(0.0, 0.05),
         faults=(
             *_NODES_AND_LINKS,
-            *("isolate_leader", "crash_at_probe", "crash_newcomer", "crash_source", "hold_behind"),
-            *("loss", "slow_disk", "linger", "pause_reconciler", "long_away"),
+            *_DURING_LONG_MOVES,
         ),
         sometimes=(
             *("join completed", "decommission completed", "tracked.ranges_changed"),
@@ -550,8 +553,7 @@ TRACKED_SCENARIOS = (
         duplicate=(0.0,),
         faults=(
             *_NODES_AND_LINKS,
-            *("isolate_leader", "crash_at_probe", "crash_newcomer", "crash_source", "hold_behind"),
-            *("loss", "slow_disk", "linger", "pause_reconciler", "long_away"),
+            *_DURING_LONG_MOVES,
         ),
         sometimes=(
             *("join completed", "decommission completed", "tracked.ranges_changed", "tracked.promoted"),
