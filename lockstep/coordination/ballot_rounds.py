@@ -472,7 +472,9 @@ class Rounds:
         return reply.given
 
     def paxos_round(self, plan: Plan, verb: int, request: Any, agrees: Callable[[Any], bool]) -> PaxosRound:
-        round_ = Round(VOTE, plan, self.voters(plan))
+        alive = self.owner.context.opinions.alive
+        suspects = [node for node in plan.by_node if not alive(node)]
+        round_ = Round(VOTE, plan, self.voters(plan), suspects=suspects)
         return PaxosRound(self.owner, round_, verb, request, self.deadline_s, agrees)
 
     async def won(self, plan: Plan, paxos_round: PaxosRound) -> bool:

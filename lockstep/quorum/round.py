@@ -22,7 +22,7 @@ goes to another replica only after an error that says that nothing was added.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from math import inf
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -120,7 +120,7 @@ class Failure(enum.Enum):
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """What a kind of request differs in; the kinds are in `coordination.policies`."""
+    """What a kind of request differs in; the kinds are below."""
 
     #: As logs and probes name it.
     name: str
@@ -134,6 +134,8 @@ class Policy(msgspec.Struct, frozen=True):
     replaces: bool = False
     #: Whether a failure that may pass is forgotten when its replica is asked again, or told at the end.
     forgets: bool = False
+    #: Whether an answer otherwise means that another request was first; then nobody dead is waited for.
+    contends: bool = False
 
     def judge(self, error: LockstepError) -> Failure:
         for classes, failure in self.failures:
@@ -220,8 +222,8 @@ Q = TypeVar("Q", bound=Quorum)
 
 
 class Round(Generic[Q]):
-    """`order` is who may be asked, best first; the targets of the plan unless it is given. `holders`, of whom
-    each is known to have what is asked for at an epoch, count without having been asked."""
+    """`order` is who may be asked, best first; the targets of the plan unless it is given. `holders` count
+    without having been asked: each has what is asked for since an epoch. `suspects` seem dead."""
 
     __slots__ = (
         "accepted",
@@ -237,6 +239,7 @@ class Round(Generic[Q]):
         "policy",
         "refusers",
         "source",
+        "suspects",
     )
 
     def __init__(
@@ -245,6 +248,7 @@ class Round(Generic[Q]):
         plan: Q,
         order: Sequence[Target] | None = None,
         holders: Mapping[NodeId, int] | None = None,
+        suspects: Collection[NodeId] = (),
     ) -> None:
         self.policy = policy
         self.plan = plan
@@ -259,6 +263,7 @@ class Round(Generic[Q]):
         self.failures: dict[NodeId, LockstepError] = {}
         #: Nodes that answered otherwise.
         self.refusers: dict[NodeId, None] = {}
+        self.suspects = suspects
         #: (epoch, replica) that is ahead, of a round that ended for that.
         self.source: tuple[int, Target] | None = None
         #: Whether a change that matters is being learned, and whether `again` will come.
@@ -472,8 +477,9 @@ class Round(Generic[Q]):
 
     def _passing(self, target: Target, error: LockstepError) -> Effects:
         self.failures[target.node] = error
-        another = self._another() if self.policy.replaces else NOTHING
-        return (*another, *self._retry())
+        if self.policy.contends and self.refusers and (end := self._hopeless()):
+            return end
+        return (*(self._another() if self.policy.replaces else NOTHING), *self._retry())
 
     def _final(self, target: Target, error: LockstepError) -> Effects:
         self.failures[target.node] = error
@@ -502,7 +508,8 @@ class Round(Generic[Q]):
         """The end, when those who may still do what is asked cannot suffice."""
         refusers, satisfied_by = self.refusers, self.plan.satisfied_by
         possible = {*self.accepted, *(target.node for target in self.order)}.difference(refusers)
-        if refusers and not satisfied_by(possible):
+        gone = {*self.failed_with(Failure.PASSING), *self.suspects} if self.policy.contends else set()
+        if refusers and not satisfied_by(possible - (gone - self.accepted.keys())):
             return self._over(End.REFUSED)
         final = self.failed_with(Failure.FINAL)
         if final and not satisfied_by(possible.difference(final)):
@@ -573,7 +580,7 @@ WRITE: Final = Policy("write", First.EVERYONE, (_AHEAD, _TRANSIENT), follows=Tru
 #: Questions for rows; their answers are of one plan.
 READ: Final = Policy("read", First.ENOUGH, (_AHEAD, _TRANSIENT), replaces=True, forgets=True)
 #: Promises and proposals of ballots: a majority decides, whichever it is.
-VOTE: Final = Policy("conditional", First.ENOUGH, (_AHEAD, _TRANSIENT), replaces=True, forgets=True)
+VOTE: Final = Policy("votes", First.ENOUGH, (_AHEAD, _TRANSIENT), replaces=True, forgets=True, contends=True)
 #: Decisions of ballots: each replica has to have them.
 BALLOT: Final = Policy("conditional", First.EVERYONE, (_AHEAD, _TRANSIENT), forgets=True)
 #: Who keeps a logged batch, which knows no plan.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +15,7 @@ from lockstep.quorum.round import (
     CHECK,
     COUNTER,
     READ,
+    VOTE,
     WRITE,
     Ask,
     Check,
@@ -53,9 +54,10 @@ ERRORS = (
 class Twin:
     """What happened to each node, newest last: asked, accepted at an epoch, refused, failed, withdrawn."""
 
-    def __init__(self, policy: Policy, plan: Made) -> None:
+    def __init__(self, policy: Policy, plan: Made, suspects: Collection[NodeId]) -> None:
         self.policy = policy
         self.plan = plan
+        self.suspects = suspects
         self.happened: list[tuple[str, int, object]] = []
 
     def last(self, node: int, *words: str) -> object | None:
@@ -94,6 +96,17 @@ class Twin:
             and not (isinstance(error, LockstepError) and self.policy.judge(error) is not Failure.FINAL)
         }
 
+    def not_awaited(self) -> set[int]:
+        """Nodes whose answer does not count, or that nobody waits for where another request was first."""
+        gone = self.lost("refused")
+        for node in NODES if self.policy.contends else ():
+            error = self.last(node, "failed")
+            if isinstance(error, LockstepError) and self.policy.judge(error) is Failure.PASSING:
+                gone.add(node)
+            if node in self.suspects and self.last(node, "accepted") is None:
+                gone.add(node)
+        return gone
+
     def may_come(self, lost: set[int]) -> bool:
         """Whether any set of the others, had they all accepted, would be enough."""
         others = [target.node for target in self.plan.targets if target.node not in lost]
@@ -124,9 +137,9 @@ def plans(epoch: int) -> st.SearchStrategy[Made]:
 class Play:
     """One round and its twin, driven as the contract says."""
 
-    def __init__(self, policy: Policy, plan: Made) -> None:
-        self.round = Round(policy, plan)
-        self.twin = Twin(policy, plan)
+    def __init__(self, policy: Policy, plan: Made, suspects: Collection[NodeId] = ()) -> None:
+        self.round = Round(policy, plan, suspects=suspects)
+        self.twin = Twin(policy, plan, suspects)
         self.learning = 0
         self.waiting = False
         self.checks = False
@@ -168,11 +181,14 @@ class Play:
         if self.ended is End.ENOUGH:
             assert twin.enough(twin.counting())
         if self.ended is End.REFUSED:
-            assert not twin.may_come(twin.lost("refused"))
+            assert not twin.may_come(twin.not_awaited())
         if self.ended is End.FAILED and round_.policy is not COUNTER:
             assert twin.may_come(twin.lost("refused")) and not twin.may_come(twin.lost("refused", "failed"))
         if self.ended is None:
             assert twin.may_come(twin.lost("refused", "failed")), "what is without hope has ended"
+            assert not twin.lost("refused") or twin.may_come(twin.not_awaited()), (
+                "who was beaten begins again"
+            )
             if not self.checks and not self.learning:
                 assert self.waiting or not twin.enough(twin.counting()), "what is enough is told"
                 assert round_.outstanding or self.waiting or round_.policy is COUNTER, "something is awaited"
@@ -224,7 +240,7 @@ class Play:
         round_, epoch = self.round, self.round.plan.epoch
         node = next(one for one in round_.plan.targets if one is target)
         kinds = ["accepted", "failed", "stale"]
-        if round_.policy is BALLOT or round_.policy is COUNTER:
+        if round_.policy in (BALLOT, VOTE, COUNTER):
             kinds.append("refused")
         what = data.draw(st.sampled_from(kinds))
         if what == "accepted":
@@ -242,10 +258,11 @@ class Play:
 
 
 @pytest.mark.slow
-@given(st.data(), st.sampled_from((WRITE, READ, BALLOT, BATCH, COUNTER)))
+@given(st.data(), st.sampled_from((WRITE, READ, BALLOT, VOTE, BATCH, COUNTER)))
 @settings(max_examples=150, deadline=None)
 def test_a_round_decides_as_its_twin(data: st.DataObject, policy: Policy) -> None:
-    play = Play(policy, data.draw(plans(5)))
+    suspects = data.draw(st.sets(st.sampled_from(NODES))) if policy.contends else ()
+    play = Play(policy, data.draw(plans(5)), suspects)
     for _ in range(data.draw(st.integers(1, 30))):
         if play.ended is not None:
             break
