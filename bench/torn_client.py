@@ -1,9 +1,9 @@
 """The clients of `torn_reads.py`; runs in an environment of its own that has `acsylla`.
 
 Each request is about a partition of one of the named keyspaces: a write of all its rows in one mutation, a
-read of all of them, or of one, each as likely in every keyspace, so that the same faults strike all. Answers
-are judged as they come, against all that this process was told before it asked. Reads one command a line,
-`counts` or `stop`, and writes what was judged so far as JSON.
+read of all of them, or of one, so that the same faults strike all keyspaces; the first one gets most of the
+requests. Answers are judged as they come, against all that this process was told before it asked. Reads one
+command a line, `counts` or `stop`, and writes what was judged so far as JSON.
 Usage: torn_client.py HOST,HOST,... PORT SEED IN-FLIGHT KEYSPACE [KEYSPACE ...]
 """
 
@@ -27,6 +27,8 @@ from lockstep.sim.checkers.whole import WholeReads
 PARTITIONS, ROWS = 24, 6
 #: Of the requests, how many write; of the reads, how many are of one row; of the writes, how many at ONE.
 WRITE_SHARE, ONE_ROW_SHARE, WEAK_SHARE = 0.1, 0.4, 0.3
+#: Of the requests, how many are of the keyspace that is named first.
+FIRST_SHARE = 0.85
 INSERT = "INSERT INTO {0}.wide (key, at, value) VALUES (?, ?, ?)"
 BATCH = "BEGIN UNLOGGED BATCH USING TIMESTAMP ? " + (INSERT + "; ") * ROWS + "APPLY BATCH"
 READ_ALL = "SELECT at, value FROM {0}.wide WHERE key = ?"
@@ -42,18 +44,20 @@ class Clients:
     def __init__(self, session: Any, prepared: dict[tuple[str, str], Any], seed: int) -> None:
         self._session = session
         self._prepared = prepared
-        self._spaces = sorted({space for space, _ in prepared})
+        self._first, *self._others = dict.fromkeys(space for space, _ in prepared)
         self._draw = random.Random(seed)
         #: The newest version of each partition that was sent.
         self._versions: dict[tuple[str, int], int] = {}
-        self.judges = {space: WholeReads(ROWS) for space in self._spaces}
+        self.judges = {space: WholeReads(ROWS) for space in (self._first, *self._others)}
         self.failures: dict[str, int] = {}
         self.writes = 0
         self.stopped = False
 
     async def worker(self) -> None:
         while not self.stopped:
-            space, key = self._draw.choice(self._spaces), self._draw.randrange(PARTITIONS)
+            is_first = not self._others or self._draw.random() < FIRST_SHARE
+            space = self._first if is_first else self._draw.choice(self._others)
+            key = self._draw.randrange(PARTITIONS)
             try:
                 if self._draw.random() < WRITE_SHARE:
                     await self._write(space, key)
