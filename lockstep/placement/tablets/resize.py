@@ -19,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from lockstep.placement.quorums import DcOf
 from lockstep.placement.tablets.counts import CountedTable, CountSettings, Rack, counts
 from lockstep.placement.tablets.evenness import (
     in_even_ones,
@@ -33,6 +34,7 @@ from lockstep.placement.tablets.load import Drain, Host, LoadStatistics, TabletL
 from lockstep.placement.tablets.map import Tablet, TabletMap, midpoint
 from lockstep.placement.tablets.moves import Move, MoveKind, Why
 from lockstep.placement.tablets.shards import Replica
+from lockstep.placement.witnesses import full_of
 from lockstep.schema.tablet_options import TABLET_COUNT_MAX
 from lockstep.values.ids import NodeId
 
@@ -99,11 +101,12 @@ class Decided(msgspec.Struct, frozen=True):
     reason: str
 
 
-def average_bytes(map_: TabletMap, statistics: LoadStatistics) -> float | None:
-    """Sum over all replicas through their number; None when one of them is not known."""
+def average_bytes(map_: TabletMap, statistics: LoadStatistics, dc_of: DcOf) -> float | None:
+    """Sum over all replicas that keep data, not witnesses, through their number; None when one of them is
+    not known."""
     total = known = 0
     for tablet in map_.tablets():
-        for node in tablet.nodes:
+        for node in full_of(map_.replication, tablet.nodes, dc_of):
             load = statistics.of(node, map_.id, tablet.right)
             if load is None:
                 return None

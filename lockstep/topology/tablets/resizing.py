@@ -216,7 +216,7 @@ def _resized_table(
         tuple([hints_of(table) for table in keyspace.groups[group.id]]),
         keyspace.tablets.initial,
         map_.count,
-        average_bytes(map_, statistics),
+        average_bytes(map_, statistics, cluster.directory.dc_by_id.__getitem__),
     )
     resizing = group.head.resizing
     return ResizedTable(map_, counted, resizing.resize, tablet_loads(map_, statistics), resizing.kept)

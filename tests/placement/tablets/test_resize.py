@@ -334,6 +334,10 @@ def test_a_replica_goes_to_the_nearest_place() -> None:
     assert not moves_together(one, merge, hosts, [], {}), "a node of the pair drains"
 
 
+def in_one_dc(node: NodeId) -> str:
+    return "dc1"
+
+
 def test_sizes_of_tables() -> None:
     one = map_of(
         1, setting(dc1=2), [(right, ((NodeId(1), 0), (NodeId(2), 0))) for right in even_rights(2)], 1
@@ -345,8 +349,17 @@ def test_sizes_of_tables() -> None:
         NodeId(2): NodeLoad(9, 0.0, {1: {left: TabletLoad(20)}}),
     }
     statistics = LoadStatistics(1, nodes)
-    assert average_bytes(one, statistics) is None
+    assert average_bytes(one, statistics, in_one_dc) is None
     assert tablet_loads(one, statistics) == {left: TabletLoad(20, 1.0, 2.0), right: TabletLoad(30)}
     complete = statistics.moved(1, right, NodeId(1), NodeId(2))
     other = one.with_replicas({right: ((NodeId(2), 0),)}, 2)
-    assert average_bytes(other, complete) == (10 + 20 + 30) / 3
+    assert average_bytes(other, complete, in_one_dc) == (10 + 20 + 30) / 3
+
+
+def test_the_average_size_is_of_replicas_that_keep_data() -> None:
+    """The second of each tablet is a witness: what it holds says nothing, and it may have told nothing."""
+    right, placed = even_rights(1)[0], ((NodeId(1), 0), (NodeId(2), 0))
+    witnessed = Replication("NetworkTopologyStrategy", (("dc1", -1), ("dc1", 2)))
+    statistics = LoadStatistics(1, {NodeId(1): NodeLoad(9, 0.0, {1: {right: TabletLoad(10)}})})
+    assert average_bytes(map_of(1, witnessed, [(right, placed)], 1), statistics, in_one_dc) == 10
+    assert average_bytes(map_of(1, setting(dc1=2), [(right, placed)], 1), statistics, in_one_dc) is None
