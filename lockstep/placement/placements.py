@@ -133,6 +133,10 @@ class RingPlacement(msgspec.Struct, frozen=True, dict=True):
     def overlapping(self, wanted: Range) -> tuple[PlacedRange, ...]:
         """Placed ranges that share a token with `wanted`, in ring order."""
         assert wanted.left < wanted.right, "a range has tokens"
+        if len(self.sectors) == 1:
+            ranges, rights = self.sectors[0].ranges, self.sectors[0].rights
+            first = bisect_right(rights, wanted.left)
+            return ranges[first : bisect_left(rights, wanted.right, first) + 1]
         found = [self.range_at(wanted.left + 1)]
         while found[-1].range.right < wanted.right:
             found.append(self.range_at(found[-1].range.right + 1))

@@ -302,7 +302,7 @@ class StorageEngine:
         `partition_row_limit`: a partition with that many live rows covers only up to its last row.
         """
         definition = await self.indexes.ready(command) if command.index is not None else None
-        sequence = self._sequence_behind(command)
+        sequence = self.unsynced(command)
         snapshot = self._store.snapshot()
         try:
             reading = reading_of(snapshot, command, self.ask_merge, definition)
@@ -310,24 +310,30 @@ class StorageEngine:
                 await (asyncio.sleep(0) if work is None else self._runtime.tasks.run_blocking(work))
         finally:
             snapshot.close()
-        if isinstance(reading, IndexReading) and reading.stale:
-            self.indexes.remove_stale(reading.definition, reading.stale)
+        self._tidy(reading)
         if sequence:
             await self._commit.synced(sequence)
         return reading.result()
 
     def read_now(self, command: ReadCommand) -> ReadResult | None:
-        """As `read`, for one partition that needs neither a second turn nor a sync; None otherwise."""
-        if command.key is None or command.index is not None or self._sequence_behind(command):
+        """As `read`, for one partition or by an index, without a second turn or a sync; None otherwise."""
+        index = command.index
+        definition = self.indexes.ready_now(command) if index is not None else None
+        if (definition is None and (index is not None or command.key is None)) or self.unsynced(command):
             return None
         snapshot = self._store.snapshot()
         try:
-            reading = reading_of(snapshot, command, self.ask_merge, None)
+            reading = reading_of(snapshot, command, self.ask_merge, definition)
             for _ in reading.steps():
                 return None
         finally:
             snapshot.close()
+        self._tidy(reading)
         return reading.result()
+
+    def _tidy(self, reading: Reading) -> None:
+        if isinstance(reading, IndexReading) and reading.stale:
+            self.indexes.remove_stale(reading.definition, reading.stale)
 
     def peek(self, command: ReadCommand, *, asks: bool = True) -> ReadResult:
         """As `read`, in this very step and durable or not: for whoever tells nobody of it before a later
@@ -342,9 +348,6 @@ class StorageEngine:
 
     def unsynced(self, command: ReadCommand) -> int:
         """The sequence to await before anybody is told what a read finds; 0: all of it is durable."""
-        return self._sequence_behind(command)
-
-    def _sequence_behind(self, command: ReadCommand) -> int:
         if command.key is not None:
             prefix = keys.partition_prefix(command.table_id, command.right, command.key)
             return self._commit.unsynced_partition(prefix)

@@ -208,7 +208,9 @@ async def check(engine: StorageEngine) -> None:
             index = wanted(definition, number, 1)
             expected = chosen(everything, definition, (number, 1))
             for limit in (0, 1, 3):
-                assert await shown(engine, command(index, row_limit=limit)) == expected
+                asked = command(index, row_limit=limit)
+                assert engine.read_now(asked) == await engine.read(asked)
+                assert await shown(engine, asked) == expected
         span = IndexRead(
             definition.index_id, INT.component(value(0)), INT.component(value(2)), definition.whole
         )
@@ -548,6 +550,86 @@ def test_going_through_the_entries_of_a_span_gives_turns(
         assert stepped(engine, nothing)[0] == 0
         monkeypatch.setattr(limits, "FRAGMENTS_PER_TURN_MAX", 10)
         assert stepped(engine, nothing)[0] == 4
+        await engine.close()
+
+    asyncio.run(run())
+
+
+def test_few_rows_are_read_at_once_when_they_are_indexed_and_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        engine = await filled(10, tmp_path)
+        asked = command(wanted(BY_V, 3, 0))
+        assert engine.read_now(asked) is None, "there is no index"
+        await engine.synced(engine.apply(put(11, (11, KEYS[0][1]), 3)))
+        engine.indexes.define(TABLE, [BY_V])
+        assert engine.indexes.built(TABLE) == [] and engine.read_now(asked) is None
+        await idle(engine)
+        assert engine.read_now(asked) == await engine.read(asked)
+        assert len((await engine.read(asked)).partitions) == 2
+        sequence = engine.apply(put(12, KEYS[0], 3))
+        assert engine.read_now(asked) is None, "what it would tell may be lost"
+        await engine.synced(sequence)
+        at_once = engine.read_now(asked)
+        assert at_once is not None and len(at_once.partitions) == 3
+        monkeypatch.setattr(limits, "FRAGMENTS_PER_TURN_MAX", 48)
+        looked = 0
+
+        def alone(self: index_reading.IndexReading, *place: bytes) -> tuple[Row | None, int]:
+            nonlocal looked
+            looked += 1
+            return plain(self, *place)
+
+        plain = index_reading.IndexReading._alone
+        monkeypatch.setattr(index_reading.IndexReading, "_alone", alone)
+        assert engine.read_now(asked) is None and not looked, "three rows take a turn of their own"
+        assert await engine.read(asked) == at_once and looked == 3
+        await engine.close()
+
+    asyncio.run(run())
+
+
+def test_rows_by_an_index_are_read_some_a_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        engine = await filled(40, tmp_path)
+        engine.indexes.define(TABLE, [BY_V])
+        await idle(engine)
+        assert stepped(engine, command(SPAN))[0] == 0
+        monkeypatch.setattr(limits, "FRAGMENTS_PER_TURN_MAX", 160)
+        # One for the entries, which are many, and one for each ten rows.
+        assert stepped(engine, command(SPAN))[0] == 5
+        await engine.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_row_that_is_looked_up_is_merged_as_it_is_by_a_read_of_its_partition(
+    rows: int, tmp_path: Path
+) -> None:
+    """Whether it has one fragment or several, and with deletions of it, its partition and beside it."""
+
+    async def run() -> None:
+        engine = await opened("rocks", tmp_path)
+        engine.indexes.define(TABLE, [BY_V])
+        await idle(engine)
+        dice = Random(rows)
+        for number in range(1, 400):
+            token = number % 40
+            mutation = replace(random_mutation(dice, number), token=token, key=KEYS[0][1])
+            kept = mutation.rows[:rows] if number % 7 else ()
+            await engine.synced(engine.apply(replace(mutation, rows=kept)))
+        for v in range(3):
+            asked = command(wanted(BY_V, v, 0))
+            found = await engine.read(asked)
+            assert found.partitions, "some rows have the value"
+            for one in found.partitions:
+                of = replace(asked, index=None, left=one.token - 1, right=one.token, key=one.key)
+                (whole,) = (await engine.read(of)).partitions
+                by_clustering = {row.clustering: row for row in whole.rows}
+                assert all(by_clustering[row.clustering] == row for row in one.rows)
+                assert one.static == whole.static
         await engine.close()
 
     asyncio.run(run())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import shutil
 from pathlib import Path
 from random import Random
@@ -113,6 +114,33 @@ def test_a_snapshot_allows_its_newest_scan_until_it_is_closed(kind: str, tmp_pat
         # Nothing of the closed store holds the files, although its scans are still around.
         if kind == "rocks":
             (await open_store(kind, tmp_path, runtime_of())).close()
+
+    asyncio.run(body())
+
+
+@BOTH
+@pytest.mark.parametrize("seed", range(3))
+def test_scans_of_a_snapshot_do_not_depend_on_where_others_ended(
+    kind: str, seed: int, tmp_path: Path
+) -> None:
+    """Whole ones, ones that are left early and empty ones; most begin near the end of the one before."""
+
+    async def body() -> None:
+        dice = Random(seed)
+        store = await open_store(kind, tmp_path, runtime_of())
+        content = {b"%03d" % dice.randrange(400): dice.randbytes(2) for _ in range(150)}
+        store.write([("put", key, value) for key, value in content.items()])
+        snapshot, near = store.snapshot(), 0
+        for _ in range(2_000):
+            at = max(0, near + dice.randrange(-3, 8)) if dice.random() < 0.8 else dice.randrange(400)
+            near = at + dice.randrange(-2, 9)
+            lower, upper = b"%03d" % at, b"%03d" % max(0, near)
+            reverse, most = dice.random() < 0.2, dice.choice((0, 1, 2, 3, 1000))
+            pairs = sorted(pair for pair in content.items() if lower <= pair[0] < upper)
+            found = list(itertools.islice(snapshot.scan(lower, upper, reverse), most))
+            assert found == (pairs[::-1] if reverse else pairs)[:most]
+        snapshot.close()
+        store.close()
 
     asyncio.run(body())
 

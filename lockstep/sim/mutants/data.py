@@ -199,7 +199,7 @@ def _ack_before_sync() -> contextlib.AbstractContextManager[None]:
 
 
 def _answer_unsynced() -> contextlib.AbstractContextManager[None]:
-    return replaced((StorageEngine, "_sequence_behind", lambda self, command: 0))
+    return replaced((StorageEngine, "unsynced", lambda self, command: 0))
 
 
 def _keys_without_id() -> contextlib.AbstractContextManager[None]:

@@ -143,9 +143,15 @@ def place_of(prefix: bytes, clustering: bytes | None) -> bytes:
 def split_place(table_id: int, place: bytes) -> tuple[int, bytes, bytes, bytes | None]:
     """(token, partition key, partition prefix, clustering or None) of a place."""
     token, key, prefix = keys.split_partition(keys.table_bounds(table_id)[0] + place)
-    rest = place[len(prefix) - PLACE_AT :]
-    clustering = None if rest == keys.KIND_STATIC else rest[1:-2].replace(b"\x00\xff", b"\x00")
-    return token, key, prefix, clustering
+    return token, key, prefix, clustering_in(place, len(prefix) - PLACE_AT)
+
+
+def clustering_in(place: bytes, kind_at: int) -> bytes | None:
+    """The clustering of a place whose partition ends there; None: it is the partition's."""
+    if place[kind_at:] == keys.KIND_STATIC:
+        return None
+    clustering = place[kind_at + 1 : -2]
+    return clustering.replace(b"\x00\xff", b"\x00") if clustering else clustering
 
 
 def entries_of_row(definition: IndexDefinition, key: bytes, prefix: bytes, row: Row) -> list[bytes]:

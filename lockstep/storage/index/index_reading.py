@@ -10,12 +10,14 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Generator, Iterator, Sequence
+from typing import Final
 
 from lockstep.schema.clustering import after_prefix
 from lockstep.storage.index.index_entries import (
     HEAD_BYTES,
     PLACE_AT,
     IndexDefinition,
+    clustering_in,
     has_value,
     live_at,
     place_of,
@@ -24,16 +26,24 @@ from lockstep.storage.index.index_entries import (
 from lockstep.storage.reading import Reading, Steps, normal_slices
 from lockstep.storage.rows import keys
 from lockstep.storage.rows.folding import AskMerge, PartitionFold, Work
-from lockstep.storage.rows.reconcile import is_empty
+from lockstep.storage.rows.fragments import decode_rows
+from lockstep.storage.rows.reconcile import is_empty, merge_rows
 from lockstep.storage.rows.visible import counts_static
 from lockstep.storage.store import StoreSnapshot
 from lockstep.values import limits
-from lockstep.values.rows import IndexRead, Partition, Position, ReadCommand, Row, Slice
+from lockstep.values.node_limits import MERGED_BYTES_INLINE
+from lockstep.values.rows import ALL_ROWS, IndexRead, Partition, Position, ReadCommand, Row, Slice
 from lockstep.values.tokens import Range
 
 _UNLIMITED = 1 << 62
-#: (place, key of the entry), of one partition.
-_Candidates = list[tuple[bytes, bytes]]
+#: A row that is looked up takes as long as so many fragments that follow each other.
+_LOOKED_UP: Final = 16
+#: (place, key of the entry).
+_Found = list[tuple[bytes, bytes]]
+#: (clustering of the row, None for the partition's; key of the entry), of one partition.
+_Candidates = list[tuple[bytes | None, bytes]]
+#: (token, partition key, partition prefix, its candidates).
+_Held = tuple[int, bytes, bytes, _Candidates]
 
 
 class PlacesReading(Reading):
@@ -78,12 +88,18 @@ class IndexReading(Reading):
 
     def steps(self) -> Steps:
         floor, ceiling = self._place_bounds()
+        read = self._read_whole if self.definition.whole else self._read_rows
         while True:
             found = yield from self._next(floor, ceiling)
-            for candidates in _by_partition(self._command.table_id, found):
-                yield from self._read(candidates)
+            if _LOOKED_UP * len(found) >= limits.FRAGMENTS_PER_TURN_MAX:
+                # Who has one turn only learns it before anything is looked up.
+                yield None
+            for token, key, prefix, candidates in _by_partition(self._command.table_id, found):
+                yield from read(token, key, prefix, candidates)
                 if self._end is not None:
                     return
+                if self._is_turn(_LOOKED_UP * len(candidates), 0):
+                    yield None
             if len(found) < self._most:
                 return
             yield None
@@ -111,7 +127,7 @@ class IndexReading(Reading):
                 lower = max(lower, place_of(prefix, after.clustering) + b"\x00")
         return lower, upper
 
-    def _next(self, floor: bytes, ceiling: bytes) -> Generator[Work | None, None, _Candidates]:
+    def _next(self, floor: bytes, ceiling: bytes) -> Generator[Work | None, None, _Found]:
         """The first candidates between the bounds, in reading order."""
         head, index, most = self.definition.head, self._index, self._most
         if self._is_point:
@@ -121,7 +137,7 @@ class IndexReading(Reading):
             at = len(lower)
             pairs = itertools.islice(self._view.scan(lower + floor, upper), most)
             return [(entry[at:], entry) for entry, _ in pairs]
-        found: _Candidates = []
+        found: _Found = []
         upper = head + index.upper if index.upper else after_prefix(head)
         for seen, (entry, _) in enumerate(self._view.scan(head + index.lower, upper), start=1):
             place = entry[self.definition.value_end(entry) :]
@@ -134,14 +150,6 @@ class IndexReading(Reading):
         return heapq.nsmallest(most, found)
 
     # -- their rows -------------------------------------------------------------------------------
-
-    def _read(self, candidates: _Candidates) -> Generator[Work | None, None, None]:
-        token, key, prefix, _ = split_place(self._command.table_id, candidates[0][0])
-        if self.definition.whole:
-            yield from self._read_whole(token, key, prefix, candidates)
-        else:
-            yield from self._read_rows(token, key, prefix, candidates)
-        yield None
 
     def _read_whole(
         self, token: int, key: bytes, prefix: bytes, candidates: _Candidates
@@ -169,40 +177,76 @@ class IndexReading(Reading):
     def _read_rows(
         self, token: int, key: bytes, prefix: bytes, candidates: _Candidates
     ) -> Generator[Work | None, None, None]:
-        command = self._command
         wanted: dict[bytes, None] = {}
-        for place, _ in candidates:
-            clustering = split_place(command.table_id, place)[3]
-            if clustering is not None and any(part.contains(clustering) for part in self._asked):
+        for clustering, _ in candidates:
+            if clustering is not None and (self._asked == ALL_ROWS or self._is_asked(clustering)):
                 wanted[clustering] = None
         if not wanted:
             return
+        if len(wanted) == 1:
+            row, size = self._alone(prefix, next(iter(wanted)))
+            if row is not None:
+                self._judge(Partition(token, key, rows=(row,)), wanted, candidates, size, stopped_at=None)
+                return
         self._slices = tuple(Slice(clustering, clustering + b"\x00") for clustering in wanted)
         fold = PartitionFold(
             token,
             key,
             prefix,
-            command=command,
+            command=self._command,
             room=_UNLIMITED,
             ask_merge=self._ask_merge,
         )
         stopped = yield from self._feed(fold)
         partition = fold.finish()
-        last = fold.last if stopped else list(wanted)[-1]
+        last = fold.last if stopped else None
+        self._judge(partition, wanted, candidates, fold.bytes_read, stopped_at=last)
+
+    def _is_asked(self, clustering: bytes) -> bool:
+        return any(part.contains(clustering) for part in self._asked)
+
+    def _alone(self, prefix: bytes, clustering: bytes) -> tuple[Row | None, int]:
+        """A row that is all of what is read of its partition, as most are, and the bytes read; None when it
+        is not there, or folding is to tell."""
+        command, view = self._command, self._view
+        head_end = keys.KIND_ROW if command.reads_static else keys.KIND_STATIC
+        if command.dead or next(view.scan(prefix, prefix + head_end), None) is not None:
+            return None, 0
+        place = keys.row_prefix(prefix, clustering)
+        some = itertools.islice(view.scan(place, keys.place_end(place)), limits.ROW_FRAGMENTS_MERGE_AT)
+        group = list(some)
+        size = sum([len(store_key) + len(value) for store_key, value in group])
+        if not 0 < len(group) < limits.ROW_FRAGMENTS_MERGE_AT or size > MERGED_BYTES_INLINE:
+            return None, 0
+        return merge_rows(decode_rows(group, len(prefix) + 1)), size
+
+    def _judge(
+        self,
+        partition: Partition,
+        wanted: dict[bytes, None],
+        candidates: _Candidates,
+        bytes_read: int,
+        *,
+        stopped_at: bytes | None,
+    ) -> None:
+        """Take the wanted rows that match. `stopped_at`: the last one that was read, when it was too much."""
+        token, key = partition.token, partition.key
         rows = {row.clustering: row for row in partition.rows}
-        judged = [clustering for clustering in wanted if last is None or clustering <= last]
-        known: dict[bytes | None, Row] = {one: rows.get(one) or Row(one) for one in judged}
-        self._note_stale(key, known, candidates)
+        judged = [one for one in wanted if stopped_at is None or one <= stopped_at]
         matching = [rows[one] for one in judged if one in rows and self._matches(key, rows[one])]
+        if not self._is_point or len(matching) < len(judged):
+            # All entries of one value have it: who matches is not outdated.
+            known: dict[bytes | None, Row] = {one: rows.get(one) or Row(one) for one in judged}
+            self._note_stale(key, known, candidates)
         room = self._row_limit - self._live
         kept = matching[:room]
         if kept:
-            self._add(Partition(token, key, None, (), partition.static, tuple(kept)), fold.bytes_read)
+            self._add(Partition(token, key, None, (), partition.static, tuple(kept)), bytes_read)
         self._live += len(kept)
         if kept and self._live >= self._row_limit:
             self._end = Position(token, key, kept[-1].clustering)
-        elif stopped or self._bytes >= limits.READ_RESULT_BYTES_MAX:
-            self._end = Position(token, key, last)
+        elif stopped_at is not None or self._bytes >= limits.READ_RESULT_BYTES_MAX:
+            self._end = Position(token, key, list(wanted)[-1] if stopped_at is None else stopped_at)
 
     def _matches(self, key: bytes, row: Row) -> bool:
         return any(self._is_wanted(value) for value in self.definition.values_of(key, row, self._is_live))
@@ -211,13 +255,13 @@ class IndexReading(Reading):
         return self._index.lower <= value and (not self._index.upper or value < self._index.upper)
 
     def _note_stale(
-        self, key: bytes, rows: dict[bytes | None, Row], candidates: Sequence[tuple[bytes, bytes]]
+        self, key: bytes, rows: dict[bytes | None, Row], candidates: Sequence[tuple[bytes | None, bytes]]
     ) -> None:
-        for place, entry in candidates:
-            row = rows.get(split_place(self._command.table_id, place)[3])
+        for clustering, entry in candidates:
+            row = rows.get(clustering)
             if row is None or len(self.stale) >= limits.INDEX_STALE_AT_ONCE_MAX:
                 continue
-            value = entry[HEAD_BYTES : len(entry) - len(place)]
+            value = entry[HEAD_BYTES : self.definition.value_end(entry)]
             if value not in self.definition.values_of(key, row, has_value):
                 self.stale.append(entry)
 
@@ -233,19 +277,21 @@ class IndexReading(Reading):
             self._partitions.append(partition)
 
 
-def _by_partition(table_id: int, found: _Candidates) -> Iterator[_Candidates]:
+def _by_partition(table_id: int, found: _Found) -> Iterator[_Held]:
     """Candidates of one partition together."""
-    group: _Candidates = []
+    held: _Held | None = None
     prefix = b""
     for place, entry in found:
-        if not group or not place.startswith(prefix):
-            if group:
-                yield group
-            group = []
-            prefix = split_place(table_id, place)[2][PLACE_AT:]
-        group.append((place, entry))
-    if group:
-        yield group
+        if held is None or not place.startswith(prefix):
+            if held is not None:
+                yield held
+            token, key, whole, clustering = split_place(table_id, place)
+            prefix = whole[PLACE_AT:]
+            held = token, key, whole, [(clustering, entry)]
+        else:
+            held[3].append((clustering_in(place, len(prefix)), entry))
+    if held is not None:
+        yield held
 
 
 def reading_of(

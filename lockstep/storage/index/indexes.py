@@ -229,7 +229,7 @@ class Indexes:
         deadline_s: float | None = None
         while True:
             definition = self._definition(command)
-            if definition is not None and not any(job.is_of(command) for job in self._jobs):
+            if definition is not None and self._is_built(command):
                 return definition
             now_s = clock.monotonic_s()
             if deadline_s is None:
@@ -238,6 +238,14 @@ class Indexes:
             if definition is None or left_s <= 0:
                 raise IndexNotAvailable("this node has not built a secondary index that was asked for")
             await asyncio.wait([self._change()], timeout=left_s)
+
+    def ready_now(self, command: ReadCommand) -> IndexDefinition | None:
+        """As `ready`; None where that waits or raises."""
+        definition = self._definition(command)
+        return definition if definition is not None and self._is_built(command) else None
+
+    def _is_built(self, command: ReadCommand) -> bool:
+        return not any(job.is_of(command) for job in self._jobs)
 
     def _change(self) -> asyncio.Future[None]:
         """Ends when something was built, or nothing is being built any more."""

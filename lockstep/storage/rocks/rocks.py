@@ -421,13 +421,15 @@ _WALKED_FIRST, _WALKED_MAX = 2, 128
 class RocksSnapshot:
     """The library's own snapshots do not isolate their iterators (they show later writes), but one
     iterator always shows the instant at which it was made. So a snapshot is one unbounded iterator that
-    every scan seeks anew; only the newest scan may be stepped."""
+    every scan seeks anew, unless the one before left it there; only the newest scan may be stepped."""
 
     def __init__(self, store: RocksStore, number: int, cursor: Any) -> None:
         self._store = store
         self._number = number
         self._cursor: Any = cursor
         self._scan = 0
+        #: The cursor is at the second key, the lowest of all from the first one on, where a scan left it.
+        self._standing: tuple[bytes, bytes] | None = None
 
     def scan(self, lower: bytes, upper: bytes, reverse: bool = False) -> Iterator[Pair]:
         self._scan += 1
@@ -435,11 +437,12 @@ class RocksSnapshot:
 
     def _walk(self, scan: int, lower: bytes, upper: bytes, reverse: bool) -> Iterator[Pair]:
         cursor = self._checked(scan)
+        standing, self._standing = self._standing, None
         if reverse:
             cursor.seek_for_prev(upper)
             if cursor.valid() and cursor.key() == upper:
                 cursor.prev()
-        else:
+        elif standing is None or not standing[0] <= lower <= standing[1]:
             cursor.seek(lower)
         count = _WALKED_FIRST
         while True:
@@ -451,6 +454,7 @@ class RocksSnapshot:
                 key = read_key()
                 if not lower <= key < upper:
                     is_last = True
+                    self._standing = None if reverse else (max(lower, upper), key)
                     break
                 found.append((key, read_value()))
                 step()
