@@ -19,13 +19,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from measuring import ROOT, CpuMeter, save, table
 from quorum_path import Driver
 from spark_scan import COLUMNS, PORTS, ROWS_PER_PARTITION, nodes
@@ -40,13 +42,12 @@ TARGET_P99_RATIO = 1.2
 VALUE_BYTES = 100
 TURN_S, WRITES_S = 8.0, 3.0
 ALONE = "alone"
-#: (policy of the readers, whether the job's process gives way to all others).
+FILES = "beside files"
+#: (what is read, whether the job's process gives way to all others).
 KINDS = {
-    "beside a job": (os.SCHED_OTHER, False),
-    "job elsewhere": (os.SCHED_OTHER, True),
-    "beside a job, readers idle": (os.SCHED_IDLE, False),
-    "job elsewhere, readers idle": (os.SCHED_IDLE, True),
-    "job elsewhere, readers in batches": (os.SCHED_BATCH, True),
+    FILES: ("files", False),
+    "beside a job": ("snapshots", False),
+    "job elsewhere": ("snapshots", True),
 }
 #: A job starts, and reads its first batch, within that on a busy machine.
 FIRST_ROWS_S = 60.0
@@ -58,8 +59,9 @@ def measure(
 ) -> dict[str, Any]:
     found: dict[str, list[dict[str, Any]]] = {ALONE: [], **{kind: [] for kind in KINDS}}
     read = dict.fromkeys(KINDS, 0)
-    with nodes() as (cluster, pids):
-        _fill(cluster, rows)
+    with nodes() as (cluster, pids), TemporaryDirectory() as directory:
+        file = Path(directory, "rows.parquet")
+        _fill(cluster, rows, file)
         for pid in (*pids, os.getpid()) if ahead else ():
             Path(f"/proc/{pid}/autogroup").write_text(str(-ahead))
         driver = Driver(cluster.contact_points, PORTS[0])
@@ -67,12 +69,12 @@ def measure(
             _requests(driver, pids, "write", 16, WRITES_S)
             for _ in range(turns):
                 found[ALONE].append(_requests(driver, pids, "read", in_flight, seconds))
-                for kind, (policy, elsewhere) in KINDS.items():
-                    with _job(cluster, elsewhere=elsewhere) as job:
-                        # Readers come with the first session.
-                        _told(job, waits=True)
-                        _run_by(policy, pids)
-                        before = _told(job)
+                for kind, (source, elsewhere) in KINDS.items():
+                    with _job(
+                        {**_options(cluster), "file": str(file) if source == "files" else ""},
+                        elsewhere=elsewhere,
+                    ) as job:
+                        before = _told(job, waits=True)
                         found[kind].append(_requests(driver, pids, "read", in_flight, seconds))
                         read[kind] += _told(job) - before
         finally:
@@ -85,13 +87,6 @@ def measure(
     return {"turns": found, "median": middle, "rows_per_s": per_s, "in_flight": in_flight}
 
 
-def _run_by(policy: int, nodes: list[int]) -> None:
-    """Let what runs beside the nodes run by a policy of the kernel."""
-    for pid in _descendants(nodes):
-        with suppress(ProcessLookupError):
-            os.sched_setscheduler(pid, policy, os.sched_param(0))
-
-
 def _give_way() -> None:
     """Get the processor when nobody else wants it, also where the kernel shares it out by sessions."""
     os.setsid()
@@ -99,23 +94,7 @@ def _give_way() -> None:
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
-def _descendants(roots: list[int]) -> list[int]:
-    parents: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        parents.setdefault(int(fields[1]), []).append(int(path.parent.name))
-    found, left = [], list(roots)
-    while left:
-        children = parents.get(left.pop(), [])
-        found += children
-        left += children
-    return found
-
-
-def _fill(cluster: LocalCluster, rows: int) -> None:
+def _fill(cluster: LocalCluster, rows: int, file: Path) -> None:
     connection = CqlConnection.open(Endpoint(cluster.contact_points[0], PORTS[0]), 30.0)
     connection.query(
         "CREATE KEYSPACE scanned WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 3}"
@@ -132,7 +111,9 @@ def _fill(cluster: LocalCluster, rows: int) -> None:
         "price": pc.cast(numbers, pa.float64()),
         "number": numbers,
     }
-    bulk_load(pa.table(columns), **_options(cluster))
+    made = pa.table(columns)
+    pq.write_table(made, file)
+    bulk_load(made, **_options(cluster))
 
 
 def _options(cluster: LocalCluster) -> dict[str, str]:
@@ -152,10 +133,10 @@ def _requests(driver: Driver, pids: list[int], kind: str, in_flight: int, second
 
 
 @contextmanager
-def _job(cluster: LocalCluster, *, elsewhere: bool) -> Iterator[subprocess.Popen[str]]:
+def _job(options: dict[str, str], *, elsewhere: bool) -> Iterator[subprocess.Popen[str]]:
     """A process that scans until its input ends."""
     search = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, __file__, "--job", json.dumps(_options(cluster))]
+    command = [sys.executable, __file__, "--job", json.dumps(options)]
     command += ["--elsewhere"] if elsewhere else []
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=search)
     try:
@@ -194,16 +175,23 @@ def scan(options: dict[str, Any], *, elsewhere: bool) -> None:
         os._exit(0)
 
     threading.Thread(target=listen, daemon=True).start()
+    file = options.pop("file")
     while True:
-        for batch in scan_arrow(consistencyLevel="ONE", **options):
+        batches = (
+            pq.ParquetFile(file).iter_batches() if file else scan_arrow(consistencyLevel="ONE", **options)
+        )
+        for batch in batches:
             read += batch.num_rows
 
 
 def show(figures: dict[str, Any]) -> None:
-    rows: list[list[object]] = [["point reads at QUORUM", "a second", "p50 ms", "p99 ms", "p99, x alone"]]
-    alone = figures["median"]["alone"]["p99_ms"]
+    rows: list[list[object]] = [
+        ["point reads at QUORUM", "a second", "p50 ms", "p99 ms", "x alone", "x files"]
+    ]
+    alone, files = (max(figures["median"][name]["p99_ms"], 1e-9) for name in (ALONE, FILES))
     for name, one in figures["median"].items():
-        rows.append([name, one["per_second"], one["p50_ms"], one["p99_ms"], one["p99_ms"] / max(alone, 1e-9)])
+        p99_ms = one["p99_ms"]
+        rows.append([name, one["per_second"], one["p50_ms"], p99_ms, p99_ms / alone, p99_ms / files])
     print(table(f"{figures['in_flight']} in flight, by turns", rows))
     for kind, rate in figures["rows_per_s"].items():
         print(f"{kind}: the job reads {rate:,.0f} rows a second")
