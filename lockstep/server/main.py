@@ -62,6 +62,7 @@ from lockstep.storage.rocks.rocks_building import BUILD_HANDLER, BUILD_PACKAGES
 from lockstep.storage.store import STORE_DIRECTORY, Store
 from lockstep.values.errors import CannotApply, ConfigurationError, LockstepError, NodeRestarting
 from lockstep.values.limits import DRAIN_BY_SIGNAL_MS
+from lockstep.values.node_limits import DRAIN_BY_RESTART_MS
 
 if TYPE_CHECKING:
     from lockstep.server.admin.api import Admin
@@ -366,15 +367,17 @@ async def _serve_clients(
     """Open the doors, wait for the end, close them; the exit code, None before another life."""
     # The clients' door is the last to open: whoever finds it open finds the others open too.
     admin = await serve_admin(node.services, server, token)
+    code: int | None = 0
     try:
         if node.broken is None or not node.broken.done():
             await server.start()
             _spare_the_collector()
             _say_ready(node)
-        return await _until_the_end(node, server, said, stop)
+        code = await _until_the_end(node, server, said, stop)
+        return code
     finally:
         admin.close()
-        await server.draining.drain(DRAIN_BY_SIGNAL_MS)
+        await server.draining.drain(DRAIN_BY_SIGNAL_MS if code is not None else DRAIN_BY_RESTART_MS)
         server.audit.stop()
 
 

@@ -418,3 +418,6 @@ AUDIT_TIMEOUT_MS: Final = 2_000
 
 #: Bytes that a tablet is to have: a move of one takes seconds, and a node of terabytes has hundreds.
 TARGET_TABLET_BYTES: Final = 5 << 30
+#: How long requests in flight may take once a node goes on in another cluster, or with other metadata: reads
+#: and writes end in milliseconds, and a change of the metadata waits for a majority that is gone.
+DRAIN_BY_RESTART_MS: Final = 500
