@@ -18,7 +18,6 @@ import binascii
 import datetime
 import os
 import re
-import shutil
 from typing import Final
 
 import msgspec
@@ -123,6 +122,9 @@ def check(question: bytes) -> bytes:
 
 def damage_in(directory: str, name: str) -> str:
     """Why a table file is not whole, as the library says; empty when it is, or when there is no such file."""
+    # Imported here: a process that checks pays for it, not each node.
+    import shutil
+
     import rocksdict
 
     scratch = os.path.join(directory, f"check-{name}")

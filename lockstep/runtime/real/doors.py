@@ -14,7 +14,6 @@ from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
 from typing import Final
 
 from lockstep.runtime.ports import Tls
-from lockstep.runtime.real.door_process import keep_doors
 from lockstep.runtime.real.workers import PipedProcess, paths_of
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.node_limits import (
@@ -26,8 +25,8 @@ from lockstep.values.node_limits import (
 
 _PROGRAM: Final = (
     "import sys; sys.path[:0] = {paths!r}; from lockstep.runtime.ports import Tls; "
-    f"from {keep_doors.__module__} import {keep_doors.__name__}; "
-    f"{keep_doors.__name__}({{handler!r}}, {{niceness}}, {{descriptor}}, {{order!r}}, {{tls!r}}, {{count}})"
+    "from {main.__module__} import {main.__name__}; "
+    "{main.__name__}({handler!r}, {niceness}, {descriptor}, {order!r}, {tls!r}, {count})"
 )
 
 
@@ -65,8 +64,12 @@ class DoorProcesses:
                 await one.end()
 
     async def _started(self, descriptor: int, order: bytes, tls: Tls | None) -> PipedProcess:
+        # Imported here: a node that opens no door holds nothing of what is behind it.
+        from lockstep.runtime.real.door_process import keep_doors
+
         loop = asyncio.get_running_loop()
         program = _PROGRAM.format(
+            main=keep_doors,
             paths=paths_of("lockstep", "msgspec", *self._packages),
             handler=self._handler,
             niceness=SESSION_READER_NICENESS,
