@@ -2,9 +2,9 @@
 
 Invariant: the mutation is stored by whoever gives its id before anybody else hears of it. A coordinator that
 is no replica asks one to coordinate, another one only where nothing was done; when that one dies, each
-replica has the whole mutation or nothing, and the client is told that the outcome is unknown. Nobody is left
-hints. Of a table with views each replica keeps a write to bring it to a quorum, until it is told that one
-has it.
+replica has the whole mutation or nothing, and the client is told that the outcome is unknown. What is asked
+for is done once at most, and never after a refusal. Nobody is left hints. Of a table with views each replica
+keeps a write to bring it to a quorum, until it is told that one has it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Final
 import msgspec
 
 from lockstep.coordination.context import CLIENT, SHOWN, CoordinationContext, Terms
+from lockstep.coordination.once import Attempt, Attempts, Once
 from lockstep.coordination.tracked_reads import known_everywhere
 from lockstep.coordination.writes import Told, Write, Writes
 from lockstep.internode import verbs
-from lockstep.internode.handshake import PeerInfo
+from lockstep.internode.handshake import Address, PeerInfo
 from lockstep.quorum.causal import CAUSAL, Causal
 from lockstep.quorum.plans import Plan
 from lockstep.quorum.round import WRITE, Round, Target
@@ -49,11 +50,15 @@ class Lead(msgspec.Struct, frozen=True, array_like=True):
     timeout_ms: int
     write_type: str
     needs_columns: bool = True
+    attempt: Attempt = Attempt()
 
 
 class Led(msgspec.Struct, frozen=True, array_like=True):
+    """`start`: that of the one who answers, where another one was meant; then nothing was done."""
+
     epoch: int
     given: MutationId | None = None
+    start: int = 0
 
 
 #: What is acknowledged at these is not lost with one of its replicas.
@@ -86,9 +91,12 @@ class _HeldByQuorum:
 
 
 class TrackedWrites:
-    def __init__(self, context: CoordinationContext, writes: Writes) -> None:
+    def __init__(self, context: CoordinationContext, writes: Writes, start: int) -> None:
+        """`start`: which one of this node this process is."""
         self._context = context
         self._writes = writes
+        self._attempts = Attempts(start)
+        self._once = Once[Led](start)
         self._runtime = context.runtime
         #: Writes that another replica coordinates now.
         self.led = 0
@@ -138,24 +146,45 @@ class TrackedWrites:
             self.led -= 1
 
     async def _led(self, plan: Plan, mutation: Mutation, deadline_s: float, what: str, terms: Terms) -> None:
-        internode, alive = self._context.internode, self._context.alive
+        alive = self._context.alive
         # Who is a replica of the log of changes alone gives no ids.
         leaders = [target for target in plan.near_first if target.node in plan.group.writes]
         for target in sorted(leaders, key=lambda target: not alive(target.node)):
-            left_ms = max(0.0, (deadline_s - self._runtime.clock.monotonic_s()) * 1000)
-            lead = Lead(plan.needs_epoch, mutation, plan.consistency, int(left_ms), what, terms.needs_columns)
             try:
-                led: Led = await internode.request(target.address, verbs.TRACKED_WRITE, lead, left_ms)
+                led = await self._asked(target.address, plan, mutation, deadline_s, what, terms)
             except (PeerUnreachable, NodeExcluded, HandshakeRefused):
+                led = None
+            if led is None:
                 self._runtime.probes.reach("write.another_leads")
-            else:
-                causal = CAUSAL.get()
-                if causal is not None and led.given is not None:
-                    causal.wrote(plan, led.given, NOTHING)
-                return
+                continue
+            causal = CAUSAL.get()
+            if causal is not None and led.given is not None:
+                causal.wrote(plan, led.given, NOTHING)
+            return
         raise plan.shortage(())
 
+    async def _asked(
+        self, leader: Address, plan: Plan, mutation: Mutation, deadline_s: float, what: str, terms: Terms
+    ) -> Led | None:
+        """The answer of a leader; None when it has done nothing, for it started again each time."""
+        for _ in range(2):
+            left_ms = max(0.0, (deadline_s - self._runtime.clock.monotonic_s()) * 1000)
+            columns, attempt = terms.needs_columns, self._attempts.next(leader)
+            lead = Lead(plan.needs_epoch, mutation, plan.consistency, int(left_ms), what, columns, attempt)
+            led: Led = await self._context.internode.request(leader, verbs.TRACKED_WRITE, lead, left_ms)
+            if not led.start:
+                return led
+            self._attempts.told(leader, led.start)
+        return None
+
     async def _serve(self, peer: PeerInfo, request: Lead) -> Led:
+        if not self._once.is_meant(request.attempt):
+            return Led(self._context.plans.epoch, start=self._once.start)
+        return await self._once.carry_out(
+            peer.host_id, request.attempt, lambda: self._carry_out(peer, request)
+        )
+
+    async def _carry_out(self, peer: PeerInfo, request: Lead) -> Led:
         plans = self._context.plans
         if request.needs_epoch > plans.epoch:
             await self._context.catch_up(request.needs_epoch, peer.endpoint)

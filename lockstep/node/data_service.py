@@ -283,7 +283,7 @@ def _writes(
 ) -> Writes:
     own_dc = dc_of_own(lambda: context.cluster().directory.dc_by_id, context.own_id)
     writes = Writes(asking, hints, Forwarding(asking, own_dc, context.address), base_writes)
-    writes.tracked = TrackedWrites(asking, writes)
+    writes.tracked = TrackedWrites(asking, writes, context.identity.value.generation)
     return writes
 
 

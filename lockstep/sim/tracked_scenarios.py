@@ -549,8 +549,7 @@ TRACKED_SCENARIOS = (
         busy_s=1.0,
         clients=1,
         capturing=4,
-        # A write that its leader refused, and that comes to it again later, is done then.
-        duplicate=(0.0,),
+        duplicate=(0.0, 0.05),
         faults=(
             *_NODES_AND_LINKS,
             *_DURING_LONG_MOVES,

@@ -393,6 +393,9 @@ RECONCILE_SHARDS_A_MESSAGE: Final = 256
 RECONCILE_SHARDS_A_TURN: Final = 8
 #: Clocks of nodes, and a write that is under way, are no further behind than this.
 RECONCILE_PURGE_MARGIN_S: Final = 60
+#: Gaps between the numbers of a peer's requests that came: each is a request that was never sent, or that a
+#: later one overtook; the oldest is closed when there are more.
+NUMBERS_APART_MAX: Final = 1024
 #: Between two looks of a repair at what participants lack of tracked ranges: they bring it in rounds of twice
 #: that.
 REPAIR_IDS_LOOK_MS: Final = 500

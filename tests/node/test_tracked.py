@@ -30,7 +30,7 @@ from lockstep.topology.kinds.rebuild import Rebuild
 from lockstep.topology.requests import EnqueueRequest
 from lockstep.tracking.held import Held
 from lockstep.tracking.intervals import IntervalSet
-from lockstep.values.errors import InvalidRequest, WriteTimeout
+from lockstep.values.errors import InvalidRequest, Unavailable, WriteTimeout
 from lockstep.values.ids import Consistency, NodeId
 from lockstep.values.rows import ReadCommand, ReadResult
 from lockstep.values.tokens import FULL_RING
@@ -241,6 +241,41 @@ def test_scenario_10_a_coordinator_that_is_no_replica_has_one_lead() -> None:
         assert not held(town, outsider)
         assert rows_read(town, outsider) == [b"v"] * 10
         assert sum(bool(held(town, number)) for number in range(1, 5)) == 3
+
+
+def refuse_a_write_that_comes_again() -> None:
+    """A replica that sees no other one refuses to lead a write; a copy comes to it once all are back."""
+    with tracked(33, 4) as town:
+        outsider = next(number for number in range(1, 5) if _is_outside(town, number))
+        replicas = [number for number in range(1, 5) if number != outsider]
+        node = town.node(outsider)
+        token = looked_for(node, None).right
+        plan = node.data.coordinator.plans.write_plan(table_of(node).id, token, QUORUM)
+        leader = next(number for number in replicas if own_id(town, number) == plan.near_first[0].node)
+        others = [number for number in replicas if number != leader]
+        alive = town.node(leader).membership.liveness.alive
+        isolated(town, leader, others)
+        town.until(lambda: not any(alive(own_id(town, other)) for other in others))
+        node.context.internode.faults.duplicates = lambda: True
+        assert isinstance(write(town, outsider).error, Unavailable)
+        node.context.internode.faults.duplicates = None
+        isolated(town, leader, others, heal=True)
+        town.until(lambda: all(alive(own_id(town, other)) for other in others))
+        # A lost connection: the next one begins with what was sent twice before.
+        address = (f"127.0.0.{leader}", plan.near_first[0].address[1])
+        peer = node.context.internode._peers[address]
+        assert peer._replays and peer._connection is not None
+        peer._connection.close("lost")
+        town.wait(3.0)
+        assert [rows_of(town, number) for number in replicas] == [0, 0, 0]
+
+
+def test_a_write_that_its_leader_refused_is_not_done_when_it_comes_again() -> None:
+    refuse_a_write_that_comes_again()
+
+
+def own_id(town: Town, number: int) -> int:
+    return int(town.node(number).context.own_id())
 
 
 def known_of(town: Town, number: int) -> Known:

@@ -39,6 +39,7 @@ from tests.node import (
     test_stamps,
     test_submissions,
     test_told_progress,
+    test_tracked,
     test_tracked_cohorts,
     test_tracked_migration,
     test_tracked_repairs,
@@ -123,6 +124,7 @@ BROUGHT_ABOUT: dict[str, Callable[[], object]] = {
         test_tracked_cohorts.test_a_replica_that_is_back_answers_with_data_only_once_it_has_the_cohort
     ),
     "cohort_of_few": test_tracked_cohorts.test_too_few_that_are_there_let_go_of_nothing,
+    "tracked_led_again": test_tracked.refuse_a_write_that_comes_again,
     "tracked_view_write_not_kept": test_tracked_views.write_to_one_that_is_cut_off,
     "tracked_view_settled_by_one": test_tracked_views.write_to_one_that_is_cut_off,
     "tracked_view_cohort_rows": test_tracked_views.take_rows_that_move_one_of_its_own,

@@ -9,6 +9,7 @@ import msgspec
 
 from lockstep.coordination import ballot_rounds
 from lockstep.coordination import tracked_reads as reads_module
+from lockstep.coordination.once import Once
 from lockstep.coordination.tracked_reads import TrackedReads
 from lockstep.node.work.reconciling import Reconciler
 from lockstep.quorum import plans as plans_module
@@ -241,8 +242,14 @@ def _token_ignored() -> _Context:
     return replaced((Causal, "wanted", lambda self, plan: NOTHING))
 
 
+def _led_again() -> _Context:
+    """A replica leads a write each time that it comes, whatever became of it before."""
+    return replaced((Once, "take", lambda self, host_id, attempt: True))
+
+
 #: Those that a test brings about.
 DIRECTED = (
+    Planted("tracked_led_again", "what was refused is done", "tracked_witness_capture", _led_again),
     Planted("tracked_ids_at_once", "a write of before is missed", "tracked_altered", _ids_tell_at_once),
     Planted("tracked_end_forgets", "a write stays away", "tracked_altered", _journal_let_go_at_the_end),
     Planted("tracked_shown_by_data", "a serial read tears", "tracked_lwt", _shown_by_data),
