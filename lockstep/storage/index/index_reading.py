@@ -186,7 +186,11 @@ class IndexReading(Reading):
         if len(wanted) == 1:
             row, size = self._alone(prefix, next(iter(wanted)))
             if row is not None:
-                self._judge(Partition(token, key, rows=(row,)), wanted, candidates, size, stopped_at=None)
+                partition = Partition(token, key, None, (), None, (row,))
+                if self._is_point and self._matches(key, row):
+                    self._keep(partition, size, None)
+                else:
+                    self._judge(partition, wanted, candidates, size, stopped_at=None)
                 return
         self._slices = tuple(Slice(clustering, clustering + b"\x00") for clustering in wanted)
         fold = PartitionFold(
@@ -208,15 +212,24 @@ class IndexReading(Reading):
     def _alone(self, prefix: bytes, clustering: bytes) -> tuple[Row | None, int]:
         """A row that is all of what is read of its partition, as most are, and the bytes read; None when it
         is not there, or folding is to tell."""
-        command, view = self._command, self._view
-        head_end = keys.KIND_ROW if command.reads_static else keys.KIND_STATIC
-        if command.dead or next(view.scan(prefix, prefix + head_end), None) is not None:
+        command = self._command
+        if command.dead:
             return None, 0
         place = keys.row_prefix(prefix, clustering)
-        some = itertools.islice(view.scan(place, keys.place_end(place)), limits.ROW_FRAGMENTS_MERGE_AT)
-        group = list(some)
+        above, most = keys.place_end(place), limits.ROW_FRAGMENTS_MERGE_AT
+        pairs = self._view.scan(prefix, above)
+        first = next(pairs, None)
+        if first is None:
+            return None, 0
+        if first[0].startswith(place):
+            group = [first, *itertools.islice(pairs, most - 1)]
+        elif first[0] < prefix + (keys.KIND_ROW if command.reads_static else keys.KIND_STATIC):
+            return None, 0
+        else:
+            # Rows before it, or what is not read of the partition.
+            group = list(itertools.islice(self._view.scan(place, above), most))
         size = sum([len(store_key) + len(value) for store_key, value in group])
-        if not 0 < len(group) < limits.ROW_FRAGMENTS_MERGE_AT or size > MERGED_BYTES_INLINE:
+        if not 0 < len(group) < most or size > MERGED_BYTES_INLINE:
             return None, 0
         return merge_rows(decode_rows(group, len(prefix) + 1)), size
 
@@ -238,15 +251,22 @@ class IndexReading(Reading):
             # All entries of one value have it: who matches is not outdated.
             known: dict[bytes | None, Row] = {one: rows.get(one) or Row(one) for one in judged}
             self._note_stale(key, known, candidates)
-        room = self._row_limit - self._live
-        kept = matching[:room]
+        kept = tuple(matching[: self._row_limit - self._live])
         if kept:
-            self._add(Partition(token, key, None, (), partition.static, tuple(kept)), bytes_read)
-        self._live += len(kept)
-        if kept and self._live >= self._row_limit:
-            self._end = Position(token, key, kept[-1].clustering)
-        elif stopped_at is not None or self._bytes >= limits.READ_RESULT_BYTES_MAX:
-            self._end = Position(token, key, list(wanted)[-1] if stopped_at is None else stopped_at)
+            self._keep(Partition(token, key, None, (), partition.static, kept), bytes_read, list(wanted)[-1])
+        if stopped_at is not None and self._live < self._row_limit:
+            self._end = Position(token, key, stopped_at)
+
+    def _keep(self, partition: Partition, bytes_read: int, last: bytes | None) -> None:
+        """Take rows, as many as there is room for at most. `last`: the last one that was looked at, if that
+        is none of them."""
+        self._add(partition, bytes_read)
+        self._live += len(partition.rows)
+        token, key, shown = partition.token, partition.key, partition.rows[-1].clustering
+        if self._live >= self._row_limit:
+            self._end = Position(token, key, shown)
+        elif self._bytes >= limits.READ_RESULT_BYTES_MAX:
+            self._end = Position(token, key, shown if last is None else last)
 
     def _matches(self, key: bytes, row: Row) -> bool:
         return any(self._is_wanted(value) for value in self.definition.values_of(key, row, self._is_live))
