@@ -218,6 +218,7 @@ def apply_change(
     if change.keyspace in SYSTEM_KEYSPACES and not by_server:
         raise Rejected(f"{change.keyspace} keyspace is not user-modifiable.", keyspace=change.keyspace)
     schema_after, summary = _applied(schema, change, epoch, data_centers)
+    assert summary is not None or schema_after is schema, "who changes something says so"
     return tracking_follows(schema, schema_after, epoch), summary
 
 

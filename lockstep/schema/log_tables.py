@@ -145,6 +145,7 @@ def logs_follow(schema: Schema, before: Table | None, name: tuple[str, str], epo
         made = _made(schema.next_table_id, table, space, epoch)
         return replace(schema, next_table_id=schema.next_table_id + 1).with_table(made)
     followed = _followed(_tracked_as(_renamed(log, before, table), table), table, space)
+    assert followed.id == log.id, "a log that follows its table is the same one"
     return schema if followed is log else schema.with_table(replace(followed, epoch=epoch))
 
 
@@ -183,6 +184,7 @@ def _made(id_: int, table: Table, space: Keyspace, epoch: int) -> Table:
         Column(at, name, kind, of, position) for at, (name, kind, of, position) in enumerate(_FIXED, start=1)
     ]
     wanted = _wanted(table, space)
+    assert wanted.keys().isdisjoint(column.name for column in columns), "names of a log are its own"
     columns += [
         Column(at, name, kind, ColumnKind.REGULAR)
         for at, (name, kind) in enumerate(wanted.items(), start=len(columns) + 1)
@@ -271,6 +273,7 @@ def _renamed(log: Table, before: Table | None, table: Table) -> Table:
     if not names:
         return log
     columns = [replace(column, name=names.get(column.name, column.name)) for column in log.columns]
+    assert len({column.name for column in columns}) == len(columns), "a column has a name of its own"
     return replace(log, columns=_sorted(columns))
 
 
@@ -288,6 +291,7 @@ def _followed(log: Table, table: Table, space: Keyspace) -> Table:
     gone = [column for column in log.columns if column not in kept]
     names = {column.name for column in kept}
     added = list(_numbered(wanted, names, log.next_column_id))
+    assert len(kept) + len(added) == len(fixed) + len(wanted), "a log has what its table calls for"
     # No column has an id again, so no time tells cells that are dead from others.
     dropped = (DroppedColumn(one.id, one.name, one.type, 0, one.kind) for one in gone)
     return replace(

@@ -366,6 +366,7 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
         for table in dropped.values():
             assert ids[table.id] is table, "a table is found by its id"
             ids, uuids = ids.remove(table.id), uuids.remove(table.uuid)
+        assert len(ids) == len(uuids), "a table has one id and one UUID"
         tree = self.table_tree.without_all(table.id for table in dropped.values())
         keyspace_tree = self.keyspace_tree.without(key_of_text(name))
         return Schema(self.by_name.remove(name), self.next_table_id, ids, uuids, keyspace_tree, tree)
@@ -377,6 +378,8 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
         keyspace = self.by_name[table.keyspace]
         known = keyspace.by_name.get(table.name)
         ids, uuids, tree = self.tables_by_id, self.table_ids, self.table_tree
+        former = ids.get(table.id)
+        assert former is None or former is known, "an id is of one table"
         if known is not None and known.id != table.id:
             ids, tree = ids.remove(known.id), tree.without(known.id)
         if known is not None and known.uuid != table.uuid:
@@ -406,6 +409,7 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
         uuids: HashTrieMap[str, int],
         tree: HashTree[Table],
     ) -> Schema:
+        assert len(ids) == len(uuids), "a table has one id and one UUID"
         by_name = self.by_name.insert(keyspace.name, keyspace)
         key = key_of_text(keyspace.name)
         keyspace_tree = self.keyspace_tree.with_value(key, keyspace, self.keyspace_tree.digest_of(key))
@@ -419,7 +423,9 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
 
     def image(self) -> SchemaImage:
         heads = tuple(keyspace.head for keyspace in self.keyspaces)
-        return SchemaImage(heads, tuple(table for _, table in self.table_tree.items()), self.next_table_id)
+        tables = tuple(table for _, table in self.table_tree.items())
+        assert len(tables) == len(self.tables_by_id), "trees and maps hold the same tables"
+        return SchemaImage(heads, tables, self.next_table_id)
 
     def image_pieces(self, count: int) -> Iterator[SchemaImage]:
         """The image in pieces of at most `count` keyspaces or tables each, made one by one: all keyspaces
@@ -490,6 +496,7 @@ class SchemaBuilder:
 
     def add(self, piece: SchemaImage) -> None:
         """Take the next piece; KeyError for a table without its keyspace."""
+        assert not self._heads or piece.next_table_id == self._next_table_id, "pieces are of one schema"
         self._next_table_id = piece.next_table_id
         assert all(head.name not in self._heads for head in piece.keyspaces), "a keyspace comes once"
         assert all(0 < table.id < piece.next_table_id for table in piece.tables), "ids that were never given"
@@ -502,6 +509,7 @@ class SchemaBuilder:
             self._tree = self._tree.with_value(table.id, table, blake(codec.encode(table)))
 
     def schema(self) -> Schema:
+        assert len(self._ids) == len(self._uuids), "a table has one id and one UUID"
         keyspaces = [_with_head(head, self._tables[name]) for name, head in self._heads.items()]
         heads = ((key_of_text(found.name), found, blake(codec.encode(found.head))) for found in keyspaces)
         return Schema(

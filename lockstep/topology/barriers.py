@@ -37,6 +37,9 @@ class GroupNeed(msgspec.Struct, frozen=True, array_like=True, order=True):
     quorum: int
     dc: str
 
+    def __post_init__(self) -> None:
+        assert self.quorum > 0, "nobody alone is no quorum"
+
 
 class BarrierNeed(msgspec.Struct, frozen=True, array_like=True):
     """`must_see`: each by itself (they get the stage's work); `must_drain`: older requests finished too.
@@ -53,6 +56,9 @@ class BarrierNeed(msgspec.Struct, frozen=True, array_like=True):
     must_drain: tuple[NodeId, ...]
     never: tuple[NodeId, ...] = ()
     must_release: tuple[NodeId, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert not {*self.never} & {*self.must_see, *self.must_drain}, "nobody waits for who is dead"
 
     def nodes(self) -> tuple[NodeId, ...]:
         """Everyone worth asking, ascending."""

@@ -195,6 +195,7 @@ class Board:
             for key, order in itertools.islice(self._orders.of[node].items(), LONE_ORDERS_PER_NODE_MAX):
                 found.append(order)
                 self._asked[work_key(order)] = key, report_of(reports, order)
+        assert len(self._asked) == len(found), "a part of the work is asked for once"
         return tuple(found)
 
     def _wait(self) -> Wait | None:

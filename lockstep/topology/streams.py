@@ -75,6 +75,7 @@ def _with_data(
         if task.target in after and task.sources and not any(node in before for node in sources):
             with_data = [node for node in before if node not in absent and node != task.target]
             sources = (*sources, with_data[0]) if with_data else ()
+        assert task.target not in sources, "nobody is filled from itself"
         yield msgspec.structs.replace(task, sources=sources)
 
 
@@ -235,7 +236,9 @@ def sources_min(members: int, factor: int) -> int:
     """How many of a group's members are sure to meet every write quorum of it."""
     assert members >= 0 and factor >= 0, "numbers of replicas"
     quorum = majority(factor)
-    return members if members < quorum else members - quorum + 1
+    needed = members if members < quorum else members - quorum + 1
+    assert needed <= members, "who has a range fills others"
+    return needed
 
 
 def enough(transition: Transition, dc_of: DcOf, absent: Sequence[NodeId]) -> bool:

@@ -49,6 +49,7 @@ def merged_mutations(parts: Sequence[Mutation], *, adds: bool = False) -> tuple[
 
 def _merged(group: Sequence[Mutation], both: Both) -> Mutation:
     first = group[0]
+    assert len({part.mutation_id for part in group}) == 1, "what one request writes has one id"
     deletion: Deletion | None = None
     static: Row | None = None
     rows: dict[bytes, Row] = {}
@@ -73,6 +74,7 @@ def _merged(group: Sequence[Mutation], both: Both) -> Mutation:
 
 
 def _merged_rows(a: Row, b: Row, both: Both) -> Row:
+    assert a.clustering == b.clustering, "what becomes one row has one place"
     cells: dict[tuple[int, bytes], Cell] = {}
     for cell in (*a.cells, *b.cells):
         place = (cell.column, cell.path or b"")
@@ -254,6 +256,7 @@ class AddElements(Operation):
             for part in parts:
                 row.put(column, b"", part)
         else:
+            assert len(parts) % 2 == 0, "each key of a map has its value"
             for at in range(0, len(parts), 2):
                 row.put(column, parts[at + 1], parts[at])
 

@@ -58,6 +58,8 @@ class RecordReader:
                 kind = shape.types[column.name]
                 if kind.is_multicell or kind.name == "counter":
                     self._collections[slot] = shape.types[column.name]
+        slots = len(self._key_slots) + len(self._clustering_slots) + len(self._value_slots)
+        assert slots == len(selection.columns), "a column has one slot"
         # Outputs count cell slots from the end of the record.
         last = self._width - 1
         self._cell_slots = {
@@ -157,6 +159,7 @@ def check_grouping(
         raise InvalidRequest("Group by is not supported on only a part of the partition key")
     if statement.distinct and found:
         raise InvalidRequest("Grouping on clustering columns is not allowed for SELECT DISTINCT queries")
+    assert len(found) <= len(table.clustering), "a group has one value of each clustering column"
     return tuple(found)
 
 
@@ -228,6 +231,7 @@ class Groups:
         for _ in self._selection.columns:
             value, at = read_bytes(told.first, at)
             record.append(value)
+        assert at == len(told.first), "columns are all that is told of a record"
         return record
 
     def add_told(self, told: ToldGroup, first: Record) -> None:

@@ -111,6 +111,15 @@ class RowPacker:
         return b"".join(out)
 
 
+def _order_of(select: SelectPrepared) -> Callable[[tuple[bytes, ResultRow]], bytes]:
+    """By what rows with these clusterings are sorted: by the first `sorts` of their columns."""
+    types, descending, count = select.shape.clustering_types, select.shape.descending, select.sorts
+    assert 0 < count <= len(types), "rows are sorted by clustering columns"
+    if count == len(types):
+        return lambda entry: entry[0]
+    return lambda entry: encode_prefix(types, descending, decode(types, descending, entry[0])[:count])
+
+
 #: Rows of one partition that are packed together.
 _PACKED_MIN: Final = 8
 
@@ -219,6 +228,7 @@ class PageBuilder:
         self, left: int, right: int, key: bytes | None, after: Position | None, used: int
     ) -> ReadCommand:
         select = self._plan.select
+        assert left < right, "there are tokens to read"
         return ReadCommand(
             select.shape.table.id,
             left,
@@ -315,6 +325,7 @@ class PageBuilder:
         if self._groups is not None:
             return self._add_groups(self._groups, told)
         assert self._packed is not None, "rows that are told are rows that can be packed"
+        assert self._remaining < 0 or told.rows <= self._remaining, "no more are told than are wanted"
         self._pack_rows(self._packed)
         self._packed.append(told.packed)
         self._bytes += len(told.packed)
@@ -356,6 +367,8 @@ class PageBuilder:
             if not result.partitions:
                 raise ServerFault("a read stopped at its limit without a row and without a place to go on")
             return
+        goes_on = self._plan.kind == POINT or cursor is None or cursor.token <= end.token
+        assert goes_on, "a scan goes up the ring"
         if cursor is None or cursor.key != end.key:
             self._partition_rows = 0
         self._cursor = end
@@ -405,6 +418,7 @@ class PageBuilder:
                 return False
             bounds = [bound for bound in (self._room(), self._remaining) if bound >= 0]
             some = rows[at : at + min((most, *bounds))]
+            assert some, "there is room, or the page would have ended"
             data = packer.packed(some)
             if len(some) > 1 and self._is_paged and self._bytes + len(data) >= PAGE_BYTES_MAX:
                 # The page ends with the row that fills it.
@@ -502,17 +516,12 @@ class PageBuilder:
                 # As behind a full page of a scan: clients count on the page, maybe empty, that ends groups.
                 self._finished, self._page_full, self._groups_full = False, True, True
         if plan.select.sorts:
-            self._sortable.sort(key=self._order, reverse=plan.select.reverse)
+            assert not self._rows and not self._packed_rows, "what is sorted is given at the end"
+            self._sortable.sort(key=_order_of(plan.select), reverse=plan.select.reverse)
             rows = [row for _, row in self._sortable]
             return Page(rows if plan.limit < 0 else rows[: plan.limit])
+        assert not self._is_paged or self._room() >= 0, "a page has no more rows than were asked for"
         return Page(self._rows, self._paging_state(), tuple(self._packed or ()), self._packed_rows)
-
-    def _order(self, entry: tuple[bytes, ResultRow]) -> bytes:
-        shape, count = self._plan.select.shape, self._plan.select.sorts
-        if count >= len(shape.clustering_types):
-            return entry[0]
-        values = decode(shape.clustering_types, shape.descending, entry[0])
-        return encode_prefix(shape.clustering_types, shape.descending, values[:count])
 
     def _paging_state(self) -> bytes | None:
         if self._finished or self._plan.page_size <= 0 or self._cursor is None:

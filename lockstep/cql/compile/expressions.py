@@ -65,6 +65,9 @@ class Folding(msgspec.Struct, frozen=True):
     native: str = ""
     column: Column | None = None
 
+    def __post_init__(self) -> None:
+        assert self.column is None or self.native, "a column as it is stored is folded by what is native"
+
 
 class CellSlot(msgspec.Struct, frozen=True):
     """A slot for the only cell of a column, or for all its cells (`whole`)."""
@@ -379,6 +382,7 @@ def _user_aggregate(
     aggregate = choose_own(call.name, own, call.arguments, wanted, expressions._fit)
     pairs = zip(call.arguments, aggregate.arguments, strict=True)
     row = row_of([expressions._as(term, kind) for term, kind in pairs])
+    assert expressions._in_aggregate, "aggregates are not inside each other"
     expressions._in_aggregate = False
     expressions.foldings.append(Folding(aggregate.gather, row))
     return finished(aggregate, evaluation.folded(len(expressions.foldings) - 1)), aggregate.returns
@@ -424,6 +428,14 @@ class Selection(msgspec.Struct, frozen=True):
     grouping: tuple[Evaluate, ...] = ()
     named: tuple[Column, ...] = ()
     reads_rows: bool = True
+
+    def __post_init__(self) -> None:
+        assert self.outputs, "rows have columns"
+        assert self.plain is None or len(self.plain) == len(self.outputs), (
+            "each output is a slot, or none counts"
+        )
+        assert self.plain is None or not self.foldings, "what is folded is no column as it is"
+        assert max(one.slot for one in self.outputs) < len(self.columns), "an output's slot is of a column"
 
     @property
     def has_aggregates(self) -> bool:

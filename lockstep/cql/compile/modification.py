@@ -93,6 +93,7 @@ class JsonRow(msgspec.Struct, frozen=True):
                 row.append(UNSET if self.unset else None)
         if given:
             raise InvalidRequest(f"JSON values map contains unrecognized column: {next(iter(given))}")
+        assert len(row) == len(self.columns), "a column has a value"
         return row
 
 
@@ -171,6 +172,8 @@ class ModificationPlan(msgspec.Struct, frozen=True):
         assert self.restrictions.partition, "what writes names its partitions"
         assert not self.restrictions.filters, "what writes reads nothing to find its rows"
         assert not (self.is_insert and self.deletes_rows), "a row is written or deleted"
+        steps, types = self.steps, self.shape.partition_types
+        assert steps is None or len(steps.key) == len(types), "each column of the key has its value"
         assert not (self.deletes_rows and (self.operations or self.static_operations)), "rows go whole"
         plain = self.steps is None or not (self.ttl or self.timestamp or self.conditions)
         assert plain, "the hot path knows neither times nor conditions"
@@ -353,6 +356,7 @@ def _plan(
     ordered = sorted(operations, key=lambda operation: operation.column.id)
     regular = tuple(o for o in ordered if o.column.kind is ColumnKind.REGULAR)
     static = tuple(o for o in ordered if o.column.kind is ColumnKind.STATIC)
+    assert len(regular) + len(static) == len(ordered), "columns of the key are not set"
     is_delete = deletes_rows or any(operation.term is None for operation in ordered)
     default_ttl = 0 if is_delete else int(shape.table.option("default_time_to_live", "0"))
     steps = None
@@ -466,6 +470,7 @@ def commands(entries: Sequence[tuple[Prepared, Values]], context: Context) -> li
         for plan in plans_of(prepared):
             if plan.reads_lists:
                 found.extend(of_plan(plan, values, context))
+    assert all(asked.key is not None for asked in found), "lists are read partition by partition"
     return found
 
 

@@ -8,6 +8,7 @@ Invariant: slices are sorted, disjoint and never adjacent; keys and clusterings 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -101,6 +102,7 @@ def _settled_term(term: TermPlan, values: Values, context: Context) -> TermPlan:
 
 def partition_keys(restrictions: Restrictions, values: Values, context: Context) -> list[bytes]:
     """Serialised keys of a fully restricted partition key, in the order of the columns' types."""
+    assert restrictions.partition, "the whole key is restricted"
     combined = _product(restrictions.partition, values, context, "partition keys")
     return [routing_key(parts) for parts in combined]
 
@@ -109,20 +111,21 @@ def _product(
     choices: Sequence[Choice], values: Values, context: Context, what: str
 ) -> list[tuple[bytes, ...]]:
     lists = [alternatives(choice, values, context) for choice in choices]
-    size = 1
-    for found in lists:
-        size *= len(found)
+    size = math.prod(map(len, lists))
     if size > IN_COMBINATIONS_MAX:
         raise InvalidRequest(
             f"The query asks for {size} combinations of {what}, more than {IN_COMBINATIONS_MAX}"
         )
-    return [tuple(itertools.chain.from_iterable(parts)) for parts in itertools.product(*lists)]
+    found = [tuple(itertools.chain.from_iterable(parts)) for parts in itertools.product(*lists)]
+    assert len(found) == size, "each value of a column meets each of the others"
+    return found
 
 
 def clusterings(
     shape: TableShape, restrictions: Restrictions, values: Values, context: Context
 ) -> list[bytes]:
     """Encoded clusterings when every clustering column is fixed; sorted and unique."""
+    assert restrictions.clustering_width == len(shape.clustering_types), "every clustering column is fixed"
     prefixes = _product(restrictions.clustering, values, context, "clustering columns")
     encoded = {encode_prefix(shape.clustering_types, shape.descending, prefix): prefix for prefix in prefixes}
     for clustering, prefix in encoded.items():
@@ -176,6 +179,7 @@ def _beyond(
     One slice a column of the bound, because each column has its own direction.
     """
     parts, inclusive = bound
+    assert len(prefix) + len(parts) <= len(shape.clustering_types), "a bound is on clustering columns"
     found = []
     for index, part in enumerate(parts):
         edge = (part, inclusive and index == len(parts) - 1)
@@ -229,6 +233,7 @@ def token_range(restrictions: Restrictions, values: Values, context: Context) ->
             left = max(left, token if operator == ">" else token - 1)
         if operator in ("<", "<=", "="):
             right = min(right, token - 1 if operator == "<" else token)
+    assert left >= TOKEN_MIN and right <= TOKEN_MAX, "bounds are on the ring"
     return (left, right) if left < right else None
 
 

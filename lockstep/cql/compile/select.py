@@ -94,6 +94,11 @@ class SelectPlan(msgspec.Struct, frozen=True):
     index: IndexRead | None = None
     outline: Outline | None = None
 
+    def __post_init__(self) -> None:
+        assert self.kind == POINT or not self.keys, "who scans asks for no keys"
+        assert self.left <= self.right, "a range begins before its end"
+        assert min(self.limit, self.per_partition_limit) >= -1, "a limit counts rows, or is none"
+
     @property
     def is_empty(self) -> bool:
         return not self.slices or (not self.keys if self.kind == POINT else self.left >= self.right)
@@ -256,6 +261,7 @@ def plan_select(
     else:
         left, right = token_range(restrictions, values, context) or (TOKEN_MIN, TOKEN_MIN)
     slots = {column.name: slot for slot, column in enumerate(select.selection.columns)}
+    assert len(slots) == len(select.selection.columns), "a column that is needed has one slot"
     limit = _limit(select.limit, "LIMIT", values, context)
     if page is not None:
         limit = page.remaining

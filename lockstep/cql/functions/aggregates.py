@@ -38,6 +38,7 @@ class Aggregate(msgspec.Struct, frozen=True):
 
 def aggregate(name: str, kind: CqlType | None) -> Aggregate:
     """The aggregate of a name over values of `kind` (None: `count(*)`); InvalidRequest when it has none."""
+    assert name in NAMES, f"{name} is no aggregate"
     if name == "count":
         bigint = parse_type("bigint")
         return Aggregate(

@@ -329,6 +329,7 @@ def parse(text: str) -> Parsed:
             states.append(states_of[states[-1]][rule.origin])
             values.append(result)
             if terminal == END and states[-1] == end:
+                assert len(values) == 1, "a text is one statement"
                 return Parsed(values[-1], tuple(binds))
             row = states_of[states[-1]]
     raise AssertionError("the end token either accepts or fails")

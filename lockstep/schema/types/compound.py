@@ -344,6 +344,7 @@ class VectorType(CqlType):
 
     def __init__(self, element: CqlType, dimensions: int) -> None:
         super().__init__(f"vector<{element.text}, {dimensions}>")
+        assert dimensions > 0, "a vector has elements"
         self._element = element
         self.dimensions = dimensions
         self._size = element.fixed_bytes if element.name in _UNPREFIXED else None
@@ -452,6 +453,7 @@ class UserDefinedType(TupleType):
 
     def __init__(self, fields: UserFields, type_name: str, spelled: str, *, frozen: bool) -> None:
         CqlType.__init__(self, f"frozen<{spelled}>" if frozen else spelled)
+        assert len(fields.names) == len(fields.types), "each field has its type"
         self._elements = fields.types
         self.is_frozen = frozen
         self.is_multicell = not frozen
@@ -476,6 +478,7 @@ class UserDefinedType(TupleType):
     def join(self, parts: Iterable[bytes | None]) -> bytes:
         """Canonical bytes of the value with these serialised fields."""
         listed = list(parts)
+        assert len(listed) <= len(self._elements), "a value has no field that its type has not"
         while len(listed) > 1 and listed[-1] is None:
             listed.pop()
         return super().join(listed)
