@@ -179,7 +179,7 @@ class IndexReading(Reading):
     ) -> Generator[Work | None, None, None]:
         wanted: dict[bytes, None] = {}
         for clustering, _ in candidates:
-            if clustering is not None and (self._asked == ALL_ROWS or self._is_asked(clustering)):
+            if clustering is not None and _is_in(clustering, self._asked):
                 wanted[clustering] = None
         if not wanted:
             return
@@ -205,9 +205,6 @@ class IndexReading(Reading):
         partition = fold.finish()
         last = fold.last if stopped else None
         self._judge(partition, wanted, candidates, fold.bytes_read, stopped_at=last)
-
-    def _is_asked(self, clustering: bytes) -> bool:
-        return any(part.contains(clustering) for part in self._asked)
 
     def _alone(self, prefix: bytes, clustering: bytes) -> tuple[Row | None, int]:
         """A row that is all of what is read of its partition, as most are, and the bytes read; None when it
@@ -295,6 +292,10 @@ class IndexReading(Reading):
             )
         else:
             self._partitions.append(partition)
+
+
+def _is_in(clustering: bytes, slices: tuple[Slice, ...]) -> bool:
+    return slices == ALL_ROWS or any(part.contains(clustering) for part in slices)
 
 
 def _by_partition(table_id: int, found: _Found) -> Iterator[_Held]:
