@@ -26,7 +26,7 @@ from lockstep.sim.checkers.machines import self_checking
 from lockstep.sim.checkers.registers import check_registers
 from lockstep.sim.checkers.resizes import ResizeWatch
 from lockstep.sim.checkers.telling import Telling, watch_progress
-from lockstep.sim.checkers.tracked import check_none_torn, check_reconciled, check_whole, open_ids
+from lockstep.sim.checkers.tracked import check_none_torn, check_reconciled, check_whole, has_open_ids
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.cluster import Shape, SimCluster, draw_shape
 from lockstep.sim.door import KEYSPACE, DoorClient
@@ -438,7 +438,7 @@ class Run:
     def _settle(self) -> None:
         self._wait(_SETTLE_S, "settling", self._settled)
         if self.scenario.tracked or self.scenario.retracks_s:
-            self._wait(_SETTLE_S, "reconciling", lambda: not open_ids(self.cluster))
+            self._wait(_SETTLE_S, "reconciling", lambda: not has_open_ids(self.cluster))
         if self.scenario.tracked:
             self.judged += check_reconciled(self.watch)
 

@@ -76,7 +76,7 @@ class Held(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @property
     def count(self) -> int:
-        return sum(found.count for _, found in self.items())
+        return sum([sum(runs[1::2]) - sum(runs[::2]) + len(runs) // 2 for _, _, runs in self.logs])
 
     def items(self) -> Iterator[tuple[LogId, IntervalSet]]:
         return (((node, start), IntervalSet(runs)) for node, start, runs in self.logs)

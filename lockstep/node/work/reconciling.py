@@ -507,7 +507,7 @@ class Reconciler:
 
     def lags(self, *, with_ages: bool = False) -> list[Lag]:
         """Of each range and other replica, in order; `with_ages` reads the oldest entry of each."""
-        return list(_lags(self._context, self.journal, with_ages=with_ages))
+        return list(lags_of(self._context, self.journal, with_ages=with_ages))
 
 
 def _own_shards(context: NodeContext, groups: Iterable[int]) -> set[Shard]:
@@ -523,7 +523,8 @@ def _others(context: NodeContext, shard: Shard) -> list[int]:
     return [node for node in group.writes if node != own] if group is not None else []
 
 
-def _lags(context: NodeContext, journal: Journal, *, with_ages: bool) -> Iterator[Lag]:
+def lags_of(context: NodeContext, journal: Journal, *, with_ages: bool = False) -> Iterator[Lag]:
+    """Of each range and other replica, in order, one by one."""
     for shard in sorted({*journal.shards, *journal.told}):
         held, told = journal.held(shard), journal.told.get(shard, {})
         keeping, _ = _keepers(context, shard)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from lockstep.node.node import Node
+from lockstep.node.work.reconciling import lags_of
 from lockstep.replica.tracked import group_of
 from lockstep.sim.checkers.registers import has_quorum
 from lockstep.sim.checkers.violation import Violation
@@ -117,13 +118,19 @@ def _nodes(cluster: SimCluster) -> dict[int, Node]:
     return {int(node.context.own_id()): node for node in cluster.nodes.values() if node.ready}
 
 
-def open_ids(cluster: SimCluster) -> int:
-    """Ids that some node holds and does not know to be everywhere, and ranges of which one is getting what it
-    missed; without any, ids that somebody is known to lack. It is asked after each event of a run."""
-    reconcilers = [node.data.reconciler for node in _nodes(cluster).values()]
-    logs = [one for reconciler in reconcilers for one in reconciler.journal.shards.values()]
-    found = sum(one.open.count + one.apart.count + (one.taking is not None) for one in logs)
-    return found or sum(lag.lacks + lag.is_lacked for one in reconcilers for lag in one.lags())
+def has_open_ids(cluster: SimCluster) -> bool:
+    """Whether a node holds ids that it does not know to be everywhere, is getting what it missed of a range,
+    or knows somebody that lacks ids. It is asked after each event of a run."""
+    nodes = [node for node in cluster.nodes.values() if node.ready]
+    for node in nodes:
+        for logs in node.data.reconciler.journal.shards.values():
+            if logs.taking is not None or logs.open or logs.apart:
+                return True
+    return any(
+        lag.lacks or lag.is_lacked
+        for one in nodes
+        for lag in lags_of(one.context, one.data.reconciler.journal)
+    )
 
 
 def check_reconciled(watch: Watch) -> int:

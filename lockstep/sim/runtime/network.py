@@ -231,7 +231,8 @@ class Fabric:
         """Unblock and unclog every link."""
         for link in self._links.values():
             link.clogged_until_ns = 0
-            self.unblock(link.source, link.target)
+            if link.blocked:
+                self.unblock(link.source, link.target)
 
     def clog(self, source: str, target: str, seconds: float) -> None:
         """Packets of the next `seconds` arrive only after them."""

@@ -50,8 +50,9 @@ class Trace:
     def flush(self) -> None:
         """Hash the block and empty it. The list object stays the same: the scheduler holds it."""
         block = self.block
-        # Each event encodes to a self-delimiting value, so where blocks are cut does not show in the digest.
-        self._hash.update(b"".join(map(self._encode, block)))
+        # Each event encodes to a self-delimiting value, so where blocks are cut does not show in the digest:
+        # what a list begins with, its length, is left out.
+        self._hash.update(memoryview(self._encode(block))[_list_head_bytes(len(block)) :])
         self.count += len(block)
         if self.events is not None:
             self.events.extend(block)
@@ -66,6 +67,11 @@ class Trace:
         """The last events as text, one a line; empty unless the trace keeps its events."""
         self.flush()
         return "\n".join(_line(event) for event in (self.events or [])[-last:])
+
+
+def _list_head_bytes(count: int) -> int:
+    """What MessagePack writes in front of the elements of a list."""
+    return 1 if count < 1 << 4 else 3 if count < 1 << 16 else 5
 
 
 def _line(event: Event) -> str:
@@ -358,12 +364,12 @@ class World:
                     _set_running_loop(loop)
                     current = loop
                 self.steps += 1
-                label = callback.label
+                label, function = callback.label, callback.function
                 if label is None:
-                    label = name_of(callback.function)
+                    label = name_of(function)
                 block.append((self.now_ns, loop.label, label))
                 try:
-                    callback.context.run(callback.function, *callback.args)
+                    callback.context.run(function, *callback.args)
                 except (SystemExit, KeyboardInterrupt):
                     raise
                 except BaseException as error:
