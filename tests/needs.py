@@ -162,7 +162,19 @@ def demand(markers: tuple[str, ...]) -> None:
 
 
 def _within(module: str, names: tuple[str, ...]) -> bool:
-    return any(module == name or module.startswith(f"{name}.") for name in names)
+    return f"{module}.".startswith(_beginnings(names))
+
+
+@functools.cache
+def _beginnings(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"{name}." for name in names)
+
+
+@functools.cache
+def _place(module: str) -> Path | None:
+    """The file of a module; None for a folder, and for a name within a module."""
+    place = ROOT.joinpath(*module.split(".")).with_suffix(".py")
+    return place if place.exists() else None
 
 
 @functools.cache
@@ -197,10 +209,8 @@ def _reached(path: Path) -> tuple[frozenset[str], str]:
 
 def _helpers(names: frozenset[str]) -> Iterator[Path]:
     for name in names:
-        if name.startswith("tests."):
-            place = ROOT.joinpath(*name.split(".")).with_suffix(".py")
-            if place.exists():
-                yield place
+        if name.startswith("tests.") and (place := _place(name)) is not None:
+            yield place
 
 
 def _fixtures(path: Path) -> Iterator[Path]:
@@ -216,15 +226,22 @@ def _pure(modules: set[str]) -> bool:
     """Whether each of these and of those they import is in a pure room, or imports nothing that is impure."""
     ahead, seen = list(modules), set(modules)
     while ahead:
-        module = ahead.pop()
-        place = ROOT.joinpath(*module.split(".")).with_suffix(".py")
-        # A folder is no module, and a name within a module is imported with the module itself.
-        if module.split(".")[1] in PURE_ROOMS or not place.exists():
-            continue
-        names = _imports(place)
-        if any(_within(name, IMPURE_MODULES) for name in names):
+        more = _imported_by(ahead.pop())
+        if more is None:
             return False
-        more = {name for name in names if name.startswith("lockstep.")} - seen
+        ahead.extend(more - seen)
         seen |= more
-        ahead.extend(more)
     return True
+
+
+@functools.cache
+def _imported_by(module: str) -> frozenset[str] | None:
+    """Modules of the product, of which it depends whether one is pure; None where it is not by itself."""
+    place = _place(module)
+    # A name within a module is imported with the module itself.
+    if module.split(".")[1] in PURE_ROOMS or place is None:
+        return frozenset()
+    names = _imports(place)
+    if any(_within(name, IMPURE_MODULES) for name in names):
+        return None
+    return frozenset(name for name in names if name.startswith("lockstep."))

@@ -87,8 +87,9 @@ def test_a_partition_that_is_too_large_counts_with_what_was_read_of_it() -> None
     assert store.bytes / 20 / 10 < mean < store.bytes / 20
 
 
-@pytest.mark.parametrize("store", [Counting(20_000), Counting(20, 6000), Counting(300, 20, b"v" * 100_000)])
-def test_the_work_is_bounded(store: Counting) -> None:
+@pytest.mark.parametrize("contents", [(20_000,), (20, 6000), (300, 20, b"v" * 100_000)])
+def test_the_work_is_bounded(contents: tuple[int, int, bytes]) -> None:
+    store = Counting(*contents)
     told(store)
     assert store.scans <= 2 * len(QUARTERS) + PAIRS_MAX // SAMPLE_STEP_PAIRS + SAMPLE_SEEKS_MAX
     assert store.pairs <= PAIRS_MAX + SAMPLE_SEEKS_MAX + len(QUARTERS)
