@@ -25,6 +25,7 @@ from lockstep.topology.requests import EnqueueRequest
 from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.errors import CannotApply, LockstepError, NodeRestarting
 from lockstep.values.ids import NodeId
+from lockstep.values.memo import memo
 
 
 def keyspace(name: str, factor: int = 3) -> ChangeSchema:
@@ -167,12 +168,17 @@ class Town:
     def voters_settled(self) -> bool:
         """Whether those vote who should, by the metadata and by Raft."""
         cluster = self.newest
-        live = [node for name, node in self.nodes.items() if self.process(int(name[1:])).alive]
-        leading = [node for node in live if node.ready and node.log.is_leader]
-        if not leading or cluster.service.change is not None or leading[0].log.driver is None:
+        if cluster.service.change is not None:
             return False
-        configuration = leading[0].log.driver.raft.configuration
-        return cluster.voters == choose_voters(cluster) == configuration.voters and not configuration.learners
+        ready = ((name, node) for name, node in self.nodes.items() if node.ready and node.log.is_leader)
+        leader = next((node for name, node in ready if self.process(int(name[1:])).alive), None)
+        if leader is None or leader.log.driver is None:
+            return False
+        configuration = leader.log.driver.raft.configuration
+        if configuration.voters != cluster.voters or configuration.learners:
+            return False
+        # It is asked at each instant, mostly of the same value.
+        return memo(cluster, "_wanted_voters", choose_voters) == cluster.voters
 
     @property
     def management_settled(self) -> bool:
