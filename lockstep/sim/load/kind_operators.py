@@ -2,12 +2,12 @@
 joins are taken back; the replication of the clients' keyspace changes; the clients' tables are repaired.
 
 Invariant: a disk is destroyed only when its node's removal would begin at once, or as soon as it votes no
-more, and never a second one before that node has left; a voter's only while both groups survive it, the one
-that the management group has not taken in yet among them. The run does not end with one that is still there.
-There are never less than 2 replicas, so that the loss of one disk loses nothing, nor more than nodes of the
-data centre. A deletion is purged some seconds after its repair began at the earliest, which is longer than
-any write of a client is under way; so no deleted row is ever seen again. A cancel may come too late, be
-refused, or find that the node has joined.
+more, and never a second one before that node has left and its tablets have other replicas; a voter's only
+while both groups survive it, the one that the management group has not taken in yet among them. The run does
+not end with one that is still there. There are never less than 2 replicas, so that the loss of one disk loses
+nothing, nor more than nodes of the data centre. A deletion is purged some seconds after its repair began at
+the earliest, which is longer than any write of a client is under way; so no deleted row is ever seen again. A
+cancel may come too late, be refused, or find that the node has joined.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from lockstep.topology.kinds.remove import Remove
 from lockstep.topology.kinds.replace import Replace
 from lockstep.topology.kinds.replication import ReplicationChange
 from lockstep.topology.requests import CancelRequest, EnqueueRequest
+from lockstep.topology.tablets.drains import left_holders
 from lockstep.topology.transformations import PrepareOperation, can_go_back
 from lockstep.values.errors import LockstepError, Rejected
 from lockstep.values.ids import NodeId
@@ -212,7 +213,10 @@ class KindOperators:
 
 
 def _may_go(cluster: ClusterMetadata, node: NodeId) -> bool:
-    """Whether its removal would begin now, or once its vote is another node's."""
+    """Whether its removal would begin now, or once its vote is another node's. A node that has left and still
+    counts as a replica of tablets is a loss that lasts: two of three copies must not be gone."""
+    if left_holders(cluster):
+        return False
     judged = without_vote(cluster, node) if node in cluster.service.members else cluster
     try:
         PrepareOperation(Remove(node)).apply(judged, cluster.epoch + 1)
