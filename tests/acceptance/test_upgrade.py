@@ -78,11 +78,13 @@ def test_28_five_nodes_get_a_log_under_load_with_one_dead(home: Path) -> None:
             load.goes_on(20)
             load.stop()
             load.check_all()
-            # All of it is there after a start of the whole cluster.
+            # All of it is there after a start of the whole cluster, for a client that comes after it.
+            driver.shutdown()
             cluster.stop()
             cluster.start()
             until(lambda: {one["state"] for one in states(cluster, *LIVING, "n5")} == {"done"})
-            session.execute("CREATE TABLE acceptance.after (k int PRIMARY KEY)", timeout=30)
+            driver = connect([cluster.file.node("n1").address])
+            driver.connect().execute("CREATE TABLE acceptance.after (k int PRIMARY KEY)", timeout=30)
             driver.shutdown()
         finally:
             load.close()

@@ -106,6 +106,8 @@ class RingService:
 
     def start(self) -> None:
         self._mark(self._state.current)
+        # Who asks a node that has just started is told of its ring.
+        self._woken()
         self._runtime.tasks.spawn(self._run(), "ring.member")
 
     # -- what reaches the member -----------------------------------------------------------------------
