@@ -335,7 +335,7 @@ def test_scenario_14_a_replica_that_was_away_gets_what_it_missed_and_nobody_keep
         assert town.node(3).data.reconciler.pulled == 20
 
 
-def test_30_what_is_of_a_dropped_table_is_held_as_nothing() -> None:
+def test_scenario_30_what_is_of_a_dropped_table_is_held_as_nothing() -> None:
     with tracked(10) as town:
         away(town, 3)
         assert write(town, 1).error is None
