@@ -159,14 +159,19 @@ def transitions_after(
 
     Costs as many as tables changed, and where groups with tablets are among them, what is on its way.
     """
-    if not cluster.transitions.lone_count:
-        return cluster.transitions
+    transitions = cluster.transitions
+    if transitions.owned and cluster.placements is not placements:
+        transitions = transitions.without_groups(
+            {one for one in cluster.tablets.by_group if one not in placements.by_id}
+        )
+    if not transitions.lone_count:
+        return transitions
     others: dict[int, None] = {}
     for _, before, now in changed(cluster.schema.table_tree, schema.table_tree):
         if before is None or now is None or before.id != now.id:
             others.update((one.group, None) for one in (before, now) if one is not None and one.group)
     ended, again = [], []
-    for one in cluster.transitions.listed() if others else ():
+    for one in transitions.listed() if others else ():
         if one.position is None or one.group not in others:
             continue
         if one.group not in placements.by_id:
@@ -177,7 +182,7 @@ def transitions_after(
                 one.position, stage_epoch=epoch, session_id=session, former=Stage.STREAMING
             )
             again.append(msgspec.structs.replace(one, position=position))
-    return cluster.transitions.moved(again, ended) if again or ended else cluster.transitions
+    return transitions.moved(again, ended) if again or ended else transitions
 
 
 def _new_map(

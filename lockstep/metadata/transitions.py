@@ -10,7 +10,7 @@ the tree, whatever else is on its way; so do the digest, the comparison and the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Final
 
@@ -235,6 +235,18 @@ class Transitions(msgspec.Struct, frozen=True, dict=True):
         if not gone:
             return self
         return Transitions(self.tree.without_all(t.key for t in gone), self.owned.remove(operation_id))
+
+    def without_groups(self, gone: Container[int]) -> Transitions:
+        """Without those that operations have in placement groups which are no more; itself when there are
+        none."""
+        found = self
+        for operation_id in self.owned:
+            own = self.of(operation_id)
+            left = [one for one in own if one.group not in gone]
+            if len(left) < len(own):
+                found = found.begun(operation_id, left)
+        assert found.lone_count == self.lone_count, "what moves by itself stays"
+        return found
 
     def validate(self) -> None:
         """Assert what must hold of all of them together."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lockstep.sim.faults.kinds import ALL_KINDS
+from lockstep.sim.faults.lost_stores import FACTS as LOST_STORE_FACTS
 from lockstep.sim.scenario import Scenario
 
 #: All kinds but those that strike repairs, of which there are none, and those that break what streams rely
@@ -41,6 +42,25 @@ TABLET_SCENARIOS = (
             *("isolate_leader", "crash_at_probe"),
         ),
         sometimes=("tablets.begin", "join completed", "disk destroyed"),
+    ),
+    Scenario(
+        name="tablet_stores",
+        chaos_s=20.0,
+        founders=(3, 4),
+        factors=(3,),
+        spares=1,
+        tablets=4,
+        tracked=True,
+        busy_s=4.0,
+        clients=2,
+        counting=2,
+        deciding=2,
+        always=("lose_store",),
+        faults=(
+            *("kill", "power", "pause", "partition", "flapping", "latency", "slow_disk", "slow_node"),
+            *("crash_at_probe", "isolate_leader"),
+        ),
+        sometimes=(*LOST_STORE_FACTS, "rebuild completed", "tablets.begin", "tracked.handed_over"),
     ),
     Scenario(
         name="tablet_sides",

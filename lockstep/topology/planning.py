@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
 
 import msgspec
 
@@ -36,6 +37,8 @@ from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range, any_within
 _NOBODY = NodeId(0)
 #: How a plan says that an excluded node is in its way; whoever reads refusals looks for it.
 EXCLUDED = "node {node} is excluded"
+#: How a refusal begins of what waits for tablets, or for nodes that could have them.
+PAUSED: Final = "paused: "
 #: The way out for a person whom a running operation is in the way; it may wait for a node that is dead.
 WAIT_OR_CANCEL = "wait for its end (`lockstep topology watch`) or cancel it"
 
@@ -125,6 +128,8 @@ def plan(cluster: ClusterMetadata, mine: Change) -> tuple[Transition, ...]:
                     hint="wait for its end",
                 )
         transitions.extend(Transition(ring.id, d.range, d.old, d.new, ring.replication) for d in deltas)
+    if ring_of(mine.body).is_refill:
+        transitions.extend(_refilled_tablets(cluster, mine.body.about.node))
     refuse_excluded_targets(cluster, transitions)
     for transition in differently_shaped(cluster, transitions):
         refuse_unsafe(cluster, kind_of(mine.body).stages, transition)
@@ -212,6 +217,25 @@ def _deltas(
         own = ((range_, nodes) for range_, nodes in plan_of(replication, before) if node in nodes)
         return tuple(Delta(range_, replicas, replicas) for range_, replicas in own)
     return changes(replication, before, circle_with(directory, [*done, mine]))
+
+
+def _refilled_tablets(cluster: ClusterMetadata, node: NodeId) -> Iterator[Transition]:
+    """Those of the tablets that a node has, by group and range; Rejected while one of them is on its way."""
+    for group in sorted(cluster.tablets.by_group):
+        ring = cluster.placements.ring(group)
+        for placed in ring.ranges:
+            held = cluster.transitions.at(group, placed.range.right) if cluster.transitions.count else None
+            if held is not None and node in held.union:
+                raise Rejected(
+                    f"{PAUSED}{holder_of(cluster, held)} holds a tablet of node {node}",
+                    hint="a request that may wait begins when its tablets are at rest",
+                )
+            if node in placed.group.reads:
+                assert placed.group.reads == placed.group.writes, (
+                    "a tablet at rest is written where it is read"
+                )
+                replicas = placed.group.reads
+                yield Transition(group, placed.range, replicas, replicas, ring.replication)
 
 
 def _refuse_held(cluster: ClusterMetadata, ring: RingPlacement, deltas: Sequence[Delta]) -> None:

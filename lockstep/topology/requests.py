@@ -36,9 +36,9 @@ from lockstep.placement.quorums import dc_factors
 from lockstep.schema.model import Replication
 from lockstep.topology.kind import kind_of
 from lockstep.topology.planning import EXCLUDED as PLANNING_EXCLUDED
-from lockstep.topology.planning import holder_of
+from lockstep.topology.planning import PAUSED, holder_of
 from lockstep.topology.tablets import drains
-from lockstep.topology.tablets.recount import PAUSED, refuse_emptied_rack
+from lockstep.topology.tablets.recount import refuse_emptied_rack
 from lockstep.topology.transformations import CancelOperation, preparation
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId

@@ -125,6 +125,13 @@ def refill_actor(node: int) -> str:
     return f"node {node}, which lost a part of its store"
 
 
+def has_ranges(cluster: ClusterMetadata, node: NodeId) -> bool:
+    """Whether it has any range, or may get or give up one."""
+    placed = (one for ring in cluster.placements.rings for one in ring.ranges)
+    moving = (one for _, one in cluster.transitions.tree.items())
+    return any(node in one.group.writes for one in placed) or any(node in one.union for one in moving)
+
+
 class Refill:
     def __init__(
         self,
@@ -149,8 +156,12 @@ class Refill:
 
     async def _run(self) -> None:
         while self._lacking.fillable:
-            own = NodeId(self._own_id())
-            if own not in self._state.current.requests.by_node:
+            own, cluster = NodeId(self._own_id()), self._state.current
+            if not has_ranges(cluster, own):
+                # A rebuild would find nothing to do, and end before it reaches this node.
+                await self._lacking.filled(self._lacking.fillable, ())
+                break
+            if own not in cluster.requests.by_node:
                 await self._ask(own)
             await asyncio.sleep(LOOK_S)
         self._runtime.probes.reach("refill.done")

@@ -200,9 +200,11 @@ def _ended(cluster: ClusterMetadata, operation: Operation, epoch: int) -> Cluste
     assert operation.id in cluster.operations_by_id, "an operation ends once"
     assert epoch > operation.stage_epoch, "it ends after its last stage"
     ended, others = cluster.transitions.of(operation.id), cluster.transitions.ended(operation.id)
+    # Nothing was cut where tablets were filled, and neighbours stay two.
+    on_rings = [one for one in ended if one.group not in cluster.tablets.by_group]
     return cluster.changed(
         DIRECTORY.set(_end_directory(cluster.directory, operation, epoch)),
-        PLACEMENTS.set(merged_rings(cluster.placements, ended, others)),
+        PLACEMENTS.set(merged_rings(cluster.placements, on_rings, others)),
         EXCLUDED.set(_still_excluded(cluster.excluded, operation)),
         DEGRADED.set(still_degraded(cluster, operation)),
         SERVICE.set(without_leaving(cluster.service, operation.about.departing)),

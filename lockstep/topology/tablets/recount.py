@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 import msgspec
 
@@ -23,15 +22,12 @@ from lockstep.placement.quorums import dc_factors
 from lockstep.placement.tablets.allocate import NotPlaceable
 from lockstep.placement.tablets.recount import Nodes, Places, one_less, one_more
 from lockstep.schema.model import Keyspace, Replication
-from lockstep.topology.planning import refuse_unsafe
+from lockstep.topology.planning import PAUSED, refuse_unsafe
 from lockstep.topology.stages import RANGE_MOVEMENT
 from lockstep.topology.tablets.drains import drained_by, held_by_node
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range
-
-#: How a refusal begins of what waits for other tablets, or for nodes that could have them.
-PAUSED: Final = "paused: "
 
 
 def refuse_too_many(cluster: ClusterMetadata, keyspace: Keyspace, target: Replication) -> None:
