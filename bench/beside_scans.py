@@ -2,10 +2,10 @@
 
 The job is one process that reads snapshots at ONE, as a Spark task does; the readers beside the nodes run at
 a lower priority than these. All share the same cores, the clients too, so a machine of few of them shows what
-contention does at worst. "beside files" is the peer: such a process reads the same rows from Parquet, and asks
-no node for anything. "job elsewhere" has the job's own process get the processor when nobody else wants it, as
-if it were on another machine. With --ahead nodes and clients get the processor before whatever else runs on
-the machine, by so many levels of niceness, for which one is root.
+contention does at worst. "beside files" is the peer: such a process reads the same rows from Parquet, and
+asks no node for anything. "job elsewhere" has the job's own process get the processor when nobody else wants
+it, as if it were on another machine. With --ahead nodes and clients get the processor before whatever else
+runs on the machine, by so many levels of niceness, for which one is root.
 Usage: python bench/beside_scans.py [rows] [turns] [--in-flight N] [--seconds S] [--ahead N].
 """
 
