@@ -28,6 +28,7 @@ from lockstep.topology.requests import FailRequest
 from lockstep.topology.roles import demoted, promoted
 from lockstep.topology.stages import DELETING, STREAMING, Side, StreamTask, Work
 from lockstep.topology.streams import stream_plan
+from lockstep.topology.tablets.drains import wants_filling
 from lockstep.topology.transformations import (
     AdvanceOperation,
     CancelOperation,
@@ -283,10 +284,18 @@ def _is_gone(
 def goes_back(lone: Lone, cluster: ClusterMetadata, dead: Sequence[NodeId]) -> bool:
     """Whether nodes that are gone send it where failure leads: while the old replicas are read, one that
     was to get the range, or the last from which it could be filled; later, when of the new replicas more are
-    lost than of the old ones. Their removal waits for that."""
+    lost than of the old ones. Their removal waits for that. So does what is to fill a node anew: it may have
+    lost what it is to give."""
     one, row, given_up = lone.transition, stage_row(lone), _given_up(cluster)
     out = [node for node in one.union if _is_gone(cluster, node, dead, given_up)]
-    if not out or row.on_failure is None:
+    lacking = [node for node in wants_filling(cluster) if node in one.old]
+    if row.on_failure is None or not (out or lacking):
+        return False
+    if lacking and row.work in STREAMING:
+        tasks = stream_plan(lone, cluster, out)
+        if any(node in task.sources for task in tasks for node in lacking):
+            return True
+    if not out:
         return False
     if row.reads is Side.NEW:
         lost_new, lost_old = (sum(node in out for node in side) for side in (one.new, one.old))

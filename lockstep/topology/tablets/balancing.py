@@ -38,7 +38,7 @@ from lockstep.placement.tablets.target import BalancedTable, Cluster
 from lockstep.topology.kind import stage_row
 from lockstep.topology.requests import FailRequest
 from lockstep.topology.stages import Side
-from lockstep.topology.tablets.drains import drained_by, drains, left_holders
+from lockstep.topology.tablets.drains import drained_by, drains, left_holders, wants_filling
 from lockstep.topology.tablets.moves import BeginMoves, TabletMove
 from lockstep.topology.tablets.recount import resting
 from lockstep.topology.tablets.stages import goes_back
@@ -186,6 +186,7 @@ def hosts_of(cluster: ClusterMetadata, dead: Collection[NodeId]) -> tuple[Host, 
     what a node that has left holds is built anew elsewhere."""
     leaving, holders = drains(cluster), left_holders(cluster)
     busy = {node for operation in cluster.operations for node in operation.about.nodes}
+    busy.update(wants_filling(cluster))
     found = []
     for node in cluster.directory.nodes:
         has_left = node.state is NodeState.LEFT
@@ -200,7 +201,8 @@ def hosts_of(cluster: ClusterMetadata, dead: Collection[NodeId]) -> tuple[Host, 
                 node.dc,
                 node.rack,
                 drain=drain,
-                # Nothing is moved to a node, or from it, while its place in the ring changes.
+                # Nothing is moved to a node, or from it, while its place in the ring changes or it is to be
+                # filled anew.
                 is_up=not has_left and node.id not in dead and node.id not in busy,
                 is_excluded=has_left or node.id in cluster.excluded_by_node,
             )

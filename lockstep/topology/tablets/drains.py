@@ -10,7 +10,7 @@ from __future__ import annotations
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.operations import Body
-from lockstep.metadata.requests import Request
+from lockstep.metadata.requests import Request, Requests
 from lockstep.placement.placements import RingPlacement
 from lockstep.placement.tablets.load import Drain
 from lockstep.topology.kind import kind_of
@@ -64,6 +64,22 @@ def drains(cluster: ClusterMetadata) -> dict[NodeId, Drain]:
         if node and ring is not None:
             found[node] = Drain.REMOVE if ring.of_dead else Drain.LEAVE
     return found
+
+
+def _wanting(requests: Requests) -> tuple[NodeId, ...]:
+    filled = [
+        request.about.node
+        for request in requests.queue
+        if (ring := kind_of(request).ring) is not None and ring.is_refill
+    ]
+    assert len(set(filled)) == len(filled), "a node is in one request"
+    return tuple(filled)
+
+
+def wants_filling(cluster: ClusterMetadata) -> tuple[NodeId, ...]:
+    """Nodes that wait to be filled anew, in the order of their requests: what moves gives way to that. Kept
+    with the requests."""
+    return memo(cluster.requests, "_wanting", _wanting)
 
 
 def left_holders(cluster: ClusterMetadata) -> tuple[NodeId, ...]:

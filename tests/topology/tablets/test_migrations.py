@@ -17,11 +17,13 @@ from lockstep.schema.view_changes import CreateView
 from lockstep.topology.barriers import barrier_need
 from lockstep.topology.board import Board
 from lockstep.topology.invariants import check_stale_coordinators, violations
+from lockstep.topology.kinds.rebuild import Rebuild
 from lockstep.topology.kinds.remove import Remove
 from lockstep.topology.repairs import BeginRepair
 from lockstep.topology.requests import EnqueueRequest
 from lockstep.topology.stages import StageRow, Work, problems
 from lockstep.topology.step import Propose, RunWorkOrders, Wait
+from lockstep.topology.tablets.balancing import hosts_of
 from lockstep.topology.tablets.moves import BeginMoves, TabletMove
 from lockstep.topology.tablets.stages import TABLET_STAGES
 from lockstep.values import node_limits
@@ -221,6 +223,25 @@ def test_a_dead_node_that_waits_for_its_removal_holds_up_nothing(stage: Stage, s
     goes_back = seems_dead and FORWARD.index(stage) < FORWARD.index(Stage.USE_NEW)
     assert (Stage.REVERT_MIGRATION in seen) == goes_back
     assert (lost in replicas(history, wanted)) is not goes_back
+
+
+@pytest.mark.parametrize("stage", FORWARD)
+@pytest.mark.parametrize("who", ["source", "target"])
+def test_a_move_gives_way_where_its_source_is_to_be_filled_anew(stage: Stage, who: str) -> None:
+    """The node may have lost what it is to give, and is filled once none of its tablets is on its way."""
+    history = cluster()
+    wanted = move(history)
+    begin(history, wanted)
+    world = World(history, random.Random(9))
+    until(world, wanted, stage)
+    lost = wanted.source[0] if who == "source" else wanted.target[0]
+    history.submit(EnqueueRequest(Rebuild(lost)))
+    seen = until(world, wanted, None)
+    goes_back = who == "source" and FORWARD.index(stage) <= FORWARD.index(Stage.STREAMING)
+    assert (Stage.REVERT_MIGRATION in seen) == goes_back
+    assert (wanted.source[0] in replicas(history, wanted)) is goes_back
+    hosts = {host.node: host.is_up for host in hosts_of(history.now, ())}
+    assert not any(hosts[node] for node in hosts if node == lost), "the balancer leaves it alone meanwhile"
 
 
 def test_the_only_copy_of_a_node_that_is_shut_out_stays_its_own() -> None:
