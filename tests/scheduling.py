@@ -14,7 +14,7 @@ from xdist.workermanage import WorkerController
 #: Rooms whose tests wait for other processes most of the time.
 WAITING = ("spark", "docs", "acceptance", "testing", "local")
 #: Rooms whose modules take long: they come first.
-LONG = (*WAITING, "sim", "node", "server")
+LONG = (*WAITING, "sim", "node", "server", "scans")
 #: The modules of this room share a cluster and a Java runtime, so one process does them all.
 SHARING = "tests/spark"
 #: Modules of many long runs that share nothing: each test goes to whoever is free, or one process is left

@@ -44,14 +44,19 @@ def tree() -> Tree:
     return read_tree(ROOT)
 
 
+@functools.cache
+def all_classes() -> classes.Classes:
+    return classes.Classes(tree())
+
+
 def test_classes_are_small_over_their_whole_inheritance() -> None:
-    sizes = {one["class"]: one["lines"] for one in classes.whole_sizes(classes.Classes(tree()))}
+    sizes = {one["class"]: one["lines"] for one in classes.whole_sizes(all_classes())}
     large = {name: lines for name, lines in sizes.items() if lines > WHOLE_CLASS_LINES_MAX}
     assert not large
 
 
 def test_constructors_take_few_arguments() -> None:
-    found = classes.constructors(classes.Classes(tree()))["constructors"]
+    found = classes.constructors(all_classes())["constructors"]
     wide = {name: count for name, count in found.items() if count > CONSTRUCTOR_ARGUMENTS_MAX}
     assert not wide
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ..sources import Source, dotted
-from .tree import Tree, absolute
+from .tree import Tree, absolute, all_statements
 
 ARGUMENTS_MAX = 8
 LINES_MAX = 400
@@ -84,8 +84,8 @@ class Classes:
 
 
 def _bindings(source: Source) -> Iterator[tuple[str, str]]:
-    """(name, dotted thing that it stands for) of every import of a module."""
-    for node in ast.walk(source.tree):
+    """(name, dotted thing that it stands for) of every import of a module; the deepest ones last."""
+    for node in all_statements(source.tree):
         if isinstance(node, ast.ImportFrom):
             base = absolute(node, source)
             yield from ((alias.asname or alias.name, f"{base}.{alias.name}") for alias in node.names)

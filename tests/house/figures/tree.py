@@ -67,6 +67,14 @@ def _import_nodes(node: ast.AST, when: str) -> Iterator[tuple[ast.Import | ast.I
             yield from _import_nodes(child, when)
 
 
+def all_statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """In the order of ast.walk, level by level, without the expressions, which are most of a tree."""
+    level: list[ast.AST] = [tree]
+    while level:
+        yield from level
+        level = [below for node in level for below in _statements(node)]
+
+
 def _statements(node: ast.AST) -> Iterator[ast.AST]:
     """Those right below, and what holds some itself: no expression imports anything."""
     for field in ("body", "handlers", "orelse", "finalbody", "cases"):
