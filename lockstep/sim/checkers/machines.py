@@ -129,11 +129,12 @@ class _Asked:
     def after(self, step: Callable[..., Any]) -> Callable[..., Any]:
         is_asked = self._is_asked
 
+        # The machine is the first of `args`, which go on as they came: each step comes through here.
         @functools.wraps(step)
-        def checked(machine: Any, *args: Any, **named: Any) -> Any:
-            found = step(machine, *args, **named)
+        def checked(*args: Any, **named: Any) -> Any:
+            found = step(*args, **named) if named else step(*args)
             if is_asked():
-                machine.validate()
+                args[0].validate()
             return found
 
         return checked
