@@ -14,11 +14,13 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from mutation.candidates import Mutant
 from mutation.chosen_tests import Chosen, Watched, run_tests
 from mutation.trial import CPU_FACTOR, CPU_S_MIN, Verdict, in_child
+
+if TYPE_CHECKING:
+    from mutation.candidates import Mutant
 
 #: Tests of nodes that serve requests, most of them simulated: what replicas say to each other is tried there.
 _OF_REQUESTS = (

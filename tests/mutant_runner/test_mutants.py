@@ -6,10 +6,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from mutation.candidates import GROUPS, Mutant, MutatedFile, of_room, sample
 from mutation.tests_of_lines import (
     ALSO,
     TESTS_CPU_S_MAX,
@@ -20,6 +20,10 @@ from mutation.tests_of_lines import (
     in_turns,
     modules_of,
 )
+
+# Imported by the tests that make mutants: what it needs takes half a second, in each process that collects.
+if TYPE_CHECKING:
+    from mutation.candidates import Mutant, MutatedFile
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = """
@@ -67,11 +71,15 @@ print("waits |", in_child(lambda: time.sleep(60), root / "log", 30.0).verdict.va
 
 @pytest.fixture
 def file(tmp_path: Path) -> MutatedFile:
+    from mutation.candidates import MutatedFile
+
     (tmp_path / "made.py").write_text(SOURCE)
     return MutatedFile(tmp_path, "made.py")
 
 
 def test_mutants_are_small_changes_of_what_runs(file: MutatedFile) -> None:
+    from mutation.candidates import GROUPS
+
     changes = {(mutant.before, mutant.after) for mutant in file.mutants}
     assert {("> 0", ">= 0"), ("0", "1"), ("is", "is not"), ("< most", "<= most"), ("3", "4")} <= changes
     assert ("log.append(value)", "pass") in changes
@@ -90,10 +98,14 @@ def test_annotations_messages_and_class_options_are_left_alone(file: MutatedFile
 @pytest.fixture(scope="module")
 def placement() -> list[MutatedFile]:
     """To parse a room and to make its mutants takes seconds."""
+    from mutation.candidates import of_room
+
     return of_room(ROOT, "placement")
 
 
 def test_every_mutant_compiles_and_has_a_name_of_its_own(placement: list[MutatedFile]) -> None:
+    from mutation.candidates import sample
+
     names = [mutant.name for one in placement for mutant in one.mutants]
     assert len(names) == len(set(names)) > 1000
     for one, mutant in sample(placement, 60, seed=7):
@@ -101,6 +113,8 @@ def test_every_mutant_compiles_and_has_a_name_of_its_own(placement: list[Mutated
 
 
 def test_a_draw_takes_as_many_of_each_group_and_is_repeatable(placement: list[MutatedFile]) -> None:
+    from mutation.candidates import sample
+
     drawn = sample(placement, 30, seed=3)
     assert [mutant.group for _, mutant in drawn] == ["logic"] * 10 + ["omission"] * 10 + ["data"] * 10
     assert [mutant for _, mutant in drawn] == [mutant for _, mutant in sample(placement, 30, seed=3)]
@@ -143,6 +157,8 @@ def _module(path: str, *tests: tuple[str, float, set[int]], shared: frozenset[in
 
 
 def _mutant(*lines: int) -> Mutant:
+    from mutation.candidates import Mutant
+
     return Mutant("a.py", lines[0], "f", "1", "2", 1, "logic", lines)
 
 
@@ -169,6 +185,8 @@ def test_what_only_imports_reach_is_tried_by_all_tests_that_run_the_file() -> No
 
 def test_a_file_that_is_only_imported_is_tried_by_all_tests_of_the_modules_that_import_it() -> None:
     values = ModuleTests("three.py", MODULES[0].tests, {"values.py": frozenset({3})})
+    from mutation.candidates import Mutant
+
     mutant = Mutant("values.py", 3, "f", "1", "2", 1, "logic", (3,))
     names = set().union(*(turn.tests for turn in chosen([*MODULES, values], mutant)))
     assert names == {"one.py::slow", "one.py::quick", "one.py::other"}
