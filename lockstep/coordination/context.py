@@ -39,7 +39,7 @@ class CoordinationContext(msgspec.Struct, frozen=True, eq=False):
         return self.opinions.alive
 
 
-class Terms(msgspec.Struct, frozen=True):
+class Terms(msgspec.Struct, frozen=True, gc=False):
     """`name` is that of notes and logs."""
 
     name: str = "write"
@@ -56,6 +56,12 @@ class Terms(msgspec.Struct, frozen=True):
     is_paired: bool = False
     #: The id that the mutation was given, of a tracked table.
     tracking: MutationId | None = None
+
+    def tracked(self, given: MutationId) -> Terms:
+        """The same of a mutation of a tracked table that has its id: nobody is left hints."""
+        return Terms(
+            *(self.name, self.verb, False, False, self.made_us, self.needs_columns, self.is_paired, given)
+        )
 
 
 CLIENT: Final = Terms()

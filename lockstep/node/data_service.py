@@ -52,7 +52,8 @@ from lockstep.replica.repair_participant import RepairParticipant, ReplicaTimes
 from lockstep.replica.replica import ReplicaService
 from lockstep.replica.scanned import Thresholds
 from lockstep.replica.session_guards import SessionGuards
-from lockstep.replica.tracked import TrackedReplica, keeps_data, range_for
+from lockstep.replica.shard_roles import KeptShards
+from lockstep.replica.tracked import TrackedReplica, range_for
 from lockstep.runtime.ports import Runtime
 from lockstep.scans.outlined_engine import OutlinedEngine
 from lockstep.storage.engine import Derived, StorageEngine
@@ -270,7 +271,7 @@ def _replica(
         own_id,
         context.identity.value.generation,
         lambda group, token: range_for(cluster(), own_id(), group, token),
-        lambda shard: keeps_data(cluster(), own_id(), shard),
+        KeptShards(cluster, own_id),
     )
     replica = ReplicaService(runtime, internode, outlined, cluster, reach, own_id, require, journal)
     return replica, TrackedReplica(

@@ -38,8 +38,10 @@ class Keeping:
         `first_epoch`: see WriteRequest."""
         assert self.journal is not None and placement.is_tracked, "the table is tracked"
         shard, follows = (placement.ring.id, right), first_epoch if placement.has_views else None
-        mutation = self._with_log(mutation)
-        self._require_room(shard, mutation, given)
+        if mutation.captured is not None:
+            mutation = self._with_log(mutation)
+        if self.journal.is_full or mutation.captured is not None:
+            self._require_room(shard, mutation, given)
         if given is None:
             given = self.journal.give(shard, mutation, self._clock.wall_us(), first_epoch=follows)
             self._probes.reach("replica.write.named")
@@ -70,8 +72,10 @@ class Keeping:
         assert self.journal is not None and plan.shard is not None, "the table is tracked"
         assert plan.local is not None and plan.epoch == self._plans.epoch, "the plan is new"
         follows, now_us = first_epoch if plan.has_views else None, self._clock.wall_us()
-        self._require_room(plan.shard, mutation)
-        return self.journal.give(plan.shard, self._with_log(mutation), now_us, first_epoch=follows)
+        if self.journal.is_full or mutation.captured is not None:
+            self._require_room(plan.shard, mutation)
+            mutation = self._with_log(mutation)
+        return self.journal.give(plan.shard, mutation, now_us, first_epoch=follows)
 
     def _require_room(self, shard: Shard, mutation: Mutation, given: MutationId | None = None) -> None:
         """Overloaded as `require_room` says, of the range and of what is added to a log in another."""
@@ -89,5 +93,6 @@ class Keeping:
     def _with_log(self, mutation: Mutation) -> Mutation:
         """A mutation with what it adds to a log of changes, unless that is gone."""
         captured = mutation.captured
-        gone = captured is not None and self._plans.placement(captured.table_id) is None
-        return without_log(mutation) if gone else mutation
+        if captured is None or self._plans.placement(captured.table_id) is not None:
+            return mutation
+        return without_log(mutation)

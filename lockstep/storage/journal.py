@@ -49,8 +49,8 @@ from lockstep.storage.journal_records import (
     Named,
     captured_place,
     changed_notes,
+    deletions,
     entry_key,
-    entry_value,
     shard_key,
     values_of,
 )
@@ -167,7 +167,8 @@ class Journal:
         if mutation is not None and mutation.captured is not None:
             self._store_parts(parts_of(self._range_at, shard, given, mutation), first_epoch)
             return
-        if self.logs_of(shard).contains(given.log, given.offset):
+        logs = self.shards.get(shard)
+        if logs is not None and logs.contains((given.node, given.start), given.offset):
             return
         if mutation is not None:
             table_id, token = mutation.table_id, mutation.token
@@ -188,7 +189,8 @@ class Journal:
         else:
             require_fitting(lacking[0].whole, max(len(body) for _, _, body in records))
             self._sequence = self._engine.write_records(Family.JOURNAL, records)
-        self._count(*(body for _, _, body in records))
+        self._stored += len(records)
+        self._stored_bytes += sum(len(body) for _, _, body in records)
         for part, of_part in zip(lacking, logs, strict=True):
             self._add(of_part, part.given.log, part.given.offset, part.place, captured_place(part.mutation))
 
@@ -201,8 +203,10 @@ class Journal:
         token: int,
         first_epoch: int | None,
     ) -> None:
-        logs, log, offset = self._logs(shard), given.log, given.offset
-        body = entry_value(given.given_us, mutation, shard[0], (table_id, token))
+        logs, log, offset = self.shards.get(shard), (given.node, given.start), given.offset
+        if logs is None:
+            logs = self._logs(shard)
+        body = encode((given.given_us, mutation, shard[0], table_id, token))
         record: Operation = ("put", entry_key(log, offset), body)
         if mutation is None or not self.keeps(shard):
             if mutation is not None:
@@ -210,19 +214,18 @@ class Journal:
             self._sequence = self._engine.write_records(Family.JOURNAL, [record])
         else:
             self._sequence = self._engine.apply(mutation, (record,), first_epoch=first_epoch)
-        self._count(body)
-        self._add(logs, log, offset, (table_id, token))
-
-    def _count(self, *bodies: bytes) -> None:
-        self._stored += len(bodies)
-        self._stored_bytes += sum(map(len, bodies))
+        self._stored += 1
+        self._stored_bytes += len(body)
+        self._listed += logs.add(log, offset, (table_id, token))
+        if self._listed > JOURNAL_PLACES_MAX:
+            self._listed = bounded(self.shards, self._listed, JOURNAL_PLACES_MAX)
 
     def _add(
         self, logs: ShardLogs, log: LogId, offset: int, place: Place, captured: Place | None = None
     ) -> None:
-        listed = logs.add(log, offset, place, captured)
-        if listed:
-            self._listed = bounded(self.shards, self._listed + listed, JOURNAL_PLACES_MAX)
+        self._listed += logs.add(log, offset, place, captured)
+        if self._listed > JOURNAL_PLACES_MAX:
+            self._listed = bounded(self.shards, self._listed, JOURNAL_PLACES_MAX)
 
     def _logs(self, shard: Shard) -> ShardLogs:
         found = self.shards.get(shard)
@@ -332,9 +335,7 @@ class Journal:
             left = offsets
             while left:
                 some = left.first(JOURNAL_RECORDS_A_BATCH)
-                gone: list[Operation] = [
-                    ("delete", entry_key(log, offset)) for offset in some.offsets(some.count)
-                ]
+                gone = deletions(log, some)
                 if len(batch) + len(gone) > JOURNAL_RECORDS_A_BATCH:
                     self._engine.write_records(Family.JOURNAL, batch, is_due=True)
                     batch = []

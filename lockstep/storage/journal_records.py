@@ -26,6 +26,7 @@ from lockstep.values.rows import Mutation, without_log
 _SHARD = struct.Struct(">ccQQ")
 _LOG = struct.Struct(">ccQQQQ")
 _ENTRY = struct.Struct(">ccQQQ")
+_OFFSET_BYTES: Final = 8
 _IDS = struct.Struct(">2xQQQ")
 _BIAS: Final = 1 << 63
 _FAMILY: Final = Family.JOURNAL.value
@@ -125,6 +126,17 @@ def log_key(kind: bytes, shard: Shard, log: LogId) -> bytes:
 
 def entry_key(log: LogId, offset: int) -> bytes:
     return _ENTRY.pack(_FAMILY, RECORD, *log, offset)
+
+
+def deletions(log: LogId, offsets: IntervalSet) -> list[Operation]:
+    """What deletes the entries of these."""
+    before = entry_key(log, 0)[:-_OFFSET_BYTES]
+    assert len(before) + _OFFSET_BYTES == _ENTRY.size, "an offset ends a key"
+    return [
+        ("delete", before + offset.to_bytes(_OFFSET_BYTES, "big"))
+        for first, last in offsets.pairs()
+        for offset in range(first, last + 1)
+    ]
 
 
 def entry_of(key: bytes) -> tuple[LogId, int]:

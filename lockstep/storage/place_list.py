@@ -29,8 +29,8 @@ class PlaceList:
         self.count = 0
         #: Table -> token -> the id, or several.
         self._by_table: dict[int, dict[int, int | list[int]]] = {}
-        #: Those that are not filed yet.
-        self._fresh: list[tuple[LogId, int, Place]] = []
+        #: Those that are not filed yet: the id, the table and the token of each in turn.
+        self._fresh: list[int] = []
         self._numbers: dict[LogId, int] = {}
         self._logs: list[LogId] = []
 
@@ -43,15 +43,17 @@ class PlaceList:
         return number << _OFFSET_BITS
 
     def add(self, log: LogId, offset: int, place: Place) -> None:
-        self._fresh.append((log, offset, place))
+        number = self._numbers.get(log)
+        base = number << _OFFSET_BITS if number is not None else self._base(log)
+        self._fresh += (base + offset, *place)
         self.count += 1
 
     def _file(self) -> None:
         if not self._fresh:
             return
         fresh, self._fresh = self._fresh, []
-        for log, offset, (table, token) in fresh:
-            _put(self._by_table.setdefault(table, {}), token, self._base(log) + offset)
+        for id_, table, token in _threes(fresh):
+            _put(self._by_table.setdefault(table, {}), token, id_)
 
     def add_run(self, log: LogId, offsets: Sequence[int], table: int, tokens: Sequence[int]) -> None:
         """As `add` of each of the offsets, which ascend."""
@@ -72,7 +74,10 @@ class PlaceList:
     def _at(self, place: Place) -> Iterator[tuple[LogId, int]]:
         found = self._by_table.get(place[0], {}).get(place[1], [])
         for id_ in found if isinstance(found, list) else (found,):
-            yield self._logs[id_ >> _OFFSET_BITS], id_ & _OFFSETS
+            yield self._id_of(id_)
+
+    def _id_of(self, id_: int) -> tuple[LogId, int]:
+        return self._logs[id_ >> _OFFSET_BITS], id_ & _OFFSETS
 
     def items(self) -> Iterator[tuple[tuple[LogId, int], Place]]:
         """(log, offset) and place of each id."""
@@ -80,16 +85,12 @@ class PlaceList:
             for token in by_token:
                 for id_ in self._at((table, token)):
                     yield id_, (table, token)
-        for log, offset, place in self._fresh:
-            yield (log, offset), place
+        for number, table, token in _threes(self._fresh):
+            yield self._id_of(number), (table, token)
 
     def only(self, wanted: Held) -> PlaceList:
         """The same list with no other ids than these."""
         found, by_log = PlaceList(), wanted.by_log()
-        if not self._by_table:
-            found._fresh = [one for one in self._fresh if by_log.get(one[0], EMPTY).contains(one[1])]
-            found.count = len(found._fresh)
-            return found
         for (log, offset), place in self.items():
             if by_log.get(log, EMPTY).contains(offset):
                 found.add(log, offset, place)
@@ -98,6 +99,11 @@ class PlaceList:
     def validate(self) -> None:
         listed = [id_ for id_, _ in self.items()]
         assert len(listed) == len(set(listed)) == self.count, "ids that are listed are miscounted"
+
+
+def _threes(fresh: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    assert len(fresh) % 3 == 0, "each id has a place"
+    return zip(fresh[::3], fresh[1::3], fresh[2::3], strict=True)
 
 
 def _put(by_token: dict[int, int | list[int]], token: int, id_: int) -> None:

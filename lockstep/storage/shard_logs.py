@@ -38,12 +38,15 @@ class ShardLogs:
     __slots__ = (
         "_apart",
         "_captured",
+        "_grown",
         "_held",
+        "_let_go",
         "_listing",
+        "_now_held",
+        "_now_open",
         "_over",
         "_places",
         "_reconciled",
-        "_told",
         "is_listed",
         "left",
         "own",
@@ -57,12 +60,16 @@ class ShardLogs:
         self.own = 0
         self.taking: Taking | None = None
         self._held: dict[LogId, IntervalSet] = {}
+        #: The last offset of logs that have grown at their ends by more than `_held` says.
+        self._grown: dict[LogId, int] = {}
         self._reconciled: dict[LogId, IntervalSet] = {}
         self._apart: dict[LogId, IntervalSet] = {}
-        #: `held`, `reconciled`, `apart` and `open`, while nothing changes.
-        self._told: tuple[Held, Held, Held, Held] | None = None
-        #: `listed` as it is while `_told` is this.
-        self._listing: tuple[tuple[Held, ...], tuple[Held, Held, bytes]] | None = None
+        #: `held` and `open` while nothing comes; `reconciled` and `apart` while nothing is let go of.
+        self._now_held: Held | None = None
+        self._now_open: Held | None = None
+        self._let_go: tuple[Held, Held] | None = None
+        #: `listed` as it is while `held` and `_let_go` are these.
+        self._listing: tuple[Held, tuple[Held, Held], tuple[Held, Held, bytes]] | None = None
         #: Logs that are over, with their digest.
         self._over: tuple[Held, bytes] = NOTHING, b""
         #: Open ids by partition, and how many they are; the list is of ids that are open, or were.
@@ -71,41 +78,59 @@ class ShardLogs:
         self._captured = PlaceList()
         self.is_listed = True
 
-    def _all(self) -> tuple[Held, Held, Held, Held]:
-        if self._told is None:
-            held, reconciled, apart = held_of(self._held), held_of(self._reconciled), held_of(self._apart)
-            self._told = held, reconciled, apart, held.difference(reconciled).difference(apart)
-        return self._told
-
     @property
     def held(self) -> Held:
-        return self._all()[0]
+        held = self._now_held
+        if held is None:
+            self._settle_ends()
+            held = self._now_held = held_of(self._held)
+        return held
 
     @property
     def reconciled(self) -> Held:
-        return self._all()[1]
+        return self._gone()[0]
 
     @property
     def apart(self) -> Held:
-        return self._all()[2]
+        return self._gone()[1]
 
     @property
     def open(self) -> Held:
         """What there are entries of."""
-        return self._all()[3]
+        found = self._now_open
+        if found is None:
+            reconciled, apart = self._gone()
+            found = self._now_open = self.held.difference(reconciled).difference(apart)
+        return found
+
+    def _gone(self) -> tuple[Held, Held]:
+        """What is reconciled, and what is apart."""
+        if self._let_go is None:
+            self._let_go = held_of(self._reconciled), held_of(self._apart)
+        return self._let_go
+
+    def _changed(self) -> None:
+        """Something is let go of, or comes back: nothing that was told holds."""
+        self._now_held = self._now_open = self._let_go = None
 
     @property
     def listed(self) -> tuple[Held, Held, bytes]:
         """What is held, and what is reconciled, of logs that are not over; and a digest of those that are."""
-        now = self._all()
-        if self._listing is None or self._listing[0] is not now:
-            listed, over = parted(now[0], now[1])
+        held, gone = self.held, self._gone()
+        if self._listing is None or self._listing[0] is not held or self._listing[1] is not gone:
+            listed, over = parted(held, gone[0])
             if self._over[0] != over:
                 self._over = over, digest(over) if over else b""
-            self._listing = now, (listed, now[1].difference(over), self._over[1])
-        return self._listing[1]
+            self._listing = held, gone, (listed, gone[0].difference(over), self._over[1])
+        return self._listing[2]
 
     def contains(self, log: LogId, offset: int) -> bool:
+        last = self._grown.get(log)
+        if last is not None:
+            # Of logs without gaps it is the next one that comes, or the last one that came.
+            if offset >= last:
+                return offset == last
+            self._settle_ends()
         return self._held.get(log, EMPTY).contains(offset)
 
     def is_let_go(self, log: LogId, offset: int) -> bool:
@@ -113,7 +138,19 @@ class ShardLogs:
         return any(runs.contains(offset) for runs in self.runs_of(log))
 
     def end(self, log: LogId) -> int:
-        return self._held.get(log, EMPTY).end
+        last = self._grown.get(log)
+        return last + 1 if last is not None else self._held.get(log, EMPTY).end
+
+    def _settle_ends(self) -> None:
+        """Have `_held` say all that is held."""
+        grown = self._grown
+        if not grown:
+            return
+        self._grown = {}
+        for log, last in grown.items():
+            before = self._held.get(log, EMPTY)
+            assert before.end <= last, "it has grown at its end"
+            self._held[log] = before.union(IntervalSet((before.end, last)))
 
     def runs_of(self, log: LogId) -> tuple[IntervalSet, IntervalSet]:
         """What is reconciled of a log, and what is apart."""
@@ -126,10 +163,15 @@ class ShardLogs:
     def add(self, log: LogId, offset: int, place: Place, captured: Place | None = None) -> int:
         """Hold an id that was not held; how often it is listed. `captured`: the partition of a log of changes
         that it adds to."""
-        before = self._held.get(log, EMPTY)
-        after = self._held[log] = before.add(offset)
-        assert after is not before, "an id is held once"
-        self._told = None
+        last = self._grown.get(log)
+        if offset == (last + 1 if last is not None else self._held.get(log, EMPTY).end):
+            self._grown[log] = offset
+        else:
+            self._settle_ends()
+            before = self._held.get(log, EMPTY)
+            after = self._held[log] = before.add(offset)
+            assert after is not before, "an id is held once"
+        self._now_held = self._now_open = None
         if not self.is_listed:
             return 0
         self._places.add(log, offset, place)
@@ -141,8 +183,9 @@ class ShardLogs:
     def add_run(self, log: LogId, offsets: Sequence[int], table: int, tokens: Sequence[int]) -> int:
         """As `add` of each of the offsets, which ascend, with their tokens; how many were listed."""
         assert offsets, "a run has offsets"
+        self._settle_ends()
         self._held[log] = self._held.get(log, EMPTY).union(run_of(offsets))
-        self._told = None
+        self._now_held = self._now_open = None
         if not self.is_listed:
             return 0
         self._places.add_run(log, offsets, table, tokens)
@@ -158,25 +201,28 @@ class ShardLogs:
 
     def settle(self, log: LogId, offsets: IntervalSet) -> None:
         """These are reconciled."""
+        self._settle_ends()
         self._held[log] = self._held.get(log, EMPTY).union(offsets)
         self._reconciled[log] = self._reconciled.get(log, EMPTY).union(offsets)
         if log in self._apart:
             self._apart[log] = self._apart[log].difference(offsets)
-        self._told = None
+        self._changed()
 
     def set_apart(self, log: LogId, offsets: IntervalSet) -> None:
         """These are apart, whatever was known of them."""
+        self._settle_ends()
         self._held[log] = self._held.get(log, EMPTY).union(offsets)
         self._apart[log] = self._apart.get(log, EMPTY).union(offsets)
         if log in self._reconciled:
             self._reconciled[log] = self._reconciled[log].difference(offsets)
-        self._told = None
+        self._changed()
 
     def release(self, log: LogId, offsets: IntervalSet) -> None:
         """These were apart, and are not held any more."""
+        self._settle_ends()
         self._held[log] = self._held.get(log, EMPTY).difference(offsets)
         self._apart[log] = self._apart.get(log, EMPTY).difference(offsets)
-        self._told = None
+        self._changed()
 
     @property
     def listed_count(self) -> int:
@@ -217,7 +263,7 @@ class ShardLogs:
         return held_of({log: of(offsets) for log, offsets in found.items()}).intersection(self.open)
 
     def validate(self) -> None:
-        held, reconciled, apart, opened = self._all()
+        held, (reconciled, apart), opened = self.held, self._gone(), self.open
         held.validate()
         assert held.covers(reconciled) and held.covers(apart), "what is reconciled, or apart, is held"
         assert not reconciled.intersection(apart), "what is reconciled is not apart"

@@ -66,10 +66,14 @@ def whole_of(part: MutationId) -> MutationId:
     return MutationId(part.node, part.start & ~_BESIDE, part.offset, part.given_us)
 
 
+#: The node, its start and runs of offsets, of each log.
+_Logs = tuple[tuple[int, int, tuple[int, ...]], ...]
+
+
 class Held(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """`logs`: (node, start, runs of offsets) of each log."""
 
-    logs: tuple[tuple[int, int, tuple[int, ...]], ...] = ()
+    logs: _Logs = ()
 
     def __bool__(self) -> bool:
         return bool(self.logs)
@@ -126,14 +130,16 @@ class Held(msgspec.Struct, frozen=True, array_like=True, dict=True):
             return self
         if not self.logs or self.logs == other.logs:
             return NOTHING
+        if len(self.logs) == len(other.logs) and (left := _left(self.logs, other.logs)) is not None:
+            return Held(left) if left else NOTHING
         theirs, found = other._runs(), []
         for log in self.logs:
             node, start, runs = log
             there = theirs.get((node, start))
             if there is None:
                 found.append(log)
-            elif there != runs and (left := without(runs, there)):
-                found.append((node, start, left))
+            elif there != runs and (rest := without(runs, there)):
+                found.append((node, start, rest))
         return Held(tuple(found)) if found else NOTHING
 
     def _runs(self) -> dict[LogId, tuple[int, ...]]:
@@ -144,6 +150,19 @@ class Held(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
 
 NOTHING: Final = Held()
+
+
+def _left(mine: _Logs, theirs: _Logs) -> _Logs | None:
+    """What is in `mine` alone, of the same logs; None: they are others."""
+    assert len(mine) == len(theirs), "as many logs are compared"
+    found: list[tuple[int, int, tuple[int, ...]]] = []
+    for log, there in zip(mine, theirs, strict=True):
+        node, start, runs = log
+        if there[0] != node or there[1] != start:
+            return None
+        if runs != there[2] and (rest := without(runs, there[2])):
+            found.append((node, start, rest))
+    return tuple(found)
 
 
 def held_of(found: Mapping[LogId, IntervalSet]) -> Held:

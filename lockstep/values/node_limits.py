@@ -364,6 +364,12 @@ JOURNAL_PULLS_MAX: Final = 64
 RECONCILE_INTERVAL_MS: Final = 1000
 #: A replica that said something within so many rounds is heard of in the next one too.
 RECONCILE_HEARD_ROUNDS: Final = 3
+#: A replica that is to ask, and has not asked for so many rounds, is asked: more than one, for rounds of two
+#: nodes are not in step; less than two, so that a question that is lost delays no mutation by more.
+RECONCILE_UNASKED_ROUNDS: Final = 1.5
+#: So many rounds apart each replica asks each other one: what was told in answers of one round is of a known
+#: moment, and what may be purged follows that.
+RECONCILE_MUTUAL_EVERY: Final = 5
 #: So many rounds apart all ranges are asked about, for what they hold may be purged.
 RECONCILE_ALL_EVERY: Final = 60
 #: For so long after somebody looked on what is reconciled of a table, ranges of it that nobody writes to are

@@ -1,6 +1,7 @@
 """Replicas of tracked ranges tell each other what they hold, and get what they lack.
 
-A round asks each replica of the ranges that are not all reconciled. Invariant: what a replica tells is
+A round asks replicas of the ranges that are not all reconciled; of two of them one asks the other, which is
+told as much by the question as by the answer it gives. Invariant: what a replica tells is
 durable there, so what everybody told is lost by nobody, and its entries may go. Tombstones of a range are
 purged up to a moment only once everything that anybody held at that moment is reconciled: nothing older comes
 after them. While a replica is away for long, what all others told goes to a cohort: it is kept apart, without
@@ -10,9 +11,8 @@ entries, and is not reconciled.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 
 import msgspec
 
@@ -22,13 +22,15 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.node.context import NodeContext
 from lockstep.node.work.cohorts import CohortTaking
 from lockstep.placement.placements import PlacedRange
+from lockstep.replica.lags import Lag, Lagging, lags_of
+from lockstep.replica.shard_roles import RolesOfShards, ShardRoles
 from lockstep.replica.tracked import TrackedReplica, group_of, placed_at, take_from_others
 from lockstep.schema.model import Table
 from lockstep.schema.tracking import is_tracked, tracked_groups
 from lockstep.storage.journal import Journal
 from lockstep.storage.shard_logs import Shard
 from lockstep.storage.witnessing import has_room, witnessed_count
-from lockstep.topology.roles import keepers
+from lockstep.tracking.asking import Asking
 from lockstep.tracking.cohorts import are_enough
 from lockstep.tracking.held import NOTHING, Held, all_of
 from lockstep.tracking.moments import Moments
@@ -40,8 +42,8 @@ from lockstep.values.node_limits import (
     RECONCILE_FOLLOWED_S,
     RECONCILE_HEARD_ROUNDS,
     RECONCILE_INTERVAL_MS,
+    RECONCILE_MUTUAL_EVERY,
     RECONCILE_PURGE_MARGIN_S,
-    RECONCILE_RATE_ROUNDS,
     RECONCILE_SHARDS_A_MESSAGE,
     RECONCILE_SHARDS_A_TURN,
 )
@@ -74,43 +76,6 @@ class Compared(msgspec.Struct, frozen=True, array_like=True):
     told: tuple[Told, ...]
 
 
-class Lag(msgspec.Struct, frozen=True):
-    """What one replica of a range is not known to hold of what this node holds, or this node of that."""
-
-    shard: Shard
-    node: int
-    lacks: int
-    is_lacked: int
-    heard: bool
-    #: When the oldest mutation that it lacks was written, where that was asked for.
-    oldest_us: int | None = None
-    #: Whether that replica has the range in its tables; else it is a witness.
-    keeps: bool = True
-
-
-class _Lagging:
-    """Since when a node lacks what was written before, and what that is."""
-
-    def __init__(self) -> None:
-        self.since_s: dict[int, float] = {}
-        self._lacking: dict[tuple[int, Shard], Held] = {}
-
-    def note(self, lagging: Mapping[tuple[int, Shard], Held], now_s: float) -> None:
-        """What each node lacks now, of each range of which it lacks something."""
-        nodes = {node for node, _ in lagging}
-        for node in sorted(nodes | self.since_s.keys()):
-            old = [key for key in self._lacking if key[0] == node]
-            still = [key for key in old if key in lagging and lagging[key].intersection(self._lacking[key])]
-            if still and node in self.since_s:
-                continue
-            for key in old:
-                del self._lacking[key]
-            self.since_s.pop(node, None)
-            if node in nodes:
-                self.since_s[node] = now_s
-                self._lacking.update({key: lacking for key, lacking in lagging.items() if key[0] == node})
-
-
 class Reconciler:
     """`is_paused`: nothing is asked or pulled; others are answered."""
 
@@ -141,11 +106,13 @@ class Reconciler:
         #: Mutations that went to a cohort.
         self.set_apart = 0
         self.moments = Moments()
+        self._asking = Asking()
+        self._roles = RolesOfShards()
+        #: Nodes that asked, from which this one gets what it lacked then.
+        self._fetching: set[int] = set()
         #: When the replicas of a range changed last, as far as this was taken up.
         self._since: dict[Shard, int] = {}
-        #: (moment, mutations that it lacked) of the last rounds, by node.
-        self._lacked: dict[int, deque[tuple[float, int]]] = {}
-        self._lagging = _Lagging()
+        self._lagging = Lagging()
         #: Tables that are tracked no more, with the placement group of each; and the round in which something
         #: of such a group was open last.
         self._ended: dict[int, int] = {}
@@ -186,23 +153,43 @@ class Reconciler:
         began_us = self._runtime.clock.wall_us()
         own = {shard: self.journal.held(shard) for shard in shards}
         await self.journal.synced()
-        by_node: dict[int, list[Told]] = {}
-        for shard in shards:
-            for node in self._others(cluster, shard):
-                by_node.setdefault(node, []).append(self._told_of(cluster, shard, own[shard]))
-        fresh: dict[Shard, set[int]] = {shard: set() for shard in shards}
-        await asyncio.gather(*(self._compare(node, told, fresh) for node, told in by_node.items()))
+        by_node, spared = self._questions(cluster, own)
+        answered: dict[Shard, set[int]] = {shard: set() for shard in shards}
+        await asyncio.gather(*(self._compare(node, told, answered) for node, told in by_node.items()))
+        heard = {shard: answered[shard] | spared[shard] for shard in shards}
         for number, shard in enumerate(shards):
             if number and number % RECONCILE_SHARDS_A_TURN == 0:
                 await asyncio.sleep(0)
             now = self._context.cluster()
-            if placed_at(now, shard) == placed_at(cluster, shard):
-                self._settle(cluster, shard, own[shard], fresh[shard], began_us)
-                self._part(cluster, shard, own[shard], fresh[shard])
-        self.cohorts.offers = self._offers(self._context.cluster(), fresh)
+            if now is cluster or placed_at(now, shard) == placed_at(cluster, shard):
+                self._settle(cluster, shard, own[shard], answered[shard], began_us)
+                self._part(cluster, shard, own[shard], heard[shard])
+        self.cohorts.offers = self._offers(self._context.cluster(), heard)
+
+    def _questions(
+        self, cluster: ClusterMetadata, own: Mapping[Shard, Held]
+    ) -> tuple[dict[int, list[Told]], dict[Shard, set[int]]]:
+        """What each of the others is told, and asked, in a round; and of each range who has just asked this
+        node and need not be asked."""
+        now_s, own_id = self._runtime.clock.monotonic_s(), self._context.own_id()
+        is_mutual = self.rounds % RECONCILE_MUTUAL_EVERY == 0
+        followed = self.moments.followed(now_s)
+        by_node: dict[int, list[Told]] = {}
+        spared: dict[Shard, set[int]] = {}
+        for shard, held in own.items():
+            asks_all = is_mutual or shard[0] in followed
+            told, known = None, self._told.get(shard, {})
+            spared[shard] = set()
+            for node in self._others(cluster, shard):
+                if not asks_all and node in known and self._asking.spares(own_id, node, shard, now_s):
+                    spared[shard].add(node)
+                    continue
+                told = told or self._told_of(cluster, shard, held)
+                by_node.setdefault(node, []).append(told)
+        return by_node, spared
 
     def _told_of(self, cluster: ClusterMetadata, shard: Shard, held: Held) -> Told:
-        placed = placed_at(cluster, shard)
+        placed = self._roles_of(cluster, shard).placed
         assert placed is not None, "a range that others hold is one"
         apart, taking = self.journal.apart(shard), self.journal.taking(shard)
         opened = held.difference(self.journal.reconciled(shard))
@@ -214,7 +201,7 @@ class Reconciler:
 
     def _hear(self, cluster: ClusterMetadata, node: int, told: Told) -> bool:
         """Keep what a replica told of a range; False when one of both has not heard of its last change."""
-        placed = placed_at(cluster, told.shard)
+        placed = self._roles_of(cluster, told.shard).placed
         if placed is None or not _is_same(placed, told):
             self._runtime.probes.reach("reconcile.other_range")
             return False
@@ -232,10 +219,8 @@ class Reconciler:
         """Whether the next round lets go of what all replicas hold, for all of them tell it."""
         since_s = self._runtime.clock.monotonic_s() - RECONCILE_HEARD_ROUNDS * RECONCILE_INTERVAL_MS / 1000
         told = self._told[shard]
-        return all(
-            node in told and self._heard_s.get(node, 0.0) > since_s
-            for node in _keepers(self._context, shard)[0]
-        )
+        keeping = self._roles_of(self._context.cluster(), shard).keeping
+        return all(node in told and self._heard_s.get(node, 0.0) > since_s for node in keeping)
 
     async def _heard(self, node: int, told: Sequence[Told]) -> list[Told]:
         """What was kept of what a replica told; requests have turns meanwhile."""
@@ -265,13 +250,16 @@ class Reconciler:
         told = self._told.get(shard, {})
         return any(told.get(node) != held for node in self._others(cluster, shard))
 
-    def _others(self, cluster: ClusterMetadata, shard: Shard) -> list[int]:
-        group, own = group_of(cluster, shard), self._context.own_id()
-        return [node for node in group.writes if node != own] if group is not None else []
+    def _roles_of(self, cluster: ClusterMetadata, shard: Shard) -> ShardRoles:
+        return self._roles.of(cluster, self._context.own_id(), shard)
+
+    def _others(self, cluster: ClusterMetadata, shard: Shard) -> Sequence[int]:
+        return self._roles_of(cluster, shard).others
 
     async def _compare(self, node: int, told: Sequence[Told], fresh: dict[Shard, set[int]]) -> None:
         info = self._context.cluster().node(NodeId(node))
         if info is None or not self._context.alive(node):
+            self._asking.is_silent(node)
             return
         address = (info.address, info.internode_port)
         timeout_ms = self._context.configuration.timeouts.write_ms
@@ -283,14 +271,19 @@ class Reconciler:
                 )
             except LockstepError:
                 self._runtime.probes.reach("reconcile.unheard")
+                self._asking.is_silent(node)
                 return
             self._heard_s[node] = self._runtime.clock.monotonic_s()
             heard = await self._heard(node, compared.told)
             for one in heard:
                 if one.shard in fresh:
                     fresh[one.shard].add(node)
-            for one in heard:
-                await self._pull(one.shard, one.held, address, timeout_ms)
+            await self._pull_each(heard, address, timeout_ms)
+        self._asking.has_answered(node)
+
+    async def _pull_each(self, heard: Sequence[Told], address: Address, timeout_ms: float) -> None:
+        for one in heard:
+            await self._pull(one.shard, one.held, address, timeout_ms)
 
     async def _pull(self, shard: Shard, held: Held, address: Address, timeout_ms: float) -> None:
         pulling = self._pulling.get(shard, NOTHING)
@@ -313,13 +306,13 @@ class Reconciler:
         others, told = self._others(cluster, shard), self._told.get(shard, {})
         taking = self.journal.taking(shard)
         is_joined = taking is not None and taking.is_joined
-        keeping, is_keeper = _keepers(self._context, shard)
-        if is_joined or group_of(cluster, shard) is None or not all(node in told for node in keeping):
+        roles = self._roles_of(self._context.cluster(), shard)
+        if is_joined or roles.placed is None or not all(node in told for node in roles.keeping):
             return
-        held = [*(told[node] for node in keeping), *((own,) if is_keeper else ())]
+        held = [*(told[node] for node in roles.keeping), *((own,) if roles.is_keeper else ())]
         everywhere = reduce(Held.intersection, held)
         self.reconciled += self.journal.reconcile(shard, everywhere)
-        if not is_keeper:
+        if not roles.is_keeper:
             self.journal.adopt(shard, everywhere)
         # What a witness told may be void since.
         if not fresh.intersection(told).issuperset(others):
@@ -332,8 +325,10 @@ class Reconciler:
     def _part(self, cluster: ClusterMetadata, shard: Shard, own: Held, fresh: set[int]) -> None:
         """Keep apart what all replicas but those that are away hold, if enough are there that each read at a
         quorum asks one of them."""
-        group, others = group_of(cluster, shard), self._others(cluster, shard)
-        own_id = self._context.own_id()
+        others = self._others(cluster, shard)
+        if fresh.issuperset(others):
+            return
+        group, own_id = group_of(cluster, shard), self._context.own_id()
         if group is None or own_id not in group.reads or not self._tracked.is_filled():
             return
         if cluster.placements.ring(shard[0]).replication.has_witnesses:
@@ -361,18 +356,20 @@ class Reconciler:
         since_s = self._heard_s.setdefault(node, now_s)
         return now_s - since_s >= self.cohort_after_s and not self._context.alive(node)
 
-    def _offers(self, cluster: ClusterMetadata, fresh: Mapping[Shard, set[int]]) -> dict[Shard, int]:
+    def _offers(self, cluster: ClusterMetadata, told: Mapping[Shard, set[int]]) -> dict[Shard, int]:
         """Ranges of which this node lacks what others have no entries of, or has begun to get that; each with
         a replica that has just told what it holds."""
         found: dict[Shard, int] = {}
-        for shard, heard in fresh.items():
-            group, taking = group_of(cluster, shard), self.journal.taking(shard)
+        for shard, heard in told.items():
+            taking, apart = self.journal.taking(shard), self._apart.get(shard, {})
+            if taking is None and not any(apart.values()):
+                continue
+            group, held = group_of(cluster, shard), self.journal.held(shard)
             if group is None or self._context.own_id() not in group.reads:
                 continue
-            held, apart = self.journal.held(shard), self._apart.get(shard, {})
             wanted = [
                 node
-                for node in sorted(heard & set(group.reads) & set(_keepers(self._context, shard)[0]))
+                for node in sorted(heard & set(group.reads) & set(self._roles_of(cluster, shard).keeping))
                 if (taking and node in taking.sources)
                 or (node in self._asked and not held.covers(apart.get(node, NOTHING)))
             ]
@@ -431,6 +428,7 @@ class Reconciler:
             else:
                 told = {node: held for node, held in told.items() if node in placed.group.writes}
             self.moments.forget(shard)
+            self._asking.forget(shard)
             for known in (self._told, self._since, self._apart):
                 known.pop(shard, None)
             if told and placed is not None:
@@ -441,6 +439,7 @@ class Reconciler:
         self._voids += 1
         self._told.get(shard, {}).pop(node, None)
         self._apart.get(shard, {}).pop(node, None)
+        self._asking.forget(shard)
         self.moments.void(shard)
 
     # -- others -----------------------------------------------------------------------------------
@@ -449,14 +448,31 @@ class Reconciler:
         if request.epoch > self._context.cluster().epoch:
             await self._context.catch_up.reach(request.epoch, peer.endpoint)
         heard = await self._heard(peer.node_id, request.told)
-        self._heard_s[peer.node_id] = self._runtime.clock.monotonic_s()
+        now_s = self._heard_s[peer.node_id] = self._runtime.clock.monotonic_s()
         self._asked.add(peer.node_id)
         cluster, journal = self._context.cluster(), self.journal
         # In one step with the ranges as they are now.
         same = [one.shard for one in heard if _is_same(placed_at(cluster, one.shard), one)]
         own = [self._told_of(cluster, shard, journal.held(shard)) for shard in same]
+        for shard in same:
+            self._asking.was_asked(peer.node_id, shard, now_s)
         await journal.synced()
+        self._begin_fetching(peer, heard)
         return Compared(cluster.epoch, tuple(own))
+
+    def _begin_fetching(self, peer: PeerInfo, heard: Sequence[Told]) -> None:
+        """Get what this node lacks of what it was told as it was asked; once at a time of each node."""
+        lacking = [one for one in heard if not self.journal.held(one.shard).covers(one.held)]
+        if lacking and not self.is_paused and peer.node_id not in self._fetching:
+            self._fetching.add(peer.node_id)
+            self._runtime.tasks.spawn(self._fetch(peer, lacking), "reconcile-fetch")
+
+    async def _fetch(self, peer: PeerInfo, lacking: Sequence[Told]) -> None:
+        try:
+            timeout_ms = self._context.configuration.timeouts.write_ms
+            await self._pull_each(lacking, peer.endpoint, timeout_ms)
+        finally:
+            self._fetching.discard(peer.node_id)
 
     # -- looking ----------------------------------------------------------------------------------
 
@@ -493,21 +509,15 @@ class Reconciler:
 
     def left_s(self, node: int) -> int | None:
         """When a replica will have all that this node holds, as it went lately; None: nothing says so."""
-        return _left_s(self._lacked.get(node, ()))
+        return self._lagging.left_s(node)
 
     def _note_lags(self) -> None:
-        """Note how much each node lacks, and whether it has got what it lacked when that was noted first."""
-        now_s = self._runtime.clock.monotonic_s()
-        lagging, lacks = _lacking_now(self._context, self.journal)
-        for node in [node for node in self._lacked if node not in lacks]:
-            del self._lacked[node]
-        for node, count in lacks.items():
-            self._lacked.setdefault(node, deque(maxlen=RECONCILE_RATE_ROUNDS)).append((now_s, count))
-        self._lagging.note(lagging, now_s)
+        now_s, cluster = self._runtime.clock.monotonic_s(), self._context.cluster()
+        self._lagging.note_now(partial(self._roles_of, cluster), self.journal, now_s)
 
-    def lags(self, *, with_ages: bool = False) -> list[Lag]:
+    def lags(self, *, with_ages: bool = False) -> Iterator[Lag]:
         """Of each range and other replica, in order; `with_ages` reads the oldest entry of each."""
-        return list(lags_of(self._context, self.journal, with_ages=with_ages))
+        return lags_of(partial(self._roles_of, self._context.cluster()), self.journal, with_ages=with_ages)
 
 
 def _own_shards(context: NodeContext, groups: Iterable[int]) -> set[Shard]:
@@ -515,58 +525,6 @@ def _own_shards(context: NodeContext, groups: Iterable[int]) -> set[Shard]:
     rings, own = context.cluster().placements.by_id, context.own_id()
     ranges = [(group, placed) for group in groups if group in rings for placed in rings[group].ranges]
     return {(group, placed.range.right) for group, placed in ranges if own in placed.group.writes}
-
-
-def _others(context: NodeContext, shard: Shard) -> list[int]:
-    """The other replicas of a range."""
-    group, own = group_of(context.cluster(), shard), context.own_id()
-    return [node for node in group.writes if node != own] if group is not None else []
-
-
-def lags_of(context: NodeContext, journal: Journal, *, with_ages: bool = False) -> Iterator[Lag]:
-    """Of each range and other replica, in order, one by one."""
-    for shard in sorted({*journal.shards, *journal.told}):
-        held, told = journal.held(shard), journal.told.get(shard, {})
-        keeping, _ = _keepers(context, shard)
-        for node in _others(context, shard):
-            lacking = _lacking(journal, shard, told.get(node), keeps=node in keeping)
-            lacked = told.get(node, NOTHING).difference(held).count
-            oldest_us = journal.oldest_us(shard, lacking) if with_ages and lacking else None
-            yield Lag(shard, node, lacking.count, lacked, node in told, oldest_us, node in keeping)
-
-
-def _lacking_now(
-    context: NodeContext, journal: Journal
-) -> tuple[dict[tuple[int, Shard], Held], dict[int, int]]:
-    """What each node lacks of each range of which it lacks something, and how much each one lacks."""
-    lagging: dict[tuple[int, Shard], Held] = {}
-    lacks: dict[int, int] = {}
-    for shard in journal.shards:
-        told, (keeping, _) = journal.told.get(shard, {}), _keepers(context, shard)
-        for node in _others(context, shard):
-            lacking = _lacking(journal, shard, told.get(node), keeps=node in keeping)
-            lacks[node] = lacks.get(node, 0) + lacking.count
-            if lacking:
-                lagging[node, shard] = lacking
-    return lagging, lacks
-
-
-def _keepers(context: NodeContext, shard: Shard) -> tuple[list[int], bool]:
-    """The other replicas whose tables are to have what is let go of here, and whether this node's are: all
-    but witnesses."""
-    cluster, own = context.cluster(), context.own_id()
-    placed = placed_at(cluster, shard)
-    if placed is None:
-        return [], False
-    nodes = keepers(cluster, cluster.placements.ring(shard[0]), placed)
-    return [node for node in nodes if node != own], own in nodes
-
-
-def _lacking(journal: Journal, shard: Shard, told: Held | None, *, keeps: bool) -> Held:
-    """What another replica, which told that it holds so much, lacks of what is held here; a witness needs
-    nothing that is reconciled."""
-    held = journal.held(shard) if keeps else journal.held(shard).difference(journal.reconciled(shard))
-    return held.difference(told) if told is not None else held
 
 
 def _not_let_go(journal: Journal, cluster: ClusterMetadata) -> dict[int, int]:
@@ -583,13 +541,3 @@ def _not_let_go(journal: Journal, cluster: ClusterMetadata) -> dict[int, int]:
 def _is_same(placed: PlacedRange | None, told: Told) -> bool:
     """Whether a replica that told of a range knows it as it is here."""
     return placed is not None and (placed.range.left, placed.group.epoch) == (told.left, told.since)
-
-
-def _left_s(noted: Sequence[tuple[float, int]]) -> int | None:
-    """When nothing lacks any more, by moments and what lacked then."""
-    if len(noted) < 2:
-        return None
-    (then_s, before), (now_s, lacks) = noted[0], noted[-1]
-    if lacks >= before or now_s <= then_s:
-        return None
-    return int(lacks * (now_s - then_s) / (before - lacks))

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from lockstep.node.node import Node
-from lockstep.node.work.reconciling import lags_of
 from lockstep.replica.tracked import group_of
 from lockstep.sim.checkers.registers import has_quorum
 from lockstep.sim.checkers.violation import Violation
@@ -126,11 +125,7 @@ def has_open_ids(cluster: SimCluster) -> bool:
         for logs in node.data.reconciler.journal.shards.values():
             if logs.taking is not None or logs.open or logs.apart:
                 return True
-    return any(
-        lag.lacks or lag.is_lacked
-        for one in nodes
-        for lag in lags_of(one.context, one.data.reconciler.journal)
-    )
+    return any(lag.lacks or lag.is_lacked for one in nodes for lag in one.data.reconciler.lags())
 
 
 def check_reconciled(watch: Watch) -> int:

@@ -144,14 +144,12 @@ def _one_replica_not_awaited() -> _Context:
 
 def _gap_filled() -> _Context:
     """Who holds an offset is taken to hold all before it."""
-    original = ShardLogs._all
 
-    def everything(self: Any) -> tuple[Held, Held, Held, Held]:
-        _, reconciled, apart, _ = original(self)
-        held = held_of({log: of(range(runs.end)) for log, runs in self._held.items()})
-        return held, reconciled, apart, held.difference(reconciled).difference(apart)
+    def held(self: Any) -> Held:
+        self._settle_ends()
+        return held_of({log: of(range(runs.end)) for log, runs in self._held.items()})
 
-    return replaced((ShardLogs, "_all", everything))
+    return replaced((ShardLogs, "held", property(held)))
 
 
 def _shown_by_data() -> _Context:

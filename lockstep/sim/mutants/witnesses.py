@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 
 from lockstep.coordination import ballot_rounds
-from lockstep.node.work import reconciling as reconciling_module
 from lockstep.node.work.tracked_ranges import TrackedRanges
 from lockstep.node.work.worker import WorkService
 from lockstep.placement.tablets.map import TabletMap
 from lockstep.quorum import plans as plans_module
 from lockstep.quorum.plans import PlanBook
 from lockstep.replica import replica as replica_module
+from lockstep.replica import shard_roles as shard_roles_module
 from lockstep.replica.replica import ReplicaService
 from lockstep.sim.plant import Planted, replaced
 from lockstep.storage.engine import StorageEngine
@@ -33,7 +33,7 @@ def _let_go_of_early() -> _Context:
         found = keepers(cluster, ring, placed)
         return found[:1] if ring.replication.has_witnesses else found
 
-    return replaced((reconciling_module, "keepers", one))
+    return replaced((shard_roles_module, "keepers", one))
 
 
 def _shown_by_witnesses() -> _Context:
