@@ -242,6 +242,10 @@ class Journal:
     def held(self, shard: Shard) -> Held:
         return self.logs_of(shard).held
 
+    def covers(self, shard: Shard, ids: Held) -> bool:
+        """Whether all of these are held."""
+        return self.logs_of(shard).covers(ids)
+
     def reconciled(self, shard: Shard) -> Held:
         return self.logs_of(shard).reconciled
 
@@ -332,9 +336,7 @@ class Journal:
         logs, count = self.logs_of(shard), 0
         batch: list[Operation] = []
         for log, offsets in ids.intersection(logs.open).items():
-            left = offsets
-            while left:
-                some = left.first(JOURNAL_RECORDS_A_BATCH)
+            for some in offsets.parts(JOURNAL_RECORDS_A_BATCH):
                 gone = deletions(log, some)
                 if len(batch) + len(gone) > JOURNAL_RECORDS_A_BATCH:
                     self._engine.write_records(Family.JOURNAL, batch, is_due=True)
@@ -343,7 +345,6 @@ class Journal:
                 batch += gone
                 batch += changed_notes(shard, logs, log)
                 count += len(gone)
-                left = left.difference(some)
         if batch:
             # It makes room: also a full disk takes it.
             self._engine.write_records(Family.JOURNAL, batch, is_due=True)

@@ -133,6 +133,19 @@ class ShardLogs:
             self._settle_ends()
         return self._held.get(log, EMPTY).contains(offset)
 
+    def covers(self, ids: Held) -> bool:
+        """Whether all of these are held; asked of many ranges while ids come."""
+        for node, start, runs in ids.logs:
+            log = node, start
+            mine, last = self._held.get(log, EMPTY).runs, self._grown.get(log)
+            if len(mine) == 2 and mine[0] <= runs[0]:
+                # A log without gaps, as most are.
+                if runs[-1] > (mine[1] if last is None else last):
+                    return False
+            elif not self.held.covers(Held(((node, start, runs),))):
+                return False
+        return True
+
     def is_let_go(self, log: LogId, offset: int) -> bool:
         """Whether it is held, and has no entry."""
         return any(runs.contains(offset) for runs in self.runs_of(log))
@@ -202,11 +215,14 @@ class ShardLogs:
     def settle(self, log: LogId, offsets: IntervalSet) -> None:
         """These are reconciled."""
         self._settle_ends()
-        self._held[log] = self._held.get(log, EMPTY).union(offsets)
+        before = self._held.get(log, EMPTY)
+        after = before.union(offsets)
+        if after is not before:
+            self._held[log], self._now_held = after, None
         self._reconciled[log] = self._reconciled.get(log, EMPTY).union(offsets)
         if log in self._apart:
             self._apart[log] = self._apart[log].difference(offsets)
-        self._changed()
+        self._now_open = self._let_go = None
 
     def set_apart(self, log: LogId, offsets: IntervalSet) -> None:
         """These are apart, whatever was known of them."""

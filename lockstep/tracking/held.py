@@ -115,6 +115,8 @@ class Held(msgspec.Struct, frozen=True, array_like=True, dict=True):
     def intersection(self, other: Held) -> Held:
         if self.logs == other.logs:
             return self
+        if len(self.logs) == len(other.logs) and (both_of := _both(self.logs, other.logs)) is not None:
+            return Held(both_of)
         theirs, found = other._runs(), []
         for log in self.logs:
             node, start, runs = log
@@ -162,6 +164,21 @@ def _left(mine: _Logs, theirs: _Logs) -> _Logs | None:
             return None
         if runs != there[2] and (rest := without(runs, there[2])):
             found.append((node, start, rest))
+    return tuple(found)
+
+
+def _both(mine: _Logs, theirs: _Logs) -> _Logs | None:
+    """What is in both, of the same logs; None: they are others."""
+    assert len(mine) == len(theirs), "as many logs are compared"
+    found: list[tuple[int, int, tuple[int, ...]]] = []
+    for log, there in zip(mine, theirs, strict=True):
+        node, start, runs = log
+        if there[0] != node or there[1] != start:
+            return None
+        if runs == there[2]:
+            found.append(log)
+        elif both := common(runs, there[2]):
+            found.append((node, start, both))
     return tuple(found)
 
 

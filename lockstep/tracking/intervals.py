@@ -99,6 +99,17 @@ class IntervalSet(msgspec.Struct, frozen=True, array_like=True, gc=False):
         assert some.is_sound, "a beginning of a set is one"
         return some
 
+    def parts(self, count: int) -> Iterator[IntervalSet]:
+        """The set in parts of at most `count` offsets, ascending."""
+        assert count > 0, "a part has offsets"
+        left = self
+        while left.count > count:
+            some = left.first(count)
+            yield some
+            left = left.difference(some)
+        if left:
+            yield left
+
     def offsets(self, count: int) -> list[int]:
         """The first `count` offsets."""
         found: list[int] = []
@@ -119,6 +130,8 @@ EMPTY: Final = IntervalSet()
 
 def common(mine: Runs, theirs: Runs) -> Runs:
     """Runs of what is in both."""
+    if len(mine) == len(theirs) == 2 and mine[0] == theirs[0]:
+        return mine if mine[1] <= theirs[1] else theirs
     assert len(mine) % 2 == len(theirs) % 2 == 0, "a run has a first and a last offset"
     found: list[int] = []
     here = there = 0

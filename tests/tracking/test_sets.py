@@ -49,6 +49,9 @@ def test_sets_of_offsets_do_what_sets_do(left: set[int], right: set[int], one: i
     assert mine.contains(one) == (one in left)
     assert mine.end == max(left, default=-1) + 1
     assert mine.offsets(3) == sorted(left)[:3]
+    parts = list(mine.parts(one + 1))
+    assert [offset for part in parts for offset in part.offsets(1000)] == sorted(left)
+    assert all(0 < part.count <= one + 1 for part in parts)
 
 
 @given(LOGS, LOGS)

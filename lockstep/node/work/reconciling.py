@@ -211,7 +211,7 @@ class Reconciler:
         self._apart.setdefault(told.shard, {})[node] = told.apart
         self._since[told.shard] = told.since
         everywhere = told.held.difference(told.open)
-        if not (self._settles(told.shard) and self.journal.held(told.shard).covers(everywhere)):
+        if not (self._settles(told.shard) and self.journal.covers(told.shard, everywhere)):
             self._tracked.learn(told.shard, everywhere)
         return True
 
@@ -286,6 +286,8 @@ class Reconciler:
             await self._pull(one.shard, one.held, address, timeout_ms)
 
     async def _pull(self, shard: Shard, held: Held, address: Address, timeout_ms: float) -> None:
+        if self.journal.covers(shard, held):
+            return
         pulling = self._pulling.get(shard, NOTHING)
         lacking = held.difference(self.journal.held(shard)).difference(pulling)
         if not lacking or not has_room(self.journal, shard):
@@ -462,7 +464,7 @@ class Reconciler:
 
     def _begin_fetching(self, peer: PeerInfo, heard: Sequence[Told]) -> None:
         """Get what this node lacks of what it was told as it was asked; once at a time of each node."""
-        lacking = [one for one in heard if not self.journal.held(one.shard).covers(one.held)]
+        lacking = [one for one in heard if not self.journal.covers(one.shard, one.held)]
         if lacking and not self.is_paused and peer.node_id not in self._fetching:
             self._fetching.add(peer.node_id)
             self._runtime.tasks.spawn(self._fetch(peer, lacking), "reconcile-fetch")
