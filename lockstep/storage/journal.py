@@ -242,10 +242,6 @@ class Journal:
     def held(self, shard: Shard) -> Held:
         return self.logs_of(shard).held
 
-    def covers(self, shard: Shard, ids: Held) -> bool:
-        """Whether all of these are held."""
-        return self.logs_of(shard).covers(ids)
-
     def reconciled(self, shard: Shard) -> Held:
         return self.logs_of(shard).reconciled
 

@@ -17,19 +17,20 @@ from functools import partial, reduce
 import msgspec
 
 from lockstep.internode import verbs
-from lockstep.internode.handshake import Address, PeerInfo
+from lockstep.internode.handshake import PeerInfo
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.node.context import NodeContext
 from lockstep.node.work.cohorts import CohortTaking
 from lockstep.placement.placements import PlacedRange
 from lockstep.replica.lags import Lag, Lagging, lags_of
+from lockstep.replica.pulling import Pulling
 from lockstep.replica.shard_roles import RolesOfShards, ShardRoles
 from lockstep.replica.tracked import TrackedReplica, group_of, placed_at, take_from_others
 from lockstep.schema.model import Table
 from lockstep.schema.tracking import is_tracked, tracked_groups
 from lockstep.storage.journal import Journal
 from lockstep.storage.shard_logs import Shard
-from lockstep.storage.witnessing import has_room, witnessed_count
+from lockstep.storage.witnessing import witnessed_count
 from lockstep.tracking.asking import Asking
 from lockstep.tracking.cohorts import are_enough
 from lockstep.tracking.held import NOTHING, Held, all_of
@@ -92,10 +93,8 @@ class Reconciler:
         self.is_paused = False
         #: How often what was told was void.
         self._voids = 0
-        self.rounds = 0
-        self.reconciled = 0
-        #: What is on its way from one of the others, by range: nobody else is asked for it meanwhile.
-        self._pulling: dict[Shard, Held] = {}
+        self.rounds, self.reconciled = 0, 0
+        self._pulling = Pulling(context.runtime, tracked, lambda: context.configuration.timeouts.write_ms)
         #: What replicas told last, by range; and what of that they have no entries of.
         self._told = self.journal.told
         self._apart: dict[Shard, dict[int, Held]] = {}
@@ -106,10 +105,7 @@ class Reconciler:
         #: Mutations that went to a cohort.
         self.set_apart = 0
         self.moments = Moments()
-        self._asking = Asking()
-        self._roles = RolesOfShards()
-        #: Nodes that asked, from which this one gets what it lacked then.
-        self._fetching: set[int] = set()
+        self._asking, self._roles = Asking(), RolesOfShards()
         #: When the replicas of a range changed last, as far as this was taken up.
         self._since: dict[Shard, int] = {}
         self._lagging = Lagging()
@@ -147,13 +143,14 @@ class Reconciler:
         self.rounds += 1
         self._let_go(cluster)
         shards = list(self._asked_about(cluster))
-        self._note_lags()
+        now_s = self._runtime.clock.monotonic_s()
+        self._lagging.note_now(partial(self._roles_of, cluster), self.journal, now_s)
         if not shards:
             return
         began_us = self._runtime.clock.wall_us()
         own = {shard: self.journal.held(shard) for shard in shards}
         await self.journal.synced()
-        by_node, spared = self._questions(cluster, own)
+        by_node, spared = self._questions(cluster, own, now_s)
         answered: dict[Shard, set[int]] = {shard: set() for shard in shards}
         await asyncio.gather(*(self._compare(node, told, answered) for node, told in by_node.items()))
         heard = {shard: answered[shard] | spared[shard] for shard in shards}
@@ -167,13 +164,12 @@ class Reconciler:
         self.cohorts.offers = self._offers(self._context.cluster(), heard)
 
     def _questions(
-        self, cluster: ClusterMetadata, own: Mapping[Shard, Held]
+        self, cluster: ClusterMetadata, own: Mapping[Shard, Held], now_s: float
     ) -> tuple[dict[int, list[Told]], dict[Shard, set[int]]]:
         """What each of the others is told, and asked, in a round; and of each range who has just asked this
         node and need not be asked."""
-        now_s, own_id = self._runtime.clock.monotonic_s(), self._context.own_id()
+        own_id, followed = self._context.own_id(), self.moments.followed(now_s)
         is_mutual = self.rounds % RECONCILE_MUTUAL_EVERY == 0
-        followed = self.moments.followed(now_s)
         by_node: dict[int, list[Told]] = {}
         spared: dict[Shard, set[int]] = {}
         for shard, held in own.items():
@@ -211,7 +207,7 @@ class Reconciler:
         self._apart.setdefault(told.shard, {})[node] = told.apart
         self._since[told.shard] = told.since
         everywhere = told.held.difference(told.open)
-        if not (self._settles(told.shard) and self.journal.covers(told.shard, everywhere)):
+        if not (self._settles(told.shard) and self.journal.logs_of(told.shard).covers(everywhere)):
             self._tracked.learn(told.shard, everywhere)
         return True
 
@@ -224,8 +220,7 @@ class Reconciler:
 
     async def _heard(self, node: int, told: Sequence[Told]) -> list[Told]:
         """What was kept of what a replica told; requests have turns meanwhile."""
-        kept: list[Told] = []
-        voids = self._voids
+        kept, voids = list[Told](), self._voids
         for number, one in enumerate(told):
             if number and number % RECONCILE_SHARDS_A_TURN == 0:
                 await asyncio.sleep(0)
@@ -278,29 +273,8 @@ class Reconciler:
             for one in heard:
                 if one.shard in fresh:
                     fresh[one.shard].add(node)
-            await self._pull_each(heard, address, timeout_ms)
+            await self._pulling.each(_holdings(heard), address)
         self._asking.has_answered(node)
-
-    async def _pull_each(self, heard: Sequence[Told], address: Address, timeout_ms: float) -> None:
-        for one in heard:
-            await self._pull(one.shard, one.held, address, timeout_ms)
-
-    async def _pull(self, shard: Shard, held: Held, address: Address, timeout_ms: float) -> None:
-        if self.journal.covers(shard, held):
-            return
-        pulling = self._pulling.get(shard, NOTHING)
-        lacking = held.difference(self.journal.held(shard)).difference(pulling)
-        if not lacking or not has_room(self.journal, shard):
-            return
-        self._pulling[shard] = pulling.union(lacking)
-        try:
-            await self._tracked.pull(shard, lacking, address, timeout_ms)
-        except LockstepError:
-            self._runtime.probes.reach("reconcile.not_pulled")
-        finally:
-            left = self._pulling.pop(shard).difference(lacking)
-            if left:
-                self._pulling[shard] = left
 
     def _settle(
         self, cluster: ClusterMetadata, shard: Shard, own: Held, fresh: set[int], began_us: int
@@ -459,22 +433,9 @@ class Reconciler:
         for shard in same:
             self._asking.was_asked(peer.node_id, shard, now_s)
         await journal.synced()
-        self._begin_fetching(peer, heard)
+        if not self.is_paused:
+            self._pulling.begin(peer.node_id, _holdings(heard), peer.endpoint)
         return Compared(cluster.epoch, tuple(own))
-
-    def _begin_fetching(self, peer: PeerInfo, heard: Sequence[Told]) -> None:
-        """Get what this node lacks of what it was told as it was asked; once at a time of each node."""
-        lacking = [one for one in heard if not self.journal.covers(one.shard, one.held)]
-        if lacking and not self.is_paused and peer.node_id not in self._fetching:
-            self._fetching.add(peer.node_id)
-            self._runtime.tasks.spawn(self._fetch(peer, lacking), "reconcile-fetch")
-
-    async def _fetch(self, peer: PeerInfo, lacking: Sequence[Told]) -> None:
-        try:
-            timeout_ms = self._context.configuration.timeouts.write_ms
-            await self._pull_each(lacking, peer.endpoint, timeout_ms)
-        finally:
-            self._fetching.discard(peer.node_id)
 
     # -- looking ----------------------------------------------------------------------------------
 
@@ -513,10 +474,6 @@ class Reconciler:
         """When a replica will have all that this node holds, as it went lately; None: nothing says so."""
         return self._lagging.left_s(node)
 
-    def _note_lags(self) -> None:
-        now_s, cluster = self._runtime.clock.monotonic_s(), self._context.cluster()
-        self._lagging.note_now(partial(self._roles_of, cluster), self.journal, now_s)
-
     def lags(self, *, with_ages: bool = False) -> Iterator[Lag]:
         """Of each range and other replica, in order; `with_ages` reads the oldest entry of each."""
         return lags_of(partial(self._roles_of, self._context.cluster()), self.journal, with_ages=with_ages)
@@ -527,6 +484,10 @@ def _own_shards(context: NodeContext, groups: Iterable[int]) -> set[Shard]:
     rings, own = context.cluster().placements.by_id, context.own_id()
     ranges = [(group, placed) for group in groups if group in rings for placed in rings[group].ranges]
     return {(group, placed.range.right) for group, placed in ranges if own in placed.group.writes}
+
+
+def _holdings(told: Iterable[Told]) -> list[tuple[Shard, Held]]:
+    return [(one.shard, one.held) for one in told]
 
 
 def _not_let_go(journal: Journal, cluster: ClusterMetadata) -> dict[int, int]:
