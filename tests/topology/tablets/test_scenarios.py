@@ -32,16 +32,21 @@ from tests.topology.lone import World
 from tests.topology.tablets.test_migrations import FORWARD, until
 from tests.topology.tablets.worlds import begin, cluster, map_of, move, on_its_way
 
-LAST = 28
+LAST, LAST_TRACKED = 28, 30
 
 
-def test_every_scenario_has_a_test_of_its_number() -> None:
+@pytest.mark.parametrize(("is_tracked", "last"), [(False, LAST), (True, LAST_TRACKED)])
+def test_every_scenario_has_a_test_of_its_number(is_tracked: bool, last: int) -> None:
+    """Of tablets, and of tracked tables, whose modules say so or load into them."""
     found = set()
     for path in Path(__file__).parents[2].rglob("test_*.py"):
+        of_tracked = "tracked" in path.name or path.name == "test_loads.py"
+        if of_tracked is not is_tracked:
+            continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_scenario_"):
                 found.add(int(node.name.split("_")[2]))
-    assert found == set(range(1, LAST + 1))
+    assert found == set(range(1, last + 1))
 
 
 def test_scenario_02_a_join_goes_before_a_leave_which_is_paused_while_its_node_holds_tablets() -> None:
