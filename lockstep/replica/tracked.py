@@ -89,6 +89,14 @@ def range_for(cluster: ClusterMetadata, own: int, group: int, token: int) -> tup
     return placed.range, own in placed.group.writes
 
 
+def followed_at(cluster: ClusterMetadata, own: int, shard: Shard) -> int | None:
+    """What `apply` of the engine is handed with a mutation that another replica brings: None, nothing follows
+    from it here for views, while this node is being filled. It may lack newer values of the row, which
+    streams bring and nothing is derived from; those that it has the range from have derived."""
+    group = group_of(cluster, shard)
+    return 0 if group is not None and own in group.reads else None
+
+
 def keeps_data(cluster: ClusterMetadata, own: int, shard: Shard) -> bool:
     """Whether this node has the data of a range in its tables, for all that is known of the range."""
     ring = cluster.placements.by_id.get(shard[0])
@@ -243,7 +251,9 @@ class TrackedReplica:
         elif captured is None:
             mutation = without_log(mutation)
         if at[1]:
-            self.journal.take((group, at[0].right), entry.id, mutation, entry.table_id, entry.token)
+            shard = (group, at[0].right)
+            place, follows = (entry.table_id, entry.token), followed_at(cluster, own, shard)
+            self.journal.take(shard, entry.id, mutation, *place, first_epoch=follows)
             self.pulled += 1
 
     def _take_part(
@@ -263,7 +273,8 @@ class TrackedReplica:
             return
         is_known = mutation.table_id in cluster.schema.tables_by_id
         if is_known and at[1] and at[0].right != there[0].right:
-            self.journal.take((group, at[0].right), whole_of(part), mutation)
+            shard = (group, at[0].right)
+            self.journal.take(shard, whole_of(part), mutation, first_epoch=followed_at(cluster, own, shard))
         else:
             self.journal.take_captured(group, part, mutation)
         self.pulled += 1

@@ -77,7 +77,9 @@ def test_a_full_replica_is_killed_and_no_write_is_lost_though_one_of_three_has_n
         lost.wait_until_seen_down()
         load.run(sessions, AWAY_S)
         away = [kept(session) for session in sessions]
-        assert all(entries > witnessed > 0 for entries, witnessed in away), away
+        assert all(entries > 0 for entries, _ in away), away
+        # Where the tablets lie is chance: not each node is a witness of what the lost one has.
+        assert sum(entries for entries, _ in away) > sum(witnessed for _, witnessed in away) > 0, away
         for key in range(KEYS):
             load.check(sessions[key % len(sessions)], key)
         lost.start()

@@ -7,6 +7,7 @@ from typing import Any
 
 from lockstep.coordination import tracked_writes
 from lockstep.node.work.cohorts import CohortTaking
+from lockstep.replica import tracked
 from lockstep.sim.plant import Planted, replaced
 from lockstep.storage.journal import Journal
 from lockstep.storage.shard_logs import Shard
@@ -28,12 +29,7 @@ def _only_who_gives_derives() -> _Context:
 
 def _what_is_brought_is_not_derived_from() -> _Context:
     """A replica derives from what clients write, and not from what other replicas bring it."""
-    original = Journal.take
-
-    def take(self: Journal, *of: Any, first_epoch: int | None = None, **named: Any) -> None:
-        original(self, *of, **named, first_epoch=first_epoch)
-
-    return replaced((Journal, "take", take))
+    return replaced((tracked, "followed_at", lambda cluster, own, shard: None))
 
 
 def _write_not_kept() -> _Context:
@@ -75,12 +71,20 @@ def _cohort_rows_not_derived_from() -> _Context:
     return replaced((CohortTaking, "_store", store))
 
 
+def _filled_derives() -> _Context:
+    """A replica that is being filled derives from rows that it has in part."""
+    return replaced((tracked, "followed_at", lambda cluster, own, shard: 0))
+
+
 _SCENARIO = "tracked_views"
 TRACKED_VIEWS = (
     Planted("tracked_view_giver", "a row is at two keys of a view", _SCENARIO, _only_who_gives_derives),
     Planted(
         *("tracked_view_brought", "a row is at two keys of a view", _SCENARIO),
         _what_is_brought_is_not_derived_from,
+    ),
+    Planted(
+        *("tracked_view_filled", "a row is at two keys of a view", "tracked_view_tablets"), _filled_derives
     ),
 )
 #: Those that a test brings about.
