@@ -124,9 +124,11 @@ def test_a_causal_session_reads_at_one_what_it_wrote_through_another_node(cluste
 
     n1, _, n3 = cluster.nodes
     cluster.execute(
-        f"CREATE KEYSPACE seen WITH replication = {cluster.replication} AND replication_type='tracked'"
+        f"CREATE KEYSPACE IF NOT EXISTS seen WITH replication = {cluster.replication} "
+        "AND replication_type = 'tracked'"
     )
-    cluster.execute("CREATE TABLE seen.t (k int PRIMARY KEY, v int)")
+    cluster.execute("CREATE TABLE IF NOT EXISTS seen.t (k int PRIMARY KEY, v int)")
+    cluster.execute("TRUNCATE seen.t")
     session = cluster.connect("seen")
     try:
         hosts = {host.address: host for host in session.cluster.metadata.all_hosts()}
@@ -145,6 +147,7 @@ def test_a_causal_session_reads_at_one_what_it_wrote_through_another_node(cluste
         another.follow(following.token)
         assert another.execute(read, (9,), host=hosts[n3.address]).one() is not None
     finally:
+        cluster.heal()
         session.cluster.shutdown()
 
 
