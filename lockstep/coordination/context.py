@@ -57,12 +57,6 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
     #: The id that the mutation was given, of a tracked table.
     tracking: MutationId | None = None
 
-    def tracked(self, given: MutationId) -> Terms:
-        """The same of a mutation of a tracked table that has its id: nobody is left hints."""
-        return Terms(
-            *(self.name, self.verb, False, False, self.made_us, self.needs_columns, self.is_paired, given)
-        )
-
 
 CLIENT: Final = Terms()
 OWED: Final = Terms(is_owed=True, needs_columns=False)

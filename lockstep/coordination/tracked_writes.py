@@ -117,7 +117,7 @@ class TrackedWrites:
             causal = CAUSAL.get()
             if causal is not None:
                 causal.wrote(plan, given, known_everywhere(self._context, plan))
-            own = terms.tracked(given)
+            own = msgspec.structs.replace(terms, leaves_hints=False, is_owed=False, tracking=given)
             write = Write(
                 self._writes, Round(WRITE, plan), mutation, deadline_s, told, own, what, first_epoch
             )

@@ -51,6 +51,7 @@ from lockstep.storage.journal_records import (
     changed_notes,
     deletions,
     entry_key,
+    entry_value,
     shard_key,
     values_of,
 )
@@ -168,7 +169,7 @@ class Journal:
             self._store_parts(parts_of(self._range_at, shard, given, mutation), first_epoch)
             return
         logs = self.shards.get(shard)
-        if logs is not None and logs.contains((given.node, given.start), given.offset):
+        if logs is not None and logs.contains(given.log, given.offset):
             return
         if mutation is not None:
             table_id, token = mutation.table_id, mutation.token
@@ -189,8 +190,7 @@ class Journal:
         else:
             require_fitting(lacking[0].whole, max(len(body) for _, _, body in records))
             self._sequence = self._engine.write_records(Family.JOURNAL, records)
-        self._stored += len(records)
-        self._stored_bytes += sum(len(body) for _, _, body in records)
+        self._count(*(body for _, _, body in records))
         for part, of_part in zip(lacking, logs, strict=True):
             self._add(of_part, part.given.log, part.given.offset, part.place, captured_place(part.mutation))
 
@@ -203,10 +203,8 @@ class Journal:
         token: int,
         first_epoch: int | None,
     ) -> None:
-        logs, log, offset = self.shards.get(shard), (given.node, given.start), given.offset
-        if logs is None:
-            logs = self._logs(shard)
-        body = encode((given.given_us, mutation, shard[0], table_id, token))
+        logs, log, offset = self._logs(shard), given.log, given.offset
+        body = entry_value(given.given_us, mutation, shard[0], (table_id, token))
         record: Operation = ("put", entry_key(log, offset), body)
         if mutation is None or not self.keeps(shard):
             if mutation is not None:
@@ -214,11 +212,12 @@ class Journal:
             self._sequence = self._engine.write_records(Family.JOURNAL, [record])
         else:
             self._sequence = self._engine.apply(mutation, (record,), first_epoch=first_epoch)
-        self._stored += 1
-        self._stored_bytes += len(body)
-        self._listed += logs.add(log, offset, (table_id, token))
-        if self._listed > JOURNAL_PLACES_MAX:
-            self._listed = bounded(self.shards, self._listed, JOURNAL_PLACES_MAX)
+        self._count(body)
+        self._add(logs, log, offset, (table_id, token))
+
+    def _count(self, *bodies: bytes) -> None:
+        self._stored += len(bodies)
+        self._stored_bytes += sum(map(len, bodies))
 
     def _add(
         self, logs: ShardLogs, log: LogId, offset: int, place: Place, captured: Place | None = None
