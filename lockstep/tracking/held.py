@@ -9,14 +9,14 @@ values with equal bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import reduce
 from itertools import pairwise
 from typing import Final
 
 import msgspec
 
-from lockstep.tracking.intervals import EMPTY, IntervalSet, common, without
+from lockstep.tracking.intervals import EMPTY, IntervalSet, Runs, common, without
 
 #: The node, and which of its starts.
 LogId = tuple[int, int]
@@ -67,7 +67,7 @@ def whole_of(part: MutationId) -> MutationId:
 
 
 #: The node, its start and runs of offsets, of each log.
-_Logs = tuple[tuple[int, int, tuple[int, ...]], ...]
+_Logs = tuple[tuple[int, int, Runs], ...]
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True, dict=True):
@@ -113,39 +113,14 @@ class Held(msgspec.Struct, frozen=True, array_like=True, dict=True):
         return held_of(found)
 
     def intersection(self, other: Held) -> Held:
-        if self.logs == other.logs:
-            return self
-        if len(self.logs) == len(other.logs) and (both_of := _both(self.logs, other.logs)) is not None:
-            return Held(both_of)
-        theirs, found = other._runs(), []
-        for log in self.logs:
-            node, start, runs = log
-            there = theirs.get((node, start))
-            if there == runs:
-                found.append(log)
-            elif there is not None and (both := common(runs, there)):
-                found.append((node, start, both))
-        return Held(tuple(found))
+        return self if self.logs == other.logs else _of_each(self.logs, other.logs, common)
 
     def difference(self, other: Held) -> Held:
         if not other.logs:
             return self
         if not self.logs or self.logs == other.logs:
             return NOTHING
-        if len(self.logs) == len(other.logs) and (left := _left(self.logs, other.logs)) is not None:
-            return Held(left) if left else NOTHING
-        theirs, found = other._runs(), []
-        for log in self.logs:
-            node, start, runs = log
-            there = theirs.get((node, start))
-            if there is None:
-                found.append(log)
-            elif there != runs and (rest := without(runs, there)):
-                found.append((node, start, rest))
-        return Held(tuple(found)) if found else NOTHING
-
-    def _runs(self) -> dict[LogId, tuple[int, ...]]:
-        return {(node, start): runs for node, start, runs in self.logs}
+        return _of_each(self.logs, other.logs, without)
 
     def covers(self, other: Held) -> bool:
         return not other.difference(self).logs
@@ -154,32 +129,22 @@ class Held(msgspec.Struct, frozen=True, array_like=True, dict=True):
 NOTHING: Final = Held()
 
 
-def _left(mine: _Logs, theirs: _Logs) -> _Logs | None:
-    """What is in `mine` alone, of the same logs; None: they are others."""
-    assert len(mine) == len(theirs), "as many logs are compared"
-    found: list[tuple[int, int, tuple[int, ...]]] = []
-    for log, there in zip(mine, theirs, strict=True):
-        node, start, runs = log
-        if there[0] != node or there[1] != start:
-            return None
-        if runs != there[2] and (rest := without(runs, there[2])):
-            found.append((node, start, rest))
-    return tuple(found)
-
-
-def _both(mine: _Logs, theirs: _Logs) -> _Logs | None:
-    """What is in both, of the same logs; None: they are others."""
-    assert len(mine) == len(theirs), "as many logs are compared"
-    found: list[tuple[int, int, tuple[int, ...]]] = []
-    for log, there in zip(mine, theirs, strict=True):
-        node, start, runs = log
-        if there[0] != node or there[1] != start:
-            return None
-        if runs == there[2]:
-            found.append(log)
-        elif both := common(runs, there[2]):
-            found.append((node, start, both))
-    return tuple(found)
+def _of_each(mine: _Logs, theirs: _Logs, chosen: Callable[[Runs, Runs], Runs]) -> Held:
+    """What is chosen of the runs of each log that are held here, and there."""
+    found: list[tuple[int, int, Runs]] = []
+    if len(mine) == len(theirs):
+        # Most who compare what they hold know the same logs.
+        for (node, start, runs), there in zip(mine, theirs, strict=True):
+            if there[0] != node or there[1] != start:
+                break
+            if some := chosen(runs, there[2]):
+                found.append((node, start, some))
+        else:
+            return Held(tuple(found)) if found else NOTHING
+    by_log = {(node, start): runs for node, start, runs in theirs}
+    chosen_of = ((node, start, chosen(runs, by_log.get((node, start), ()))) for node, start, runs in mine)
+    found = [log for log in chosen_of if log[2]]
+    return Held(tuple(found)) if found else NOTHING
 
 
 def held_of(found: Mapping[LogId, IntervalSet]) -> Held:

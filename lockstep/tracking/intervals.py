@@ -130,6 +130,8 @@ EMPTY: Final = IntervalSet()
 
 def common(mine: Runs, theirs: Runs) -> Runs:
     """Runs of what is in both."""
+    if mine == theirs:
+        return mine
     if len(mine) == len(theirs) == 2 and mine[0] == theirs[0]:
         return mine if mine[1] <= theirs[1] else theirs
     assert len(mine) % 2 == len(theirs) % 2 == 0, "a run has a first and a last offset"
@@ -148,6 +150,8 @@ def common(mine: Runs, theirs: Runs) -> Runs:
 
 def without(mine: Runs, theirs: Runs) -> Runs:
     """Runs of what is in `mine` alone."""
+    if not theirs or mine == theirs:
+        return () if theirs else mine
     if len(mine) == len(theirs) == 2 and theirs[0] <= mine[0] <= theirs[1]:
         # Of logs without gaps, the end of one and the beginning of the other are what there is to compare.
         return (theirs[1] + 1, mine[1]) if theirs[1] < mine[1] else ()
