@@ -366,7 +366,8 @@ class Reads:
             if changes >= REQUEST_PLANS_MAX:
                 await self._pause(plan, deadline_s)
             causal = CAUSAL.get() if plan.reads_ids and piece.key is not None else None
-            if causal is not None and causal.is_cut_otherwise(plan):
+            follows_all = causal is not None and causal.is_cut_otherwise(plan)
+            if follows_all:
                 # What was seen may be of tokens beside the range: all replicas together know what is of it.
                 self.reach("read.follows_all")
                 plan = self._plan(piece, Consistency.ALL, wide=False)
@@ -381,7 +382,9 @@ class Reads:
             is_compared = plan.required > 1 or causal is not None
             tracked = self._tracked if plan.reads_ids and is_compared else None
             tracking = Tracking.NONE if tracked is None else Tracking.DATA
-            request = ReadRequest(plan.epoch, plan.needs_epoch, command, 0, tracking, changes > 0)
+            request = ReadRequest(
+                *(plan.epoch, plan.needs_epoch, command, 0, tracking, changes > 0, follows_all)
+            )
             try:
                 answers = await self._answers(plan, request, deadline_s, changes if tracked else 0)
                 if tracked is not None and answers is not None:

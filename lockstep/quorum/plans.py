@@ -22,7 +22,7 @@ from lockstep.placement.quorums import LOCAL_LEVELS, Requirement
 from lockstep.quorum.needs import needs_of
 from lockstep.quorum.round import Target, asking, first_choice
 from lockstep.quorum.speculation import Policy, policy_of
-from lockstep.schema.log_tables import log_of
+from lockstep.schema.log_tables import captured_by, log_of
 from lockstep.schema.model import Table
 from lockstep.schema.table_options import option
 from lockstep.schema.tracking import is_tracked
@@ -91,6 +91,7 @@ class Plan:
         "required",
         "shard",
         "targets",
+        "tracked_as",
     )
 
     def __init__(
@@ -125,6 +126,8 @@ class Plan:
         self.has_views = False
         #: Placement group and last token of a range of a tracked table; None of others.
         self.shard: tuple[int, int] | None = None
+        #: Whose ids those of the table are, and since when it is tracked: see `TablePlacement`.
+        self.tracked_as = (0, 0)
         #: Whether ids tell of everything in it: not before what was there is the same everywhere.
         self.reads_ids = False
         #: Of the log that takes what writes of the table change; 0 without one.
@@ -166,7 +169,7 @@ class Plan:
             self.consistency,
             self.asker,
         )
-        plan.shard, plan.reads_ids = self.shard, self.reads_ids
+        plan.shard, plan.tracked_as, plan.reads_ids = self.shard, self.tracked_as, self.reads_ids
         return plan
 
     def over(self, placed: Sequence[PlacedRange]) -> Plan:
@@ -205,7 +208,8 @@ class Plan:
             self.consistency,
             self.asker,
         )
-        plan.has_views, plan.log_id, plan.shard = self.has_views, self.log_id, self.shard
+        plan.has_views, plan.log_id = self.has_views, self.log_id
+        plan.shard, plan.tracked_as = self.shard, self.tracked_as
         plan._counts = self._counts
         assert plan.needs_epoch <= plan.epoch, "what matters to both has happened"
         if not self.asks_as(other):
@@ -306,6 +310,7 @@ class TablePlacement:
         "ring",
         "scans",
         "speculation",
+        "tracked_as",
         "tracked_since",
     )
 
@@ -337,6 +342,9 @@ class TablePlacement:
         #: Since which epoch, if there was a table before; and which of its ranges were made equal.
         self.tracked_since = 0
         self.repaired: Sequence[Repaired] = ()
+        #: The table, of a log of changes that whose changes it takes, which have the same ids; and its
+        #: `tracked_since`.
+        self.tracked_as = (table.id, table.tracked_since)
         #: By (whether it writes, whether it is for data too, level, right bound of the range).
         self.plans: dict[tuple[bool, bool, Consistency, int], Plan] = {}
         #: Of reads of several ranges, by (level, right bound of the first one).
@@ -425,6 +433,9 @@ class PlanBook:
         if table.tracked_since:
             found.tracked_since = table.tracked_since
             found.repaired = cluster.repairs.by_table.get(table.id, ())
+        base = captured_by(cluster.schema, table)
+        if base is not None:
+            found.tracked_as = base.id, base.tracked_since
         self._tables[table_id] = found
         return found
 
@@ -547,7 +558,7 @@ class PlanBook:
         plan = Plan(cluster.epoch, needs_epoch, placed.range, group, targets, needs, consistency, asker)
         plan.has_views, plan.log_id = placement.has_views, placement.log_id
         if placement.is_tracked:
-            plan.shard = (placement.ring.id, placed.range.right)
+            plan.shard, plan.tracked_as = (placement.ring.id, placed.range.right), placement.tracked_as
             since = placement.tracked_since
             plan.reads_ids = not since or is_equal_since(placement.repaired, placed.range, since)
         return plan

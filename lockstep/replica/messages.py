@@ -58,7 +58,7 @@ class Known(msgspec.Struct, frozen=True, array_like=True, gc=False):
     digest `over`, unless all were asked for.
     `apart`: those of them that nobody can be brought one by one; `holders`: other replicas that told that
     they hold all of these. `partial`: the tables have parts of mutations that are not named, so this is no
-    answer with data."""
+    answer with data. `whole`: all that is held of the range, without an answer, where that was asked for."""
 
     held: Held
     recent: Held
@@ -66,11 +66,12 @@ class Known(msgspec.Struct, frozen=True, array_like=True, gc=False):
     holders: tuple[int, ...] = ()
     partial: bool = False
     over: bytes = b""
+    whole: Held = NOTHING
 
 
 class ReadRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`digest_over_bytes`: a larger answer is wanted as its digest only; 0 for none. `lists_all`: all that is
-    held of a tracked table is to be listed."""
+    held of a tracked table is to be listed. `names_held`: without an answer too all of the range is named."""
 
     epoch: int
     needs_epoch: int
@@ -78,6 +79,7 @@ class ReadRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     digest_over_bytes: int = 0
     tracking: Tracking = Tracking.NONE
     lists_all: bool = False
+    names_held: bool = False
 
 
 class ReadReply(msgspec.Struct, frozen=True, array_like=True, gc=False):

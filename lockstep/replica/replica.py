@@ -368,6 +368,10 @@ class ReplicaService:
         known = self.known(request.command, request.tracking, lists_all=request.lists_all)
         if known is None:
             raise InvalidRequest(f"table id {request.command.table_id} is not tracked")
+        if request.names_held and request.tracking is Tracking.SUMMARY:
+            data = self.known(request.command, Tracking.DATA, lists_all=request.lists_all)
+            assert data is not None, "the table is tracked"
+            return msgspec.structs.replace(known, whole=data.held)
         return known
 
     def known(self, command: ReadCommand, tracking: Tracking, *, lists_all: bool = True) -> Known | None:

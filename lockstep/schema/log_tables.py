@@ -82,6 +82,12 @@ def is_log(table: Table) -> bool:
     return table.name.endswith(SUFFIX)
 
 
+def captured_by(schema: Schema, log: Table) -> Table | None:
+    """The table whose changes a log takes; None of other tables."""
+    base = schema.table(log.keyspace, log.name.removesuffix(SUFFIX)) if is_log(log) else None
+    return base if base is not None and log_of(schema, base) is not None else None
+
+
 def token_in(table: Table, key: bytes) -> int:
     """The token of a partition key of the table."""
     return stream_token(key) if is_log(table) else token_of(key)
@@ -122,8 +128,8 @@ def check_view(keyspace: str, name: str, options: tuple[tuple[str, str], ...]) -
 
 def check_alone(schema: Schema, table: Table, what: str) -> None:
     """Rejected when `what` (such as "altered") may not be done to a log while its table captures."""
-    base = schema.table(table.keyspace, table.name.removesuffix(SUFFIX)) if is_log(table) else None
-    if base is not None and log_of(schema, base) is not None:
+    base = captured_by(schema, table)
+    if base is not None:
         raise Rejected(
             f"{table.keyspace}.{table.name} holds the changes of {base.name} and cannot be {what} alone",
             keyspace=table.keyspace,

@@ -53,6 +53,7 @@ class CausalSession:
         was taken, by `result` or a callback."""
         with self._lock:
             sent = tokens.decode(tokens.encode(self._remembered.spans))
+            self._remembered.forget(len(sent))
         payload = {**(settings.pop("custom_payload", None) or {}), TOKEN_KEY: tokens.encode(sent)}
         future = self.session.execute_async(query, parameters, custom_payload=payload, **settings)
         return _Following(future, self, sent)

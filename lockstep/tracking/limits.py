@@ -8,8 +8,8 @@ from typing import Final
 PARTICIPANTS_MAX: Final = 32
 #: Symbols of one audit: a hundred thousand differences, 4 MB. More is no audit, the data must be compared.
 SYMBOLS_MAX: Final = 140_000
-#: Ranges that a client remembers mutations of: more than the ranges of a node with 16 tokens and three
-#: replicas. What is reconciled leaves it within seconds.
-CAUSAL_SPANS_MAX: Final = 64
-#: Of a causal token: as many ids with gaps between them as a client sees of 64 ranges in some seconds.
+#: Ranges of tables that a client remembers mutations of: more than two tables have on three nodes with 16
+#: tokens. What is reconciled leaves it within seconds.
+CAUSAL_SPANS_MAX: Final = 128
+#: Of a causal token: as many ids with gaps between them as a client sees of so many ranges in some seconds.
 CAUSAL_TOKEN_BYTES_MAX: Final = 16_384

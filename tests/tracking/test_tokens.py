@@ -20,13 +20,14 @@ def held(*offsets: int, log: int = 1) -> Held:
 
 
 def span(right: int, *offsets: int) -> Span:
-    return Span(3, right - 10, right, held(*offsets))
+    return Span(3, 0, right - 10, right, held(*offsets))
 
 
 spans = st.lists(
     st.builds(
         Span,
         st.integers(1, 9),
+        st.integers(0, 9),
         st.integers(-(1 << 63), 0),
         st.integers(1, (1 << 63) - 1),
         st.dictionaries(
@@ -59,12 +60,16 @@ def test_what_does_not_fit_is_left_out_from_the_end() -> None:
     [
         b"x",
         b"\x00" * (CAUSAL_TOKEN_BYTES_MAX + 1),
-        codec.encode(((Span(3, 5, 5, NOTHING),),)),
-        codec.encode(((Span(3, 0, 5, NOTHING), Span(3, 0, 5, NOTHING)),)),
-        codec.encode(((Span(3, 0, 5, Held(((1, 1, (4, 2)),))),),)),
-        codec.encode(((Span(3, 0, 5, Held(((1, 1, (1,)),))),),)),
-        codec.encode(((Span(3, 0, 5, Held(((1, 1, (1, 2, 3, 4)),))),),)),
-        codec.encode(((Span(3, 0, 5, Held(((1, 1, (1, 1)), (1, 1, (2, 2))))),),)),
+        codec.encode(((Span(3, 0, 0, 5, 5, NOTHING),),)),
+        codec.encode(((Span(3, 0, 0, 5, NOTHING), Span(3, 0, 0, 5, NOTHING)),)),
+        codec.encode(((Span(3, 0, 0, 5, Held(((1, 1, (4, 2)),))),),)),
+        codec.encode(((Span(3, 0, 0, 5, NOTHING, ((-1, 2),)),),)),
+        codec.encode(((Span(3, 0, 0, 5, NOTHING, ((2, 6),)),),)),
+        codec.encode(((Span(3, 0, 0, 5, NOTHING, ((2, 2),)),),)),
+        codec.encode(((Span(3, 0, 0, 5, NOTHING, ((0, 2), (2, 4))),),)),
+        codec.encode(((Span(3, 0, 0, 5, Held(((1, 1, (1,)),))),),)),
+        codec.encode(((Span(3, 0, 0, 5, Held(((1, 1, (1, 2, 3, 4)),))),),)),
+        codec.encode(((Span(3, 0, 0, 5, Held(((1, 1, (1, 1)), (1, 1, (2, 2))))),),)),
     ],
 )
 def test_what_no_node_gave_is_refused(raw: bytes) -> None:
@@ -81,7 +86,7 @@ def test_a_client_remembers_what_it_was_told_and_forgets_what_all_hold() -> None
     client.answered(sent, [span(10, 1, 2, 5)])
     client.answered(sent, [span(10, 2)])
     assert client.spans == (span(10, 2, 5),)
-    client.answered(client.spans, [Span(3, 0, 10, NOTHING)])
+    client.answered(client.spans, [Span(3, 0, 0, 10, NOTHING)])
     assert client.spans == ()
     assert client.forgotten == 0
 
@@ -92,3 +97,39 @@ def test_a_client_remembers_the_ranges_that_it_used_last() -> None:
         client.answered((), [span(right, right)])
     assert [one.right for one in client.spans] == [30, 10]
     assert client.forgotten == 1
+
+
+def test_what_was_asked_for_of_another_cut_is_asked_for_no_more() -> None:
+    whole = span(10, 1, 2, 3)
+    assert whole.is_open_in(-5, 1) and not whole.is_open_in(10, 20)
+    first = whole.without(held(1), 4, 20)
+    assert first == Span(3, 0, 0, 10, held(2, 3), ((4, 10),))
+    assert not first.is_open_in(4, 20) and not first.is_open_in(5, 7) and first.is_open_in(3, 7)
+    apart = first.without(NOTHING, 1, 2)
+    assert apart.asked == ((1, 2), (4, 10))
+    assert tokens.decode(tokens.encode([apart])) == (apart,)
+    # Of what was asked for everywhere nothing is left: nobody holds the rest.
+    assert apart.without(held(2), 2, 4).asked == ((1, 10),)
+    assert first.without(held(2), -7, 4) == Span(3, 0, 0, 10, NOTHING)
+    assert first.without(held(2, 3), 1, 2) == Span(3, 0, 0, 10, NOTHING)
+
+
+def test_what_comes_while_a_range_was_asked_for_is_asked_for_again() -> None:
+    client = Remembered()
+    client.answered((), [span(10, 1, 2)])
+    sent = client.spans
+    told = span(10, 1, 2).without(held(1), 4, 10)
+    client.answered(sent, [told])
+    assert client.spans == (told,)
+    client.answered((), [span(10, 7)])
+    assert client.spans == (span(10, 2, 7),)
+    client.answered(sent, [told])
+    assert client.spans == (span(10, 2, 7),)
+
+
+def test_a_client_counts_what_it_is_made_to_forget() -> None:
+    client = Remembered()
+    client.answered((), [span(10, 1), span(20, 1).without(NOTHING, 10, 12), span(30, 1)])
+    client.forget(1)
+    assert client.spans == (span(10, 1),)
+    assert client.forgotten == 2
