@@ -171,6 +171,8 @@ def degraded_of(cluster: ClusterMetadata, keyspace: Keyspace) -> tuple[Degraded,
 
 def _of_quorums(cluster: ClusterMetadata, of_nodes: Sequence[Finding]) -> Iterator[Finding]:
     gone = frozenset(NodeId(one.node) for one in of_nodes if one.kind.withholds == "everything")
+    # Who has left counts as a replica until its tablets are built anew, and answers nobody.
+    gone |= {*left_holders(cluster)}
     full = gone | {NodeId(one.node) for one in of_nodes if one.kind.withholds == "writes"}
     for keyspace in cluster.schema.keyspaces if full else ():
         rings = (cluster.placements.ring(group) for group in keyspace.groups)

@@ -19,7 +19,7 @@ from lockstep.placement.placements import PlacedRange, ReplicaGroup
 from lockstep.placement.tablets.load import GIB, Drain, NodeLoad, TabletLoad
 from lockstep.placement.tablets.moves import WRITES_MAX, Why
 from lockstep.quorum.plans import PlanBook
-from lockstep.topology.health import View, findings
+from lockstep.topology.health import View, findings, level_of
 from lockstep.topology.kinds.decommission import Decommission
 from lockstep.topology.kinds.remove import Remove
 from lockstep.topology.requests import CancelRequest, EnqueueRequest, FailRequest, Rule, choose, why
@@ -28,6 +28,7 @@ from lockstep.topology.tablets import stages as courses
 from lockstep.topology.tablets.balancing import KINDS as SWITCH_KINDS
 from lockstep.topology.tablets.balancing import Planner, SetBalancing, hosts_of
 from lockstep.topology.transformations import PrepareOperation
+from lockstep.values.conditions import Level
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import Consistency, NodeId
 from tests.metadata.histories import History, founder, registry
@@ -354,3 +355,19 @@ def test_the_verdict_warns_until_what_left_is_built_anew() -> None:
     assert told["TABLETS_LACK_REPLICAS"].detail == f"{held} of node 4"
     built = without_tablets(cluster, 4)
     assert not [one for one in findings(built, view) if one.condition.code == "TABLETS_LACK_REPLICAS"]
+
+
+def test_what_left_counts_in_no_quorum() -> None:
+    cluster = left(cluster_of(5).now, 4)
+    present = frozenset(cluster.directory.present_ids)
+    assert level_of(findings(cluster, View(1, present, {}))) is Level.DEGRADED
+    (group,) = cluster.tablets.by_group
+    beside = {
+        node
+        for one in cluster.placements.ring(group).ranges
+        for node in one.group.reads
+        if 4 in one.group.reads
+    }
+    without = View(1, present - {max(beside - {1, 4})}, {})
+    assert level_of(findings(cluster, without)) is Level.UNAVAILABLE
+    assert level_of(findings(without_tablets(cluster, 4), without)) is Level.DEGRADED
