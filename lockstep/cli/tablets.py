@@ -360,7 +360,7 @@ def move(name: str, tablet: int, source: int, target: int, force: bool, call: re
     call.as_json(answer, "tablet-move/1")
     if not call.wait or call.dry_run:
         return
-    if sorted(one.node for one in replicas) != sorted(one.node for one in told.next):
+    if _nodes(replicas) != _nodes(told.next):
         raise LockstepError(
             f"tablet {tablet} of {name} went back: it is on {_places(replicas)}",
             hint="a node that was to get it is excluded, or its work failed: the node's log says why",
@@ -369,8 +369,13 @@ def move(name: str, tablet: int, source: int, target: int, force: bool, call: re
         click.echo(f"tablet {tablet} of {name} is on {_places(replicas)}")
 
 
+def _nodes(replicas: tuple[Replica, ...]) -> list[int]:
+    return sorted(one.node for one in replicas)
+
+
 def _wait_until_there(admin: AdminClient, told: TabletMoved, timeout_s: float) -> tuple[Replica, ...]:
-    """The replicas once the tablet is not on its way any more; stages are told on stderr as they come."""
+    """The replicas once the tablet is not on its way any more, or is there and moved on by the balancer.
+    Stages are told on stderr as they come."""
     deadline, seen = time.monotonic() + timeout_s, ""
     while True:
         answer = admin.get("/v1/tablets", keyspace=told.keyspace, table=told.table)
@@ -378,7 +383,8 @@ def _wait_until_there(admin: AdminClient, told: TabletMoved, timeout_s: float) -
         found = next((one for one in at.tablets if one.end == told.end), None)
         if found is None:
             raise LockstepError(f"tablet {told.tablet} of {told.keyspace}.{told.table} is not there any more")
-        if at.epoch >= told.epoch and not found.stage:
+        is_moved_on = _nodes(found.replicas) == _nodes(told.next) != _nodes(found.next)
+        if at.epoch >= told.epoch and (is_moved_on or not found.stage):
             return found.replicas
         if found.stage != seen:
             seen = found.stage
