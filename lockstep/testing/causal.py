@@ -50,16 +50,21 @@ class CausalSession:
 
     def execute_async(self, query: Any, parameters: Any = None, **settings: Any) -> Any:
         """A future of the driver. What the request brought is followed by those that begin once its result
-        was taken, by `result` or a callback."""
-        with self._lock:
-            sent = tokens.decode(tokens.encode(self._remembered.spans))
-            self._remembered.forget(len(sent))
+        was taken, by `result` or a callback; what a later page brought, once that was."""
+        sent = self._sending()
         payload = {**(settings.pop("custom_payload", None) or {}), TOKEN_KEY: tokens.encode(sent)}
         future = self.session.execute_async(query, parameters, custom_payload=payload, **settings)
         return _Following(future, self, sent)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.session, name)
+
+    def _sending(self) -> tuple[Span, ...]:
+        """What a request that begins now is to follow."""
+        with self._lock:
+            sent = tokens.decode(tokens.encode(self._remembered.spans))
+            self._remembered.forget(len(sent))
+        return sent
 
     def _answered(self, sent: tuple[Span, ...], payload: dict[str, bytes] | None) -> None:
         told = tokens.decode((payload or {}).get(TOKEN_KEY) or b"")
@@ -68,7 +73,7 @@ class CausalSession:
 
 
 class _Following:
-    """A future of the driver, whose answer is remembered before anybody is told of it."""
+    """A future of the driver, each of whose pages is remembered before anybody is told of it."""
 
     def __init__(self, future: Any, session: CausalSession, sent: tuple[Span, ...]) -> None:
         self._future = future
@@ -78,7 +83,14 @@ class _Following:
     def result(self) -> Any:
         rows = self._future.result()
         self._remember()
+        # Who goes through them has it fetch further pages.
+        rows.response_future = self
         return rows
+
+    def start_fetching_next_page(self) -> None:
+        self._sent = self._session._sending()
+        self._future.message.update_custom_payload({TOKEN_KEY: tokens.encode(self._sent)})
+        self._future.start_fetching_next_page()
 
     def add_callback(self, fn: Any, *args: Any, **kwargs: Any) -> _Following:
         def told(rows: Any) -> None:
@@ -87,6 +99,18 @@ class _Following:
 
         self._future.add_callback(told)
         return self
+
+    def add_callbacks(
+        self,
+        callback: Any,
+        errback: Any,
+        callback_args: Any = (),
+        callback_kwargs: Any = None,
+        errback_args: Any = (),
+        errback_kwargs: Any = None,
+    ) -> None:
+        self.add_callback(callback, *callback_args, **(callback_kwargs or {}))
+        self._future.add_errback(errback, *errback_args, **(errback_kwargs or {}))
 
     def _remember(self) -> None:
         self._session._answered(self._sent, self._future.custom_payload)

@@ -151,6 +151,46 @@ def test_a_causal_session_reads_at_one_what_it_wrote_through_another_node(cluste
         session.cluster.shutdown()
 
 
+def test_a_causal_session_follows_what_later_pages_and_callbacks_brought(cluster: Cluster) -> None:
+    from cassandra import ConsistencyLevel
+    from cassandra.query import SimpleStatement
+
+    n1, n2, n3 = cluster.nodes
+    cluster.execute(
+        f"CREATE KEYSPACE IF NOT EXISTS seen WITH replication = {cluster.replication} "
+        "AND replication_type = 'tracked'"
+    )
+    cluster.execute("CREATE TABLE IF NOT EXISTS seen.paged (k int, c int, v int, PRIMARY KEY (k, c))")
+    session = cluster.connect("seen")
+    hosts = {host.address: host for host in session.cluster.metadata.all_hosts()}
+    at_one = {"consistency_level": ConsistencyLevel.ONE}
+    try:
+        for key in range(5):
+            for row in range(4):
+                cluster.execute(
+                    "INSERT INTO seen.paged (k, c, v) VALUES (?, ?, 1)", (key, row), consistency="ALL"
+                )
+            cluster.partition([n1, n2], [n3])
+            reading, writing = CausalSession(session), CausalSession(session)
+            pages = SimpleStatement(f"SELECT c, v FROM paged WHERE k = {key}", fetch_size=2, **at_one)
+            found = reading.execute(pages, host=hosts[n1.address])
+            session.execute(f"UPDATE paged SET v = 2 WHERE k = {key} AND c = 3", host=hosts[n1.address])
+            assert [row.v for row in found] == [1, 1, 1, 2]
+            done = threading.Event()
+            written = writing.execute_async(
+                f"UPDATE paged SET v = 2 WHERE k = {key} AND c = 0", host=hosts[n1.address]
+            )
+            written.add_callbacks(lambda _rows, event: event.set(), lambda _error: None, (done,))
+            assert done.wait(10)
+            cluster.heal()
+            whole = SimpleStatement(f"SELECT c, v FROM paged WHERE k = {key}", **at_one)
+            assert list(reading.execute(whole, host=hosts[n3.address]))[3].v == 2
+            assert next(iter(writing.execute(whole, host=hosts[n3.address]))).v == 2
+    finally:
+        cluster.heal()
+        session.cluster.shutdown()
+
+
 def test_an_async_test_uses_it_from_threads() -> None:
     async def story() -> list[object]:
         async with Cluster(nodes=1) as one:
