@@ -46,9 +46,8 @@ class Options(msgspec.Struct, frozen=True):
 
     `splits_per_range` 0 lets the reader group the ring's ranges; `columns` empty means all columns;
     `write_time_us` 0 means the time at which the job was planned, and `limit` 0 all rows; `lease_ms` is of a
-    load, or of a fixed content. `filter_pushdown` None: where Spark hands filters on; `snapshot` None: of
-    changes where there are many, of tables not. `token_ranges` (left,
-    right], in order, are those that are read; without any, all.
+    load, or of a fixed content. `snapshot` None: of changes where there are many, of tables not.
+    `token_ranges` (left, right], in order, are those that are read; without any, all.
     """
 
     hosts: tuple[str, ...]
@@ -60,7 +59,7 @@ class Options(msgspec.Struct, frozen=True):
     consistency: Consistency = Consistency.LOCAL_QUORUM
     page_rows: int = PAGE_ROWS_DEFAULT
     batch_rows: int = 16_384
-    filter_pushdown: bool | None = None
+    filter_pushdown: bool = False
     decimal_scale: int = DECIMAL_SCALE_DEFAULT
     timeout_ms: int = 12_000
     concurrent_writes: int = 64

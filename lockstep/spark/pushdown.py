@@ -1,12 +1,11 @@
-"""Filters of Spark as conditions that choose what is read, and whether Spark hands filters on at all.
+"""Filters of Spark as conditions that choose what is read.
 
 Invariant: what is given back of the filters is whatever the selection does not apply wholly, the same objects
-in their order, so that Spark applies it. A reader offers to take filters only where Spark will have it.
+in their order, so that Spark applies it.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Final
 
@@ -21,12 +20,9 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from lockstep.spark.options import Options
 from lockstep.spark.ring import TableColumn, TableShape
 from lockstep.spark.selecting import EQUAL, IN, Condition, KeyColumn, Selection, select
 
-#: Without it Spark keeps all filters for itself, and refuses a reader that would take some. Off by default.
-SETTING: Final = "spark.sql.python.filterPushdown.enabled"
 _OPERATORS: Final[dict[type[Filter], str]] = {
     EqualTo: EQUAL,
     EqualNullSafe: EQUAL,
@@ -36,10 +32,6 @@ _OPERATORS: Final[dict[type[Filter], str]] = {
     LessThan: "<",
     LessThanOrEqual: "<=",
 }
-#: Modules of PySpark in which a reader is made: of a query with filters that are handed on, and of any other.
-_HANDING_ON: Final = "pyspark.sql.worker.data_source_pushdown_filters"
-_PLANNING: Final = "pyspark.sql.worker.plan_data_source_read"
-_IS_ON: Final = "enable_pushdown"
 
 
 def selection_of(shape: TableShape, filters: Sequence[Filter]) -> tuple[Selection | None, list[Filter]]:
@@ -63,34 +55,3 @@ def _condition(found: Filter) -> Condition | None:
 
 def _columns(columns: Sequence[TableColumn]) -> list[KeyColumn]:
     return [KeyColumn(column.name, column.cql_type) for column in columns]
-
-
-def takes_filters(options: Options) -> bool:
-    """Whether a reader that is made now is to take filters: when the option says so, or else when Spark hands
-    them on. Tells whoever runs the job how they would be."""
-    if options.filter_pushdown is not None:
-        return options.filter_pushdown
-    is_on = _setting()
-    if is_on is False:
-        sys.stderr.write(
-            f"lockstep: {options.keyspace}.{options.table}: filters are not pushed down: set {SETTING} to "
-            "true, or make the session by lockstep.spark.session (option filterPushdown=false: without this "
-            "line)\n"
-        )
-        sys.stderr.flush()
-    return bool(is_on)
-
-
-def _setting() -> bool | None:
-    """The setting, as the process of Spark's has it that is making a reader; None elsewhere. No API tells it
-    to a data source."""
-    frame = sys._getframe(1)
-    while True:
-        module = getattr(frame.f_globals.get("__spec__"), "name", "")
-        if module == _HANDING_ON:
-            return True
-        if module == _PLANNING and _IS_ON in frame.f_locals:
-            return bool(frame.f_locals[_IS_ON])
-        if frame.f_back is None:
-            return None
-        frame = frame.f_back

@@ -32,7 +32,7 @@ from lockstep.spark.cql_client import pool_of
 from lockstep.spark.loads.choosing import ChoosingWriter, writer_of
 from lockstep.spark.loads.writer import BulkWriter
 from lockstep.spark.options import Options, parse_options
-from lockstep.spark.pushdown import selection_of, takes_filters
+from lockstep.spark.pushdown import selection_of
 from lockstep.spark.ring import (
     KeyPartition,
     RangePartition,
@@ -75,25 +75,33 @@ class LockstepSource(DataSource):
     def name(cls) -> str:
         return FORMAT
 
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        #: The encoded snapshot that all readers of a DataFrame share; empty while none was opened.
+        self._snapshot = b""
+
     def schema(self) -> StructType:
         """The table's columns, or those of the option `columns`, as Spark types; those of a stream of changes
-        with the option `changes`."""
+        with the option `changes`. Spark asks as a DataFrame is made, so what it reads is fixed here."""
         if of_changes(self.options):
             return schema_of(self.options)
         options = parse_options(self.options)
         shape = table_shape(options)
         names = options.columns or tuple(column.name for column in shape.columns)
-        return StructType([_field(shape, shape.column(name), options) for name in names])
+        found = StructType([_field(shape, shape.column(name), options) for name in names])
+        if options.snapshot and not self._snapshot:
+            self._snapshot = encode(open_snapshot(options))
+        return found
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of the schema's columns; one that takes filters where Spark hands them on."""
+        """A reader of the schema's columns; one that takes filters where the option asks for it."""
         if of_changes(self.options):
             raise ConfigurationError("changes are a stream", hint="spark.readStream in place of spark.read")
         options = parse_options(self.options)
         shape = table_shape(options)
         projection = _projection(shape, schema, options)
-        kind = FilteringReader if takes_filters(options) else LockstepReader
-        return kind(options, shape, projection)
+        kind = FilteringReader if options.filter_pushdown else LockstepReader
+        return kind(options, shape, projection, self._snapshot)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """A reader of changes."""
@@ -117,21 +125,25 @@ class LockstepSource(DataSource):
 
 
 class LockstepReader(DataSourceReader):
-    """Reads whole token ranges."""
+    """Reads whole token ranges; of `snapshot`, where one was opened before."""
 
-    def __init__(self, options: Options, shape: TableShape, projection: Sequence[TableColumn]) -> None:
+    def __init__(
+        self, options: Options, shape: TableShape, projection: Sequence[TableColumn], snapshot: bytes = b""
+    ) -> None:
         self._options = options
         self._shape = shape
         self._projection = tuple(projection)
+        self._snapshot = snapshot
         self._selection: Selection | None = None
 
     def partitions(self) -> Sequence[InputPartition]:
-        snapshot = open_snapshot(self._options) if self._options.snapshot else None
-        ring = self._ring() if snapshot is None else ring_of(snapshot)
+        told = self._snapshot
+        if self._options.snapshot and not told:
+            told = encode(open_snapshot(self._options))
+        ring = ring_of(SNAPSHOT.decode(told)) if told else self._ring()
         parts = limited(self._parts(ring), self._options.limit)
-        if snapshot is None:
+        if not told:
             return list(parts)
-        told = encode(snapshot)
         return [SnapshotPartition(told, part) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -232,7 +244,9 @@ class FilteringReader(LockstepReader):
     """Turns filters that fix the whole partition key into reads of those partitions, and those on clustering
     columns into reads of slices of them.
 
-    A class of its own because Spark refuses every reader with `pushFilters` while its setting
+    A class of its own, and only for who asks for it: of each DataFrame that was loaded Spark keeps one plan
+    of reading, that of the filters it handed on last, and takes it for the other queries of the DataFrame as
+    well. It also refuses every reader with `pushFilters` while its setting
     spark.sql.python.filterPushdown.enabled is off, which is the default.
     """
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import operator
-import time
 from collections.abc import Iterator, Sequence
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -31,7 +30,7 @@ from lockstep.local.clusters import LocalCluster
 from lockstep.schema.clustering import derived_key
 from lockstep.spark import scan_arrow
 from lockstep.spark.options import parse_options
-from lockstep.spark.pushdown import SETTING, selection_of
+from lockstep.spark.pushdown import selection_of
 from lockstep.spark.ring import SnapshotPartition, TableColumn, TableShape
 from lockstep.spark.selecting import Condition, KeyColumn, select
 from lockstep.spark.snapshot_reading import SnapshotScan, _Place, requests
@@ -376,35 +375,32 @@ def test_a_request_has_the_heads_of_its_partitions() -> None:
     assert given == [one for place in places for one in place.bounds]
 
 
-def test_7_spark_pushes_by_itself_where_its_setting_lets_it(
-    cluster: LocalCluster, spark: SparkSession, pytestconfig: pytest.Config
+def test_queries_of_one_frame_do_not_mix_their_filters(cluster: LocalCluster, spark: SparkSession) -> None:
+    """Spark keeps one plan of reading for a frame, that of the filters it handed on last."""
+    given = options(cluster, "events")
+    for ways in ({}, {"snapshot": "true"}):
+        frame = spark.read.format("lockstep").options(**given, **ways).load()
+        assert frame.where("day = 3").count() == EVENTS_PER_DAY
+        assert frame.count() == len(list(event_rows()))
+        both = frame.where("day = 4").union(frame.where("day IN (5, 6) AND at < 2"))
+        expected = [row for row in event_rows() if row[0] == 4 or (row[0] in (5, 6) and row[1] < 2)]
+        assert sorted(map(tuple, both.collect())) == expected
+        one, other = frame.where("day = 7"), frame.where("day = 8")
+        assert one.alias("one").join(other.alias("other"), "at").count() == EVENTS_PER_DAY
+
+
+def test_filters_choose_what_is_read_of_a_frame_that_is_loaded_for_them(
+    cluster: LocalCluster, spark: SparkSession
 ) -> None:
-    """Without an option; with the setting off it says so, and the rows are the same."""
-    # What workers say comes by way of the JVM, whose standard error output is that of the whole run.
-    terminal: Any = pytestconfig.pluginmanager.getplugin("capturemanager")
-    load = spark.read.format("lockstep").options(**options(cluster, "events")).load
     conditions = [
         "day = 3", "day IN (3, 5) AND at > 15", "day = 3 AND at BETWEEN 2 AND 6", "what LIKE 'event 1%'",
         "day = 3 OR day = 9", "day = 3 AND at = 4 OR day = 3 AND at = 5",
     ]  # fmt: skip
     found = {}
-    quiet = spark.read.format("lockstep").options(**options(cluster, "events", filterPushdown="false"))
-    assert quiet.load().where(conditions[0]).count() == EVENTS_PER_DAY
-    for is_on in ("true", "false"):
-        spark.conf.set(SETTING, is_on)
-        try:
-            frames = [load().where(condition) for condition in conditions]
-            found[is_on] = [sorted(map(tuple, frame.collect())) for frame in frames]
-            assert (frames[0].rdd.getNumPartitions() == 1) == (is_on == "true")
-        finally:
-            spark.conf.set(SETTING, "true")
-    said, deadline = "", time.monotonic() + 30
-    while said.count("not pushed down") < len(conditions) and time.monotonic() < deadline:
-        time.sleep(0.1)
-        said += terminal.read_global_capture().err
-    lines = [line for line in said.splitlines() if line.startswith("lockstep: shop.events: filters")]
-    # One for each of the frames that were loaded while the setting was off, and none for any other.
-    assert len(lines) == len(conditions), said
-    assert all(f"set {SETTING} to true" in line and "lockstep.spark.session" in line for line in lines)
+    for pushed in ("true", "false"):
+        reading = spark.read.format("lockstep").options(**options(cluster, "events", filterPushdown=pushed))
+        frames = [reading.load().where(condition) for condition in conditions]
+        found[pushed] = [sorted(map(tuple, frame.collect())) for frame in frames]
+        assert (frames[0].rdd.getNumPartitions() == 1) == (pushed == "true")
     assert found["true"] == found["false"]
     assert found["true"][1] == [row for row in event_rows() if row[0] in (3, 5) and row[1] > 15]

@@ -279,6 +279,19 @@ def test_wrong_wishes_are_told(cluster: LocalCluster) -> None:
     assert EVENT_ROWS
 
 
+def test_a_frame_shows_what_was_there_when_it_was_made(cluster: LocalCluster, spark: SparkSession) -> None:
+    """Also to its second query, filtered or not."""
+    connection = connect(cluster)
+    connection.query("CREATE TABLE shop.growing (id int PRIMARY KEY, v int)")
+    insert(connection, "growing", "id int; v int", [(number, 0) for number in range(10)])
+    frame = spark.read.format("lockstep").options(**options(cluster, "growing", snapshot="true")).load()
+    for number in range(10, 14):
+        insert(connection, "growing", "id int; v int", [(number, 0)])
+        wanted = frame if number % 2 else frame.where("v = 0 AND id IN (1, 2, 10, 11, 12, 13)")
+        assert wanted.count() == (10 if number % 2 else 2)
+    connection.close()
+
+
 def test_spark_reads_snapshots(cluster: LocalCluster, spark: SparkSession) -> None:
     """By format and by SQL, with filters, fewer columns and a limit; the same as without a snapshot."""
     given = options(cluster, "events", snapshot="true", splitsPerRange="1")
