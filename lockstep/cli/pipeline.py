@@ -313,7 +313,7 @@ def audit(
         ended = runs.follow(begun, "repair", cluster.repair, headline, job.call.timeout_s)
         click.echo(headline(ended), err=job.call.output == "json")
         return 0 if ended["state"] == "done" else 1
-    return 1 if not report.equal else 0 if report.complete else 6
+    return 1 if report.different else 0 if report.complete else 6
 
 
 def _show_audit(report: Any) -> None:
@@ -334,6 +334,10 @@ def _show_audit(report: Any) -> None:
     if report.equal:
         who = "all replicas that answered hold" if report.unanswered else "all replicas hold"
         text = f"{who} the same"
+    elif not report.different:
+        text = (
+            f"replicas may differ in {render.counted(len(report.unread), 'bucket')}, whose rows were not told"
+        )
     else:
         more = f", of which {len(report.differences)} are told" if report.more else ""
         buckets = render.counted(len(report.wrong), "bucket")

@@ -141,7 +141,7 @@ def test_buckets_are_shared_out_by_width() -> None:
 
 def test_buckets_that_touch_are_repaired_as_one() -> None:
     report = AuditReport(
-        "t", 1, False, True, 3, (), 3, 0, (), False, ((0, 5), (5, 9), (20, 30)), (), 0.0
+        "t", 1, False, True, 3, (), 3, 0, (), False, ((0, 5), (5, 9), (20, 30)), (), (), 0.0
     )  # fmt: skip
     assert audit.repair_ranges(report) == ((0, 9), (20, 30))
 
@@ -243,6 +243,20 @@ def test_a_replica_that_does_not_answer_is_told_of(behind: LocalCluster) -> None
     found = audited(behind, Phases(), doors={third: Gone()}, by_nodes=True)
     assert (found.equal, found.complete) == (True, False)
     assert {(one.node, one.why) for one in found.unanswered} == {(third, "no node answers")}
+
+
+@pytest.mark.slow
+def test_buckets_that_differ_and_whose_rows_nobody_tells_are_not_called_equal(behind: LocalCluster) -> None:
+    """As where the nodes want credentials, and digests came from the readers beside them."""
+
+    class Refusing:
+        def get(self, path: str, **query: Any) -> dict[str, Any]:
+            raise PeerUnreachable("no credentials")
+
+    third = behind.node_id("n3")
+    found = audited(behind, Phases(), doors={third: Refusing()})
+    assert (found.equal, found.complete, found.different) == (False, False, 0)
+    assert len(found.unread) in range(1, 4) and {one.node for one in found.unanswered} == {third}
 
 
 @pytest.mark.slow

@@ -77,13 +77,15 @@ class AuditPart(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What a task found of one part. `unanswered`: (node, why) of replicas that were not compared."""
+    """What a task found of one part. `unanswered`: (node, why) of replicas that were not compared. `unread`:
+    those of the `unlike` buckets whose rows not all told."""
 
     part: AuditPart
     rows: tuple[tuple[int, int], ...]
     unlike: tuple[tuple[int, int], ...]
     elements: tuple[Element, ...]
     unanswered: tuple[tuple[int, str], ...]
+    unread: tuple[tuple[int, int], ...] = ()
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -119,7 +121,7 @@ class AuditPlan(msgspec.Struct, frozen=True):
 class AuditReport(msgspec.Struct, frozen=True):
     """`rows`: (node, rows) that each replica stores, writes where files were compared. `settled`: differences
     of the first look that were gone at the second. `wrong`: the buckets that differ, as (left, right], for a
-    repair."""
+    repair. `unread`: those whose digests differ, and whose rows not all replicas told: they may differ."""
 
     table: str
     epoch: int
@@ -132,6 +134,7 @@ class AuditReport(msgspec.Struct, frozen=True):
     differences: tuple[Told, ...]
     more: bool
     wrong: tuple[tuple[int, int], ...]
+    unread: tuple[tuple[int, int], ...]
     unanswered: tuple[Unanswered, ...]
     elapsed_s: float
 
@@ -221,6 +224,7 @@ def _run(
             second = spread(session, again, asked.looked_again)
         held = list(_both(suspects, second))
         first += [one for one in second if one.unanswered]
+    unread = tuple(sorted({bucket for one in first for bucket in one.unread}))
     naming = Naming(described)
     told = tuple(_told(one, element, naming) for one, element in held[: wanted.differences_max])
     wrong = sorted({_bucket(one, element) for one, element in held})
@@ -236,9 +240,9 @@ def _run(
         for node, count in one.rows:
             rows[node] = rows.get(node, 0) + count
     return AuditReport(
-        wanted.table.text, placements.epoch, not held, not unanswered, sum(part.buckets for part in found),
-        tuple(sorted(rows.items())), len(held), seen - len(held), told, len(held) > wanted.differences_max,
-        tuple(wrong), unanswered, time.monotonic() - began,
+        wanted.table.text, placements.epoch, not held and not unread, not unanswered,
+        sum(part.buckets for part in found), tuple(sorted(rows.items())), len(held), seen - len(held), told,
+        len(held) > wanted.differences_max, tuple(wrong), unread, unanswered, time.monotonic() - began,
     )  # fmt: skip
 
 
@@ -306,6 +310,7 @@ class Asking(msgspec.Struct, frozen=True):
     ) -> Found:
         # What is of a whole partition comes with each page of it.
         found: dict[Element, None] = {}
+        unread: list[tuple[int, int]] = []
         silent = dict(unanswered)
         nodes = [node for node in part.replicas if node not in silent]
         for left, right in unlike:
@@ -314,7 +319,8 @@ class Asking(msgspec.Struct, frozen=True):
                     found |= dict.fromkeys(elements_of(results, names, self.began_us))
             except _NotTold as error:
                 unanswered = (*unanswered, (error.node, f"rows of ({left}, {right}]: {error.why}"))
-        return Found(part, rows, unlike, tuple(found), unanswered)
+                unread.append((left, right))
+        return Found(part, rows, unlike, tuple(found), unanswered, tuple(unread))
 
     def _pages(
         self, nodes: Sequence[int], left: int, right: int
