@@ -63,13 +63,17 @@ class BackedFile(msgspec.Struct, frozen=True):
         return FileSummary(self.entries, self.size_bytes, first, last, b"", bytes.fromhex(self.digest))
 
 
-class BackedColumn(msgspec.Struct, frozen=True):
+class BackedColumn(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`dead_until_us`: of a column that was dropped and added again, when; its cells at or below are dead, in
+    the files too. It is left out where it is 0, as in manifests of before, whose digests it would change."""
+
     id: int
     name: str
     type: str
     kind: int
     position: int
     descending: bool
+    dead_until_us: int = 0
 
 
 class BackedTable(msgspec.Struct, frozen=True):
@@ -89,6 +93,11 @@ class BackedTable(msgspec.Struct, frozen=True):
     @property
     def size_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files)
+
+    @property
+    def dead(self) -> dict[int, int]:
+        """Of columns that were dropped and added again, by id, the time up to which their cells are dead."""
+        return {column.id: column.dead_until_us for column in self.columns if column.dead_until_us}
 
 
 class Statement(msgspec.Struct, frozen=True, array_like=True):
@@ -210,7 +219,7 @@ def backed_table(keyspace: Keyspace, table: Table, files: tuple[BackedFile, ...]
         table.name,
         table.id,
         table.uuid,
-        tuple(_backed_column(column) for column in table.columns),
+        tuple(_backed_column(column, table) for column in table.columns),
         {
             found.name: tuple(zip(found.field_names, found.field_types, strict=True))
             for found in keyspace.types
@@ -221,9 +230,16 @@ def backed_table(keyspace: Keyspace, table: Table, files: tuple[BackedFile, ...]
     )
 
 
-def _backed_column(column: Column) -> BackedColumn:
+def _backed_column(column: Column, table: Table) -> BackedColumn:
+    dead_until_us = dict(table.dead).get(column.id, 0)
     return BackedColumn(
-        column.id, column.name, column.type, int(column.kind), column.position, column.descending
+        column.id,
+        column.name,
+        column.type,
+        int(column.kind),
+        column.position,
+        column.descending,
+        dead_until_us,
     )
 
 
@@ -232,7 +248,7 @@ def columns_between(backed: BackedTable, keyspace: Keyspace, table: Table) -> di
     name = f"{table.keyspace}.{table.name}"
     found: dict[int, int] = {}
     keys_there = [_shape(column) for column in backed.columns if column.position >= 0]
-    keys_here = [_shape(_backed_column(column)) for column in table.columns if column.position >= 0]
+    keys_here = [_shape(_backed_column(column, table)) for column in table.columns if column.position >= 0]
     if keys_there != keys_here or backed.counts != table.is_counter:
         raise PreconditionError(f"table {name} has another primary key than the one that was backed up")
     for column in backed.columns:
@@ -250,6 +266,20 @@ def columns_between(backed: BackedTable, keyspace: Keyspace, table: Table) -> di
         found[column.id] = here.id
     _check_types(backed.types, keyspace.types, name)
     return found
+
+
+def refuse_hidden(backed: BackedTable, table: Table) -> None:
+    """PreconditionError when a column here was dropped later than the one that was backed up: what that held
+    would count as older than the drop, and stay gone."""
+    dead = dict(table.dead)
+    for column in backed.columns:
+        here = table.by_name.get(column.name)
+        if here is not None and dead.get(here.id, 0) > column.dead_until_us:
+            raise PreconditionError(
+                f"column {column.name} of table {table.keyspace}.{table.name} was dropped since and added "
+                "again, so what was backed up of it would stay gone",
+                hint="drop the table and have it made from the backup",
+            )
 
 
 def _shape(column: BackedColumn) -> tuple[str, str, int, int, bool]:
@@ -274,21 +304,30 @@ _ID_END = _ID_AT + _ID.size
 #: starts to count anew, so their upper half is free for the backup that a shard came with.
 _SHARD = struct.Struct(">IQ")
 _SALT_BITS = 31
+_NONE_DEAD: Final[Mapping[int, int]] = {}
 
 
 class TableMapping:
-    """`columns` has the new id of each column; cells of others are left out. `salt` is drawn once for each
-    backup; 0 for tables that do not count."""
+    """`columns` has the new id of each column; cells of others are left out, and those at or below the time
+    that `dead` has of a column. `salt` is drawn once for each backup; 0 for tables that do not count."""
 
     def __init__(
-        self, table_from: int, table_to: int, columns: Mapping[int, int], *, exact: bool, salt: int = 0
+        self,
+        table_from: int,
+        table_to: int,
+        columns: Mapping[int, int],
+        *,
+        exact: bool,
+        salt: int = 0,
+        dead: Mapping[int, int] = _NONE_DEAD,
     ) -> None:
-        """`exact`: every column that any fragment names is in `columns`."""
+        """`exact`: every column that any fragment names is in `columns`, and none is in `dead`."""
         self._from = _ID.pack(table_from)
         self._to = _ID.pack(table_to)
         self._columns = {**columns, MARKER_COLUMN: MARKER_COLUMN}
         self._keeps_values = exact and not salt and all(a == b for a, b in columns.items())
         self._salt = (salt & ((1 << _SALT_BITS) - 1)) << 32
+        self._dead = dead
 
     def of_backup(self, key: bytes) -> bytes:
         """The place of a key of the restored table, or of a bound of keys, in the backup."""
@@ -313,15 +352,21 @@ class TableMapping:
 
     def _row(self, row: Row) -> Row:
         columns = self._columns
-        cells = [self._cell(cell) for cell in row.cells if cell.column in columns]
+        cells = [self._cell(cell) for cell in row.cells if self._lives(cell.column, cell.timestamp_us)]
         gone = [
             msgspec.structs.replace(one, column=columns[one.column])
             for one in row.column_deletions
-            if one.column in columns
+            if self._lives(one.column, one.deletion.timestamp_us)
         ]
         cells.sort(key=lambda cell: (cell.column, cell.path or b""))
         gone.sort(key=lambda one: one.column)
         return Row(row.clustering, row.liveness, row.deletion, tuple(cells), tuple(gone))
+
+    def _lives(self, column: int, timestamp_us: int) -> bool:
+        if column not in self._columns:
+            return False
+        until_us = self._dead.get(column)
+        return until_us is None or timestamp_us > until_us
 
     def _cell(self, cell: Cell) -> Cell:
         path = cell.path

@@ -50,6 +50,9 @@ def fill(session: Any) -> None:
     session.execute('DELETE FROM b."T" WHERE k = 5')
     session.execute('ALTER TABLE b."T" ADD w int')
     session.execute('UPDATE b."T" SET w = 7 WHERE k = 1 AND c = 1')
+    session.execute('ALTER TABLE b."T" DROP w')
+    session.execute('ALTER TABLE b."T" ADD w int')
+    session.execute('UPDATE b."T" SET w = 8 WHERE k = 2 AND c = 1')
 
 
 def content(session: Any) -> tuple[list[Any], list[Any]]:
@@ -110,6 +113,10 @@ def test_tables_come_back_here_and_in_another_cluster(cluster: LocalCluster, tmp
     assert told("backup", "restore", "one", "--truncate", "--host", HOST)["state"] == "done"
     assert content(session) == before
     session.execute("UPDATE b.n SET hits = hits + 1 WHERE k = 3")
+    session.execute('ALTER TABLE b."T" DROP w')
+    session.execute('ALTER TABLE b."T" ADD w int')
+    refused = lockstep("backup", "restore", "one", "--truncate", "--host", HOST)
+    assert refused.code == 3 and "column w of table b.T was dropped since" in refused.err
     driver.shutdown()
 
     small = LocalCluster.create("small", 1, first_address=SMALL, ports=PORTS, home=tmp_path / "clusters")

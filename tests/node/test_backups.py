@@ -17,7 +17,7 @@ from lockstep.node.node import Node
 from lockstep.node.work.backup_choice import Restored
 from lockstep.node.work.backup_service import BackupRestoring
 from lockstep.replica.backup_messages import BackupOrder, BackupStatus, KeptPart
-from lockstep.schema.changes import CreateTable, EmptyTable, NewColumn
+from lockstep.schema.changes import AddColumns, CreateTable, DropColumns, DropTable, EmptyTable, NewColumn
 from lockstep.sim.plant import replaced
 from lockstep.storage import backup_manifest
 from lockstep.values.errors import PreconditionError, Rejected
@@ -148,6 +148,29 @@ def test_a_restore_beside_newer_rows_keeps_the_newer(town: Town) -> None:
         if partition.rows[0].cells[0].timestamp_us == 9
     }
     assert newest == set(range(5, 15))
+
+
+def test_what_a_column_held_before_it_was_dropped_does_not_come_back(town: Town) -> None:
+    """The table that is made for a restore knows nothing of the drop."""
+    write(town, range(10), 5)
+    column = next(one for one in town.newest.schema.by_name["ks"].tables[0].columns if one.name == "v")
+    for change in (
+        DropColumns("ks", "t", ("v",), 6),
+        AddColumns("ks", "t", (NewColumn("v", column.type),), brings_back=("v",)),
+    ):
+        done(town, town.submit(1, ChangeSchema(change)))
+    town.agreed(*NODES)
+    write(town, range(3), 9)
+    back_up(town)
+    done(town, town.submit(1, ChangeSchema(DropTable("ks", "t"))))
+    done(town, town.submit(1, other_table("ks")))
+    town.agreed(*NODES)
+    assert restore(town).state is RepairState.DONE
+    for number in NODES:
+        found = done(town, town.begin(number, everything))
+        rows = [row for partition in found.partitions for row in partition.rows]
+        assert len(rows) == 10, "the rows are there"
+        assert [cell.timestamp_us for row in rows for cell in row.cells] == [9, 9, 9]
 
 
 def other_table(keyspace_name: str) -> ChangeSchema:

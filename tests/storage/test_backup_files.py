@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.schema.model import Column, ColumnKind, Keyspace, Replication, Table, UserType
+from lockstep.schema.model import (
+    Column,
+    ColumnKind,
+    DroppedColumn,
+    Keyspace,
+    Replication,
+    Table,
+    UserType,
+)
 from lockstep.storage import backup_manifest as manifests
 from lockstep.storage.backup_manifest import (
     BackedFile,
@@ -111,6 +119,18 @@ def test_columns_get_their_ids_here_and_cells_of_dropped_ones_go() -> None:
     assert mapping.changed((header, deletion)) == (header[:1] + key(9, 1)[1:5] + header[5:], deletion)
 
 
+def test_cells_of_before_a_column_was_dropped_stay_dead() -> None:
+    mapping = TableMapping(7, 7, {2: 2, 3: 3}, exact=False, dead={2: 5, 3: 5})
+    gone = tuple(ColumnDeletion(column, Deletion(at, 1)) for column, at in ((2, 5), (3, 6)))
+    cells = (Cell(2, b"old", 5), Cell(3, b"old", 4, path=b"p"), Cell(3, b"new", 6, path=b"q"))
+    changed = mapping.changed((key(7, 1), encode_row(Row(b"", None, None, cells, gone))))
+    assert changed is not None
+    found = decode_row(*changed, b"")
+    assert [(cell.column, cell.value) for cell in found.cells] == [(3, b"new")]
+    assert [one.column for one in found.column_deletions] == [3]
+    assert mapping.changed((key(7, 1), encode_row(Row(b"", None, None, (Cell(2, b"old", 5),))))) is None
+
+
 def test_bounds_of_keys_go_back_to_the_backup() -> None:
     mapping = TableMapping(7, 9, {}, exact=True)
     assert [mapping.of_backup(one) for one in keys.token_bounds(9, FULL_RING)] == [
@@ -195,6 +215,32 @@ def test_tables_that_do_not_fit_are_refused() -> None:
     ):
         with pytest.raises(PreconditionError):
             manifests.columns_between(backed, keyspace, table)
+
+
+def dropped(at_us: int) -> Table:
+    """With `v` dropped at that time and added again."""
+    gone = DroppedColumn(3, "v", "place", at_us)
+    return msgspec.structs.replace(TABLE, dropped=(gone, DroppedColumn(9, "w", "int", 1)))
+
+
+def test_a_column_that_was_dropped_since_is_refused_where_all_is_to_come_back() -> None:
+    backed = manifests.backed_table(KEYSPACE, dropped(5), ())
+    assert backed.dead == {3: 5} and not backed.exact
+    for here in (TABLE, dropped(4), dropped(5)):
+        manifests.refuse_hidden(backed, here)
+    without = msgspec.structs.replace(dropped(6), columns=COLUMNS[:2])
+    for one in (backed, manifests.backed_table(KEYSPACE, TABLE, ())):
+        with pytest.raises(PreconditionError, match=r"column v of table ks\.t was dropped since"):
+            manifests.refuse_hidden(one, dropped(6))
+        manifests.refuse_hidden(one, without)
+
+
+def test_manifests_without_dropped_columns_are_written_as_before() -> None:
+    """Their digests are over what is written, so those of before stay right."""
+    assert b"dead_until_us" not in manifests.sealed(manifest())
+    tables = (manifests.backed_table(KEYSPACE, dropped(5), ()),)
+    content = manifests.sealed(msgspec.structs.replace(manifest(), tables=tables))
+    assert manifests.unsealed("p", content).tables[0].dead == {3: 5}
 
 
 def part(host: str, *tables: tuple[str, int, str]) -> Manifest:

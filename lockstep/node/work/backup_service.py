@@ -145,7 +145,7 @@ class BackupRestoring:
         keyspace = cluster.schema.by_name[table.keyspace]
         columns = manifests.columns_between(backed, keyspace, table)
         salt = manifest.salt if backed.counts else 0
-        return TableMapping(backed.id, table.id, columns, exact=backed.exact, salt=salt)
+        return TableMapping(backed.id, table.id, columns, exact=backed.exact, salt=salt, dead=backed.dead)
 
     async def _checked(
         self, order: BackupOrder, host_id: str, backed: BackedTable, known: dict[str, CheckedFile]

@@ -22,7 +22,14 @@ from lockstep.replica.backup_messages import KeptPart
 from lockstep.schema.changes import SYSTEM_KEYSPACES
 from lockstep.schema.model import Schema
 from lockstep.server.admin.operations import Operation, get, later, now, number_in, read_body
-from lockstep.storage.backup_manifest import BackedTable, Statement, columns_between, sealed, unsealed
+from lockstep.storage.backup_manifest import (
+    BackedTable,
+    Statement,
+    columns_between,
+    refuse_hidden,
+    sealed,
+    unsealed,
+)
 from lockstep.topology.repairs import BACKUP, PURPOSES, BeginRepair
 from lockstep.values.errors import ConfigurationError, LockstepError, PreconditionError
 from lockstep.values.ids import NodeId
@@ -318,6 +325,8 @@ class BackupRequests:
                     hint="empty it before: --truncate",
                 )
             columns_between(backed, schema.by_name[backed.keyspace], table)
+            if existing == "truncate":
+                refuse_hidden(backed, table)
 
     async def _make(self, found: Found, tables: Sequence[BackedTable]) -> int:
         """Make what is missing; how many tables."""
