@@ -18,7 +18,8 @@ from lockstep.schema.model import (
     keyspace_of,
     schema_of,
 )
-from lockstep.server.admin.backups import WantedRestore, as_kept, backed_parts, wanted_tables
+from lockstep.schema.objects import View
+from lockstep.server.admin.backups import WantedRestore, as_kept, backed_parts, to_empty, wanted_tables
 from lockstep.storage.backup_manifest import (
     BackedFile,
     BackedTable,
@@ -65,6 +66,23 @@ def test_a_view_that_would_lack_rows_is_refused() -> None:
     with pytest.raises(PreconditionError, match=r"view a\.w was not backed up"):
         restored(schema("w"), schema("v"), "a")
     assert restored(schema("w"), schema("v"), "a.u") == ["a.u"]
+
+
+def test_a_log_of_captured_changes_is_not_emptied_while_its_table_captures() -> None:
+    """That is refused for the log alone, when other tables are empty already."""
+
+    def captured(cdc: str) -> Schema:
+        tables = (
+            Table(1, "1", "a", "t", COLUMNS, options=(("cdc", cdc),), views=("v",)),
+            Table(2, "2", "a", "t_scylla_cdc_log", COLUMNS),
+            Table(3, "3", "a", "v", COLUMNS, view=View("t", "k IS NOT NULL", True, ((1, 1),))),
+        )
+        return schema_of([keyspace_of(HEADS[0], tables)], 20)
+
+    for cdc, emptied in (("true", ["t"]), ("false", ["t", "t_scylla_cdc_log"])):
+        found = captured(cdc)
+        assert to_empty(found, backed(found)) == tuple(("a", name) for name in emptied)
+    assert to_empty(schema(), backed(captured("true"))) == (("a", "t"),)
 
 
 def test_names_of_what_is_backed_up() -> None:

@@ -20,6 +20,7 @@ from lockstep.node.services import NodeServices
 from lockstep.node.work.backup_choice import Found, Restored
 from lockstep.replica.backup_messages import KeptPart
 from lockstep.schema.changes import SYSTEM_KEYSPACES
+from lockstep.schema.log_tables import captured_by
 from lockstep.schema.model import Schema
 from lockstep.server.admin.operations import Operation, get, later, now, number_in, read_body
 from lockstep.storage.backup_manifest import (
@@ -294,18 +295,13 @@ class BackupRequests:
         self._check(tables, wanted.existing)
         if wanted.dry_run:
             return self._restore_plan(found, tables, wanted)
-        empty = self._to_empty(tables) if wanted.existing == "truncate" else ()
+        schema = self._node.log.cluster.schema
+        empty = to_empty(schema, tables) if wanted.existing == "truncate" else ()
         made = await self._make(found, tables)
         names = {one.id: (one.keyspace, one.name) for one in tables}
         return self._document(
             await self._node.work.backups.begin_restore(Restored(found, names, empty, made))
         )
-
-    def _to_empty(self, tables: Sequence[BackedTable]) -> tuple[tuple[str, str], ...]:
-        """Views are emptied with what they are made of."""
-        schema = self._node.log.cluster.schema
-        here = (schema.table(one.keyspace, one.name) for one in tables)
-        return tuple((one.keyspace, one.name) for one in here if one is not None and one.view is None)
 
     def _check(self, tables: Sequence[BackedTable], existing: str) -> None:
         schema = self._node.log.cluster.schema
@@ -357,7 +353,7 @@ class BackupRequests:
                 {
                     "table": f"{one.keyspace}.{one.name}",
                     "bytes": one.size_bytes,
-                    "action": "create" if schema.table(one.keyspace, one.name) is None else wanted.existing,
+                    "action": _action(schema, one, wanted.existing),
                 }
                 for one in tables
             ],
@@ -371,6 +367,24 @@ class BackupRequests:
             ],
             "way_back": "none for a table that was emptied or added to: back it up before",
         }
+
+
+def to_empty(schema: Schema, tables: Sequence[BackedTable]) -> tuple[tuple[str, str], ...]:
+    """Views are emptied with what they are made of. A log of captured changes is not while its table
+    captures: readers follow it, and what was backed up of it is added."""
+    here = (schema.table(one.keyspace, one.name) for one in tables)
+    return tuple(
+        (one.keyspace, one.name)
+        for one in here
+        if one is not None and one.view is None and captured_by(schema, one) is None
+    )
+
+
+def _action(schema: Schema, backed: BackedTable, existing: str) -> str:
+    here = schema.table(backed.keyspace, backed.name)
+    if here is None:
+        return "create"
+    return "merge" if captured_by(schema, here) is not None else existing
 
 
 def as_kept(name: str, brought: Brought | None) -> dict[NodeId, list[KeptPart]]:
