@@ -40,6 +40,8 @@ NODE_COMMAND: Final = (sys.executable, "-P", "-m", "lockstep.server.main")
 START_TIMEOUT_S: Final = 60.0
 #: A new cluster's metadata group grows to its size within a fraction of this.
 VOTERS_TIMEOUT_S: Final = 3.0
+#: Tablets of a node that was replaced get a replica anew within this, unless others are away too.
+TABLETS_TIMEOUT_S: Final = 30.0
 #: A node that is gone is counted as down within this, unless the others are busy.
 NOTICE_TIMEOUT_S: Final = 5.0
 #: A node that got SIGTERM flushes and closes well within this; after it the process is killed.
@@ -263,8 +265,9 @@ class LocalCluster(Known):
         """Add one node and start it; returns when it has joined and serves.
 
         `replaces` is the name or id of a dead node, whose place in the ring, data centre and rack the new
-        one takes; it is forgotten then. `tokens`: how many it owns, 0 for none; -1 for as many as the
-        settings say.
+        one takes; it is forgotten then. Its tablets get other replicas behind that, which is awaited for a
+        while: the next node may be lost once they have them. `tokens`: how many it owns, 0 for none; -1 for
+        as many as the settings say.
         """
         with layout.changing(self.paths):
             content = self.file
@@ -277,6 +280,7 @@ class LocalCluster(Known):
         self.start([node.name], timeout_s)
         if dead:
             self.forget(dead)
+            self._wait_tablets(node)
         return node
 
     def forget(self, name: str) -> None:
@@ -436,6 +440,24 @@ class LocalCluster(Known):
                 return True
 
         processes.wait_until(settled, VOTERS_TIMEOUT_S)
+
+    def _wait_tablets(self, node: LocalNode) -> None:
+        """Until the tablets of the node that it replaces have replicas again; a while at most.
+
+        It never fails: with others away they may wait for long, and the status says so.
+        """
+        admin = self.admin(node.name)
+
+        def built() -> bool:
+            try:
+                lacking = admin.get("/v1/status").get("conditions", [])
+            except LockstepError:
+                return False
+            return ("TABLETS_LACK_REPLICAS", f"node {node.replaces}") not in {
+                (one["code"], one["subject"]) for one in lacking
+            }
+
+        processes.wait_until(built, TABLETS_TIMEOUT_S)
 
     def _signal(self, names: Sequence[str], number: signal.Signals) -> None:
         content = self.file
