@@ -25,6 +25,7 @@ from lockstep.local import admin_client, layout, nursery, processes
 from lockstep.local.admin_client import AdminClient, Credential, class_by_code, of_node, revived
 from lockstep.local.layout import ClusterFile, LocalNode, Paths
 from lockstep.local.processes import State, node_environment
+from lockstep.local.waiting import VOTERS_TIMEOUT_S, await_tablets, await_voters
 from lockstep.node.settings import PASSWORD_AUTHENTICATORS
 from lockstep.values.errors import (
     CannotApply,
@@ -38,10 +39,6 @@ from lockstep.values.errors import (
 NODE_COMMAND: Final = (sys.executable, "-P", "-m", "lockstep.server.main")
 #: Founders elect and open their doors within a second; a joining node also streams its ranges.
 START_TIMEOUT_S: Final = 60.0
-#: A new cluster's metadata group grows to its size within a fraction of this.
-VOTERS_TIMEOUT_S: Final = 3.0
-#: Tablets of a node that was replaced get a replica anew within this, unless others are away too.
-TABLETS_TIMEOUT_S: Final = 30.0
 #: A node that is gone is counted as down within this, unless the others are busy.
 NOTICE_TIMEOUT_S: Final = 5.0
 #: A node that got SIGTERM flushes and closes well within this; after it the process is killed.
@@ -250,7 +247,7 @@ class LocalCluster(Known):
             if batch is not together:
                 told(f"{batch[0].name} joined, {stopped.index(batch[0]) + 1} of {len(stopped)}")
         if stopped and not is_as_before:
-            self._wait_voters(stopped[-1])
+            await_voters(self.admin(stopped[-1].name, VOTERS_TIMEOUT_S))
         return [node.name for node in stopped]
 
     def add(
@@ -280,7 +277,7 @@ class LocalCluster(Known):
         self.start([node.name], timeout_s)
         if dead:
             self.forget(dead)
-            self._wait_tablets(node)
+            await_tablets(self.admin(node.name), node.replaces)
         return node
 
     def forget(self, name: str) -> None:
@@ -425,39 +422,6 @@ class LocalCluster(Known):
                 f"{names} started but does not serve after {timeout_s:g} s",
                 hint=f"tail {self.paths.log(waiting[0].name)}",
             )
-
-    def _wait_voters(self, node: LocalNode) -> None:
-        """Until those vote on metadata who should, so that a node may be lost at once; a short while at most.
-
-        It never fails: with nodes stopped on purpose there may be nobody to vote.
-        """
-        admin = self.admin(node.name, VOTERS_TIMEOUT_S)
-
-        def settled() -> bool:
-            try:
-                return bool(admin.get("/v1/cms/reconfiguration").get("settled"))
-            except LockstepError:
-                return True
-
-        processes.wait_until(settled, VOTERS_TIMEOUT_S)
-
-    def _wait_tablets(self, node: LocalNode) -> None:
-        """Until the tablets of the node that it replaces have replicas again; a while at most.
-
-        It never fails: with others away they may wait for long, and the status says so.
-        """
-        admin = self.admin(node.name)
-
-        def built() -> bool:
-            try:
-                lacking = admin.get("/v1/status").get("conditions", [])
-            except LockstepError:
-                return False
-            return ("TABLETS_LACK_REPLICAS", f"node {node.replaces}") not in {
-                (one["code"], one["subject"]) for one in lacking
-            }
-
-        processes.wait_until(built, TABLETS_TIMEOUT_S)
 
     def _signal(self, names: Sequence[str], number: signal.Signals) -> None:
         content = self.file
