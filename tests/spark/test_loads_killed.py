@@ -140,6 +140,8 @@ def test_10_12_13_a_load_is_whole_though_tablets_split_and_executor_and_node_die
 def test_10_of_a_load_whose_driver_is_killed_nothing_is_left(
     cluster: LocalCluster, connection: CqlConnection, tmp_path: Path
 ) -> None:
+    # A first attempt may have left it.
+    connection.query("DROP TABLE IF EXISTS shop.orphaned")
     connection.query("CREATE TABLE shop.orphaned (id int PRIMARY KEY, n bigint)")
     job = Job(tmp_path / "job", options(cluster, "orphaned", leaseMs="6000"))
     try:
