@@ -383,7 +383,12 @@ class Reads:
             tracked = self._tracked if plan.reads_ids and is_compared else None
             tracking = Tracking.NONE if tracked is None else Tracking.DATA
             request = ReadRequest(
-                *(plan.epoch, plan.needs_epoch, command, 0, tracking, changes > 0, follows_all)
+                plan.epoch,
+                plan.needs_epoch,
+                command,
+                tracking=tracking,
+                lists_all=changes > 0,
+                names_held=follows_all,
             )
             try:
                 answers = await self._answers(plan, request, deadline_s, changes if tracked else 0)

@@ -152,9 +152,9 @@ class TrackedReads:
         wanted = all_of(held_by(answer) for answer in others)
         if causal is not None:
             wanted = wanted.union(causal.wanted(plan))
-        if causal is not None and request.names_held:
-            whole = all_of(known_of(answer).whole for answer in others)
-            wanted = wanted.union(causal.seen_elsewhere(plan).intersection(whole))
+            if request.names_held:
+                whole = all_of(known_of(answer).whole for answer in others)
+                wanted = wanted.union(causal.seen_elsewhere(plan).intersection(whole))
         if not known_of(data).held.covers(wanted):
             self.reread += 1
             self._runtime.probes.reach("read.tracked_reread")

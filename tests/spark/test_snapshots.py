@@ -282,6 +282,8 @@ def test_wrong_wishes_are_told(cluster: LocalCluster) -> None:
 def test_a_frame_shows_what_was_there_when_it_was_made(cluster: LocalCluster, spark: SparkSession) -> None:
     """Also to its second query, filtered or not."""
     connection = connect(cluster)
+    # A first attempt may have left it.
+    connection.query("DROP TABLE IF EXISTS shop.growing")
     connection.query("CREATE TABLE shop.growing (id int PRIMARY KEY, v int)")
     insert(connection, "growing", "id int; v int", [(number, 0) for number in range(10)])
     frame = spark.read.format("lockstep").options(**options(cluster, "growing", snapshot="true")).load()
