@@ -78,7 +78,10 @@ class LoadDoor:
         self._require(session)
         try:
             return await self._done(request)
-        except (RequestError, Rejected):
+        except (RequestError, Rejected) as error:
+            # The protocol's errors have a message alone, and a job shows nothing else of what its node said.
+            if error.hint:
+                error.message = f"{error.message}; {error.hint}"
             raise
         except SessionClosed as error:
             raise Rejected(error.message) from error
