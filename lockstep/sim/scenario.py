@@ -131,8 +131,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     #: Whether replicas know by ids what they hold.
     tracked: bool = False
     witnesses: int = 0
-    #: Whether clients write whole partitions: then no read may show part of a write, or go back.
-    whole: bool = False
+    #: Of the reads, how many are of whole partitions, where writes are too: none is torn or goes back.
+    whole: float = 0.0
     #: After how long a silent replica is away, whatever the product says, one of these.
     cohort_after_s: tuple[float, ...] = (0.0,)
     #: Mean pause between two changes of the keyspace to tracked, or back; 0 is none.
@@ -262,7 +262,7 @@ def _drawn_load(scenario: Scenario, world: World, draw: Stream) -> Load:
         load = msgspec.structs.replace(load, levels=scenario.levels)
     if scenario.rare_levels:
         load = msgspec.structs.replace(load, rare_levels=scenario.rare_levels)
-    load = of_whole_partitions(load) if scenario.whole else load
+    load = of_whole_partitions(load, scenario.whole) if scenario.whole else load
     volley = world.stream("volley").choice(scenario.volley)
     return msgspec.structs.replace(load, volley=volley, unread=scenario.unread)
 
@@ -570,7 +570,8 @@ class Run:
         events, rows = self.cluster.history.events, self.workload.load.rows
         self.judged = check_registers(events, rows, apart=self.watch.isolated)
         self.judged += check_whole(events) if self.scenario.tracked else 0
-        self.judged += check_none_torn(events, rows) if self.scenario.whole else 0
+        if self.scenario.whole:
+            self.cluster.facts["partitions read whole"] = check_none_torn(events, rows)
         self.judged += sum(side.judge() for side in self.sides)
         self.watch.inspect("REP-1", self.cluster.newest)
         if self.scenario.tablets and (stored := self.watch.unowned(self.cluster.newest)):

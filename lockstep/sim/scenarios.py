@@ -15,6 +15,7 @@ from lockstep.sim.load_scenarios import LOAD_SCENARIOS
 from lockstep.sim.ring.scenarios import RING_SCENARIOS
 from lockstep.sim.scenario import Scenario
 from lockstep.sim.tablet_scenarios import CAPTURE_SCENARIOS, TABLET_SCENARIOS
+from lockstep.sim.tracked_data_scenarios import TRACKED_DATA_SCENARIOS
 from lockstep.sim.tracked_scenarios import TRACKED_SCENARIOS
 from lockstep.values.ids import Consistency
 
@@ -31,6 +32,7 @@ SCENARIOS: dict[str, Scenario] = {
     for scenario in (
         *TABLET_SCENARIOS,
         *TRACKED_SCENARIOS,
+        *TRACKED_DATA_SCENARIOS,
         *LOAD_SCENARIOS,
         *CAPTURE_SCENARIOS,
         *RING_SCENARIOS,
@@ -39,9 +41,7 @@ SCENARIOS: dict[str, Scenario] = {
             chaos_s=15.0,
             faults=tuple(ALL_KINDS),
             sometimes=(
-                *_OPERATIONS,
-                *_VOTERS,
-                *_STALE,
+                *(*_OPERATIONS, *_VOTERS, *_STALE),
                 *("leader changed", "coordinator crashed during an operation", "read.repaired"),
                 *("stream.target.broken", "net.duplicated", "disk.torn", "fault.all_down"),
                 "log.node.broken",

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from msgspec.structs import replace
-
-from lockstep.sim.load_scenarios import LOAD_SCENARIOS
 from lockstep.sim.scenario import Scenario
-from lockstep.values.ids import Consistency
 
 #: Nodes that die, all of them at once too, and links that fail.
-_NODES_AND_LINKS: Final = (
+NODES_AND_LINKS: Final = (
     "kill",
     "power",
     "all_down",
@@ -24,7 +20,7 @@ _NODES_AND_LINKS: Final = (
 #: What strikes where replicas stay.
 _WITHOUT_MOVES: Final = ("isolate_leader", "crash_at_probe", "loss", "slow_disk", "linger")
 #: Never all nodes at once.
-_NODES_LINKS_DISKS: Final = (
+NODES_LINKS_DISKS: Final = (
     "kill",
     "power",
     "pause",
@@ -35,7 +31,7 @@ _NODES_LINKS_DISKS: Final = (
     "slow_disk",
 )
 #: What strikes where replicas move.
-_DURING_MOVES: Final = (
+DURING_MOVES: Final = (
     "isolate_leader",
     "crash_at_probe",
     "crash_newcomer",
@@ -44,7 +40,7 @@ _DURING_MOVES: Final = (
     "loss",
 )
 #: The same, while replicas may be away for long.
-_DURING_LONG_MOVES: Final = (
+DURING_LONG_MOVES: Final = (
     *("isolate_leader", "crash_at_probe", "crash_newcomer", "crash_source", "hold_behind"),
     *("loss", "slow_disk", "linger", "pause_reconciler", "long_away"),
 )
@@ -66,7 +62,7 @@ TRACKED_SCENARIOS = (
         clients=4,
         duplicate=(0.0, 0.05, 0.2),
         faults=(
-            *_NODES_AND_LINKS,
+            *NODES_AND_LINKS,
             *("isolate_leader", "crash_at_probe", "loss", "slow_disk", "linger", "clog", "wall_jump"),
         ),
         sometimes=(
@@ -137,7 +133,7 @@ TRACKED_SCENARIOS = (
         columns=1,
         duplicate=(0.0, 0.05),
         faults=(
-            *_NODES_AND_LINKS,
+            *NODES_AND_LINKS,
             *_WITHOUT_MOVES,
         ),
         sometimes=(
@@ -193,7 +189,7 @@ TRACKED_SCENARIOS = (
         busy_s=0.8,
         duplicate=(0.0, 0.05),
         faults=(
-            *_NODES_AND_LINKS,
+            *NODES_AND_LINKS,
             *("isolate_leader", "crash_at_probe", "loss", "slow_disk", "linger", "clog", "wall_jump"),
             *("pause_reconciler", "long_away", "crash_newcomer", "crash_source"),
         ),
@@ -215,7 +211,7 @@ TRACKED_SCENARIOS = (
         deciding=2,
         replication_s=1.5,
         faults=(
-            *_NODES_AND_LINKS,
+            *NODES_AND_LINKS,
             *("isolate_leader", "crash_at_probe", "loss", "slow_disk", "linger", "pause_reconciler"),
         ),
         sometimes=(
@@ -362,8 +358,8 @@ TRACKED_SCENARIOS = (
         deciding=2,
         indexing=1,
         faults=(
-            *_NODES_LINKS_DISKS,
-            *_DURING_MOVES,
+            *NODES_LINKS_DISKS,
+            *DURING_MOVES,
         ),
         sometimes=(
             *("split finalised", "merge finalised", "tablets.begin", "join completed"),
@@ -386,8 +382,8 @@ TRACKED_SCENARIOS = (
         # A write that one replica alone has meets others that it has not heard of when it is brought to them.
         always=("strand_writes",),
         faults=(
-            *_NODES_AND_LINKS,
-            *_DURING_LONG_MOVES,
+            *NODES_AND_LINKS,
+            *DURING_LONG_MOVES,
         ),
         sometimes=(
             *("views.derived", "views.delivered", "views.built", "batches.replayed"),
@@ -410,8 +406,8 @@ TRACKED_SCENARIOS = (
         cohort_after_s=(0.0, 0.0, 1.0),
         always=("strand_writes",),
         faults=(
-            *_NODES_LINKS_DISKS,
-            *_DURING_MOVES,
+            *NODES_LINKS_DISKS,
+            *DURING_MOVES,
             *("pause_reconciler", "long_away"),
         ),
         sometimes=(
@@ -431,7 +427,7 @@ TRACKED_SCENARIOS = (
         clients=4,
         duplicate=(0.0, 0.05),
         faults=(
-            *_NODES_AND_LINKS,
+            *NODES_AND_LINKS,
             *_WITHOUT_MOVES,
         ),
         sometimes=(
@@ -451,7 +447,7 @@ TRACKED_SCENARIOS = (
         capturing=4,
         duplicate=(0.0, 0.05),
         faults=(
-            *_NODES_AND_LINKS,
+            *NODES_AND_LINKS,
             *_WITHOUT_MOVES,
         ),
         sometimes=(
@@ -478,121 +474,6 @@ TRACKED_SCENARIOS = (
         sometimes=(
             *("ids tell of everything", "read.repaired", "read.tracked_reread", "read.tracked_brought"),
             *("replica.write.named", "tracked.pulled", "tablets.begin", "split finalised"),
-        ),
-    ),
-    Scenario(
-        name="tracked_torn",
-        chaos_s=6.0,
-        founders=(3,),
-        factors=(3,),
-        spares=0,
-        tracked=True,
-        whole=True,
-        clients=3,
-        volley=(2, 4),
-        # A write at ONE is whole on one replica, and reads of one row must not bring others that row alone.
-        rare_levels=(Consistency.ONE,),
-        faults=("power", "pause", "slow_node", "partition", "latency", "flapping", "loss", "clog"),
-        always=("strand_writes",),
-        sometimes=(*("tracked.pulled", "read.tracked_reread", "read.tracked_brought", "read.tracked_anew"),),
-    ),
-    Scenario(
-        name="tracked_changes",
-        chaos_s=12.0,
-        founders=(3, 3, 4),
-        factors=(3,),
-        spares=0,
-        tracked=True,
-        clients=1,
-        capturing=4,
-        cohort_after_s=(0.0, 0.0, 1.0),
-        duplicate=(0.0, 0.05),
-        faults=(
-            *_NODES_AND_LINKS,
-            *("isolate_leader", "crash_at_probe", "loss", "slow_disk", "linger", "pause_reconciler"),
-            "long_away",
-        ),
-        sometimes=(
-            *("tracked.pulled", "read.tracked_brought", "cohort.set_apart", "cohort.rows_taken"),
-            *("conditional.decided", "batches.written"),
-        ),
-    ),
-    Scenario(
-        name="tracked_change_moves",
-        chaos_s=14.0,
-        founders=(3, 3, 4),
-        factors=(3, 3, 2),
-        spares=3,
-        tracked=True,
-        busy_s=0.8,
-        clients=1,
-        capturing=4,
-        cohort_after_s=(0.0, 0.0, 1.0),
-        duplicate=(0.0, 0.05),
-        faults=(
-            *_NODES_AND_LINKS,
-            *_DURING_LONG_MOVES,
-        ),
-        sometimes=(
-            *("join completed", "decommission completed", "tracked.ranges_changed"),
-            *("capture.write.without_log", "tracked.pulled", "tracked.handed_over", "read.tracked_brought"),
-        ),
-    ),
-    Scenario(
-        name="tracked_witness_capture",
-        chaos_s=14.0,
-        founders=(3, 3, 4, 5),
-        factors=(3,),
-        spares=2,
-        tracked=True,
-        witnesses=1,
-        busy_s=1.0,
-        clients=1,
-        capturing=4,
-        duplicate=(0.0, 0.05),
-        faults=(
-            *_NODES_AND_LINKS,
-            *_DURING_LONG_MOVES,
-        ),
-        sometimes=(
-            *("join completed", "decommission completed", "tracked.ranges_changed", "tracked.promoted"),
-            *("capture.write.without_log", "tracked.pulled", "tracked.handed_over", "read.tracked_brought"),
-            *("a witness was empty", "conditional.decided", "batches.written"),
-        ),
-    ),
-    Scenario(
-        name="tracked_change_tablets",
-        # A new map of a captured table settles for 20 s.
-        chaos_s=40.0,
-        founders=(3, 4, 4),
-        factors=(3,),
-        spares=2,
-        busy_s=3.0,
-        tablets=4,
-        tracked=True,
-        resize_s=1.0,
-        clients=1,
-        capturing=3,
-        duplicate=(0.0, 0.05),
-        faults=(
-            *_NODES_LINKS_DISKS,
-            *_DURING_MOVES,
-            *("pause_reconciler", "long_away"),
-        ),
-        # Streams count from the time that coordinators' clocks have.
-        steps_clocks=False,
-        sometimes=(
-            *("split finalised", "merge finalised", "streams closed and opened", "tablets.begin"),
-            *("tracked.pulled", "tracked.handed_over", "read.tracked_brought", "tracked.ranges_changed"),
-        ),
-    ),
-    replace(
-        LOAD_SCENARIOS[0],
-        name="tracked_loads",
-        tracked=True,
-        sometimes=(
-            *("a load was done", "a load left nothing", "load.target.taken_in"),
-            *("join completed", "load.not_staged", "tracked.pulled", "read.tracked_reread"),
         ),
     ),
 )

@@ -58,6 +58,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     unread: int = 0
     #: Of the puts, how many write all rows of a partition.
     whole_share: float = 0.2
+    #: Of the reads, how many are of a table, of a row, and so of a whole partition.
+    read_shares: tuple[float, float, float] = (0.1, 0.5, 0.4)
 
 
 def draw_load(draw: Stream) -> Load:
@@ -78,8 +80,9 @@ def draw_load(draw: Stream) -> Load:
     )
 
 
-def of_whole_partitions(load: Load) -> Load:
-    """The same, of clients that write all rows of few partitions, and mostly read."""
+def of_whole_partitions(load: Load, share: float) -> Load:
+    """The same, of clients that write all rows of few partitions, and mostly read: `share` of it all rows."""
+    table = min(load.read_shares[0], 1 - share)
     return msgspec.structs.replace(
         load,
         partitions=4,
@@ -89,6 +92,7 @@ def of_whole_partitions(load: Load) -> Load:
         twin_share=0.0,
         whole_share=1.0,
         page_rows=100,
+        read_shares=(table, 1 - share - table, share),
     )
 
 
@@ -223,12 +227,14 @@ class Client:
                 return self._change(table, draw.choice(self._workload.unread_keys()), level)
             return self._change(table, key, level)
         if last is not None and draw.random() < load.echo_share:
-            row = None if load.whole_share == 1.0 and draw.random() < 0.5 else last.puts[0][0]
+            is_whole = load.whole_share == 1.0 and draw.random() < max(0.5, load.read_shares[2])
+            row = None if is_whole else last.puts[0][0]
             return Look(last.table, last.key, row, level, load.timeout_ms, load.page_rows)
         shape = draw.random()
-        if shape < 0.1 and not load.unread:
+        of_tables, of_rows, _ = load.read_shares
+        if shape < of_tables and not load.unread:
             return Look(table, None, None, level, load.timeout_ms, load.page_rows)
-        clustering = draw.randrange(load.rows) if shape < 0.6 else None
+        clustering = draw.randrange(load.rows) if shape < of_tables + of_rows else None
         return Look(table, key, clustering, level, load.timeout_ms, load.page_rows)
 
     def _level(self) -> Consistency:
