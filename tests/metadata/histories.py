@@ -9,16 +9,14 @@ import msgspec
 
 from lockstep.metadata.access.role_changes import KINDS as ROLE_KINDS
 from lockstep.metadata.access.role_changes import PERMISSION_KINDS as PERMISSION_KINDS
-from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
+from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.degraded import DEGRADED, of_groups
 from lockstep.metadata.features import EXCLUDED_KINDS as EXCLUDED_KINDS
 from lockstep.metadata.features import KINDS as FEATURE_KINDS
 from lockstep.metadata.groups.membership import KINDS as MEMBERSHIP_KINDS
-from lockstep.metadata.log.apply import apply_entry, state_digest
-from lockstep.metadata.log.entries import LogEntry
-from lockstep.metadata.log.registry import Registry, Transformation
+from lockstep.metadata.log import history
+from lockstep.metadata.log.registry import Registry
 from lockstep.metadata.log.snapshot_entries import KINDS as SNAPSHOT_KINDS
-from lockstep.metadata.log.tip import Appended, Refused, Tip
 from lockstep.metadata.schema_change import KINDS as SCHEMA_KINDS
 from lockstep.metadata.schema_change import placed, refuse_while_locked
 from lockstep.metadata.schema_part import PLACEMENTS, SCHEMA
@@ -36,7 +34,6 @@ from lockstep.topology.tablets.asked import KINDS as ASKED_KINDS
 from lockstep.topology.tablets.moves import KINDS as MOVE_KINDS
 from lockstep.topology.tablets.resizes import KINDS as RESIZE_KINDS
 from lockstep.topology.transformations import KINDS as TOPOLOGY_KINDS
-from lockstep.values import codec
 from lockstep.values.errors import Rejected
 
 
@@ -102,48 +99,11 @@ def founder(number: int, tokens: tuple[int, ...], dc: str = "dc1", rack: str = "
     return Founder(f"host-{number}", f"10.0.0.{number}", 7000, 9042, 7080, dc, rack, tokens, "1")
 
 
-class History:
-    """values[e] is the value of epoch e; every entry was judged by a tip and applied a second time."""
+class History(history.History):
+    """Of all kinds, unless others are given."""
 
     def __init__(self, kinds: Registry | None = None) -> None:
-        self.registry = kinds if kinds is not None else registry()
-        self.values = [empty_cluster(self.registry.parts)]
-        self.entries: list[LogEntry] = []
-        self.tip = Tip(self.now, self.registry)
-
-    @property
-    def now(self) -> ClusterMetadata:
-        return self.values[-1]
-
-    def submit(self, transformation: Transformation) -> ClusterMetadata:
-        """Append and apply; raises the refusal."""
-        kind, body = self.registry.encode(transformation)
-        entry_id = len(self.entries).to_bytes(16, "big")
-        judged = self.tip.judge(entry_id, kind, body, "test", 1_000 + len(self.entries), 1)
-        if isinstance(judged, Refused):
-            raise judged.rejection
-        assert isinstance(judged, Appended)
-        value = apply_entry(self.now, judged.entry, self.registry)
-        assert state_digest(value) == state_digest(self.tip.value)
-        self.entries.append(judged.entry)
-        self.values.append(value)
-        self.tip.applied_now(value)
-        return value
-
-    def tried(self, transformation: Transformation) -> Rejected | None:
-        try:
-            self.submit(transformation)
-        except Rejected as refusal:
-            return refusal
-        return None
-
-    def replayed(self) -> ClusterMetadata:
-        """The last value, from the stored bytes of the entries alone."""
-        decode = codec.decoder(LogEntry).decode
-        value = empty_cluster(self.registry.parts)
-        for entry in self.entries:
-            value = apply_entry(value, decode(codec.encode(entry)), self.registry)
-        return value
+        super().__init__(kinds if kinds is not None else registry(), "test")
 
 
 def started(

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
-from lockstep.metadata.log.entries import ENTRY_ID_BYTES, LogEntry
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.log.entries import LogEntry
+from lockstep.metadata.log.history import History
 from lockstep.metadata.log.registry import Registry
-from lockstep.metadata.log.tip import Appended, Refused, Tip
 from lockstep.metadata.operations import Stage
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.metadata.transformations import Founder, Initialize, Register, SetExtension
@@ -107,9 +107,7 @@ class CaseHistory:
 
     def __init__(self, changes: Sequence[str] = ()) -> None:
         self.registry: Registry = every_kind()
-        self._tip = Tip(empty_cluster(), self.registry)
-        self.values: list[ClusterMetadata] = [empty_cluster()]
-        self.entries: list[LogEntry] = []
+        self._history = History(self.registry, "case")
         self._begin()
         #: The epoch at which a case begins unless it says otherwise.
         self.base_epoch = self.newest.epoch
@@ -118,8 +116,16 @@ class CaseHistory:
             self._add(CHANGES[name])
 
     @property
+    def values(self) -> list[ClusterMetadata]:
+        return self._history.values
+
+    @property
+    def entries(self) -> list[LogEntry]:
+        return self._history.entries
+
+    @property
     def newest(self) -> ClusterMetadata:
-        return self.values[-1]
+        return self._history.now
 
     def _begin(self) -> None:
         version = self.registry.version
@@ -134,12 +140,5 @@ class CaseHistory:
         self._add(ChangeSchema(_table("far", "t", 3)))
 
     def _add(self, transformation: Any) -> None:
-        kind, body = self.registry.encode(transformation)
-        entry_id = (len(self.entries) + 1).to_bytes(ENTRY_ID_BYTES, "big")
-        judged = self._tip.judge(entry_id, kind, body, "case", 0, 1)
-        if isinstance(judged, Refused):
-            raise AssertionError(f"{transformation} is refused: {judged.rejection}")
-        assert isinstance(judged, Appended), "every entry id is new"
-        self._tip.applied_now(self._tip.value)
-        self.entries.append(judged.entry)
-        self.values.append(self._tip.value)
+        refusal = self._history.tried(transformation)
+        assert refusal is None, f"{transformation} is refused: {refusal}"
