@@ -256,6 +256,9 @@ class _Entries:
         for at in range(first, end, count):
             yield self.pairs[at : min(at + count, end)]
 
+    def is_synced(self, sequence: int) -> bool:
+        return True
+
     async def synced(self, sequence: int) -> None: ...
 
 

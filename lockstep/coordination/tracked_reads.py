@@ -46,6 +46,20 @@ def _held(known: Known) -> Held:
     return known.held.union(known.recent)
 
 
+def _is_even(request: ReadRequest, data: Known, others: Sequence[Answer]) -> bool:
+    """Whether nothing is to be brought to anybody, nor noted for who follows what it has seen: each replica
+    holds what any of them has told of."""
+    if data.apart or (CAUSAL.get() is not None and request.command.key is not None):
+        return False
+    for answer in others:
+        one = known_of(answer)
+        if one.apart or not (data.held.covers(one.held) and data.held.covers(one.recent)):
+            return False
+        if data.recent and not _held(one).covers(data.recent):
+            return False
+    return True
+
+
 def _require_met(plan: Plan, apart: Held, known: Sequence[tuple[Target, Known]]) -> None:
     """PeerTimeout unless each later read of the level asks a replica that has these, which some that answered
     lack."""
@@ -135,6 +149,8 @@ class TrackedReads:
             # One of them has not heard yet that a log is over, or has not all of it.
             self._runtime.probes.reach("read.tracked_listed")
             return None
+        if _is_even(request, known_of(data), others):
+            return [data]
         try:
             async with asyncio.timeout(max(deadline_s - self._runtime.clock.monotonic_s(), 0.0)):
                 return [await self._settled(plan, request, data, others, deadline_s)]

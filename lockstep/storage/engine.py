@@ -291,6 +291,10 @@ class StorageEngine:
             self._commit.fail(error)
             raise
 
+    def is_synced(self, sequence: int) -> bool:
+        """Whether everything up to `sequence` is durable already."""
+        return self._commit.is_synced(sequence)
+
     async def synced(self, sequence: int) -> None:
         """Return when everything up to `sequence` is durable; many waiters share one sync."""
         await self._commit.synced(sequence)

@@ -164,6 +164,10 @@ class GroupCommit:
     def unsynced_between(self, lower: bytes, upper: bytes) -> int:
         return self._open.between(lower, upper) or self._closing.between(lower, upper)
 
+    def is_synced(self, sequence: int) -> bool:
+        """Whether everything written up to `sequence` is durable already."""
+        return sequence <= self._covered
+
     async def synced(self, sequence: int) -> None:
         """Wait until everything written up to `sequence` is durable. DiskRefused when it cannot be."""
         if not self._period_ms:

@@ -93,6 +93,8 @@ class Engine(Protocol):
 
     def walk(self, lower: bytes, upper: bytes, count: int) -> Iterator[list[Pair]]: ...
 
+    def is_synced(self, sequence: int) -> bool: ...
+
     async def synced(self, sequence: int) -> None: ...
 
 
@@ -128,6 +130,11 @@ class Journal:
     def sequence(self) -> int:
         """To be awaited for everything that is held."""
         return self._sequence
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether everything that is held now is durable."""
+        return self._engine.is_synced(self._sequence)
 
     async def synced(self) -> None:
         """Return when everything that is held now is durable."""

@@ -67,14 +67,14 @@ class PlaceList:
                 _put(by_token, token, id_)
         self.count += len(ids)
 
-    def at(self, place: Place) -> Iterator[tuple[LogId, int]]:
+    def at(self, place: Place) -> list[tuple[LogId, int]]:
         self._file()
-        return self._at(place)
+        by_token = self._by_table.get(place[0])
+        found = by_token.get(place[1]) if by_token is not None else None
+        return [] if found is None else self._ids_of(found)
 
-    def _at(self, place: Place) -> Iterator[tuple[LogId, int]]:
-        found = self._by_table.get(place[0], {}).get(place[1], [])
-        for id_ in found if isinstance(found, list) else (found,):
-            yield self._id_of(id_)
+    def _ids_of(self, found: int | list[int]) -> list[tuple[LogId, int]]:
+        return list(map(self._id_of, found)) if isinstance(found, list) else [self._id_of(found)]
 
     def _id_of(self, id_: int) -> tuple[LogId, int]:
         return self._logs[id_ >> _OFFSET_BITS], id_ & _OFFSETS
@@ -82,8 +82,8 @@ class PlaceList:
     def items(self) -> Iterator[tuple[tuple[LogId, int], Place]]:
         """(log, offset) and place of each id."""
         for table, by_token in self._by_table.items():
-            for token in by_token:
-                for id_ in self._at((table, token)):
+            for token, found in by_token.items():
+                for id_ in self._ids_of(found):
                     yield id_, (table, token)
         for number, table, token in _threes(self._fresh):
             yield self._id_of(number), (table, token)

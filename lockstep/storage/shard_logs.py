@@ -271,12 +271,18 @@ class ShardLogs:
 
     def of_place(self, place: Place) -> Held:
         """What is open of a partition, or of all."""
-        if not self.is_listed:
-            return self.open
+        opened = self.open
+        if not self.is_listed or not opened.logs:
+            return opened
+        listed = self._places.at(place)
+        if self._captured.count:
+            listed += self._captured.at(place)
+        if not listed:
+            return NOTHING
         found: dict[LogId, list[int]] = {}
-        for log, offset in (*self._places.at(place), *self._captured.at(place)):
+        for log, offset in listed:
             found.setdefault(log, []).append(offset)
-        return held_of({log: of(offsets) for log, offsets in found.items()}).intersection(self.open)
+        return held_of({log: of(offsets) for log, offsets in found.items()}).intersection(opened)
 
     def validate(self) -> None:
         held, (reconciled, apart), opened = self.held, self._gone(), self.open
