@@ -46,13 +46,12 @@ def _held(known: Known) -> Held:
     return known.held.union(known.recent)
 
 
-def _is_even(request: ReadRequest, data: Known, others: Sequence[Answer]) -> bool:
-    """Whether nothing is to be brought to anybody, nor noted for who follows what it has seen: each replica
-    holds what any of them has told of."""
-    if data.apart or (CAUSAL.get() is not None and request.command.key is not None):
+def is_even(data: Known, others: Sequence[Known]) -> bool:
+    """Whether nothing is to be brought to anybody: the answer with data holds all that others told of, and
+    they hold what it shows."""
+    if data.apart:
         return False
-    for answer in others:
-        one = known_of(answer)
+    for one in others:
         if one.apart or not (data.held.covers(one.held) and data.held.covers(one.recent)):
             return False
         if data.recent and not _held(one).covers(data.recent):
@@ -149,7 +148,8 @@ class TrackedReads:
             # One of them has not heard yet that a log is over, or has not all of it.
             self._runtime.probes.reach("read.tracked_listed")
             return None
-        if _is_even(request, known_of(data), others):
+        follows = CAUSAL.get() is not None and request.command.key is not None
+        if not follows and is_even(known_of(data), list(map(known_of, others))):
             return [data]
         try:
             async with asyncio.timeout(max(deadline_s - self._runtime.clock.monotonic_s(), 0.0)):

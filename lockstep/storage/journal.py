@@ -114,8 +114,7 @@ class Journal:
         #: What other replicas told last that they hold, by range; kept by who hears it.
         self.told: dict[Shard, dict[int, Held]] = {}
         self._tables: dict[int, int] = {}
-        self._logs_begun = 0
-        self._listed = 0
+        self._logs_begun, self._listed = 0, 0
         #: Of entries that were stored, or found at the start: what the average one has.
         self._stored, self._stored_bytes = 0, 0
         self._sequence = 0
