@@ -62,10 +62,10 @@ def streams_of(cluster: ClusterMetadata, table: Table) -> Sequence[Counting]:
 
 
 def is_in_time(cluster: ClusterMetadata, mutation: Mutation) -> bool:
-    """Whether what a mutation adds to a log of tablets goes to the streams of its write time by what is known
-    now: it was captured by what was known then."""
+    """Whether what a mutation adds to a log is in the streams of its write time by what is known now: it was
+    captured by what was known then."""
     captured, table = mutation.captured, cluster.table(mutation.table_id)
-    if captured is None or table is None or not table.group:
+    if captured is None or table is None:
         return True
     sets = streams_of(cluster, table)
     stamps = {cell.timestamp_us for row in captured.rows for cell in row.cells}

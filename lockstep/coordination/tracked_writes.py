@@ -9,6 +9,7 @@ keeps a write to bring it to a quorum, until it is told that one has it.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -26,6 +27,7 @@ from lockstep.storage.rows.fragments import require_fitting
 from lockstep.tracking.held import NOTHING, MutationId
 from lockstep.values.codec import encode
 from lockstep.values.errors import (
+    ColumnsGone,
     HandshakeRefused,
     InvalidRequest,
     LockstepError,
@@ -171,7 +173,13 @@ class TrackedWrites:
             left_ms = max(0.0, (deadline_s - self._runtime.clock.monotonic_s()) * 1000)
             columns, attempt = terms.needs_columns, self._attempts.next(leader)
             lead = Lead(plan.needs_epoch, mutation, plan.consistency, int(left_ms), what, columns, attempt)
-            led: Led = await self._context.internode.request(leader, verbs.TRACKED_WRITE, lead, left_ms)
+            try:
+                led: Led = await self._context.internode.request(leader, verbs.TRACKED_WRITE, lead, left_ms)
+            except ColumnsGone as error:
+                # Planned anew by what this node knows it would be refused again.
+                with suppress(LockstepError):
+                    await self._context.catch_up(error.epoch, leader)
+                raise
             if not led.start:
                 return led
             self._attempts.told(leader, led.start)
@@ -180,9 +188,13 @@ class TrackedWrites:
     async def _serve(self, peer: PeerInfo, request: Lead) -> Led:
         if not self._once.is_meant(request.attempt):
             return Led(self._context.plans.epoch, start=self._once.start)
-        return await self._once.carry_out(
-            peer.host_id, request.attempt, lambda: self._carry_out(peer, request)
-        )
+        try:
+            return await self._once.carry_out(
+                peer.host_id, request.attempt, lambda: self._carry_out(peer, request)
+            )
+        except ColumnsGone as error:
+            error.epoch = self._context.plans.epoch
+            raise
 
     async def _carry_out(self, peer: PeerInfo, request: Lead) -> Led:
         plans = self._context.plans

@@ -187,7 +187,7 @@ class Writes:
         """
         self.admit()
         plan = self.plans.plan_of(mutation, consistency)
-        if plan.log_id and terms.needs_columns and not _is_captured(plan, mutation):
+        if plan.log_id and terms.needs_columns and not self.is_captured(plan, mutation):
             raise ColumnsGone(str(mutation.table_id), begun=False)
         now_s = self.runtime.clock.monotonic_s()
         if now_s > plan.alive_until_s:
@@ -237,6 +237,13 @@ class Writes:
         else:
             write.apply_here(target)
 
+    def is_captured(self, plan: Plan, mutation: Mutation) -> bool:
+        """Whether the write says what it adds to the log of its table's changes, if that has one by now, and
+        to streams that count at its write time by what this node knows now."""
+        captured = mutation.captured
+        is_told = not plan.log_id or (captured is not None and captured.table_id == plan.log_id)
+        return is_told and is_in_time(self.plans.cluster, mutation)
+
     def admit(self) -> None:
         """Overloaded when this node coordinates as many writes as it may, or as many bytes of them."""
         if len(self.in_flight) >= WRITES_IN_FLIGHT_MAX:
@@ -273,12 +280,6 @@ def _has_columns(cluster: ClusterMetadata, mutation: Mutation) -> bool:
         for row in (*mutation.rows, *((mutation.static,) if mutation.static is not None else ()))
         for part in (*row.cells, *row.column_deletions)
     )
-
-
-def _is_captured(plan: Plan, mutation: Mutation) -> bool:
-    """Whether the write says what it adds to the log of its table's changes, if that has one by now."""
-    captured = mutation.captured
-    return not plan.log_id or (captured is not None and captured.table_id == plan.log_id)
 
 
 def _failure(round_: Round[Plan], write_type: str) -> WriteFailure:
@@ -479,9 +480,7 @@ class Write:
         if newest.needs_epoch <= plan.epoch:
             return plan if self.terms.is_paired else newest
         if not self.terms.needs_columns or (
-            _is_captured(newest, mutation)
-            and _has_columns(self.owner.plans.cluster, mutation)
-            and is_in_time(self.owner.plans.cluster, mutation)
+            self.owner.is_captured(newest, mutation) and _has_columns(self.owner.plans.cluster, mutation)
         ):
             return newest
         # A name may stand for another column by now: whoever planned the mutation has to do so again.

@@ -142,6 +142,11 @@ def current(generations: Sequence[C], at_us: int) -> C | None:
     return known[at - 1] if at else None
 
 
+def published_epoch(generations: Sequence[Generation]) -> int:
+    """The epoch that published the newest of those that are published; 0 where none is."""
+    return max((one.published_epoch for one in generations), default=0)
+
+
 def write_allowed(generations: Sequence[Counting], timestamp_us: int, now_us: int) -> str:
     """Why a change with this timestamp may not be captured by a coordinator whose clock says `now_us`; empty
     when it may.

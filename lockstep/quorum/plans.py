@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from lockstep.metadata.cdc import published_epoch
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.repairs import Repaired, is_equal_since
@@ -422,18 +423,20 @@ class PlanBook:
         # Who answers under an older plan does not know of the rows that a bulk load brought at once.
         loaded = cluster.loads.committed_epochs.get(table_id, 0)
         # Nor does who plans by ids know of rows that a restore brings without.
-        changed_epoch = max(table.epoch, keyspace.epoch, loaded, table.tracked_since, *views)
+        log, base = log_of(cluster.schema, table), captured_by(cluster.schema, table)
+        # Nor does who adds to a log of changes know which streams are closed by newer ones of the ring.
+        is_logged = (log is not None or base is not None) and not table.group
+        streams = published_epoch(cluster.generations) if is_logged else 0
+        changed_epoch = max(table.epoch, keyspace.epoch, loaded, table.tracked_since, streams, *views)
         assert changed_epoch <= cluster.epoch, f"table {table_id} changes later"
         recounts = ring.id in cluster.recounting
         has_tablets = ring.id in cluster.tablets.by_group
-        log = log_of(cluster.schema, table)
         log_id = log.id if log is not None else 0
         found = TablePlacement(cluster.epoch, changed_epoch, ring, recounts, table, has_tablets, log_id)
         found.is_tracked = is_tracked(keyspace, table)
         if table.tracked_since:
             found.tracked_since = table.tracked_since
             found.repaired = cluster.repairs.by_table.get(table.id, ())
-        base = captured_by(cluster.schema, table)
         if base is not None:
             found.tracked_as = base.id, base.tracked_since
         self._tables[table_id] = found

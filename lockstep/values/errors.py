@@ -139,11 +139,14 @@ class InvalidRequest(RequestError):
 class ColumnsGone(InvalidRequest):
     """Columns that a request was planned with were dropped while it was under way: it is to be planned anew.
 
-    `begun`: a replica may hold what the request wrote. Clients are never told of this error.
+    `begun`: a replica may hold what the request wrote. `epoch`: of a node that found it out for another one,
+    which has to know as much before it plans; 0 where none did. Clients are never told of this error.
     """
 
     code: ClassVar[str] = "CQL_COLUMNS_GONE"
     outcome_known = False
+    #: Not told by nodes that know nothing of it.
+    epoch = 0
 
     def __init__(self, table: str, *, begun: bool) -> None:
         super().__init__(f"Columns of table {table} were dropped while the request was under way")
