@@ -317,6 +317,29 @@ def test_creators_may_do_everything_until_it_is_dropped(place: Place, root: Sess
     session.execute("DROP ROLE helper")
 
 
+def test_a_log_of_changes_is_for_those_who_may_read_the_table(place: Place, root: Session) -> None:
+    root.execute("CREATE TABLE shop.private (id int PRIMARY KEY, word text)")
+    make(root, "shaper", "ALTER ON shop.private")
+    session = place.session("shaper")
+    session.execute("ALTER TABLE shop.private WITH cdc = {'enabled': true, 'preimage': 'full'}")
+    root.execute("INSERT INTO shop.private (id, word) VALUES (1, 'secret')")
+    log = "shop.private_scylla_cdc_log"
+    denied(session, f"SELECT word FROM {log}", DENIED.format("shaper", "SELECT", f"<table {log}>"))
+    assert [row[2:] for row in root.execute("LIST ALL PERMISSIONS OF shaper")] == [
+        ("<table shop.private>", "ALTER"),
+        (f"<table {log}>", "ALTER"),
+    ]
+    root.execute("DROP TABLE shop.private")
+    make(root, "owner", "CREATE ON KEYSPACE shop")
+    session = place.session("owner")
+    for options in (" WITH cdc = {'enabled': true}", ""):
+        session.execute(f"CREATE TABLE shop.private (id int PRIMARY KEY, word text){options}")
+        session.execute("ALTER TABLE shop.private WITH cdc = {'enabled': true}")
+        session.execute("INSERT INTO shop.private (id, word) VALUES (1, 'own')")
+        assert [row.word for row in session.execute(f"SELECT word FROM {log}")] == ["own"]
+        session.execute("DROP TABLE shop.private")
+
+
 def test_only_superusers_make_superusers(place: Place, root: Session) -> None:
     make(root, "manager", "CREATE ON ALL ROLES", "ALTER ON ALL ROLES", "DROP ON ALL ROLES")
     root.execute("GRANT AUTHORIZE ON ALL ROLES TO manager")

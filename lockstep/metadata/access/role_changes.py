@@ -20,6 +20,7 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.schema.changes import SYSTEM_KEYSPACES, CreateKeyspace, SchemaChange
+from lockstep.schema.log_tables import SUFFIX
 from lockstep.schema.model import Schema
 from lockstep.values.errors import Rejected
 from lockstep.values.limits import GRANTS_MAX, ROLE_MEMBERSHIPS_MAX, ROLE_NAME_CHARACTERS_MAX, ROLES_MAX
@@ -235,13 +236,21 @@ def exists(cluster: ClusterMetadata, resource: str) -> bool:
 
 
 def followed(access: Access, before: Schema, after: Schema, change: SchemaChange, creator: str) -> Access:
-    """Roles and grants after a schema change: what is gone has none, and who created something has all."""
+    """Roles and grants after a schema change: what is gone has none, and who created something has all.
+
+    Of a log of changes of a table that was there before, whoever has it made gets what was granted to them on
+    the table: the log tells what is in the table, and ALTER does not let anybody read that.
+    """
     left = access.without_resources(_gone(before, after)) if access.grants.count else access
     if not creator or left.role(creator) is None:
         return left
-    for resource in _permission_created(change, before, after):
-        if left.grants.count < GRANTS_MAX or left.granted(creator, resource):
-            left = left.with_grant(creator, resource, roles.applicable_to(resource))
+    made = _permission_created(change, before, after)
+    for resource in made:
+        base = resource.removesuffix(SUFFIX)
+        is_late_log = base != resource and base not in made
+        given = left.granted(creator, base) if is_late_log else roles.applicable_to(resource)
+        if given and (left.grants.count < GRANTS_MAX or left.granted(creator, resource)):
+            left = left.with_grant(creator, resource, given)
     assert left.grants.count <= GRANTS_MAX, "grants are bounded, whoever creates what"
     return left
 
