@@ -16,7 +16,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from lockstep.cli.shared import client, dumps, render
+from lockstep.cli.shared import client, dumps, render, runs
 from lockstep.cli.shared.runs import Unfinished, wait_for_nodes
 from lockstep.documents import read
 from lockstep.documents.service import KeptLog, LoggedEntry, Service, ServicePlan, Snapshots, Voters
@@ -58,7 +58,8 @@ def reconfigure(
         (show_plan if cancel or resume else _show_plan)(answer, call)
         return 0
     if call.wait:
-        answer = follow(admin, answer, call.timeout_s)
+        with runs.unseen("the change of the voters", "lockstep cms reconfigure --cancel"):
+            answer = follow(admin, answer, call.timeout_s)
     _show(answer, call)
     return 0
 

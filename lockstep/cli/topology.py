@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import click
 
-from lockstep.cli.shared import client, completion, plans, render
+from lockstep.cli.shared import client, completion, plans, render, runs
 from lockstep.cli.shared.client import ClusterClient
 from lockstep.cli.shared.plans import show_changes, title
 from lockstep.cli.shared.watch import ENDED, NUMBERS_EVERY_S, watch
@@ -166,7 +166,8 @@ def _submitted(cluster: ClusterClient, answer: Mapping[str, Any], call: render.C
     if not call.wait:
         _show(answer, call, "request/1")
         return 0
-    ended = follow(cluster, str(answer["id"]), call.timeout_s)
+    with runs.unseen(f"request {answer['id']}", f"lockstep topology cancel {answer['id']}"):
+        ended = follow(cluster, str(answer["id"]), call.timeout_s)
     _show(ended, call, "request/1")
     return _exit_code(ended)
 

@@ -57,6 +57,16 @@ def test_a_failure_is_told_and_a_wait_that_ends_early_says_that_it_goes_on() -> 
     assert json.loads(result.stdout)["state"] == "cancelled"
 
 
+def test_who_may_begin_a_repair_and_not_see_it_is_told_that_it_goes_on() -> None:
+    refused = 403, {"code": "CQL_UNAUTHORIZED", "message": "User ops has no SELECT permission"}
+    result, _ = ask({"POST /v1/repairs": RUNNING, "GET /v1/repairs/4": refused}, "ks")
+    assert result.exit_code == 5
+    assert "repair 4 has begun" in result.stderr and "User ops has no SELECT permission" in result.stderr
+    assert "it goes on: `lockstep repair --cancel 4` ends it" in result.stderr
+    result, _ = ask({"POST /v1/repairs": refused}, "ks")
+    assert result.exit_code == 1 and "error[CQL_UNAUTHORIZED]" in result.stderr
+
+
 def test_a_preview_asks_for_nothing_else_and_a_wrong_range_for_nothing_at_all() -> None:
     plan = {
         "schema": "repair-plan/1",

@@ -13,7 +13,7 @@ from lockstep.cli.shared.watch import Screen
 from lockstep.cli.shared.watch import tree_lines as lines_of
 from lockstep.documents import read
 from lockstep.documents.requests import Request
-from tests.cli.fake_admin import FakeAdmin
+from tests.cli.fake_admin import FakeAdmin, node
 
 RUNNING: dict[str, Any] = {
     "id": "7", "kind": "decommission", "node": 4, "state": "running", "actor": "an operator, through node 1",
@@ -129,6 +129,18 @@ def test_a_node_that_does_not_answer_for_a_while_is_asked_again() -> None:
     down = (503, {"message": "no leader"})
     made, _ = ask({"GET /v1/requests/7": [RUNNING, down, {**RUNNING, "state": "done"}]}, "7")
     assert made.exit_code == 0 and "no answer: no leader" in made.output
+
+
+def test_who_may_ask_for_a_request_and_not_see_it_is_told_that_it_goes_on() -> None:
+    refused = 403, {"code": "CQL_UNAUTHORIZED", "message": "User ops has no SELECT permission"}
+    nodes = {"nodes": [node(4)]}
+    answers = {"GET /v1/nodes": nodes, "POST /v1/requests": RUNNING, "GET /v1/requests/7": refused}
+    with FakeAdmin(answers) as fake:
+        made = CliRunner().invoke(root, ["topology", "decommission", "4", "--host", fake.host])
+    assert made.exit_code == 5 and "request 7 has begun" in made.stderr
+    assert "`lockstep topology cancel 7` ends it" in made.stderr
+    made, _ = ask({"GET /v1/requests/7": refused}, "7")
+    assert made.exit_code == 1 and "error[CQL_UNAUTHORIZED]" in made.stderr
 
 
 def test_nothing_to_watch_is_told() -> None:

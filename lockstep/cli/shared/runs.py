@@ -9,7 +9,8 @@ entry.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import click
@@ -19,11 +20,24 @@ from lockstep.cli.shared.client import ClusterClient
 from lockstep.documents import read
 from lockstep.documents.service import Snapshots
 from lockstep.documents.status import ListedNode
-from lockstep.values.errors import OutcomeUnknown, PeerError
+from lockstep.values.errors import BadCredentials, OutcomeUnknown, PeerError, Unauthorized
 
 POLL_S: Final = 0.2
 _COLOURS: Final = {"done": "green", "failed": "red", "cancelled": "yellow"}
 Found = Mapping[str, Any]
+
+
+@contextmanager
+def unseen(what: str, ending: str) -> Iterator[None]:
+    """Around questions about what was begun: who may begin it and may not see it is told that it goes on.
+    `ending` is a command that takes it back."""
+    try:
+        yield
+    except (Unauthorized, BadCredentials) as error:
+        raise OutcomeUnknown(
+            f"{what} has begun, and how far it is may not be seen: {error.message}",
+            hint=f"it goes on: `{ending}` ends it; to see it, GRANT SELECT ON ALL MBEANS",
+        ) from error
 
 
 def follow(
@@ -36,15 +50,17 @@ def follow(
 ) -> Found:
     """`begun` once it has ended; how far it is goes to stderr. OutcomeUnknown when that takes too long."""
     deadline, told, found = time.monotonic() + timeout_s, "", begun
+    ending = f"lockstep repair --cancel {begun['id']}"
     while found["state"] == "running":
         if time.monotonic() >= deadline:
             raise OutcomeUnknown(
                 f"{what} {begun['id']} still runs after {timeout_s:g} s",
-                hint=f"it goes on; end it with `lockstep repair --cancel {begun['id']}`",
+                hint=f"it goes on; end it with `{ending}`",
             )
         time.sleep(poll_s)
         try:
-            found = ask(int(begun["id"]))
+            with unseen(f"{what} {begun['id']}", ending):
+                found = ask(int(begun["id"]))
             line = headline(found)
         except PeerError as error:
             line = f"no answer: {error.message}"
