@@ -19,8 +19,8 @@ from lockstep.local.clusters import LocalCluster
 from lockstep.spark.cql_client import CqlConnection, Endpoint, pool_of
 from lockstep.spark.jobs import audit, tables
 from lockstep.spark.jobs.audit import Audit, AuditPart, AuditReport
-from lockstep.spark.jobs.elements import Place, State, elements_of
-from lockstep.spark.jobs.tables import Access, TableName
+from lockstep.spark.jobs.elements import Naming, Place, State, elements_of
+from lockstep.spark.jobs.tables import Access, Described, DescribedColumn, TableName
 from lockstep.spark.loads.writer import bulk_load
 from lockstep.spark.replica_digests import FixedReplicas, fix_replicas
 from lockstep.values import codec
@@ -109,6 +109,29 @@ def test_deletions_are_elements_of_their_own() -> None:
         "(partition deletion)",
         "(row deletion)",
     ]
+
+
+def test_elements_of_collections_are_told_by_value_and_never_end_an_audit() -> None:
+    columns = (
+        DescribedColumn("id", "int", "partition_key", 0),
+        DescribedColumn("l", "list<text>", "regular"),
+        DescribedColumn("s", "set<text>", "regular"),
+        DescribedColumn("m", "map<text, int>", "regular"),
+        DescribedColumn("n", "int", "regular"),
+    )
+    naming = Naming(Described("k", "t", columns))
+    place_of_entry = bytes.fromhex("f3a1b2c41dd211b28080808080808080")
+    for column, path, value, told in (
+        ("l", place_of_entry, b"", ""),
+        ("l", place_of_entry, b"x", "x"),
+        ("s", b"", b"", ""),
+        ("s", b"x", b"", "x"),
+        ("m", b"", b"\x00\x00\x00\x01", ": 1"),
+        ("n", None, b"\x01\x02", "0x0102"),
+        ("gone", None, b"x", "0x78"),
+    ):
+        place = Place(7, b"\x00\x00\x00\x01", b"", column, path)
+        assert naming.value(place, State(1, value)) == told
 
 
 def test_only_what_all_have_told_is_compared() -> None:

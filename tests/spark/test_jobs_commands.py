@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
 from lockstep.cli.main import root
 from lockstep.cli.shared import jobs, render
 from lockstep.local.clusters import LocalCluster
+from lockstep.spark.jobs.audit import AuditReport, Unanswered
 from lockstep.values.errors import ConfigurationError
 
 from .support import NOBODYS_ADDRESS, PORTS
@@ -68,6 +71,46 @@ def test_plans_of_a_cluster(cluster: LocalCluster, tmp_path: Path, monkeypatch: 
     assert told.exit_code == 0 and told.output.startswith("reads epochs 1 to ")
     told = run("history", "--from", "1000000", host=host)
     assert told.exit_code == 2 and "are no range" in told.output
+
+
+#: A bucket with its replica that did not answer, or not with rows.
+_SILENT = (Unanswered(0, 9, 3, "no node answers"),)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "last_line"),
+    [
+        ({}, 0, "all replicas hold the same"),
+        ({"complete": False, "unanswered": _SILENT}, 6, "all replicas that answered hold the same"),
+        (
+            {"equal": False, "complete": False, "unread": ((0, 9),), "unanswered": _SILENT},
+            6,
+            "replicas may differ in 1 bucket, whose rows were not told",
+        ),
+        ({"equal": False, "different": 2, "wrong": ((0, 9),)}, 1, "2 differences in 1 bucket"),
+        (
+            {"equal": False, "complete": False, "different": 2, "wrong": ((0, 9),), "unanswered": _SILENT},
+            1,
+            "2 differences in 1 bucket",
+        ),
+    ],
+)
+def test_an_audit_ends_with_the_code_of_its_outcome(
+    cluster: LocalCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    outcome: dict[str, Any],
+    code: int,
+    last_line: str,
+) -> None:
+    whole = AuditReport("t", 1, True, True, 9, ((1, 5),), 0, 0, (), False, (), (), (), 0.5)
+    report = msgspec.structs.replace(whole, **outcome)
+    monkeypatch.setattr(jobs, "run", lambda *_: report)
+    shared = ("audit", "shop.events", "--port", str(PORTS[0]))
+    told = run(*shared, host=cluster.contact_points[0])
+    assert (told.exit_code, told.output.splitlines()[-1]) == (code, last_line)
+    assert ("node 3 did not answer for (0, 9]: no node answers" in told.output) is bool(report.unanswered)
+    told = run(*shared, "-o", "json", host=cluster.contact_points[0])
+    assert told.exit_code == code and json.loads(told.output)["schema"] == "audit/1"
 
 
 def test_a_package_that_is_missing_is_named() -> None:

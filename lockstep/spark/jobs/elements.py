@@ -13,8 +13,9 @@ from typing import Final
 import msgspec
 
 from lockstep.schema.clustering import decode, split_key
-from lockstep.schema.types import CollectionType, CqlType, MapType
+from lockstep.schema.types import CollectionType, CqlType, MapType, SetType
 from lockstep.spark.jobs.tables import Described, columns_of
+from lockstep.values.errors import InvalidRequest
 from lockstep.values.rows import Cell, Deletion, Partition, ReadResult, Row
 
 #: What has no column, as it is shown.
@@ -140,11 +141,17 @@ class Naming:
             return _text(kind, state.value)
         if isinstance(kind, MapType):
             return f"{_text(kind.key, place.path)}: {_text(kind.value, state.value)}"
+        if isinstance(kind, SetType):
+            return _text(kind.element, place.path)
         if isinstance(kind, CollectionType):
-            return _text(kind.element, state.value or place.path)
+            return _text(kind.element, state.value)
         return "0x" + state.value.hex()
 
 
 def _text(kind: CqlType, value: bytes) -> str:
-    found = kind.deserialize(value)
+    try:
+        found = kind.deserialize(value)
+    except InvalidRequest:
+        # What a replica holds is told, whatever it is.
+        return "0x" + value.hex()
     return "0x" + found.hex() if isinstance(found, bytes) else str(found)
