@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from lockstep.local.clusters import LocalCluster
 from lockstep.spark.jobs import comparing, export, files, load, manifest, verify
-from lockstep.spark.jobs.comparing import Sum, Tolerance
+from lockstep.spark.jobs.comparing import Compared, Sum, Tolerance
 from lockstep.spark.jobs.export import Export
 from lockstep.spark.jobs.load import Load
 from lockstep.spark.jobs.running import Silent
@@ -106,6 +107,31 @@ def test_buckets_that_differ_are_those_of_one_side_or_with_another_sum() -> None
     one = {1: Sum(1, 5), 2: Sum(2, 6), 3: Sum(1, 7)}
     assert comparing.unlike(one, dict(one)) == []
     assert comparing.unlike(one, {1: Sum(1, 5), 2: Sum(2, 9), 4: Sum(1, 1)}) == [2, 3, 4]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kinds", "one", "other"),
+    [
+        ("a array<int>, b array<int>", ([0], [0, 0]), ([0, 0], [0])),
+        ("a array<boolean>, b array<boolean>", ([False], []), ([], [False])),
+        ("a array<array<int>>, b int", ([[0], []], 0), ([[], [0]], 0)),
+        ("a array<array<int>>, b int", ([[0]], 0), ([[], [], []], 0)),
+        ("a map<int, array<int>>, b int", ({0: [0], 1: []}, 0), ({0: [], 1: [0]}, 0)),
+        ("a array<int>, b array<int>", ([], None), (None, [])),
+        ("a struct<x: int, y: int>, b int", ((None, None), 0), (None, 0)),
+    ],
+)
+def test_where_an_element_is_decides_the_digest(
+    spark: SparkSession, kinds: str, one: tuple[Any, ...], other: tuple[Any, ...]
+) -> None:
+    """Numbers and marks that are alike do not add up to the same in another place."""
+    compared = Compared(("k",), ("k",), ("k", "a", "b"), 1)
+    frames = [spark.createDataFrame([(1, *values)], f"k int, {kinds}") for values in (one, other)]
+    mine, theirs = (comparing.sums(frame, compared) for frame in frames)
+    assert comparing.unlike(mine, theirs) == [0]
+    (found,) = comparing.differences(frames[0], frames[1], compared, [0], 10)
+    assert found.key == (1,) and found.missing == "" and "a" in [column for column, _, _ in found.columns]
 
 
 def test_sides_have_to_be_of_one_shape(goods: LocalCluster) -> None:

@@ -136,8 +136,8 @@ def _row_hash(frame: DataFrame, compared: Compared) -> Column:
     parts = []
     for name in compared.columns:
         column, kind = f.col(f"`{name}`"), frame.schema[name].dataType
-        # A missing value leaves the hash as it is: where it is missing is hashed too.
-        parts += [_on_grid(column, kind, compared.tolerance), f.isnull(column)]
+        # A missing value leaves the hash as it is: that it is missing is hashed before it.
+        parts += [f.isnull(column), _on_grid(column, kind, compared.tolerance)]
     return f.xxhash64(*parts)
 
 
@@ -164,17 +164,22 @@ def _equal(mine: Column, theirs: Column, kind: spark.DataType, tolerance: Tolera
 
 
 def _canonical(column: Column, kind: spark.DataType) -> Column:
-    """The value in a form that can be hashed and compared: maps have an order, and what is missing a mark."""
+    """The value in a form that can be hashed and compared: maps have an order, what is missing a mark, and
+    what has elements their number before them, as the hash is of the elements of all lists in one row."""
     from pyspark.sql import functions as f
 
     if isinstance(kind, spark.MapType):
         entries = spark.StructType(
             [spark.StructField("key", kind.keyType), spark.StructField("value", kind.valueType)]
         )
-        return f.array_sort(f.transform(f.map_entries(column), lambda one: _canonical(one, entries)))
+        return _counted(
+            column, f.array_sort(f.transform(f.map_entries(column), lambda one: _canonical(one, entries)))
+        )
     if isinstance(kind, spark.ArrayType):
         element = kind.elementType
-        return f.transform(column, lambda one: f.struct(f.isnull(one), _canonical(one, element)))
+        return _counted(
+            column, f.transform(column, lambda one: f.struct(f.isnull(one), _canonical(one, element)))
+        )
     if isinstance(kind, spark.StructType):
         parts = []
         for field in kind.fields:
@@ -182,6 +187,13 @@ def _canonical(column: Column, kind: spark.DataType) -> Column:
             parts += [f.isnull(part), _canonical(part, field.dataType)]
         return f.when(f.isnotnull(column), f.struct(*parts))
     return column
+
+
+def _counted(column: Column, elements: Column) -> Column:
+    """Null for a column without a value."""
+    from pyspark.sql import functions as f
+
+    return f.when(f.isnotnull(column), f.struct(f.size(elements), elements))
 
 
 def _shown(column: Column, kind: spark.DataType) -> Column:
