@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 import pyarrow as pa
-from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructField, StructType
 
 from lockstep.local.clusters import LocalCluster
 from lockstep.spark.loads import choosing
@@ -81,6 +81,44 @@ def test_few_rows_are_statements_and_begin_no_load(
     assert f"lockstep: shop.{table}: 1400 rows written by statements: they are few" in capfd.readouterr().err
     # Nothing to write is nothing to do.
     open_writer(cluster, table).commit([Carried(0, b"")])
+
+
+def test_few_rows_with_lists_are_a_load_and_the_same_again(cluster: LocalCluster) -> None:
+    """A list is not longer for being in all rows of a partition, in two tasks, or in a second run."""
+    name = f"w{uuid.uuid4().hex[:8]}"
+    connection = connect(cluster)
+    connection.query(
+        f"CREATE TABLE shop.{name} (id int, n int, l list<text>, s list<int> static, PRIMARY KEY (id, n))"
+    )
+    texts, numbers = pa.list_(pa.string()), pa.list_(pa.int32())
+    schema = StructType(
+        [
+            StructField("id", IntegerType()),
+            StructField("n", IntegerType()),
+            StructField("l", ArrayType(StringType())),
+            StructField("s", ArrayType(IntegerType())),
+        ]
+    )
+
+    def rows(first: int) -> pa.RecordBatch:
+        arrays = [
+            pa.array([1, 1], pa.int32()),
+            pa.array([first, first + 1], pa.int32()),
+            pa.array([["", "a"]] * 2, texts),
+            pa.array([[4, 4]] * 2, numbers),
+        ]
+        return pa.record_batch(arrays, ["id", "n", "l", "s"])
+
+    for _ in range(2):
+        source = LockstepSource(options(cluster, name, writeTimeMicros="1700000000000000"))
+        writer = source.writer(schema, False)
+        assert isinstance(writer, ChoosingWriter)
+        writer.commit([writer.write(iter([rows(first)])) for first in (0, 2)])
+        assert state_of(writer) == "committed"
+    found = connection.query(f"SELECT n, l, s FROM shop.{name}")
+    assert [(row["n"], row["l"], row["s"]) for row in found] == [(n, ["", "a"], [4, 4]) for n in range(4)]
+    connection.query(f"DROP TABLE shop.{name}")
+    connection.close()
 
 
 def test_one_task_with_many_rows_makes_all_of_them_one_load(

@@ -151,6 +151,22 @@ def test_collections_and_static_columns_go_row_by_row() -> None:
     assert content(found) == content(again)
 
 
+def test_elements_of_lists_have_the_places_of_their_write_time() -> None:
+    """Of whichever task and load they are, and whatever the other lists of the row hold."""
+    made = table(
+        ("k", "int", KEY, False),
+        ("c", "int", CLUSTERING, False),
+        ("l", "list<int>", REGULAR, False),
+        ("s", "list<int>", STATIC, False),
+    )
+    plan = plan_of(made)
+    rows = [(1, 2, [7, 8, 9], [4, 5]), (1, 3, [7], [4, 5]), (1, 4, None, [4, 5])]
+    other_id = bytes(reversed(WRITE_ID))
+    of_one, of_other = (content(encoded(plan, batch_of(plan, rows), id_)) for id_ in (WRITE_ID, other_id))
+    assert {value for _, _, value in of_one} == {value for _, _, value in of_other}
+    assert len({value for _, _, value in of_one}) == 4, "three rows, and one static row of all"
+
+
 @pytest.mark.parametrize(
     ("rows", "extra", "message"),
     [

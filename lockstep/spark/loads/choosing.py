@@ -2,7 +2,8 @@
 
 Invariants. A table that cannot be loaded, or that its writer may not load, is found before a task runs. No
 load begins before a task has more rows than it can hand to the driver; a write whose rows were all handed
-over and are few is sent by statements from there, and every other write is one load of all its rows. Either
+over and are few is sent by statements from there, but for lists, whose elements a statement makes anew each
+time that it is sent; and every other write is one load of all its rows. Either
 way all of them have the write time at which the job was planned, unless it says otherwise.
 """
 
@@ -20,6 +21,7 @@ from msgspec.structs import replace
 from pyspark.sql import types as spark
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
+from lockstep.schema.types import ListType
 from lockstep.spark.loads.client import LoadClient
 from lockstep.spark.loads.writer import (
     LEVELS,
@@ -44,6 +46,12 @@ class OpenPlan(msgspec.Struct, frozen=True):
     options: Options
     columns: tuple[str, ...]
     statements: WritePlan
+
+    @property
+    def has_lists(self) -> bool:
+        """Whether a column is a list whose elements are values of their own."""
+        kinds = [column.cql_type for column in self.statements.shape.columns]
+        return any(isinstance(kind, ListType) and kind.is_multicell for kind in kinds)
 
 
 @dataclass(frozen=True)
@@ -116,7 +124,7 @@ class ChoosingWriter(DataSourceArrowWriter):
             raise PreconditionError(f"{len(messages) - len(staged) - len(few)} tasks told nothing")
         rows = sum(one.rows for one in few)
         shape = self._plan.options
-        if not staged and rows <= SMALL_WRITE_ROWS_MAX:
+        if not staged and rows <= SMALL_WRITE_ROWS_MAX and not (rows and self._plan.has_lists):
             # One batch: a value that does not fit is found before anything is sent.
             whole = list(batches_of(few))
             if whole:

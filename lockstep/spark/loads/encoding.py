@@ -53,6 +53,10 @@ _NIL, _NO_ITEMS = b"\xc0", b"\x90"
 _BIN_8 = 0xC4
 
 
+#: In place of a write id, in the places of elements of lists.
+_OF_LISTS: Final = bytes(MUTATION_ID_BYTES)
+
+
 class EncodePlan(msgspec.Struct, frozen=True, dict=True):
     """What a load writes. `columns` name the table's columns in the order of the data's; `ttl_column` and
     `time_column` name further ones of the data, of seconds and microseconds. `ttl_s` 0: rows live as long as
@@ -128,7 +132,8 @@ def encoded_by_rows(plan: EncodePlan, batch: pa.RecordBatch, write_id: bytes) ->
         row: list[Value] = [column[at] for column in columns]
         row += [int(times[at]).to_bytes(8, "big", signed=True), int(ttls[at]).to_bytes(4, "big", signed=True)]
         context = _context(plan, int(times[at]), write_id, at)
-        for mutation in plan_modification(prepared, row, context):
+        for planned in plan_modification(prepared, row, context):
+            mutation = msgspec.structs.replace(planned, mutation_id=write_id)
             token = token_of(mutation.key)
             prefix = keys.partition_prefix(plan.stored_id, token, mutation.key)
             made += [(token, key, value) for _, key, value in fragments_of(mutation, prefix)]
@@ -158,8 +163,10 @@ def _context(plan: EncodePlan, time_us: int, write_id: bytes, row: int) -> Conte
         text = f"{row}/{next(drawn)}".encode()
         return hashlib.blake2b(text, key=write_id, digest_size=_RANDOM_BYTES).digest()
 
+    # Elements of a list have their places by the row's write time and by nothing of the job: so they are the
+    # same ones in every row of a partition that has the list, and when the row is loaded again.
     now_us = plan.now_s * _MICROSECONDS
-    return Context(now_us, plan.now_s, now_us, time_us, write_id, bits)
+    return Context(now_us, plan.now_s, min(now_us, time_us), time_us, _OF_LISTS, bits)
 
 
 def _python_values(plan: EncodePlan, column: Column, array: pa.Array) -> list[Value]:
