@@ -6,16 +6,19 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from msgspec import structs
 from pyarrow import parquet
+from pyspark.sql import SparkSession
 
 from lockstep.local.clusters import LocalCluster
-from lockstep.spark.jobs import export, manifest, running, tables
+from lockstep.spark.jobs import export, manifest, running, tables, verify
 from lockstep.spark.jobs.export import Export
 from lockstep.spark.jobs.manifest import ExportedFile, Manifest
 from lockstep.spark.jobs.tables import Access, Described, DescribedColumn, DescribedType, TableName
+from lockstep.spark.jobs.verify import Verify
 from lockstep.values.errors import ConfigurationError, InvalidRequest, LockstepError, PreconditionError
 
-from .support import PORTS
+from .support import PORTS, connect
 
 DESCRIBED = Described(
     "shop",
@@ -135,6 +138,31 @@ def test_mistakes_are_told_before_spark_starts(cluster: LocalCluster, tmp_path: 
         tables.table_name("events")
     with pytest.raises(ConfigurationError, match="unknown option 'nothing'"):
         export.plan(Access(where.hosts, where.port, others=(("nothing", "1"),)), Export(EVENTS, to))
+
+
+@pytest.mark.slow
+def test_what_the_name_of_a_directory_does_not_hold_is_no_export(
+    cluster: LocalCluster, spark: SparkSession, tmp_path: Path
+) -> None:
+    """An empty text would be read as no value, and bytes as others."""
+    connection, where = connect(cluster), access(cluster)
+    connection.query("CREATE TABLE shop.named (id int PRIMARY KEY, v text, b blob)")
+    for number, text in enumerate(("01", "a/b %41", "")):
+        connection.query(f"INSERT INTO shop.named (id, v) VALUES ({number}, '{text}')")
+    wanted = Export(TableName("shop", "named"), str(tmp_path / "out"), partitioned_by=("v",))
+    with pytest.raises(PreconditionError, match=r"column v has the text '', .*--partition-by$"):
+        export.run(spark, where, wanted, running.Silent())
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    connection.query("DELETE FROM shop.named WHERE id = 2")
+    connection.query("INSERT INTO shop.named (id) VALUES (3)")
+    told = export.run(spark, where, structs.replace(wanted, resume=True), running.Silent())
+    assert (told.rows, told.resumed) == (3, True)
+    read = verify.run(spark, where, Verify(wanted.to, "shop.named"), running.Silent())
+    assert read.equal
+    with pytest.raises(ConfigurationError, match="divided by b, which is blob"):
+        export.plan(where, Export(wanted.table, str(tmp_path / "new"), partitioned_by=("b",)))
+    connection.query("DROP TABLE shop.named")
+    connection.close()
 
 
 def test_a_description_makes_the_table_again() -> None:

@@ -26,10 +26,14 @@ from lockstep.spark.ring import ask_any, range_partitions
 from lockstep.values.errors import ConfigurationError, PeerError, PreconditionError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 #: Spark leaves it beside files that are all there.
 _SUCCESS: Final = "_SUCCESS"
+#: Texts that Spark takes for no value where it reads them from the name of a directory.
+_NO_NAMES: Final = ("", "__HIVE_DEFAULT_PARTITION__")
+#: Types whose bytes the name of a directory does not hold.
+_NOT_NAMED: Final = ("blob", "inet")
 
 
 class Begun(msgspec.Struct, frozen=True):
@@ -126,7 +130,8 @@ def run(session: SparkSession, access: Access, wanted: Export, progress: Progres
         manifest.write_whole(place / BEGUN, begun)
         columns = {"columns": ",".join(begun.columns)}
         with watched(session, progress, f"reading {wanted.table.text}"):
-            writer = tables.frame(session, access, wanted.table, **columns).write.mode("overwrite")
+            frame = tables.frame(session, access, wanted.table, **columns)
+            writer = _nameable(frame, begun.partitioned_by).write.mode("overwrite")
             if begun.partitioned_by:
                 writer = writer.partitionBy(*begun.partitioned_by)
             writer.parquet(uri(data))
@@ -161,11 +166,34 @@ def _begun(access: Access, wanted: Export) -> Begun:
     missing = [name for name in wanted.partitioned_by if name not in columns]
     if missing:
         raise ConfigurationError(f"the column {missing[0]} is to divide the files, but is not exported")
+    types = {one.name: one.type for one in described.columns}
+    for name in wanted.partitioned_by:
+        if types[name] in _NOT_NAMED:
+            raise ConfigurationError(f"files cannot be divided by {name}, which is {types[name]}")
     if wanted.partitioned_by and len(wanted.partitioned_by) == len(columns):
         raise ConfigurationError("files cannot be divided by all their columns")
     _representable(access, wanted.table, described, columns)
     level = tables.read_level(access, wanted.table)
     return Begun("export-begun/1", described, columns, wanted.partitioned_by, level, _now())
+
+
+def _nameable(frame: DataFrame, divided_by: Sequence[str]) -> DataFrame:
+    """The frame, whose job ends with PreconditionError at a text that would be read as no value from the name
+    of its directory."""
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import StringType
+
+    for name in divided_by:
+        if not isinstance(frame.schema[name].dataType, StringType):
+            continue
+        column = f.col(f"`{name}`")
+        # As `plain_errors` finds the errors of tasks.
+        kind = f"{PreconditionError.__module__}.{PreconditionError.__name__}"
+        why = f"{kind}: column {name} has the text '"
+        rest = "', which no directory can be named by: leave the column out of --partition-by\n"
+        wrong = f.raise_error(f.concat(f.lit(why), column, f.lit(rest)))
+        frame = frame.withColumn(name, f.when(column.isin(*_NO_NAMES), wrong).otherwise(column))
+    return frame
 
 
 def _representable(access: Access, name: TableName, described: Described, columns: Sequence[str]) -> None:
