@@ -219,14 +219,17 @@ def _described(connection: CqlConnection, name: TableName) -> Described:
         DescribedColumn(one.name, one.type, one.kind, one.position, descending.get(one.name, False))
         for one in shape.columns
     )
-    stories = connection.query("SELECT epoch FROM system_views.gossip_info")
+    # Of the node that is asked its own, however late gossip is.
+    nodes = connection.query("SELECT acknowledged_epoch FROM system_views.cluster_metadata_directory")
     told = connection.query(f"DESCRIBE TABLE {name.cql}")
     return Described(
         name.keyspace,
         name.table,
         columns,
         _types(shape),
-        max((int(str(row["epoch"])) for row in stories if row["epoch"] is not None), default=0),
+        max(
+            (int(str(epoch)) for row in nodes if (epoch := row["acknowledged_epoch"]) is not None), default=0
+        ),
         str(told[0].get("create_statement", "")) if told else "",
     )
 
