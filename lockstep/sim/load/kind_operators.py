@@ -130,6 +130,9 @@ class KindOperators:
             span = TOKEN_MAX - TOKEN_MIN
             tokens = tuple(TOKEN_MIN + 1 + self._draw.randrange(span - 1) for _ in node.tokens)
             request = EnqueueRequest(Move(node.id, tokens), actor="operator")
+        elif left_holders(self._cluster.newest):
+            # What is doubted is filled from the others, of which one is gone for good: both would wait.
+            return
         await self._operators.submit(runtime, EntryKind.ENQUEUE_REQUEST, request)
 
     async def _destroy(self, runtime: Runtime) -> None:
