@@ -44,8 +44,8 @@ from lockstep.replica.messages import Known, ReadReply, ReadRequest, Tracking, W
 from lockstep.replica.tracked import require_kept
 from lockstep.runtime.ports import Runtime
 from lockstep.storage.journal import Journal
-from lockstep.storage.shard_logs import Shard, ShardLogs
-from lockstep.tracking.held import Held, all_of
+from lockstep.storage.shard_logs import Shard
+from lockstep.tracking.held import all_of
 from lockstep.values.codec import encode
 from lockstep.values.errors import InvalidRequest, LockstepError, NotReplica, RangeLacking, StaleEpoch
 from lockstep.values.node_limits import WRITES_A_TURN
@@ -98,18 +98,18 @@ def _count(counts: dict[Key, int], key: Key) -> None:
         counts[key] = known + 1
 
 
-def _of_one(
+def _of_range(
     journal: Journal, shard: Shard, command: ReadCommand, tracking: Tracking, *, lists_all: bool
 ) -> Known:
-    """What is held of the range of one partition; as of several, in fewer steps, for most reads are such."""
+    """What is held of one range."""
     logs = journal.logs_of(shard)
     apart, over, wants_held = logs.apart, b"", tracking is Tracking.DATA
-    recent = logs.of_place((command.table_id, command.right)).union(apart)
     if lists_all:
         held = logs.held if wants_held else logs.reconciled
     else:
         listed, reconciled, over = logs.listed
         held = listed if wants_held else reconciled
+    recent = journal.recent(shard, command)
     partial = logs.taking is not None or not journal.keeps(shard)
     if not apart and not partial:
         return Known(held, recent, over=over)
@@ -117,15 +117,18 @@ def _of_one(
     return Known(held, recent, apart, holders, partial, over)
 
 
-def _told(ranges: Sequence[ShardLogs], tracking: Tracking, *, lists_all: bool) -> tuple[Held, bytes]:
-    """What is held of ranges, or reconciled, and the digest of what is not listed of them."""
-    wants_held = tracking is Tracking.DATA
-    if lists_all:
-        return all_of(logs.held if wants_held else logs.reconciled for logs in ranges), b""
-    found = [logs.listed for logs in ranges]
-    over = tuple(digest for _, _, digest in found)
-    held = all_of(held if wants_held else reconciled for held, reconciled, _ in found)
-    return held, over[0] if len(over) == 1 else mmh3.hash_bytes(encode(over)) if any(over) else b""
+def _of_ranges(several: Sequence[Known]) -> Known:
+    """What is held of all of these ranges."""
+    over = tuple(one.over for one in several)
+    holders = [frozenset(one.holders) for one in several if one.apart]
+    return Known(
+        all_of(one.held for one in several),
+        all_of(one.recent for one in several),
+        all_of(one.apart for one in several),
+        tuple(sorted(frozenset.intersection(*holders))) if holders else (),
+        any(one.partial for one in several),
+        mmh3.hash_bytes(encode(over)) if any(over) else b"",
+    )
 
 
 def load_of(size_bytes: int, rate: tuple[float, float]) -> TabletLoad:
@@ -402,20 +405,12 @@ class ReplicaService:
         if journal is None or placement is None or not placement.is_tracked:
             return None
         ring = placement.ring
-        if command.key is not None:
-            shard = ring.id, ring.range_at(command.right).range.right
-            return _of_one(journal, shard, command, tracking, lists_all=lists_all)
         # Who asks may have heard of another cut.
-        shards = [(ring.id, one.range.right) for one in ring.overlapping(Range(command.left, command.right))]
-        recent = all_of(journal.recent(shard, command) for shard in shards)
-        held, over = _told(list(map(journal.logs_of, shards)), tracking, lists_all=lists_all)
-        apart = all_of(map(journal.apart, shards))
-        partial = any(journal.taking(one) is not None or not journal.keeps(one) for one in shards)
-        if not apart and not partial:
-            return Known(held, recent, over=over)
-        several = [journal.holders(shard, ids) for shard in shards if (ids := journal.apart(shard))]
-        holders = frozenset.intersection(*several) if several else frozenset[int]()
-        return Known(held, recent, apart, tuple(sorted(holders)), partial, over)
+        several = [
+            _of_range(journal, (ring.id, one.range.right), command, tracking, lists_all=lists_all)
+            for one in ring.overlapping(Range(command.left, command.right))
+        ]
+        return several[0] if len(several) == 1 else _of_ranges(several)
 
     def require_whole(self, table_id: int, token: int) -> None:
         """RangeLacking while this node gets what it missed of a tracked table's range: its tables may have
