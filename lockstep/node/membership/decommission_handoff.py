@@ -50,6 +50,8 @@ class DecommissionHandoff:
         self._submitter = submitter
         self._log = context.log
         self._begun = False
+        #: The newest hint for each node when they were recorded last.
+        self._recorded: dict[NodeId, bytes] = {}
 
     def begin(self, end: Callable[[], None]) -> None:
         """This node has left: give away what came in last, then call `end`; at once when there is nothing."""
@@ -109,20 +111,24 @@ class DecommissionHandoff:
             return False
 
     async def _record(self) -> None:
-        owed = _together(await self._kept())
-        if not owed:
+        kept, newest = await self._kept()
+        owed = _together(kept)
+        # Ranges that were recorded may be repaired by now, and would be degraded once more.
+        if not owed or newest == self._recorded:
             return
         self._log("hints.without_heir", hints=self._hints.store.count(), ranges=len(owed))
         try:
             entry = RecordUndelivered(self._delivery.own_id, owed)
             await self._submitter.submit(entry, _SUBMIT_TIMEOUT_MS)
+            self._recorded = newest
         except Rejected as error:
             # Whom it was owed to is gone, or its tables are.
             self._log("hints.owed_to_nobody", error=str(error))
 
-    async def _kept(self) -> _Lacking:
-        """Who lacks what, by all hints that are left."""
+    async def _kept(self) -> tuple[_Lacking, dict[NodeId, bytes]]:
+        """Who lacks what, by all hints that are left; and the key of the newest one for each node."""
         lacking: _Lacking = {}
+        newest: dict[NodeId, bytes] = {}
         for target in list(self._hints.store.pending):
             after = b""
             while page := self._hints.store.page(target, after):
@@ -130,7 +136,8 @@ class DecommissionHandoff:
                 for stored in page:
                     self._add(lacking, target, stored.hint)
                 await asyncio.sleep(0)
-        return lacking
+            newest[target] = after
+        return lacking, newest
 
     def _add(self, lacking: _Lacking, target: NodeId, hint: Hint) -> None:
         fate, _ = self._delivery.judge(target, hint)
