@@ -420,7 +420,7 @@ class LocalCluster(Known):
             names = ", ".join(node.name for node in waiting)
             raise PeerTimeout(
                 f"{names} started but does not serve after {timeout_s:g} s",
-                hint=f"tail {self.paths.log(waiting[0].name)}",
+                hint=f"lockstep status shows what a join waits for; tail {self.paths.log(waiting[0].name)}",
             )
 
     def _signal(self, names: Sequence[str], number: signal.Signals) -> None:

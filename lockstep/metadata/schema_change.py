@@ -204,7 +204,7 @@ def _refuse_tracked_while_filled(cluster: ClusterMetadata, schema: Schema) -> No
                 hint=f"wait for its tablets (`lockstep tablets list {name}`); `lockstep tablets balance off "
                 f"{name}` lets no others begin"
                 if has_moves
-                else "wait for the requests of `lockstep topology status` to end",
+                else "wait for the requests of `lockstep topology requests` to end",
             )
         if (table.keyspace, table.name) in loading:
             raise Rejected(

@@ -17,7 +17,7 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.conflicts import TABLE, Held, Wanted, refuse_during
-from lockstep.metadata.directory import Directory, NodeInfo
+from lockstep.metadata.directory import Directory, NodeInfo, NodeState
 from lockstep.metadata.operations import Body, Operation, Stage
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.metadata.transitions import Lone, Transition, Transitions
@@ -55,6 +55,15 @@ def change_of(operation: Operation) -> Change:
     return Change(operation.body, operation.tokens)
 
 
+def unfit_state(kind: str, needed: NodeState, node: NodeInfo, by: str = "") -> Rejected:
+    """The refusal of an operation for the state of its node."""
+    drops = f"it never joined, and holds nothing: `lockstep topology remove {node.id} --force` drops it"
+    return Rejected(
+        f"{kind} needs a node in state {needed}; node {node.id} is {node.state}{by}",
+        hint=drops if node.state is NodeState.NONE else "",
+    )
+
+
 def full_change(cluster: ClusterMetadata, body: Body) -> Change:
     """The change with its tokens, when it may start as far as nodes and tokens tell; raises Rejected."""
     refuse_before_initialize(cluster)
@@ -75,7 +84,7 @@ def full_change(cluster: ClusterMetadata, body: Body) -> Change:
     running = next((o for o in cluster.operations if about.node in o.about.nodes), None)
     if node.state is not ring.needs:
         by = f", by {running.title()}" if running is not None else ""
-        raise Rejected(f"{about.kind} needs a node in state {ring.needs}; node {node.id} is {node.state}{by}")
+        raise unfit_state(about.kind, ring.needs, node, by)
     if running is not None:
         raise Rejected(f"node {node.id} takes part in {running.title()}", hint=WAIT_OR_CANCEL)
     return Change(body, ring.tokens(cluster, node, body))

@@ -13,6 +13,7 @@ from lockstep.metadata.operations import Stage
 from lockstep.metadata.transformations import Initialize
 from lockstep.schema.model import Replication
 from lockstep.topology.barriers import barrier_need, evaluate
+from lockstep.topology.force_remove import ForceRemove
 from lockstep.topology.invariants import check_restored, violations
 from lockstep.topology.kind import kind_of
 from lockstep.topology.kinds.bootstrap import Bootstrap
@@ -227,6 +228,14 @@ def test_operations_that_are_each_fine_but_not_together_are_refused() -> None:
 )
 def test_an_operation_that_cannot_start_says_why(body: PrepareOperation, why: str) -> None:
     assert why in refused(four(), body)
+
+
+def test_a_node_that_never_joined_is_dropped_by_force() -> None:
+    history = four()
+    refusal = history.tried(PrepareOperation(Remove(X)))
+    assert refusal is not None and "remove 5 --force" in refusal.hint, refusal
+    history.submit(ForceRemove(X))
+    assert history.now.directory.by_id[X].state is NodeState.LEFT and not history.now.degraded
 
 
 def test_a_node_that_another_operation_is_about_is_not_replaced() -> None:

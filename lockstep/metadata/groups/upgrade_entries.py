@@ -147,7 +147,7 @@ def _refuse_busy(cluster: ClusterMetadata) -> None:
     if names:
         raise Rejected(
             f"an upgrade waits for what is under way: {', '.join(names[:5])}",
-            hint="lockstep topology status; begin it once that has ended",
+            hint="lockstep topology requests; begin it once that has ended",
         )
 
 

@@ -30,6 +30,7 @@ from lockstep.topology.planning import (
     plan,
     refuse_voter,
     session_id_of,
+    unfit_state,
 )
 from lockstep.topology.stages import StageRow
 from lockstep.topology.streams import sources_of, still_degraded, tasks_of_givers
@@ -93,7 +94,7 @@ def refuse_unfit(cluster: ClusterMetadata, request: Request) -> None:
         raise Rejected(f"token {taken} is wanted by {requests.by_token[taken].title()}")
     needed, info = ring_of(request).needs, cluster.directory.by_id[about.node]
     if info.state is not needed:
-        raise Rejected(f"{about.kind} needs a node in state {needed}; node {info.id} is {info.state}")
+        raise unfit_state(about.kind, needed, info)
 
 
 def _refuse_node(cluster: ClusterMetadata, node: NodeId) -> None:
