@@ -298,7 +298,8 @@ def cdc_repair(call: render.Call) -> None:
     told = read(Streams, answer)
     newest = told.generations[-1]
     begins = render.time_text(newest.begins_ms * 1000)
-    click.echo(f"{newest.streams} streams count from {begins} on, epoch {told.epoch}")
+    earliest = "" if newest.published else ", or later where a node does not know them"
+    click.echo(f"{newest.streams} streams count from {begins} on{earliest}, epoch {told.epoch}")
 
 
 @topology.command()

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from lockstep.coordination.capture import Capture
-from lockstep.metadata.cdc import Counting, current, write_allowed
+from lockstep.metadata.cdc import Counting, current, is_pending, write_allowed
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.table_streams import StreamSet
 from lockstep.schema.log_tables import capture_options, log_of
 from lockstep.schema.model import Table
 from lockstep.storage.rows.fragments import touched
@@ -46,12 +45,6 @@ def stream_of(generations: Sequence[Counting], times_us: Sequence[int], token: i
     return found.stream_for(token)
 
 
-def is_pending(sets: Sequence[Counting], at_us: int) -> bool:
-    """Whether a write time is one of streams of tablets that are not published, and so of none."""
-    newest = sets[-1]
-    return isinstance(newest, StreamSet) and newest.is_pending and newest.timestamp_ms * 1000 <= at_us
-
-
 def streams_of(cluster: ClusterMetadata, table: Table) -> Sequence[Counting]:
     """The sets of streams that take changes of a table, from the oldest on: generations of the ring, or those
     of its own tablets."""
@@ -69,7 +62,7 @@ def is_in_time(cluster: ClusterMetadata, mutation: Mutation) -> bool:
         return True
     sets = streams_of(cluster, table)
     stamps = {cell.timestamp_us for row in captured.rows for cell in row.cells}
-    if sets and is_pending(sets, max(stamps)):
+    if is_pending(sets, max(stamps)):
         return False
     found = [current(sets, at_us) for at_us in sorted(stamps)]
     return all(one is None or one.stream_for(mutation.token) == captured.key for one in found)

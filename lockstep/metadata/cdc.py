@@ -34,9 +34,9 @@ _GENERATION_BITS = 64 - _PLACE_BITS - _VERSION_BITS
 class Generation(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """`id` is a UUID of version 1 as text, `tokens` the ends of its ranges, packed and ascending.
 
-    `operation_id` is the operation that it was made for, 0 the founding. `committed_epoch` made it,
-    `published_epoch` is 0 until the replicas of the ranges that change know it; until then `timestamp_ms`,
-    from which on writes are its own, may still be moved further into the future.
+    `operation_id` is the operation that it was made for, 0 the founding. `committed_epoch` made it.
+    `published_epoch` is 0 until every node that could acknowledge a write knows it; until then
+    `timestamp_ms`, from which on writes are its own, may still be moved further into the future.
     """
 
     timestamp_ms: int
@@ -142,9 +142,19 @@ def current(generations: Sequence[C], at_us: int) -> C | None:
     return known[at - 1] if at else None
 
 
-def published_epoch(generations: Sequence[Generation]) -> int:
-    """The epoch that published the newest of those that are published; 0 where none is."""
-    return max((one.published_epoch for one in generations), default=0)
+def is_pending(sets: Sequence[Counting], at_us: int) -> bool:
+    """Whether a write time is one of streams that are not published, and so of none."""
+    for one in reversed(sets):
+        if one.is_published:
+            return False
+        if one.timestamp_ms * 1000 <= at_us:
+            return True
+    return False
+
+
+def changed_epoch(generations: Sequence[Generation]) -> int:
+    """The epoch that made or published the newest; 0 where there are none."""
+    return max((max(one.committed_epoch, one.published_epoch) for one in generations), default=0)
 
 
 def write_allowed(generations: Sequence[Counting], timestamp_us: int, now_us: int) -> str:

@@ -142,6 +142,7 @@ WANTED_OF_KIND: Mapping[int, Wanted] = {
     EntryKind.COMMIT_LOAD: Wanted.SCHEMA,
     EntryKind.END_LOAD: Wanted.FACTS,
     EntryKind.REPAIR_STREAMS: Wanted.MEMBERSHIP,
+    EntryKind.PUBLISH_GENERATIONS: Wanted.FACTS,
     EntryKind.RESET_CLUSTER: Wanted.FACTS,
     EntryKind.PLACE_MANAGEMENT: Wanted.FACTS,
     EntryKind.RESET_MANAGEMENT: Wanted.FACTS,

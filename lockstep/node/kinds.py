@@ -23,7 +23,7 @@ from lockstep.metadata.log import snapshot_entries
 from lockstep.metadata.log.registry import SINCE, EntryKind, Registry
 from lockstep.metadata.part import Part
 from lockstep.node.configuration import TestingSection
-from lockstep.topology import force_remove, lone_steps, repairs, stream_repair
+from lockstep.topology import force_remove, generations, lone_steps, repairs
 from lockstep.topology import requests as topology_requests
 from lockstep.topology import transformations as topology_transformations
 from lockstep.topology.kinds.registry import UNIONS
@@ -51,7 +51,7 @@ _TABLES: Final[tuple[Mapping[int, type[Any]], ...]] = (
     role_changes.PERMISSION_KINDS,
     snapshot_entries.KINDS,
     load_entries.KINDS,
-    stream_repair.KINDS,
+    generations.KINDS,
     lineage.KINDS,
     placing.KINDS,
     ring_entries.KINDS,

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from lockstep.metadata.cdc import published_epoch
+from lockstep.metadata import cdc
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.repairs import Repaired, is_equal_since
@@ -424,9 +424,9 @@ class PlanBook:
         loaded = cluster.loads.committed_epochs.get(table_id, 0)
         # Nor does who plans by ids know of rows that a restore brings without.
         log, base = log_of(cluster.schema, table), captured_by(cluster.schema, table)
-        # Nor does who adds to a log of changes know which streams are closed by newer ones of the ring.
+        # Nor does who adds to a log of changes know which streams of the ring newer ones close, or are to.
         is_logged = (log is not None or base is not None) and not table.group
-        streams = published_epoch(cluster.generations) if is_logged else 0
+        streams = cdc.changed_epoch(cluster.generations) if is_logged else 0
         changed_epoch = max(table.epoch, keyspace.epoch, loaded, table.tracked_since, streams, *views)
         assert changed_epoch <= cluster.epoch, f"table {table_id} changes later"
         recounts = ring.id in cluster.recounting

@@ -237,7 +237,7 @@ def _sides(scenario: Scenario, operators: Operators, watch: Watch) -> list[Side]
         if isinstance(side, ColumnWorkload):
             side.when_read = partial(watch.check_equal, COLUMNED)
         if isinstance(side, CaptureWorkload):
-            side.watch(watch, has_tablets=bool(scenario.tablets))
+            side.watch(watch, bool(scenario.tablets), scenario.steps_clocks)
         if isinstance(side, BatchWorkload):
             side.is_recorded = watch.keeping.left.is_recorded
     return sides

@@ -122,6 +122,22 @@ CAPTURE_SCENARIOS = (
         ),
     ),
     Scenario(
+        name="capture_generations",
+        # The streams of a node that joins count 65 s later.
+        chaos_s=75.0,
+        founders=(3,),
+        spares=1,
+        busy_s=4.0,
+        clients=1,
+        capturing=2,
+        faults=("kill", "power", "pause", "partition", "isolate_leader", "hold_behind", "latency", "loss"),
+        # As of streams of tablets.
+        steps_clocks=False,
+        sometimes=(
+            *("join completed", "leader changed", "generations published", "changes in later streams"),
+        ),
+    ),
+    Scenario(
         name="capture_tablets",
         # A new map of a captured table settles for 20 s.
         chaos_s=50.0,

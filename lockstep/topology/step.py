@@ -22,6 +22,7 @@ from lockstep.metadata.transitions import Lone, Transition
 from lockstep.placement.quorums import DcOf
 from lockstep.topology import requests
 from lockstep.topology.barriers import BarrierState, GuardReport, Missing, barrier_need, evaluate
+from lockstep.topology.generations import PublishGenerations, publication
 from lockstep.topology.kind import Mover, course_of, kind_of, moving, row_can_go_back, stage_row
 from lockstep.topology.lone_steps import AdvanceTransitions, TransitionStep
 from lockstep.topology.requests import FailRequest
@@ -113,6 +114,7 @@ class Propose(msgspec.Struct, frozen=True):
         | PrepareOperation
         | FailRequest
         | EnableFeatures
+        | PublishGenerations
         | AdvanceTransitions
     )
     operation_id: int
@@ -163,6 +165,10 @@ def step(cluster: ClusterMetadata, reports: Reports, looked: Looked | None = Non
     looked = looked or Looked()
     orders: list[WorkOrder] = []
     waits: list[Wait] = []
+    # Writes at the times of streams wait for that, and it holds nothing up.
+    publishes = _generations_step(cluster, reports)
+    if isinstance(publishes, Propose):
+        return publishes
     for operation in cluster.operations:
         decision = decide(operation, cluster, reports)
         if isinstance(decision, Propose) and cluster.service.frozen:
@@ -181,6 +187,8 @@ def step(cluster: ClusterMetadata, reports: Reports, looked: Looked | None = Non
         waits.append(Wait(0, cluster.epoch, ((NodeId(0), _frozen_text(cluster)),), (0,)))
     elif looked.wait is not None:
         waits.append(looked.wait)
+    if publishes is not None:
+        waits.append(publishes)
     entry = _queue_step(cluster, reports)
     if entry is not None:
         return entry
@@ -210,6 +218,20 @@ def _features_step(cluster: ClusterMetadata, reports: Reports) -> Propose | Wait
         return Propose(EnableFeatures(names), 0)
     what = f"to enable {', '.join(names)}"
     blockers = tuple((node, f"last seen epoch {seen}, needs {needed} ({what})") for node, seen in missing)
+    return Wait(0, needed, blockers, (0,) * len(blockers))
+
+
+def _generations_step(cluster: ClusterMetadata, reports: Reports) -> Propose | Wait | None:
+    """Publish generations of streams that all nodes know, or have them count later. Not even frozen metadata
+    holds that back: writes at their times wait for it."""
+    seen = _heard(cluster, reports.acknowledged)
+    found = publication(cluster, seen, unheard(cluster, reports), reports.at_ms)
+    if isinstance(found, PublishGenerations):
+        return Propose(found, 0)
+    if found is None:
+        return None
+    needed, what = found.needed_epoch, "to publish streams of changes"
+    blockers = tuple((node, f"last seen epoch {seen}, needs {needed} ({what})") for node, seen in found.nodes)
     return Wait(0, needed, blockers, (0,) * len(blockers))
 
 
@@ -264,7 +286,7 @@ def decide(mover: Mover, cluster: ClusterMetadata, reports: Reports) -> Decision
         return _wait(mover, [(order.node, _running_text(reports, order)) for order in open_orders])
     if isinstance(mover, Lone):
         return _stepping(mover)
-    at_ms = reports.at_ms if Stage.COMMIT_CDC_GENERATION in (row.stage, row.next) else 0
+    at_ms = reports.at_ms if row.next is Stage.COMMIT_CDC_GENERATION else 0
     return Propose(AdvanceOperation(mover.id, mover.stage, mover.step, at_ms), mover.id)
 
 

@@ -1,32 +1,25 @@
-"""Transformations that prepare, advance and cancel topology operations, and how these make, publish and drop
-generations of change data capture.
+"""Transformations that prepare, advance and cancel topology operations.
 
 Invariant: each entry moves one operation by one stage of its table, changes only ranges that it holds, and is
 refused unless every affected range stays safe against the version before it. Pure functions of the value and
-of the clock reading in an entry. A published generation takes effect later than the entry that published it;
-a clock that is slow or goes back holds nobody up.
+of the clock reading in an entry.
 """
 
 from __future__ import annotations
 
-from math import inf
-
 import msgspec
 
-from lockstep.metadata.cdc import GENERATIONS, Generation, generation_id, packed
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.log.registry import EntryKind
 from lockstep.metadata.operations import OPERATIONS, Body, Operation, Stage
 from lockstep.metadata.requests import REQUESTS, Request, failing, with_moved
 from lockstep.metadata.schema_part import PLACEMENTS
 from lockstep.placement.placements import PlacedRange, Placements
-from lockstep.schema.log_tables import capture_options
-from lockstep.topology.kind import commits_generation, kind_of, moves_nothing, stage_row
+from lockstep.topology.generations import committed, dropped
+from lockstep.topology.kind import kind_of, moves_nothing, stage_row
 from lockstep.topology.planning import (
     Proved,
     by_group,
-    change_of,
-    circle_with,
     regrouped_in,
     session_id_of,
     streaming_session,
@@ -35,114 +28,8 @@ from lockstep.topology.stages import Work
 from lockstep.topology.tablets.drains import refuse_holding
 from lockstep.values.errors import Rejected
 from lockstep.values.limits import (
-    CDC_GENERATIONS_KEPT_MAX,
-    CDC_LEEWAY_MS,
-    CDC_RING_DELAY_MS,
     REQUESTS_PLANNED_MAX,
 )
-
-#: Between the entry that commits or publishes a generation and its timestamp: the news gets there, and back.
-AHEAD_MS = 2 * CDC_RING_DELAY_MS + CDC_LEEWAY_MS
-#: The least that must be left when it is published: the news gets to everyone.
-_AHEAD_MS_MIN = CDC_RING_DELAY_MS + CDC_LEEWAY_MS
-
-
-def committed(cluster: ClusterMetadata, operation: Operation, at_ms: int, epoch: int) -> ClusterMetadata:
-    """The value with a generation for the ring as it will be: with the tokens of the operation, and of all
-    that join and have committed generations. Generations that are obsolete make room."""
-    kept = kept_generations(cluster, at_ms)
-    timestamp_ms = max(at_ms + AHEAD_MS, kept[-1].timestamp_ms + 1 if kept else 0)
-    assert len(kept) <= CDC_GENERATIONS_KEPT_MAX, "so many generations are kept"
-    if len(kept) >= CDC_GENERATIONS_KEPT_MAX:
-        kept = kept[: CDC_GENERATIONS_KEPT_MAX - 1]
-    others = [
-        change_of(other)
-        for other in cluster.operations
-        if other.id != operation.id
-        and commits_generation(other)
-        and other.stage not in (Stage.JOIN_GROUP0, Stage.ROLLBACK_TO_NORMAL)
-    ]
-    circle = circle_with(cluster.directory, [*others, change_of(operation)])
-    id_ = generation_id(cluster.identity.cluster_id, operation.id, epoch, timestamp_ms)
-    assert not kept or kept[-1].timestamp_ms < timestamp_ms, "generations follow each other"
-    made = Generation(timestamp_ms, id_, operation.id, epoch, packed(circle.tokens))
-    return _generation_with(cluster, (*kept, made))
-
-
-def kept_generations(cluster: ClusterMetadata, at_ms: int) -> tuple[Generation, ...]:
-    """Without those that were superseded so long ago that no clock within the leeway writes to them, and that
-    logs have nothing of them any more; where many are kept, without the oldest that nobody writes to."""
-    generations = cluster.generations
-    count = len(generations)
-    unwritten = _superseded(generations, at_ms)
-    unread = _superseded(generations, at_ms - _logged_ms(cluster))
-    assert 0 <= unread <= unwritten < max(count, 1), "the present generation stays"
-    return generations[max(unread, min(unwritten, count + 1 - CDC_GENERATIONS_KEPT_MAX)) :]
-
-
-def _superseded(generations: tuple[Generation, ...], at_ms: float) -> int:
-    """How many of the oldest were superseded by a published one so long before a moment that no clock within
-    the leeway writes to them then."""
-    for at in range(len(generations) - 1, 0, -1):
-        later = generations[at]
-        if later.is_published and later.timestamp_ms + _AHEAD_MS_MIN < at_ms:
-            return at
-    return 0
-
-
-def _logged_ms(cluster: ClusterMetadata) -> float:
-    """How long logs of changes have what was written, by the one that has it longest."""
-    ttls_s = [
-        options.ttl_s or inf
-        for keyspace in cluster.schema.keyspaces
-        for table in keyspace.tables
-        if (options := capture_options(table)) is not None
-    ]
-    return max(ttls_s, default=0) * 1000
-
-
-def published(cluster: ClusterMetadata, operation: Operation, at_ms: int, epoch: int) -> ClusterMetadata:
-    """The value with the operation's generation published, and older ones: who knows one, knows those before.
-
-    When waiting took so long that too little is left before its timestamp, the timestamp is moved; nobody has
-    written to it, as only published generations are written to.
-    """
-    own = next((one for one in cluster.generations if one.operation_id == operation.id), None)
-    if own is None or own.is_published:
-        # A later generation has taken its place, or was published with it.
-        return cluster
-    changed: list[Generation] = []
-    earliest_ms = 0
-    for one in cluster.generations:
-        assert one.is_published or epoch > one.committed_epoch, "what is published was committed before"
-        changed.append(one if one.is_published else _moved(one, own, earliest_ms, at_ms, epoch))
-        earliest_ms = changed[-1].timestamp_ms + 1
-    assert any(one.is_published and one.operation_id == operation.id for one in changed), "it is published"
-    return _generation_with(cluster, tuple(changed))
-
-
-def _moved(one: Generation, own: Generation, earliest_ms: int, at_ms: int, epoch: int) -> Generation:
-    """An unpublished generation once `own` is published: published too when it is not younger."""
-    stamp_ms = max(one.timestamp_ms, earliest_ms)
-    assert not one.is_published and stamp_ms >= earliest_ms, "a published generation keeps its timestamp"
-    if one.committed_epoch > own.committed_epoch:
-        return msgspec.structs.replace(one, timestamp_ms=stamp_ms)
-    if stamp_ms < at_ms + _AHEAD_MS_MIN:
-        stamp_ms = max(at_ms + AHEAD_MS, earliest_ms)
-    return msgspec.structs.replace(one, timestamp_ms=stamp_ms, published_epoch=epoch)
-
-
-def dropped(cluster: ClusterMetadata, operation: Operation) -> ClusterMetadata:
-    """The value without the operation's generation, unless it was published: then it only has more streams
-    than the ring has ranges, and whoever reads it was told of it."""
-    kept = tuple(one for one in cluster.generations if one.is_published or one.operation_id != operation.id)
-    assert len(kept) + 1 >= len(cluster.generations), "an operation makes one generation"
-    return cluster if len(kept) == len(cluster.generations) else _generation_with(cluster, kept)
-
-
-def _generation_with(cluster: ClusterMetadata, generations: tuple[Generation, ...]) -> ClusterMetadata:
-    changed: ClusterMetadata = cluster.changed(GENERATIONS.set(generations))
-    return changed
 
 
 class PrepareOperation(msgspec.Struct, frozen=True, array_like=True):
@@ -190,8 +77,6 @@ class AdvanceOperation(msgspec.Struct, frozen=True, array_like=True):
             return kind_of(operation).ended(cluster, operation, epoch, _gives_way)
         if row.next is Stage.COMMIT_CDC_GENERATION:
             cluster = committed(cluster, operation, self.at_ms, epoch)
-        elif row.stage is Stage.COMMIT_CDC_GENERATION:
-            cluster = published(cluster, operation, self.at_ms, epoch)
         return _entered(cluster, operation, row.next, epoch)
 
 

@@ -305,6 +305,9 @@ CDC_TABLETS_AHEAD_MS: Final = 15_000
 #: As long later they count where the news takes longer, because a replica is down: so often there is an entry
 #: until it is back, and as long the table is not balanced after that at the most.
 CDC_TABLETS_POSTPONED_MS: Final = 60_000
+#: As much later a generation of the ring counts while a node that is down does not know it: an entry every
+#: four minutes, and as long the new ranges share streams after that at the most.
+CDC_POSTPONED_MS: Final = 300_000
 #: Sets of streams kept of one table, with sixteen bytes a tablet each: so often its tablets become others
 #: while its log has rows of the oldest. A table that has doubled from one tablet to the most has had 14.
 STREAM_SETS_KEPT_MAX: Final = 64

@@ -25,11 +25,11 @@ from lockstep.metadata.transformations import KINDS, Founder, Initialize
 from lockstep.placement.placements import RingPlacement
 from lockstep.schema.model import Keyspace, Replication, schema_of
 from lockstep.topology.force_remove import KINDS as FORCE_KINDS
+from lockstep.topology.generations import KINDS as STREAM_KINDS
 from lockstep.topology.kinds.registry import UNIONS
 from lockstep.topology.lone_steps import KINDS as LONE_KINDS
 from lockstep.topology.repairs import KINDS as REPAIR_KINDS
 from lockstep.topology.requests import KINDS as REQUEST_KINDS
-from lockstep.topology.stream_repair import KINDS as STREAM_KINDS
 from lockstep.topology.tablets.asked import KINDS as ASKED_KINDS
 from lockstep.topology.tablets.moves import KINDS as MOVE_KINDS
 from lockstep.topology.tablets.resizes import KINDS as RESIZE_KINDS

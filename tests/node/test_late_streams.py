@@ -1,5 +1,5 @@
-"""Changes of a node that stood still as new streams of the ring began to count: none of them is acknowledged
-in a stream that is closed."""
+"""New streams of the ring while a node stands still: nothing is acknowledged in a stream that is closed, and
+writes go on."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from math import inf
 import pytest
 
 from lockstep.coordination.capturing import Capturing
+from lockstep.metadata.cdc import current
 from lockstep.metadata.directory import NodeState
 from lockstep.node.node import Node
 from lockstep.sim.door import mutation_for
 from lockstep.sim.load.history import Change
-from lockstep.topology.stream_repair import RepairStreams
-from lockstep.topology.transformations import AHEAD_MS
+from lockstep.topology.generations import AHEAD_MS, RepairStreams
 from lockstep.values.errors import ColumnsGone
 from lockstep.values.tokens import token_of
 from tests.node.support import Town, leave
@@ -22,49 +22,89 @@ from tests.node.test_tracked import QUORUM, ROWS, tracked
 from tests.node.test_tracked_changes import CAPTURE, LOG
 from tests.node.test_tracked_statements import doors, told
 
-LATE, TIMEOUT_MS = 4, 5000.0
+#: A replica, and a node that has no data and serves clients.
+REPLICA, DOOR, TIMEOUT_MS = 4, 6, 5000.0
 
 
-def standing(seed: int, *statements: str) -> Town:
-    """Nodes of which one left, and one stands still over the beginning of streams that fit the ring again."""
+def standing(seed: int, late: int, *statements: str) -> Town:
+    """Nodes of which one left, and one stands still from before streams are made that fit the ring again,
+    until after the time from which on they are to count."""
     town = tracked(seed, 5)
-    doors(town, 1, LATE)
+    town.placement[f"n{DOOR}"] = "num_tokens=0"
+    town.start(DOOR)
+    town.until(lambda: town.ready(DOOR))
+    doors(town, 1, late)
     told(town, 1, *statements, CAPTURE)
     assert town.finish(town.submit(1, leave(5))).error is None
     town.until(lambda: town.state_of(5) is NodeState.LEFT, 120)
-    town.agreed(1, 2, 3, 4)
-    town.process(LATE).pause()
-    now_ms = town.node(1).runtime.clock.wall_us() // 1000
-    assert town.finish(town.submit(1, RepairStreams(now_ms))).error is None
+    town.agreed(1, 2, 3, 4, DOOR)
+    town.process(late).pause()
+    assert town.finish(town.submit(1, RepairStreams(now_ms(town)))).error is None
     town.wait(AHEAD_MS / 1000 + 1)
     return town
 
 
-def key_of(town: Town, *, is_replica: bool) -> bytes:
-    """A partition of which the late node is a replica, or none; its stream is another one by now."""
+def now_ms(town: Town) -> int:
+    return town.node(1).runtime.clock.wall_us() // 1000
+
+
+def key_of(town: Town) -> bytes:
+    """A partition of which the late replica has a copy; each generation has streams of its own."""
     cluster = town.newest
     ring = cluster.placements.ring(cluster.schema.by_name["ks"].group_of(table_of(town.node(1))))
-    own = int(town.node(LATE).context.own_id())
-    before, now = cluster.generations[-2:]
-    for key in (b"k%d" % number for number in range(200)):
-        token = token_of(key)
-        if (own in ring.group_for(token).writes) is is_replica:
-            assert before.stream_for(token) != now.stream_for(token), "each generation has streams of its own"
-            return key
-    raise AssertionError("no such partition")
+    own = int(town.node(REPLICA).context.own_id())
+    keys = (b"k%d" % number for number in range(200))
+    return next(key for key in keys if own in ring.group_for(token_of(key)).writes)
 
 
-@pytest.mark.parametrize("is_replica", [True, False])
+def change_of(node: Node, key: bytes) -> Change:
+    return Change("t", key, node.runtime.clock.wall_us(), QUORUM, 1, tuple((row, b"v") for row in ROWS))
+
+
 @pytest.mark.parametrize("word", ["tracked", "untracked"])
-def test_a_change_captured_by_streams_that_are_closed_is_planned_anew(word: str, is_replica: bool) -> None:
-    with standing(71, f"ALTER KEYSPACE ks WITH replication_type = '{word}'") as town:
-        key, newest = key_of(town, is_replica=is_replica), town.newest.generations[-1]
+def test_streams_count_later_while_a_replica_stands_still_and_writes_go_on(word: str) -> None:
+    with standing(72, REPLICA, f"ALTER KEYSPACE ks WITH replication_type = '{word}'") as town:
+        before, made = town.newest.generations[-2:]
+        key = key_of(town)
+        assert not made.is_published and made.timestamp_ms > now_ms(town) > before.timestamp_ms
+        assert "to publish streams" in town.node(town.leader()).work.topology.blocking[0].reason
+        told(town, 1, f"INSERT INTO ks.t (pk, ck, v) VALUES (0x{key.hex()}, 1, 'between')")
+
+        async def work(node: Node) -> bytes:
+            """Of a replica that knows nothing of them, and is as late as can be."""
+            assert node.log.cluster.generations[-1].id == before.id
+            made = mutation_for(change_of(node, key), table_of(node), node.data.new_mutation_id(), 1)
+            capturing = Capturing(lambda: node.log.cluster, None, node.runtime.clock.wall_us, 1.0)  # type: ignore[arg-type]
+            (added,) = await capturing.attached((made,))
+            assert added.captured is not None
+            return added.captured.key
+
+        outcome = town.begin(REPLICA, work)
+        town.process(REPLICA).resume()
+        assert town.finish(outcome).error is None
+        assert outcome.value == before.stream_for(token_of(key)), "which is open still"
+        town.until(lambda: town.newest.generations[-1].is_published)
+        counts_ms = town.newest.generations[-1].timestamp_ms
+        assert counts_ms == made.timestamp_ms
+        told(town, REPLICA, f"INSERT INTO ks.t (pk, ck, v) VALUES (0x{key.hex()}, 1, 'back')")
+        town.wait((counts_ms - now_ms(town)) / 1000 + 1)
+        told(town, REPLICA, f"INSERT INTO ks.t (pk, ck, v) VALUES (0x{key.hex()}, 1, 'counted')")
+        rows = told(town, 1, f'SELECT v, "cdc$stream_id" FROM {LOG}')
+        streams = {v: stream for v, stream in rows if v in (b"between", b"back", b"counted")}
+        old, new = (one.stream_for(token_of(key)) for one in (before, made))
+        assert streams == {b"between": old, b"back": old, b"counted": new}
+
+
+@pytest.mark.parametrize("word", ["tracked", "untracked"])
+def test_a_change_captured_by_streams_that_are_closed_is_planned_anew(word: str) -> None:
+    with standing(71, DOOR, f"ALTER KEYSPACE ks WITH replication_type = '{word}'") as town:
+        key, newest = key_of(town), town.newest.generations[-1]
+        assert newest.is_published and current(town.newest.generations, now_ms(town) * 1000) is newest
 
         async def work(node: Node) -> bool:
             data, clock = node.data, node.runtime.clock
             assert node.log.cluster.generations[-1] != newest, "the node has not heard of them"
-            change = Change("t", key, clock.wall_us(), QUORUM, 1, tuple((row, b"v") for row in ROWS))
-            made = mutation_for(change, table_of(node), data.new_mutation_id(), 1)
+            made = mutation_for(change_of(node, key), table_of(node), data.new_mutation_id(), 1)
             capturing = Capturing(lambda: node.log.cluster, None, clock.wall_us, 1.0)  # type: ignore[arg-type]
             (added,) = await capturing.attached((made,))
             # It takes the others for dead for a moment, and would not ask them.
@@ -73,10 +113,10 @@ def test_a_change_captured_by_streams_that_are_closed_is_planned_anew(word: str,
                 await data.coordinator.begin_write(added, QUORUM, TIMEOUT_MS)
             return node.log.cluster.generations[-1] == newest
 
-        outcome = town.begin(LATE, work)
-        town.process(LATE).resume()
+        outcome = town.begin(DOOR, work)
+        town.process(DOOR).resume()
         assert town.finish(outcome).error is None
         assert outcome.value, "it knows them before it plans again"
-        told(town, LATE, f"INSERT INTO ks.t (pk, ck, v) VALUES (0x{key.hex()}, 1, 'anew')")
+        told(town, DOOR, f"INSERT INTO ks.t (pk, ck, v) VALUES (0x{key.hex()}, 1, 'anew')")
         rows = told(town, 1, f'SELECT "cdc$stream_id", v FROM {LOG}')
         assert [row[0] for row in rows if row[1] == b"anew"] == [newest.stream_for(token_of(key))]

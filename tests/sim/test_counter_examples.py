@@ -20,7 +20,7 @@ from lockstep.sim.mutants import REGISTRY
 from lockstep.topology import step as step_module
 from lockstep.topology.barriers import barrier_need
 from lockstep.topology.kinds.bootstrap import Bootstrap
-from lockstep.topology.step import Propose, Reports, Wait, WorkReport, step, work_key, work_orders
+from lockstep.topology.step import Propose, Reports, Wait, WorkReport, work_key, work_orders
 from lockstep.topology.transformations import AdvanceOperation, PrepareOperation
 from lockstep.values.ids import NodeId
 from tests.metadata.histories import History, SetKeyspaces, founder, simple
@@ -83,7 +83,8 @@ def passes(epoch: int, seen: Mapping[NodeId, int]) -> bool:
     cluster = VALUES[epoch]
     operation = cluster.operations[0]
     done = {work_key(order): WorkReport.DONE for order in work_orders(operation, cluster, ())}
-    decision = step(cluster, Reports(acknowledged=dict(seen), work=done, drained=dict(seen)))
+    reports = Reports(acknowledged=dict(seen), work=done, drained=dict(seen))
+    decision = step_module.decide(operation, cluster, reports)
     assert isinstance(decision, Propose | Wait), decision
     return isinstance(decision, Propose)
 

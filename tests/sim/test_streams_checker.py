@@ -5,15 +5,25 @@ from __future__ import annotations
 
 import functools
 import itertools
+from array import array
 
 import msgspec
 import pytest
 
+from lockstep.metadata.cdc import GENERATIONS, Generation, packed
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.table_streams import STREAMS, StreamSet, TableStreams
 from lockstep.placement.tablets.resize import Resize, ResizeKind
+from lockstep.schema.log_tables import is_log
 from lockstep.sim.checkers.captured import INSERT, Logged, Wrote
-from lockstep.sim.checkers.streams import HeldChange, StreamsWatch, check_held_changes, check_streams
+from lockstep.sim.checkers.streams import (
+    GenerationsWatch,
+    HeldChange,
+    StreamsWatch,
+    check_held_changes,
+    check_streams,
+    open_streams,
+)
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.load.history import Outcome
 from lockstep.values.ids import NodeId
@@ -109,13 +119,70 @@ def in_set(number: int, one: StreamSet, token: int) -> Logged:
 
 
 def test_a_change_stands_in_the_stream_that_was_open_for_its_row() -> None:
-    second = sets()[1]
-    check_streams([in_set(number, one, 12) for number, one in enumerate(sets())], sets(), lambda _: 12)
+    second, newest = sets()[1], values()[-1]
+    (group,) = newest.streams_by_group
+    (table,) = [table for table in newest.schema.tables_in(group) if not is_log(table)]
+    told = open_streams(newest, table)
+    logged = [in_set(number, one, 12) for number, one in enumerate(sets())]
+    assert check_streams(logged, told, lambda _: 12) == 2
     for number, one, token in ((1, sets()[0], 12), (0, second, 12), (1, second, second.tokens[-1])):
         with pytest.raises(Violation, match=r"CDC-2: .* was open"):
-            check_streams([in_set(number, one, token)], sets(), lambda _: 12)
+            check_streams([in_set(number, one, token)], told, lambda _: 12)
     with pytest.raises(Violation, match="is older than all streams"):
-        check_streams([Logged(0, (5, 1), INSERT, 3, b"")], sets(), lambda _: 12)
+        check_streams([Logged(0, (5, 1), INSERT, 3, b"")], told, lambda _: 12)
+
+
+def test_a_change_of_the_ring_stands_in_the_stream_of_its_generation() -> None:
+    tokens = array("q", [-100, 0, 100])
+    first, second = (
+        Generation(at_ms, f"of {at_ms}", 0, 1, packed(tokens), published)
+        for at_ms, published in ((1000, 1), (2000, 2))
+    )
+    pending = msgspec.structs.replace(first, timestamp_ms=3000, id="of 3000", published_epoch=0)
+    newest = values()[-1].changed(GENERATIONS.set((first, second, pending)))
+    ring = msgspec.structs.replace(newest.schema.keyspaces[0].tables[0], group=0)
+    told = open_streams(newest, ring)
+    assert [one.timestamp_ms for one in told] == [1000, 2000], "nobody writes to what is not published"
+    for token in (-200, -100, -99, 100, 101):
+        changes = [
+            Logged(at_ms * 1000, (5, 1), INSERT, 3, one.stream_for(token))
+            for at_ms, one in ((1000, first), (1999, first), (2000, second), (9000, second))
+        ]
+        assert check_streams(changes, told, lambda _, token=token: token) == 2
+        with pytest.raises(Violation, match=r"CDC-2: .* was open"):
+            check_streams(
+                [msgspec.structs.replace(changes[0], stream=second.stream_for(token))],
+                told,
+                lambda _, token=token: token,
+            )
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"timestamp_ms": 5000}, None),
+        ({"timestamp_ms": 5000, "published_epoch": 9}, None),
+        ({"timestamp_ms": 2999}, "counts from 2999 on by now"),
+        ({"timestamp_ms": 1500, "published_epoch": 9}, "counts from 1500 on by now"),
+    ],
+)
+def test_generations_keep_their_times_once_they_are_published(
+    changes: dict[str, int], fault: str | None
+) -> None:
+    tokens, facts = packed(array("q", [0])), []
+    first, pending = Generation(1000, "a", 0, 1, tokens, 1), Generation(3000, "b", 1, 2, tokens)
+    before, value = (first, pending), values()[-1]
+    after = (first, msgspec.structs.replace(pending, **changes))
+    watch = GenerationsWatch(facts.append)
+    if fault is None:
+        watch.applied(value.changed(GENERATIONS.set(before)), value.changed(GENERATIONS.set(after)))
+        is_published = "published_epoch" in changes
+        assert facts == ["generations postponed", *["generations published"] * is_published]
+        before, after = after, (first, msgspec.structs.replace(after[1], timestamp_ms=6000))
+        fault = "counts from 6000 on by now" if is_published else None
+    if fault is not None:
+        with pytest.raises(Violation, match=f"CDC-3: the generation of .* {fault}"):
+            watch.applied(value.changed(GENERATIONS.set(before)), value.changed(GENERATIONS.set(after)))
 
 
 WRITE = Wrote("c1", 70, (5, 1), INSERT, 3, Outcome.OK)

@@ -10,6 +10,7 @@ from lockstep.metadata.operations import Operation, Stage
 from lockstep.metadata.transformations import Initialize, Register
 from lockstep.schema.model import Replication
 from lockstep.topology.force_remove import ForceRemove, MarkRepaired
+from lockstep.topology.generations import PublishGenerations
 from lockstep.topology.kinds.bootstrap import Bootstrap
 from lockstep.topology.kinds.decommission import Decommission
 from lockstep.topology.kinds.move import Move
@@ -187,6 +188,14 @@ def run_out(history: History, operation_id: int) -> None:
     while operation_id in history.now.operations_by_id:
         operation = history.now.operations_by_id[operation_id]
         history.submit(AdvanceOperation(operation_id, operation.stage, operation.step))
+
+
+def run_join_to(history: History, operation_id: int, stage: Stage) -> Operation:
+    """As `run_to`; what it makes of streams is published as soon as it may be."""
+    if stage not in (Stage.JOIN_GROUP0, Stage.COMMIT_CDC_GENERATION):
+        run_to(history, operation_id, Stage.COMMIT_CDC_GENERATION)
+        history.submit(PublishGenerations(history.now.epoch, 0))
+    return run_to(history, operation_id, stage)
 
 
 def may_cancel(operation: Operation) -> bool:

@@ -14,7 +14,7 @@ from lockstep.topology.step import Propose, Reports, Wait, WorkReport, relaxable
 from lockstep.topology.transformations import CancelOperation, PrepareOperation
 from lockstep.values.ids import NodeId
 from tests.metadata.histories import History, SetKeyspaces, founder, network, simple, started
-from tests.topology.drills import register, run_to
+from tests.topology.drills import register, run_join_to, run_to
 
 A, B, C, X = (NodeId(number) for number in (1, 2, 3, 4))
 
@@ -23,7 +23,7 @@ def joining(stage: Stage) -> History:
     history = started([(100,), (200,), (300,)], ("ks", simple(3)))
     history.submit(register(4, "dc1", "r1"))
     history.submit(PrepareOperation(Bootstrap(X, (150,))))
-    run_to(history, 1, stage)
+    run_join_to(history, 1, stage)
     return history
 
 
@@ -80,7 +80,7 @@ def two_centres(stage: Stage) -> History:
     history.submit(SetKeyspaces((("ks", network(dc1=3, dc2=3)),)))
     history.submit(register(7, "dc1", "r1"))
     history.submit(PrepareOperation(Bootstrap(NodeId(7), (15,))))
-    run_to(history, 1, stage)
+    run_join_to(history, 1, stage)
     return history
 
 

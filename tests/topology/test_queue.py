@@ -401,6 +401,7 @@ def test_a_freeze_stops_what_is_not_about_the_service_or_where_nodes_are(kind: E
         "END_REPAIR",
         "RECORD_UNDELIVERED",
         "END_LOAD",
+        "PUBLISH_GENERATIONS",
         # What ends an upgrade, which holds back the same as a freeze, and a ring without a change.
         *("BUILD_LOG", "ABORT_UPGRADE", "END_RING"),
         # It never comes through the group.

@@ -15,6 +15,7 @@ from lockstep.metadata.requests import Request
 from lockstep.metadata.transformations import Initialize
 from lockstep.metadata.transitions import Lone
 from lockstep.topology.board import Board
+from lockstep.topology.generations import RepairStreams
 from lockstep.topology.kind import kind_of, stage_row
 from lockstep.topology.kinds.decommission import Decommission
 from lockstep.topology.repairs import is_unchanged
@@ -31,7 +32,6 @@ from lockstep.topology.step import (
     work_key,
     work_orders,
 )
-from lockstep.topology.stream_repair import RepairStreams
 from lockstep.topology.streams import shunned
 from lockstep.topology.transformations import CancelOperation, PrepareOperation
 from lockstep.values.errors import Rejected

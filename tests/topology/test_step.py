@@ -20,7 +20,7 @@ from lockstep.topology.streams import stream_plan
 from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
 from lockstep.values.ids import NodeId
 from tests.metadata.histories import History, SetKeyspaces, founder, network, simple, started
-from tests.topology.drills import Coordinator, random_change, random_start, register, run_to
+from tests.topology.drills import Coordinator, random_change, random_start, register, run_join_to
 
 A, B, C, X = (NodeId(number) for number in (1, 2, 3, 4))
 ALL = (A, B, C, X)
@@ -30,7 +30,7 @@ def joining(replication: Replication, stage: Stage = Stage.WRITE_BOTH_READ_OLD, 
     history = started([(at * 100,) for at in range(1, nodes + 1)], ("ks", replication))
     history.submit(register(nodes + 1, "dc1", "r1"))
     history.submit(PrepareOperation(Bootstrap(NodeId(nodes + 1), (150,))))
-    run_to(history, 1, stage)
+    run_join_to(history, 1, stage)
     return history
 
 

@@ -26,7 +26,7 @@ from lockstep.values.ids import NodeId
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range
 from tests.metadata.histories import History, simple, started
 from tests.metadata.test_log import register
-from tests.topology.drills import random_change, random_start
+from tests.topology.drills import random_change, random_start, run_join_to
 from tests.topology.lone import COURSES
 from tests.topology.lone import moving as moving_alone
 
@@ -58,8 +58,7 @@ def moving() -> History:
     history = started(owned, ("k", simple(3)))
     history.submit(register(5))
     history.submit(PrepareOperation(Bootstrap(NodeId(5), tuple(5 + 1_000 * at for at in range(RANGES)))))
-    while history.now.operations[0].stage is not Stage.WRITE_BOTH_READ_OLD:
-        history.submit(AdvanceOperation(1, history.now.operations[0].stage, 0))
+    run_join_to(history, 1, Stage.WRITE_BOTH_READ_OLD)
     return history
 
 

@@ -40,6 +40,7 @@ _NEED_A_LOG: Final[Mapping[int, str]] = {
     EntryKind.COMMIT_LOAD: "a bulk load",
     EntryKind.END_LOAD: "a bulk load",
     EntryKind.REPAIR_STREAMS: "a change capture",
+    EntryKind.PUBLISH_GENERATIONS: "a change capture",
     EntryKind.ADVANCE_CAPTURED: "a change capture",
     EntryKind.CHANGE_CAPTURED: "a change capture",
     EntryKind.PUBLISH_STREAMS: "a change capture",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ from lockstep.node.log.submission import Submitter
 from lockstep.node.work.moved import Moved
 from lockstep.topology.barriers import GuardReport
 from lockstep.topology.board import Board
+from lockstep.topology.generations import are_pending
 from lockstep.topology.kinds.remove import Remove
 from lockstep.topology.requests import CancelRequest
 from lockstep.topology.step import (
@@ -49,6 +51,9 @@ from lockstep.values.ids import NodeId
 QUERY_TIMEOUT_MS = 1000
 #: Pause between rounds while something blocks.
 ROUND_PAUSE_MS = 50
+#: Pause where only what runs beside operations waits: features, and streams of changes. A node that is down
+#: may hold them up for days.
+BESIDE_PAUSE_MS = 1000
 #: Pause while a request waits for the other group to follow the voters: nothing tells of its progress.
 FOLLOW_PAUSE_MS = 100
 #: One RUN_WORK request; above the target's own hold time.
@@ -176,7 +181,7 @@ class TopologyDriver:
     def _has_something(self) -> bool:
         cluster = self._state.current
         moving = cluster.operations or cluster.transitions.lone_count
-        return bool(moving or cluster.requests.live or features.due(cluster))
+        return bool(moving or cluster.requests.live or features.due(cluster) or are_pending(cluster))
 
     def follows(self) -> str:
         """Why requests of nodes that voted wait beside what the metadata says; empty when they do not."""
@@ -270,8 +275,15 @@ class TopologyDriver:
         async with asyncio.TaskGroup() as group:
             for node in dict.fromkeys(node for node, _reason in wait.blockers):
                 group.create_task(self._query(cluster, node, wait.epoch))
-        if self._state.current is cluster and (self._acknowledged, self._guards) == before:
+        if self._state.current is not cluster or (self._acknowledged, self._guards) != before:
+            return
+        if cluster.operations or cluster.transitions.lone_count or cluster.requests.live:
             await asyncio.sleep(ROUND_PAUSE_MS / 1000)
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BESIDE_PAUSE_MS / 1000):
+                await self._wake.wait()
+        self._wake.clear()
 
     def _show(self, orders: tuple[WorkOrder, ...], wait: Wait | None) -> None:
         """Show whom operations wait for: nodes at work, and nodes that barriers lack."""

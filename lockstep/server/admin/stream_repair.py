@@ -11,7 +11,7 @@ from lockstep.documents.requests import StreamGeneration, Streams
 from lockstep.metadata.cdc import Generation, current
 from lockstep.node.services import NodeServices
 from lockstep.server.admin.operations import Operation, get, later
-from lockstep.topology.stream_repair import RepairStreams
+from lockstep.topology.generations import RepairStreams
 
 STREAMS_PATH: Final = "/v1/topology/streams"
 

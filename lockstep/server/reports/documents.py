@@ -301,7 +301,7 @@ def report(node: NodeServices) -> Features:
             enabled=name in cluster.features_enabled,
             supported_by=tuple(info.id for info in present if name in info.features),
             lacking=features.unsupporting(cluster.directory, name),
-            waits=waits if name in due else (),
+            waits=tuple(reason for reason in waits if name in reason) if name in due else (),
         )
         for name in names
     )

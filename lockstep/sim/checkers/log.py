@@ -302,6 +302,7 @@ _WHILE_FROZEN = (
     EntryKind.END_REPAIR,
     EntryKind.RECORD_UNDELIVERED,
     EntryKind.END_LOAD,
+    EntryKind.PUBLISH_GENERATIONS,
     # Where the other group lives is about the service itself.
     EntryKind.PLACE_MANAGEMENT,
     EntryKind.RESET_MANAGEMENT,

@@ -1,9 +1,10 @@
-"""Streams of changes of tables with tablets, judged by every value that the metadata had, by the log of
-changes at the end, and by what disks hold of it.
+"""Streams of changes, judged by every value that the metadata had, by the log of changes at the end, and by
+what disks hold of it.
 
-CDC-2: a change stands in the stream that was open at its write time for the tablet of its row. CDC-3: each
-split or merge closes the streams of the tablets that it ends and opens one for each that it makes, from a
-later time on; nothing else does, no stream is opened twice, and once they are published that time stays.
+CDC-2: a change stands in the stream that was open at its write time for the range of its row. CDC-3: on the
+ring generations follow each other, are published in that order, and keep their times from then on. Of a table
+with tablets each split or merge closes the streams of the tablets that it ends and opens one for each that it
+makes, from a later time on; nothing else does, no stream is opened twice, and once published that time stays.
 CDC-4: a change that a quorum acknowledged is durable once, on a quorum of the replicas of its tablet.
 """
 
@@ -13,8 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from lockstep.metadata.cdc import Generation
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.table_streams import StreamSet, TableStreams
+from lockstep.metadata.table_streams import TableStreams
 from lockstep.placement.quorums import majority
 from lockstep.schema.log_tables import OPERATION
 from lockstep.schema.model import Table
@@ -32,8 +34,35 @@ KeyToken = Callable[[int], int]
 _Bounds = tuple[int, int]
 
 
+class GenerationsWatch:
+    """Of the ring. `fact` counts what came to pass."""
+
+    def __init__(self, fact: Callable[[str], None]) -> None:
+        self._fact = fact
+
+    def applied(self, before: ClusterMetadata, after: ClusterMetadata) -> None:
+        if after.generations is not before.generations:
+            raise_first(list(self._problems(before.generations, after.generations)))
+
+    def _problems(self, before: Sequence[Generation], after: Sequence[Generation]) -> Iterator[str]:
+        known = {one.id: one for one in after}
+        times = [one.timestamp_ms for one in after if one.is_published]
+        if times != sorted(set(times)):
+            yield f"CDC-3: published generations count from {times} on"
+        for was in before:
+            now = known.get(was.id)
+            if now is None or now == was:
+                continue
+            if was.is_published or now.timestamp_ms < was.timestamp_ms:
+                yield f"CDC-3: the generation of {was.timestamp_ms} counts from {now.timestamp_ms} on by now"
+            if now.timestamp_ms > was.timestamp_ms:
+                self._fact("generations postponed")
+            if now.is_published:
+                self._fact("generations published")
+
+
 class StreamsWatch:
-    """`fact` counts what came to pass."""
+    """Of tables with tablets. `fact` counts what came to pass."""
 
     def __init__(self, fact: Callable[[str], None]) -> None:
         self._fact = fact
@@ -101,18 +130,38 @@ def _newest_problems(cluster: ClusterMetadata, streams: TableStreams) -> Iterato
         yield f"CDC-3: the tablets of group {streams.group} end at {rights}, its streams at {tokens}"
 
 
-def check_streams(logged: Sequence[Logged], sets: Sequence[StreamSet], token_of_key: KeyToken) -> None:
-    """Raise a Violation where a change stands in another stream than that which was open for its row."""
+class OpenStreams(msgspec.Struct, frozen=True):
+    """Those that take changes from a time on."""
+
+    timestamp_ms: int
+    streams: tuple[bytes, ...]
+
+
+def open_streams(cluster: ClusterMetadata, table: Table) -> list[OpenStreams]:
+    """Those of a table that are published, the oldest first: its tablets', or the ring's."""
+    if table.group:
+        sets = cluster.streams_by_group[table.group].published
+        return [OpenStreams(one.timestamp_ms, one.streams) for one in sets]
+    known = [one for one in cluster.generations if one.is_published]
+    return [OpenStreams(one.timestamp_ms, tuple(stream for _, stream in one.streams())) for one in known]
+
+
+def check_streams(logged: Sequence[Logged], sets: Sequence[OpenStreams], token_of_key: KeyToken) -> int:
+    """Raise a Violation where a change stands in another stream than that which was open for its row; how
+    many stand in others than the first."""
+    later = 0
     for one in logged:
         counting = [each for each in sets if each.timestamp_ms * 1000 <= one.at_us]
         if not counting:
             raise Violation("CDC-2", f"{one} is older than all streams")
-        token = token_of_key(one.place[0])
-        wanted = min(
-            (stream for stream in counting[-1].streams if stream_token(stream) >= token), key=stream_token
-        )
+        later += len(counting) > 1
+        streams, token = counting[-1].streams, token_of_key(one.place[0])
+        behind = [stream for stream in streams if stream_token(stream) >= token]
+        # The first range of a ring begins behind the last one's end.
+        wanted = min(behind or streams, key=stream_token)
         if one.stream != wanted:
             raise Violation("CDC-2", f"{one} stands in {one.stream.hex()}, and {wanted.hex()} was open")
+    return later
 
 
 class HeldChange(msgspec.Struct):

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from lockstep.metadata import table_streams
+from lockstep.metadata.cdc import Generation
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.table_streams import StreamSet, TableStreams
 from lockstep.metadata.tablets import TabletGroup
@@ -19,6 +20,7 @@ from lockstep.schema.log_tables import is_log
 from lockstep.schema.model import Schema
 from lockstep.sim.plant import Planted, replaced
 from lockstep.storage.engine import StorageEngine
+from lockstep.topology import generations
 from lockstep.topology.tablets import resizes, resizing
 from lockstep.values.rows import Mutation, without_log
 
@@ -89,6 +91,15 @@ def _never_late() -> _Context:
     return replaced((table_streams, "is_late", never), (resizing, "is_late", never))
 
 
+def _generations_never_late() -> _Context:
+    """Streams of the ring count from when they were made, whenever everybody came to know them."""
+
+    def never(one: Generation, at_ms: int) -> bool:
+        return False
+
+    return replaced((generations, "AHEAD_MS", 0), (generations, "is_late", never))
+
+
 def _kept() -> _Context:
     """A tablet keeps the stream of the one that ended where it does."""
 
@@ -117,6 +128,12 @@ CAPTURED = (
     Planted("log_later", "a power cut takes changes from the log alone", "capture", later),
     Planted("streams_at_once", "changes stand in closed streams", "capture_tablets", _at_once),
     Planted("streams_never_late", "changes stand in closed streams", "capture_tablets", _never_late),
+    Planted(
+        "generations_never_late",
+        "changes stand in closed streams of the ring",
+        "capture_generations",
+        _generations_never_late,
+    ),
     Planted("streams_kept", "a stream is opened twice", "capture_tablets", _kept),
     Planted("log_not_moved", "changes are missing in the log as tablets move", "capture_tablets", not_moved),
 )
