@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from lockstep.local.clusters import LocalCluster
 from lockstep.spark.cql_client import CqlConnection
-from lockstep.spark.jobs import cdc
+from lockstep.spark.jobs import cdc, places
 from lockstep.spark.jobs.cdc import Cdc
 from lockstep.spark.jobs.running import Silent
 from lockstep.spark.jobs.tables import Access, TableName
@@ -126,6 +126,21 @@ def test_17_files_have_each_change_once_where_a_batch_is_repeated(
     assert run(spark, cluster, wanted).resumed
     found = spark.read.parquet(str(tmp_path / "out"))
     assert sorted(row["v"] for row in found.select("v").collect()) == [*range(-10, 0), *range(400)]
+
+
+def test_one_job_at_a_time_follows_into_a_place(
+    cluster: LocalCluster, connection: CqlConnection, tmp_path: Path
+) -> None:
+    """A batch was written by two jobs at once, each in place of what the other had written."""
+    capture(connection, "once (id int PRIMARY KEY, v int)")
+    wanted = Cdc(TableName("shop", "once"), f"parquet:{tmp_path / 'out'}", available_now=True)
+    with places.claimed(tmp_path / "out"), pytest.raises(PreconditionError, match="another job is writing"):
+        cdc.run(None, access(cluster), wanted, Silent())  # type: ignore[arg-type]
+    connection.query("DROP TABLE IF EXISTS shop.once_copied")
+    connection.query("CREATE TABLE shop.once_copied (id int PRIMARY KEY, v int)")
+    copied = Cdc(TableName("shop", "once"), "shop.once_copied", str(tmp_path / "at"), available_now=True)
+    with places.claimed(tmp_path / "at"), pytest.raises(PreconditionError, match="another job is writing"):
+        cdc.run(None, access(cluster), copied, Silent())  # type: ignore[arg-type]
 
 
 def test_what_cannot_be_followed_is_told_before_spark_starts(

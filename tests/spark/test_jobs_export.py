@@ -11,7 +11,7 @@ from pyarrow import parquet
 from pyspark.sql import SparkSession
 
 from lockstep.local.clusters import LocalCluster
-from lockstep.spark.jobs import export, manifest, running, tables, verify
+from lockstep.spark.jobs import export, manifest, places, running, tables, verify
 from lockstep.spark.jobs.export import Export
 from lockstep.spark.jobs.manifest import ExportedFile, Manifest
 from lockstep.spark.jobs.tables import Access, Described, DescribedColumn, DescribedType, TableName
@@ -163,6 +163,88 @@ def test_what_the_name_of_a_directory_does_not_hold_is_no_export(
         export.plan(where, Export(wanted.table, str(tmp_path / "new"), partitioned_by=("b",)))
     connection.query("DROP TABLE shop.named")
     connection.close()
+
+
+@pytest.mark.slow
+def test_a_table_that_changes_under_an_export_is_no_export(
+    cluster: LocalCluster, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Emptied, made anew, or with a column of the same name that is another: a part of the rows is lost."""
+    connection, where = connect(cluster), access(cluster)
+    made = "CREATE TABLE shop.changing (id int PRIMARY KEY, v text)"
+    changes = {
+        "was emptied": ["TRUNCATE shop.changing"],
+        "was dropped and made anew": ["DROP TABLE shop.changing", made],
+        "column v .*was altered": [
+            "ALTER TABLE shop.changing DROP v",
+            "ALTER TABLE shop.changing ADD v text",
+        ],
+    }
+
+    class Changing:
+        """Changes the table where the job has described it and reads next."""
+
+        def __init__(self, statements: list[str]) -> None:
+            self.statements = statements
+
+        def phase(self, text: str) -> None:
+            if text.startswith("reading shop"):
+                for statement in self.statements:
+                    connection.query(statement)
+
+        def at(self, done: int, total: int) -> None:
+            """Nothing."""
+
+    connection.query(made)
+    for number, (problem, statements) in enumerate(changes.items()):
+        connection.query("INSERT INTO shop.changing (id, v) VALUES (1, 'a')")
+        wanted = Export(TableName("shop", "changing"), str(tmp_path / str(number)))
+        with pytest.raises(PreconditionError, match=problem):
+            export.run(spark, where, wanted, Changing(statements))
+        assert sorted(path.name for path in Path(wanted.to).iterdir()) == [manifest.BEGUN]
+    wanted = Export(TableName("shop", "changing"), str(tmp_path / "added"))
+    told = export.run(spark, where, wanted, Changing(["ALTER TABLE shop.changing ADD w text"]))
+    assert told.rows == 1
+    connection.query("DROP TABLE shop.changing")
+    connection.close()
+
+
+def test_one_job_at_a_time_writes_to_a_directory(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Two exports into one place took rows from each other, and both said that they were whole."""
+    place = tmp_path / "out"
+    with (
+        places.claimed(place),
+        pytest.raises(PreconditionError, match="another job is writing to"),
+        places.claimed(place),
+    ):
+        pass
+    with (
+        places.claimed(place),
+        pytest.raises(PreconditionError, match="another job is writing to"),
+    ):
+        export.run(None, access(cluster), Export(EVENTS, str(place)), running.Silent())  # type: ignore[arg-type]
+    with places.claimed(place):
+        assert list(place.iterdir()) == []
+
+
+def test_what_an_attempt_wrote_gets_its_name_when_it_is_whole(tmp_path: Path) -> None:
+    target, first = tmp_path / "data", places.attempt_in(tmp_path)
+    first.mkdir()
+    (first / "a").touch()
+    second = places.attempt_in(tmp_path)
+    assert not first.exists(), "what was broken off goes"
+    with pytest.raises(PreconditionError, match="cannot be named data"):
+        places.made_whole(first, target)
+    with pytest.raises(ValueError, match="gone"), places.given_up(second):
+        second.mkdir()
+        raise ValueError("gone")
+    assert list(tmp_path.iterdir()) == []
+    for name in ("b", "c"):
+        attempt = places.attempt_in(tmp_path)
+        attempt.mkdir()
+        (attempt / name).touch()
+        places.made_whole(attempt, target)
+    assert [path.name for path in tmp_path.rglob("*")] == ["data", "c"]
 
 
 def test_a_description_makes_the_table_again() -> None:

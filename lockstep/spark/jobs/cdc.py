@@ -23,7 +23,7 @@ from lockstep.spark.changes.stream_options import (
     without_those_of_streams,
 )
 from lockstep.spark.changes.windows import Position, position_of
-from lockstep.spark.jobs import manifest, tables
+from lockstep.spark.jobs import manifest, places, tables
 from lockstep.spark.jobs.files import uri
 from lockstep.spark.jobs.running import Progress, plain_errors
 from lockstep.spark.jobs.tables import Access, TableName, table_name
@@ -149,6 +149,14 @@ def run(session: SparkSession, access: Access, wanted: Cdc, progress: Progress) 
     `prepare`; ChangesGone."""
     began = time.monotonic()
     ready = prepare(access, wanted)
+    with places.claimed(ready.place or ready.checkpoint):
+        # Another job may have come as far as its first batch since.
+        return _followed_until(session, access, wanted, prepare(access, wanted), progress, began)
+
+
+def _followed_until(
+    session: SparkSession, access: Access, wanted: Cdc, ready: Prepared, progress: Progress, began: float
+) -> CdcReport:
     options = _options(access, wanted)
     with plain_errors():
         changes = session.readStream.format("lockstep").options(**options).load()
@@ -158,7 +166,6 @@ def run(session: SparkSession, access: Access, wanted: Cdc, progress: Progress) 
         elif wanted.trigger_s:
             writer = writer.trigger(processingTime=f"{int(wanted.trigger_s * 1000)} milliseconds")
         if ready.place is not None:
-            ready.place.mkdir(parents=True, exist_ok=True)
             manifest.write_whole(
                 ready.place / _MARK, Mark("changes-mark/1", wanted.table.text, str(ready.checkpoint))
             )
@@ -200,7 +207,10 @@ def _into(place: Path) -> Callable[[DataFrame, int], None]:
     """Writes a batch as the directory of its number, in place of what an earlier attempt left."""
 
     def write(rows: DataFrame, batch: int) -> None:
-        rows.write.mode("overwrite").parquet(uri(place / f"{_BATCH}{batch:08d}"))
+        attempt = places.attempt_in(place)
+        with places.given_up(attempt):
+            rows.write.parquet(uri(attempt))
+        places.made_whole(attempt, place / f"{_BATCH}{batch:08d}")
 
     return write
 

@@ -1,7 +1,8 @@
 """`export`: a table as Parquet files with a manifest.
 
 Invariant: a directory that holds anything but an export of the same kind that was broken off is refused
-before Spark starts. The manifest is written when every file was read again, so what it says was on the disk.
+before Spark starts, and one that another export writes to. The manifest is written when every file was read
+again, so what it says was on the disk, and when the table is still the one that was described.
 A scan is no snapshot: a row that is written meanwhile is in it or not, each as its consistency level says.
 """
 
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from lockstep.spark.cql_client import pool_of
-from lockstep.spark.jobs import manifest, tables
+from lockstep.spark.jobs import manifest, places, tables
 from lockstep.spark.jobs.files import uri
 from lockstep.spark.jobs.manifest import BEGUN, DATA, MANIFEST, Manifest
 from lockstep.spark.jobs.running import Progress, watched
@@ -118,12 +119,22 @@ def run(session: SparkSession, access: Access, wanted: Export, progress: Progres
     """Export the table. ConfigurationError, PreconditionError for a directory that is taken, PeerError."""
     began = time.monotonic()
     place, begun = manifest.directory(wanted.to), _begun(access, wanted)
+    _left_by(place, begun, wanted)
+    with places.claimed(place):
+        return _exported(session, access, wanted, place, begun, progress, began)
+
+
+def _exported(
+    session: SparkSession,
+    access: Access,
+    wanted: Export,
+    place: Path,
+    begun: Begun,
+    progress: Progress,
+    began: float,
+) -> ExportReport:
     left = _left_by(place, begun, wanted)
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigurationError(f"{place} cannot be made: {error.strerror}") from error
-    data = place / DATA
+    data, attempt = place / DATA, places.attempt_in(place)
     if left is not None and (data / _SUCCESS).exists():
         begun = left
     else:
@@ -134,7 +145,10 @@ def run(session: SparkSession, access: Access, wanted: Export, progress: Progres
             writer = _nameable(frame, begun.partitioned_by).write.mode("overwrite")
             if begun.partitioned_by:
                 writer = writer.partitionBy(*begun.partitioned_by)
-            writer.parquet(uri(data))
+            with places.given_up(attempt):
+                writer.parquet(uri(attempt))
+                tables.require_same(access, wanted.table, begun.described, begun.columns)
+        places.made_whole(attempt, data)
     with watched(session, progress, "reading the files again"):
         files = manifest.look_at(session, place, manifest.data_files(place))
     made = Manifest(

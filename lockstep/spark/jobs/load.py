@@ -152,13 +152,17 @@ def run(session: SparkSession, access: Access, wanted: Load, progress: Progress)
             f"may: nothing was written; {rejects} tells which and why",
             hint="--max-rejects N loads the others",
         )
+    described = ready.described
     if ready.creates:
-        tables.make(access, wanted.table, ready.described)
+        tables.make(access, wanted.table, described)
+        described = tables.describe(access, wanted.table)
     write_time_us = wanted.write_time_us or time.time_ns() // _NANOSECONDS_PER_MICROSECOND
     options = {"writeTimeMicros": str(write_time_us), "ignoreNulls": str(not wanted.nulls_delete).lower()}
     with watched(session, progress, f"writing {rows - rejected:,} rows"):
         good = _shared_out(session, _good(checked, ready.columns), ready)
         good.write.format("lockstep").options(**access.options(wanted.table, **options)).mode("append").save()
+    # Statements go to whatever has the name, so a part of them may have gone to another table.
+    tables.require_same(access, wanted.table, described, [one.name for one in ready.columns])
     return LoadReport(
         wanted.table.text, len(ready.files.paths), rows, rows - rejected, rejected, rejects,
         bool(ready.creates), write_time_us, time.monotonic() - began,

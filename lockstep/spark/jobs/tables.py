@@ -22,7 +22,7 @@ from lockstep.spark.encoders import encoder
 from lockstep.spark.jobs.running import given
 from lockstep.spark.options import Options, parse_options
 from lockstep.spark.ring import Ring, TableColumn, TableShape, ask_any, quoted, read_ring, read_table
-from lockstep.values.errors import ConfigurationError
+from lockstep.values.errors import ConfigurationError, InvalidRequest, PreconditionError, Unauthorized
 from lockstep.values.tokens import token_of
 
 if TYPE_CHECKING:
@@ -104,7 +104,8 @@ class DescribedType(msgspec.Struct, frozen=True):
 
 
 class Described(msgspec.Struct, frozen=True):
-    """`epoch` is that of the metadata when this was read; `cql` is what the cluster says makes the table."""
+    """`epoch` is that of the metadata when this was read; `cql` is what the cluster says makes the table.
+    `dropped` tells of its columns when one of the same name was dropped last, as the cluster says it."""
 
     keyspace: str
     table: str
@@ -112,6 +113,8 @@ class Described(msgspec.Struct, frozen=True):
     types: tuple[DescribedType, ...] = ()
     epoch: int = 0
     cql: str = ""
+    id: str = ""
+    dropped: tuple[tuple[str, str], ...] = ()
 
     def key_names(self) -> list[str]:
         return [one.name for one in self.columns if one.kind in ("partition_key", "clustering")]
@@ -142,6 +145,25 @@ class Described(msgspec.Struct, frozen=True):
 def describe(access: Access, name: TableName) -> Described:
     """What the table is now. ConfigurationError when there is none; PeerUnreachable."""
     return _asked(access, name, lambda connection: _described(connection, name))
+
+
+def require_same(access: Access, name: TableName, described: Described, columns: Sequence[str]) -> None:
+    """PreconditionError unless the table is the one described, has these columns since then and was not
+    emptied. ConfigurationError when there is none."""
+    now = describe(access, name)
+    if _asked(access, name, lambda connection: _was_emptied(connection, name, described.epoch)):
+        raise PreconditionError(f"table {name.text} was emptied while the job ran", hint="run it again")
+    if now.id != described.id:
+        raise PreconditionError(
+            f"table {name.text} was dropped and made anew while the job ran", hint="run it again"
+        )
+    known = {one.name: one for one in now.columns}
+    gone, before = dict(now.dropped), dict(described.dropped)
+    for one in described.columns:
+        if one.name in columns and (one != known.get(one.name) or gone.get(one.name) != before.get(one.name)):
+            raise PreconditionError(
+                f"column {one.name} of {name.text} was altered while the job ran", hint="run it again"
+            )
 
 
 def shape_of(access: Access, name: TableName) -> TableShape:
@@ -222,6 +244,12 @@ def _described(connection: CqlConnection, name: TableName) -> Described:
     # Of the node that is asked its own, however late gossip is.
     nodes = connection.query("SELECT acknowledged_epoch FROM system_views.cluster_metadata_directory")
     told = connection.query(f"DESCRIBE TABLE {name.cql}")
+    of_table = "WHERE keyspace_name = ? AND table_name = ?", (name.keyspace.encode(), name.table.encode())
+    ids = connection.query(f"SELECT id FROM system_schema.tables {of_table[0]}", of_table[1])
+    gone = connection.query(
+        f"SELECT column_name, dropped_time FROM system_schema.dropped_columns {of_table[0]}", of_table[1]
+    )
+    names = [one.name for one in columns]
     return Described(
         name.keyspace,
         name.table,
@@ -231,7 +259,27 @@ def _described(connection: CqlConnection, name: TableName) -> Described:
             (int(str(epoch)) for row in nodes if (epoch := row["acknowledged_epoch"]) is not None), default=0
         ),
         str(told[0].get("create_statement", "")) if told else "",
+        ", ".join(str(row["id"]) for row in ids),
+        tuple(
+            sorted(
+                (one, str(row["dropped_time"])) for row in gone if (one := str(row["column_name"])) in names
+            )
+        ),
     )
+
+
+def _was_emptied(connection: CqlConnection, name: TableName, epoch: int) -> bool:
+    """Whether the metadata log, where there is one and it may be read, says so of a later epoch."""
+    wanted = f"EmptyTable keyspace={name.keyspace} name={name.table}"
+    (local,) = connection.query("SELECT cluster_name FROM system.local")
+    try:
+        rows = connection.query(
+            "SELECT transformation FROM system_views.cluster_metadata_log WHERE cluster = ? AND epoch > ?",
+            (str(local["cluster_name"]).encode(), epoch.to_bytes(8, "big")),
+        )
+    except (InvalidRequest, Unauthorized):
+        return False
+    return any(row["transformation"] == wanted for row in rows)
 
 
 def _types(shape: TableShape) -> tuple[DescribedType, ...]:

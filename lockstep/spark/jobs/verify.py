@@ -202,6 +202,9 @@ def run(session: SparkSession, access: Access, wanted: Verify, progress: Progres
     if buckets:
         with watched(session, progress, f"comparing the rows of {len(buckets)} buckets"):
             rows = comparing.differences(frames[0], frames[1], compared, buckets, wanted.failures_max + 1)
+    for place in (one, other):
+        if place.manifest is None:
+            tables.require_same(place.access, place.table, place.described, compared.columns)
     ranges = _ranges(one, other) if rows else []
     told = tuple(_told(one, other, row, ranges) for row in rows[: wanted.failures_max])
     return VerifyReport(
