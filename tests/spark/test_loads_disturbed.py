@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,12 +14,14 @@ pytest.importorskip("pyspark")
 from lockstep.local.admin_client import AdminClient, of_token_file
 from lockstep.local.clusters import LocalCluster
 from lockstep.spark.cql_client import pool_of
+from lockstep.spark.loads.client import LoadClient
+from lockstep.spark.loads.files import digest_of
 from lockstep.spark.loads.writer import BulkWriter, Staged, commit, planned, stage
 from lockstep.spark.options import parse_options
 from lockstep.values.errors import LockstepError
 from lockstep.values.ids import Consistency
 
-from .support import _PROCESS, PORTS, connect, options
+from .support import _PROCESS, NOBODYS_ADDRESS, PORTS, connect, options
 from .test_loads import gone, rows_of, staged_names
 
 pytestmark = pytest.mark.slow
@@ -83,6 +86,18 @@ def test_12_a_join_in_the_middle_has_files_cut_and_staged_again(own: LocalCluste
     assert before and result.files == len(staged.files)
     assert count(own, "b", Consistency.ALL) == ROWS
     assert gone(own)
+
+
+def test_a_file_to_be_cut_comes_from_a_node_that_answers(own: LocalCluster, tmp_path: Path) -> None:
+    """The first host that the job knows is gone, and the job knows one node of all that hold files."""
+    writer, staged = staged_in(own, "a")
+    for first in (f"{NOBODYS_ADDRESS},{own.contact_points[0]}", own.contact_points[0]):
+        client = LoadClient(parse_options({**options(own, "a"), "hosts": first}), writer._plan.job)
+        for file in staged.files:
+            client._fetch(file, str(tmp_path / file.name))
+            assert digest_of(str(tmp_path / file.name)) == file.digest
+        client.close()
+    writer.abort([])
 
 
 def test_12_tablets_that_split_have_files_cut_and_staged_again(own: LocalCluster) -> None:

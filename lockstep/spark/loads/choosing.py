@@ -138,6 +138,9 @@ class ChoosingWriter(DataSourceArrowWriter):
             staged.append(stage(plan, batches_of(few), len(messages), 0))
         done = commit(plan, staged)
         _tell(shape, f"{done.rows} rows written by load {done.load_id}, epoch {done.epoch}")
+        if done.lacking:
+            nodes = ", ".join(map(str, done.lacking))
+            _tell(shape, f"nodes {nodes} lack it: `lockstep repair {shape.keyspace}` brings it to them")
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nothing when the load was committed, or has not begun."""

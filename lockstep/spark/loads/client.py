@@ -33,6 +33,7 @@ from lockstep.replica.load_requests import (
 from lockstep.spark.cql_client import CqlConnection, error_of, may_retry, pool_of
 from lockstep.spark.loads.files import SortedFiles, cut, pairs_of
 from lockstep.spark.options import Options
+from lockstep.spark.scan import Hosts
 from lockstep.storage.rows import keys
 from lockstep.values.codec import encode
 from lockstep.values.errors import (
@@ -229,17 +230,21 @@ class LoadClient:
         ]
 
     def _fetch(self, file: LoadFile, path: str) -> None:
-        """A staged file from whichever host has it."""
-        for endpoint in self._options.endpoints:
-            connection = pool_of(os.getpid()).take(endpoint, self._options.timeout_s)
+        """A staged file from whichever node has it, its replicas first. PreconditionError when none does."""
+        pool = pool_of(os.getpid())
+        for endpoint in Hosts(self._options, pool).order(file.right, 0):
+            try:
+                connection = pool.take(endpoint, self._options.timeout_s)
+            except PeerError:
+                continue
             try:
                 if self._read(connection, file, path):
                     return
+            except PeerError:
+                continue
             finally:
-                pool_of(os.getpid()).give_back(connection)
-        raise InvalidRequest(
-            f"none of the hosts in the option hosts holds file {file.name} of load {self.job}"
-        )
+                pool.give_back(connection)
+        raise PreconditionError(f"no node that answers holds file {file.name} of load {self.job}")
 
     def _read(self, connection: CqlConnection, file: LoadFile, path: str) -> bool:
         offset = 0
