@@ -1,7 +1,8 @@
 """Plain Python values, as Spark and Arrow have them, in the bytes that CQL types serialise.
 
 Invariant: the inverse of `scans.arrow_columns` for every type that has a Spark type; a value that does not
-fit raises InvalidRequest. Timestamps lose what is below a millisecond, which CQL cannot hold.
+fit raises InvalidRequest. Timestamps lose what is below a millisecond, which CQL cannot hold. Timestamps and
+dates may come as microseconds and days since 1970, which have all years.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ Encoder: TypeAlias = Callable[[Any], bytes]
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _EPOCH_DAY: Final = datetime.date(1970, 1, 1)
 _MILLISECOND: Final = datetime.timedelta(milliseconds=1)
+_MICROSECONDS: Final = 1000
 _INET_BYTES: Final = (4, 16)
 
 
@@ -91,12 +93,16 @@ def _uuid(kind: CqlType, value: Any) -> bytes:
 
 
 def _timestamp(kind: CqlType, value: Any) -> int:
+    if type(value) is int:
+        return value // _MICROSECONDS
     if not isinstance(value, datetime.datetime) or value.tzinfo is None:
         raise _misfit(kind, value)
     return (value - _EPOCH) // _MILLISECOND
 
 
 def _date(kind: CqlType, value: Any) -> int:
+    if type(value) is int:
+        return value
     if not isinstance(value, datetime.date):
         raise _misfit(kind, value)
     return (value - _EPOCH_DAY).days

@@ -18,7 +18,9 @@ from lockstep.cql.wire.messages import UNSET, Value
 from lockstep.spark.encoders import encoder
 from lockstep.spark.loads.encoding import composite_key, serialised
 from lockstep.spark.loads.tokens import tokens_of
+from lockstep.spark.plain_values import python_values
 from lockstep.spark.ring import TableColumn
+from lockstep.spark.static_rows import Kinds, kinds_of, parted
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.limits import TTL_S_MAX
 from lockstep.values.node_limits import (
@@ -45,16 +47,34 @@ class RowShape(msgspec.Struct, frozen=True):
     time_column: str = ""
     ignore_nulls: bool = False
 
+    @property
+    def kinds(self) -> Kinds:
+        return kinds_of((column.name, column.kind) for column in self.columns)
+
+    def of_statics(self) -> RowShape:
+        """That of rows of static values alone."""
+        columns = tuple(one for one in self.columns if one.kind in ("partition_key", "static"))
+        return msgspec.structs.replace(self, columns=columns, keys=self.key)
+
 
 class RowBatch(msgspec.Struct, frozen=True):
-    """`token` is that of its first row."""
+    """`token` is that of its first row. `is_static`: its rows are bound as those of static values alone."""
 
     token: int
     rows: tuple[Values, ...]
+    is_static: bool = False
 
 
 def batched(shape: RowShape, batch: pa.RecordBatch, rights: Sequence[int]) -> Iterator[RowBatch]:
     """The rows in batches; `rights` are where ranges of the ring end. InvalidRequest that names a column."""
+    rows, alone = parted(shape.kinds, batch)
+    yield from _batched(shape, rows, rights)
+    if alone is not None:
+        for one in _batched(shape.of_statics(), alone, rights):
+            yield msgspec.structs.replace(one, is_static=True)
+
+
+def _batched(shape: RowShape, batch: pa.RecordBatch, rights: Sequence[int]) -> Iterator[RowBatch]:
     if not batch.num_rows:
         return
     stored = {column.name: _stored(shape, column, batch.column(column.name)) for column in shape.columns}
@@ -100,7 +120,7 @@ def _stored(shape: RowShape, column: TableColumn, array: pa.Array) -> pa.BinaryA
         return found
     encode = encoder(kind)
     try:
-        values = [None if value is None else encode(value) for value in array.to_pylist()]
+        values = [None if value is None else encode(value) for value in python_values(array)]
     except InvalidRequest as error:
         raise InvalidRequest(f"column {column.name}: {error.message}") from None
     return pa.array(values, pa.binary())

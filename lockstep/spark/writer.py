@@ -39,11 +39,16 @@ _MIXING: Final = 0x9E3779B97F4A7C15
 
 
 class WritePlan(msgspec.Struct, frozen=True):
-    """`text` is the INSERT of one row of this shape. `write_time_us` 0: each row has its own."""
+    """`text` is the INSERT of one row of this shape, `static_text` that of static values alone, empty where
+    there can be none. `write_time_us` 0: each row has its own."""
 
     text: str
     shape: RowShape
     write_time_us: int
+    static_text: str = ""
+
+    def text_of(self, batch: RowBatch) -> str:
+        return self.static_text if batch.is_static else self.text
 
 
 @dataclass(frozen=True)
@@ -66,26 +71,32 @@ def write_plan(shape: TableShape, schema: spark.StructType, overwrite: bool, opt
             "loadId is the name of a bulk load", hint='add .option("writeMode", "bulk"), or leave it out'
         )
     columns = tuple(checked_columns(shape, schema.fields, options))
-    listed = ", ".join(quoted(column.name) for column in columns)
-    marks = ", ".join("?" for _ in columns)
     using = [f"TTL {options.ttl_s}"] if options.ttl_s else []
     using += ["TTL ?"] if options.ttl_column else []
     using += ["TIMESTAMP ?"] if options.write_time_column else []
     life = f" USING {' AND '.join(using)}" if using else ""
+    rows = RowShape(
+        columns,
+        tuple(column.name for column in shape.partition_key),
+        tuple(column.name for column in shape.key),
+        options.ttl_column,
+        options.write_time_column,
+        options.ignore_nulls,
+    )
     return WritePlan(
-        f"INSERT INTO {quoted(shape.keyspace)}.{quoted(shape.table)} ({listed}) VALUES ({marks}){life}",
-        RowShape(
-            columns,
-            tuple(column.name for column in shape.partition_key),
-            tuple(column.name for column in shape.key),
-            options.ttl_column,
-            options.write_time_column,
-            options.ignore_nulls,
-        ),
+        _insert(shape, columns, life),
+        rows,
         0
         if options.write_time_column
         else options.write_time_us or time.time_ns() // _NANOSECONDS_PER_MICROSECOND,
+        _insert(shape, rows.of_statics().columns, life) if rows.kinds.may_be_alone else "",
     )
+
+
+def _insert(shape: TableShape, columns: Sequence[TableColumn], life: str) -> str:
+    listed = ", ".join(quoted(column.name) for column in columns)
+    marks = ", ".join("?" for _ in columns)
+    return f"INSERT INTO {quoted(shape.keyspace)}.{quoted(shape.table)} ({listed}) VALUES ({marks}){life}"
 
 
 def checked_columns(
@@ -192,9 +203,10 @@ class BatchSender:
             if connection is None:
                 connection = self._hosts.pool.take(endpoint, self._options.timeout_s)
                 # Prepared at once on a new connection, when nothing is in flight; known to it later.
-                connection.prepare(self._plan.text)
+                for text in filter(None, (self._plan.text, self._plan.static_text)):
+                    connection.prepare(text)
                 self._connections[endpoint] = connection
-            statement = connection.prepare(self._plan.text)
+            statement = connection.prepare(self._plan.text_of(batch))
             parameters = QueryParameters(
                 consistency=self._options.consistency, timestamp_us=self._plan.write_time_us or None
             )

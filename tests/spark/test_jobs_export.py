@@ -276,6 +276,13 @@ def test_errors_of_tasks_come_back_as_they_were() -> None:
     assert isinstance(missing, ConfigurationError) and missing.message.endswith("does not exist.")
     lost = running.plain_error("java.lang.Exception: lost\n at x", "Py4JJavaError")
     assert type(lost) is LockstepError and "java.lang.Exception: lost" in lost.message
+    raised = running.plain_error(
+        "[PYTHON_DATA_SOURCE_ERROR] Failed to commit: Traceback (most recent call last):\n"
+        '  File "a.py", line 1, in commit\n    now()\nOverflowError: out of range\n SQLSTATE: 38000',
+        "AnalysisException",
+    )
+    assert type(raised) is LockstepError, "what Python raised is no fault of who asked"
+    assert "Failed to commit: OverflowError: out of range" in raised.message
 
 
 def test_pairs_are_taken_apart() -> None:

@@ -131,7 +131,11 @@ def test_where_an_element_is_decides_the_digest(
     mine, theirs = (comparing.sums(frame, compared) for frame in frames)
     assert comparing.unlike(mine, theirs) == [0]
     (found,) = comparing.differences(frames[0], frames[1], compared, [0], 10)
-    assert found.key == (1,) and found.missing == "" and "a" in [column for column, _, _ in found.columns]
+    assert (
+        (found.partition, found.key) == ((1,), ("1",))
+        and found.missing == ""
+        and "a" in [column for column, _, _ in found.columns]
+    )
 
 
 def test_sides_have_to_be_of_one_shape(goods: LocalCluster) -> None:

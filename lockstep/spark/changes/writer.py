@@ -21,6 +21,7 @@ from lockstep.cql.wire.messages import QueryParameters
 from lockstep.spark.changes.applying import Applier, Statement, Target, check_target, table_columns
 from lockstep.spark.cql_client import CqlConnection, error_of, pool_of
 from lockstep.spark.options import BULK, Options
+from lockstep.spark.plain_values import python_rows
 from lockstep.spark.retrying import Retry
 from lockstep.spark.ring import TableShape, ask_any
 from lockstep.spark.scan import Hosts
@@ -73,7 +74,7 @@ class ChangeWriter(DataSourceStreamArrowWriter):
         rows = 0
         try:
             for batch in iterator:
-                for change in batch.to_pylist():
+                for change in python_rows(batch):
                     for statement in applier.statements(change):
                         sender.send(statement)
                 rows += batch.num_rows

@@ -69,10 +69,13 @@ def unlike(one: dict[int, Sum], other: dict[int, Sum]) -> list[int]:
 
 
 class RowDifference(msgspec.Struct, frozen=True):
-    """`key` are the values of the key. `missing` is left or right for a row that is on the other side alone;
-    else `columns` has (column, left, right) as texts, None for no value."""
+    """`partition` are the values of the partition key, with timestamps and dates as microseconds and days
+    since 1970: Python has no year 10000. `key` is the whole key as texts, None for no value. `missing` is
+    left or right for a row that is on the other side alone; else `columns` has (column, left, right) as
+    texts."""
 
-    key: tuple[Any, ...]
+    partition: tuple[Any, ...]
+    key: tuple[str | None, ...]
     missing: str
     columns: tuple[tuple[str, str | None, str | None], ...] = ()
 
@@ -97,19 +100,20 @@ def differences(
         wrong.append(f.when(~_equal(mine, theirs, kind, compared.tolerance), told))
     both = f.isnotnull(f.col(_LEFT)) & f.isnotnull(f.col(_RIGHT))
     found = f.filter(f.array(*wrong), f.isnotnull)
-    keys = [
-        f.coalesce(f.col(f"{_LEFT}.c{number}"), f.col(f"{_RIGHT}.c{number}"))
-        for number, name in enumerate(compared.columns)
-        if name in compared.key
-    ]
+    found_in = {name: number for number, name in enumerate(compared.columns)}
+
+    def value(name: str) -> Column:
+        return f.coalesce(f.col(f"{_LEFT}.c{found_in[name]}"), f.col(f"{_RIGHT}.c{found_in[name]}"))
+
     rows = joined.select(
-        f.struct(*[key.alias(f"k{number}") for number, key in enumerate(keys)]),
+        f.struct(*[_numbered(value(name), one.schema[name].dataType) for name in compared.partition]),
+        f.struct(*[_shown(value(name), one.schema[name].dataType) for name in compared.key]),
         f.when(f.isnull(f.col(_LEFT)), "left").when(f.isnull(f.col(_RIGHT)), "right").otherwise(""),
         f.when(both, found).otherwise(f.array().cast(f"array<{_TOLD}>")),
-    ).toDF("key", "missing", "columns")
+    ).toDF("partition", "key", "missing", "columns")
     collected = rows.where((f.col("missing") != "") | (f.size("columns") > 0)).limit(most).collect()
     return [
-        RowDifference(tuple(row[0]), row[1], tuple((one[0], one[1], one[2]) for one in row[2]))
+        RowDifference(tuple(row[0]), tuple(row[1]), row[2], tuple((one[0], one[1], one[2]) for one in row[3]))
         for row in collected
     ]
 
@@ -194,6 +198,28 @@ def _counted(column: Column, elements: Column) -> Column:
     from pyspark.sql import functions as f
 
     return f.when(f.isnotnull(column), f.struct(f.size(elements), elements))
+
+
+def _numbered(column: Column, kind: spark.DataType) -> Column:
+    """The value with numbers in place of timestamps and dates."""
+    from pyspark.sql import functions as f
+
+    if isinstance(kind, spark.TimestampType):
+        return f.unix_micros(column)
+    if isinstance(kind, spark.DateType):
+        return f.unix_date(column)
+    if isinstance(kind, spark.ArrayType):
+        element = kind.elementType
+        return f.transform(column, lambda one: _numbered(one, element))
+    if isinstance(kind, spark.MapType):
+        entries = spark.StructType(
+            [spark.StructField("key", kind.keyType), spark.StructField("value", kind.valueType)]
+        )
+        return f.transform(f.map_entries(column), lambda one: _numbered(one, entries))
+    if isinstance(kind, spark.StructType):
+        parts = [_numbered(column.getField(field.name), field.dataType) for field in kind.fields]
+        return f.when(f.isnotnull(column), f.struct(*parts))
+    return column
 
 
 def _shown(column: Column, kind: spark.DataType) -> Column:

@@ -142,6 +142,7 @@ def _exported(
         columns = {"columns": ",".join(begun.columns)}
         with watched(session, progress, f"reading {wanted.table.text}"):
             frame = tables.frame(session, access, wanted.table, **columns)
+            frame = tables.telling(frame, begun.described)
             writer = _nameable(frame, begun.partitioned_by).write.mode("overwrite")
             if begun.partitioned_by:
                 writer = writer.partitionBy(*begun.partitioned_by)

@@ -7,9 +7,11 @@ columns and the reasons. Rows carry one write time, so a load that is run again 
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +23,7 @@ from lockstep.spark.jobs.files import Files
 from lockstep.spark.jobs.running import Progress, watched
 from lockstep.spark.jobs.tables import Access, Described, TableName
 from lockstep.spark.ring import TableColumn
+from lockstep.spark.static_rows import kinds_of
 from lockstep.values.errors import ConfigurationError, PreconditionError
 
 if TYPE_CHECKING:
@@ -152,10 +155,9 @@ def run(session: SparkSession, access: Access, wanted: Load, progress: Progress)
             f"may: nothing was written; {rejects} tells which and why",
             hint="--max-rejects N loads the others",
         )
-    described = ready.described
     if ready.creates:
-        tables.make(access, wanted.table, described)
-        described = tables.describe(access, wanted.table)
+        tables.make(access, wanted.table, ready.described)
+    described = tables.describe(access, wanted.table)
     write_time_us = wanted.write_time_us or time.time_ns() // _NANOSECONDS_PER_MICROSECOND
     options = {"writeTimeMicros": str(write_time_us), "ignoreNulls": str(not wanted.nulls_delete).lower()}
     with watched(session, progress, f"writing {rows - rejected:,} rows"):
@@ -213,11 +215,14 @@ def _checked(session: SparkSession, wanted: Load, ready: Prepared) -> DataFrame:
     casts = [_cast(column, given[column.name], source, ready) for column in ready.columns]
     keys = ready.described.key_names()
     problems = [_problem(cast.is_bad, cast.name, f"is not {cast.takes}", given[cast.name]) for cast in casts]
-    problems += [
-        _problem(f.isnull(given[cast.name]), cast.name, "is of the key and has no value", f.lit(None))
-        for cast in casts
-        if cast.name in keys
-    ]
+    alone = _of_statics_alone(ready.columns, given)
+    partition = ready.described.partition_key_names()
+    for cast in casts:
+        if cast.name in keys:
+            lacks = f.isnull(given[cast.name])
+            if cast.name not in partition:
+                lacks &= ~alone
+            problems.append(_problem(lacks, cast.name, "is of the key and has no value", f.lit(None)))
     if _CORRUPT in source.columns:
         broken = f.col(_CORRUPT)
         problems.append(_problem(f.isnotnull(broken), "", "the line cannot be taken apart", broken))
@@ -229,6 +234,18 @@ def _checked(session: SparkSession, wanted: Load, ready: Prepared) -> DataFrame:
         row.alias(_ROW),
         f.col("_metadata.file_path").alias(_FILE),
     )
+
+
+def _of_statics_alone(columns: Sequence[TableColumn], given: Mapping[str, Any]) -> Any:
+    """Whether a row is that of a partition which has static values and no rows."""
+    from pyspark.sql import functions as f
+
+    kinds = kinds_of((column.name, column.kind) for column in columns)
+    if not kinds.may_be_alone:
+        return f.lit(False)
+    none = [f.isnull(given[name]) for name in (*kinds.clustering, *kinds.regular)]
+    some = [f.isnotnull(given[name]) for name in kinds.static]
+    return functools.reduce(operator.and_, none) & functools.reduce(operator.or_, some)
 
 
 def _problem(is_bad: Any, column: str, reason: str, value: Any) -> Any:

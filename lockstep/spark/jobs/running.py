@@ -124,13 +124,26 @@ def plain_error(text: str, kind: str) -> LockstepError:
         made = named.__new__(named)
         LockstepError.__init__(made, ours[-1][2].strip())
         return made
-    sentence = next((line.strip() for line in text.splitlines() if line.strip()), kind)
-    sentence = sentence.partition(" SQLSTATE")[0]
-    if kind in _USERS_FAULT:
+    sentence = _sentence(text) or kind
+    if kind in _USERS_FAULT and _TRACEBACK not in text:
         return ConfigurationError(sentence)
     return LockstepError(f"Spark gave the job up: {sentence}", hint="--conf spark.log.level=WARN tells more")
 
 
+def _sentence(text: str) -> str:
+    """The first line, with what Python raised where it ends with a traceback."""
+    lines = [line.partition(" SQLSTATE")[0] for line in text.splitlines()]
+    first = next((line.strip() for line in lines if line.strip()), "")
+    before, is_traced, _ = first.partition(_TRACEBACK)
+    if not is_traced:
+        return first
+    traced = lines[next(at for at, line in enumerate(lines) if _TRACEBACK in line) + 1 :]
+    raised = next((line.strip() for line in traced if line.strip() and not line.startswith(" ")), "")
+    return before + raised
+
+
+#: Of Python; lines of it begin with blanks, what was raised does not.
+_TRACEBACK: Final = "Traceback (most recent call last):"
 #: Of PySpark: a plan that cannot be made, as for a path that is not there.
 _USERS_FAULT: Final = ("AnalysisException", "ParseException", "IllegalArgumentException")
 

@@ -7,6 +7,8 @@ described.
 
 from __future__ import annotations
 
+import functools
+import operator
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -217,6 +219,20 @@ def make(access: Access, name: TableName, described: Described) -> list[str]:
 def frame(session: SparkSession, access: Access, name: TableName, **more: str) -> DataFrame:
     """The table as it is read; nothing is read yet."""
     return session.read.format("lockstep").options(**access.options(name, **more)).load()
+
+
+def telling(frame: DataFrame, described: Described) -> DataFrame:
+    """The frame without rows that tell nothing: those of a partition with static values and no rows, where
+    none of these values are of the frame's columns."""
+    from pyspark.sql import functions as f
+
+    first = next((one.name for one in described.columns if one.kind == "clustering"), None)
+    statics = [one.name for one in described.columns if one.kind == "static"]
+    told = [name for name in statics if name in frame.columns]
+    if first not in frame.columns or len(told) == len(statics):
+        return frame
+    some = [f.isnotnull(f.col(f"`{name}`")) for name in (first, *told)]
+    return frame.where(functools.reduce(operator.or_, some))
 
 
 def read_level(access: Access, name: TableName) -> str:

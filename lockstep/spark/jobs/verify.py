@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -72,7 +72,7 @@ class Side(msgspec.Struct, frozen=True):
         else:
             typed = tables.spark_schema(self.described, self.manifest.columns, self.manifest.decimal_scale)
             found = session.read.schema(typed).parquet(uri(self.place / manifest.DATA))
-        return found.select(*[f"`{name}`" for name in names])
+        return tables.telling(found.select(*[f"`{name}`" for name in names]), self.described)
 
 
 class PlannedSide(msgspec.Struct, frozen=True):
@@ -235,11 +235,7 @@ def _ranges(one: Side, other: Side) -> list[Range]:
 def _told(one: Side, other: Side, row: RowDifference, ranges: Sequence[Range]) -> Difference:
     names = one.described.key_names()
     missing = {"left": one.text, "right": other.text, "": ""}[row.missing]
-    key = dict(zip(names, map(_text, row.key), strict=True))
-    token = tables.token_of_values(one.described, row.key)
+    key = {name: "-" if text is None else text for name, text in zip(names, row.key, strict=True)}
+    token = tables.token_of_values(one.described, row.partition)
     within = next(((part.left, part.right) for part in ranges if part.contains(token)), None)
     return Difference(token, within, key, missing, row.columns)
-
-
-def _text(value: Any) -> str:
-    return "0x" + bytes(value).hex() if isinstance(value, bytes | bytearray) else str(value)

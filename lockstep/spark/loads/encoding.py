@@ -34,6 +34,8 @@ from lockstep.schema.types.numbers import FixedInteger
 from lockstep.schema.user_types import type_in
 from lockstep.spark.encoders import encoder
 from lockstep.spark.loads.tokens import octets_of, tokens_of
+from lockstep.spark.plain_values import python_values
+from lockstep.spark.static_rows import Kinds, kinds_of, parted
 from lockstep.storage.rows import keys
 from lockstep.storage.rows.fragments import fragments_of
 from lockstep.values import codec
@@ -94,6 +96,17 @@ class EncodePlan(msgspec.Struct, frozen=True, dict=True):
         kinds = (ColumnKind.STATIC,)
         return not any(one.kind in kinds or self.type_of(one).is_multicell for one in self.written)
 
+    @cached_property
+    def kinds(self) -> Kinds:
+        return kinds_of((one.name, one.kind.name.lower()) for one in self.written)
+
+    def of_statics(self) -> EncodePlan:
+        """That of rows of static values alone."""
+        kinds = (ColumnKind.PARTITION_KEY, ColumnKind.STATIC)
+        return msgspec.structs.replace(
+            self, columns=tuple(one.name for one in self.written if one.kind in kinds)
+        )
+
 
 class Encoded(msgspec.Struct, frozen=True):
     """Fragments, in no order: `tokens` (numpy) of their partitions, store keys and values (Arrow)."""
@@ -110,9 +123,18 @@ def write_id_of(job: str, partition: int) -> bytes:
 
 def encoded(plan: EncodePlan, batch: pa.RecordBatch, write_id: bytes) -> Encoded:
     """InvalidRequest when a value does not fit, naming the column."""
-    if not plan.by_columns:
-        return encoded_by_rows(plan, batch, write_id)
-    return _Columns(plan, batch, write_id).encoded()
+    if plan.by_columns:
+        return _Columns(plan, batch, write_id).encoded()
+    rows, alone = parted(plan.kinds, batch)
+    made = encoded_by_rows(plan, rows, write_id)
+    if alone is None:
+        return made
+    more = encoded_by_rows(plan.of_statics(), alone, write_id)
+    return Encoded(
+        np.concatenate([made.tokens, more.tokens]),
+        pa.concat_arrays([made.keys, more.keys]),
+        pa.concat_arrays([made.values, more.values]),
+    )
 
 
 # -- row by row -------------------------------------------------------------------------------------
@@ -174,7 +196,7 @@ def _python_values(plan: EncodePlan, column: Column, array: pa.Array) -> list[Va
     encode, absent = encoder(kind), UNSET if plan.ignore_nulls else None
     is_key = column.kind in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING)
     found: list[Value] = []
-    for value in _typed(kind, column.name, array).to_pylist():
+    for value in python_values(_typed(kind, column.name, array)):
         if value is None:
             if is_key:
                 raise _null_key(column)
