@@ -22,7 +22,13 @@ from lockstep.spark.changes.columns import CHANGE_DELETED, CHANGE_ELEMENTS, CHAN
 from lockstep.spark.changes.reader import ChangeReader
 from lockstep.spark.cql_client import CqlConnection
 from lockstep.spark.source import LockstepSource
-from lockstep.values.errors import ChangesGone, ConfigurationError, LockstepError, Unavailable
+from lockstep.values.errors import (
+    ChangesGone,
+    ConfigurationError,
+    LockstepError,
+    PreconditionError,
+    Unavailable,
+)
 from lockstep.values.ids import Consistency
 
 from .support import NOBODYS_ADDRESS, connect, insert, options
@@ -119,6 +125,27 @@ def test_each_kind_of_change_has_its_row(cluster: LocalCluster, connection: CqlC
             assert len(row["_change_stream"]) == 16 and len(row["_change_id"]) == 36
             assert row["_change_time"].timestamp() == pytest.approx(row["_change_written_us"] / 1e6)
         assert sum(bool(row["_change_ends"]) for row in rows) == 7
+
+
+def test_a_stream_of_all_columns_ends_where_there_is_one_more(
+    cluster: LocalCluster, connection: CqlConnection
+) -> None:
+    """Its values were left out, and the position was behind them."""
+    capture(connection, "grown (id int PRIMARY KEY, v int)")
+    insert(connection, "grown", PAIR, [(1, 1)])
+    reader = reader_of(cluster, "grown", startingOffsets="earliest")
+    some = reader_of(cluster, "grown", startingOffsets="earliest", columns="id,v")
+    ((rows,), at) = drained(reader)
+    assert [row["v"] for row in rows] == [1]
+    connection.query("ALTER TABLE shop.grown ADD w int")
+    connection.query("INSERT INTO shop.grown (id, v, w) VALUES (2, 2, 2)", consistency=Consistency.QUORUM)
+    with pytest.raises(PreconditionError, match=r"shop\.grown got the column w"):
+        drained(reader, at)
+    again = reader_of(cluster, "grown", startingOffsets="earliest")
+    ((rows,), _) = drained(again, at)
+    assert [(row["v"], row["w"]) for row in rows] == [(2, 2)]
+    (rows, *_), _ = drained(some, at)
+    assert [row["v"] for row in rows] == [2]
 
 
 def test_a_large_batch_comes_from_fixed_contents_where_there_are_some(

@@ -2,6 +2,7 @@
 
 Invariant: a reader is data; what the driver knows is made where it is asked, and tasks get a window and the
 streams to read. A task that read longer than its rows surely live fails, so that a batch is whole or none.
+A stream of all columns ends where the table gets one more, before a batch that could lack values of it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from lockstep.spark.snapshot_reading import SnapshotScan
 from lockstep.spark.snapshots import SNAPSHOT, Snapshot, close_snapshot, open_snapshot
 from lockstep.storage.rows import keys
 from lockstep.values.codec import encode
-from lockstep.values.errors import ChangesGone, LockstepError
+from lockstep.values.errors import ChangesGone, LockstepError, PreconditionError
 from lockstep.values.rows import Slice
 from lockstep.values.tokens import stream_token
 
@@ -54,16 +55,21 @@ def schema_of(given: Mapping[str, str]) -> StructType:
 def change_reader(given: Mapping[str, str], schema: StructType) -> ChangeReader:
     """A reader of the schema's columns. ConfigurationError when they are none of the stream's."""
     options, wanted = parse_stream_options(given)
-    return ChangeReader(options, wanted, read_shape(options).chosen(schema))
+    shape = read_shape(options)
+    follows_all = not options.columns and set(schema.names) == {one.name for one in shape.columns}
+    return ChangeReader(options, wanted, shape.chosen(schema), follows_all)
 
 
 class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads changes, window by window."""
 
-    def __init__(self, options: Options, wanted: StreamOptions, shape: ChangeShape) -> None:
+    def __init__(
+        self, options: Options, wanted: StreamOptions, shape: ChangeShape, follows_all: bool = False
+    ) -> None:
         self._options = options
         self._wanted = wanted
         self._shape = shape
+        self._follows_all = follows_all
         self._planner: Planner | None = None
         self._hosts = 1
         #: The contents that batches are read from, with where these begin.
@@ -91,6 +97,8 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         first, last = position_of(start), position_of(end)
+        if self._follows_all:
+            self._refuse_more()
         planner = self._planning()
         found = planner.partitions(first, last, TASKS_PER_HOST * self._hosts)
         # The batches before this one have been read.
@@ -123,6 +131,18 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         rows = self._from_snapshot(partition) if partition.snapshot else self._from_pages(partition)
         for batch in rows:
             yield maker.made(batch)
+
+    def _refuse_more(self) -> None:
+        """PreconditionError when the table has columns that it had not when the stream began: what is read
+        would lack their values, and nobody would read them later."""
+        known = {one.name for one in self._shape.columns}
+        more = [one.name for one in read_shape(self._options).columns if one.name not in known]
+        if more:
+            table = f"{self._options.keyspace}.{self._options.table}"
+            raise PreconditionError(
+                f"{table} got the column {more[0]} since the stream began",
+                hint="start it again, and it goes on where it was; the option columns names what to follow",
+            )
 
     def _planning(self) -> Planner:
         if self._planner is None:
