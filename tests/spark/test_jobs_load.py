@@ -103,6 +103,24 @@ def test_a_plan_says_what_gets_no_value(goods: LocalCluster, tmp_path: Path) -> 
         load.plan(access(goods), Load(GOODS, (str(tmp_path),), create=True))
 
 
+def test_partitions_named_by_decimals_need_their_digits(
+    goods: LocalCluster, spark: SparkSession, tmp_path: Path
+) -> None:
+    connection = connect(goods)
+    connection.query("CREATE TABLE shop.prices (price decimal PRIMARY KEY, v int)")
+    (tmp_path / "a.csv").write_text("price,v\n1.50,1\n2,2\n")
+    wanted = Load(TableName("shop", "prices"), sources=(str(tmp_path / "a.csv"),))
+    with pytest.raises(ConfigurationError, match=r"partitions of 1\.5 and 1\.50 are two") as refused:
+        load.plan(access(goods), wanted)
+    assert "decimalScale=N" in refused.value.hint
+    scaled = msgspec.structs.replace(access(goods), others=(("decimalScale", "2"),))
+    assert load.run(spark, scaled, wanted, Silent()).rows == 2
+    (row,) = connection.query("SELECT v FROM shop.prices WHERE price = 1.50")
+    assert row["v"] == 1
+    assert not connection.query("SELECT v FROM shop.prices WHERE price = 1.5")
+    connection.close()
+
+
 def test_buckets_that_differ_are_those_of_one_side_or_with_another_sum() -> None:
     one = {1: Sum(1, 5), 2: Sum(2, 6), 3: Sum(1, 7)}
     assert comparing.unlike(one, dict(one)) == []

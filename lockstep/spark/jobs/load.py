@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import operator
+import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from lockstep.scans.arrow_columns import DECIMAL_SCALE_DEFAULT
 from lockstep.spark.jobs import casting, files, manifest, tables
 from lockstep.spark.jobs.casting import Cast
 from lockstep.spark.jobs.files import Files
@@ -33,6 +35,8 @@ _CORRUPT: Final = "_corrupt_record"
 _PROBLEMS: Final = "__problems"
 _ROW: Final = "__row"
 _FILE: Final = "__file"
+_SCALE: Final = "decimalScale"
+_DECIMAL: Final = re.compile(r"\bdecimal\b")
 #: Rejects that are written to the file: more tell a person nothing new.
 REJECTS_WRITTEN_MAX: Final = 10_000
 _NANOSECONDS_PER_MICROSECOND: Final = 1000
@@ -119,6 +123,7 @@ def prepare(access: Access, wanted: Load) -> Prepared:
     else:
         found = files.find(wanted.sources, wanted.format, wanted.separator)
     columns = _matched(described, found, wanted)
+    _refuse_vague_decimals(access, described, exported)
     return Prepared(found, described, columns, creates, place, exported, options.decimal_scale)
 
 
@@ -202,6 +207,20 @@ def _matched(described: Described, found: Files, wanted: Load) -> tuple[TableCol
     if missing:
         raise ConfigurationError(f"the files lack the key column {', '.join(missing)} of {wanted.table.text}")
     return tuple(known[name] for name in names)
+
+
+def _refuse_vague_decimals(access: Access, described: Described, exported: manifest.Manifest | None) -> None:
+    """ConfigurationError where a partition is named by a decimal, and nobody has said by how many digits
+    behind the point: in a key 1.5 and 1.50 are two partitions, and in files they are one number."""
+    is_given = any(name.lower() == _SCALE.lower() for name, _ in access.others)
+    if is_given or (exported is not None and exported.decimal_scale != DECIMAL_SCALE_DEFAULT):
+        return
+    for column in described.columns:
+        if column.kind == "partition_key" and _DECIMAL.search(column.type):
+            raise ConfigurationError(
+                f"partition key column {column.name} has decimals, and partitions of 1.5 and 1.50 are two",
+                hint=f"export and load with --option {_SCALE}=N, the digits behind the point that keys have",
+            )
 
 
 def _checked(session: SparkSession, wanted: Load, ready: Prepared) -> DataFrame:
