@@ -265,7 +265,9 @@ def _show_differences(report: Any) -> None:
 @click.option(
     "--settle", default=5.0, show_default=True, metavar="SECONDS", help="Until differences are seen again."
 )
-@click.option("--repair", "repairs", is_flag=True, help="Hand the buckets that differ to `lockstep repair`.")
+@click.option(
+    "--repair", "repairs", is_flag=True, help="Hand the buckets that differ to `lockstep repair --full`."
+)
 @render.wait_timeout
 @jobs.of_job
 def audit(
@@ -308,7 +310,11 @@ def audit(
     if not job.as_json(report, "audit/1"):
         _show_audit(report)
     if repairs and report.wrong:
-        body = {"keyspace": name.keyspace, "table": name.table, "ranges": job_of.repair_ranges(report)}
+        # Full: the ids of a tracked table say nothing of what an audit found.
+        body = {
+            "keyspace": name.keyspace, "table": name.table, "ranges": job_of.repair_ranges(report),
+            "full": True,
+        }  # fmt: skip
         begun = cluster.begin_repair(body)
         ended = runs.follow(begun, "repair", cluster.repair, headline, job.call.timeout_s)
         click.echo(headline(ended), err=job.call.output == "json")

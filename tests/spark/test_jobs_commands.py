@@ -15,8 +15,10 @@ from lockstep.cli.shared import jobs, render
 from lockstep.local.clusters import LocalCluster
 from lockstep.spark.jobs.audit import AuditReport, Unanswered
 from lockstep.values.errors import ConfigurationError
+from lockstep.values.ids import Consistency
+from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 
-from .support import NOBODYS_ADDRESS, PORTS
+from .support import NOBODYS_ADDRESS, PORTS, connect
 
 
 def run(*arguments: str, host: str = NOBODYS_ADDRESS) -> Result:
@@ -111,6 +113,31 @@ def test_an_audit_ends_with_the_code_of_its_outcome(
     assert ("node 3 did not answer for (0, 9]: no node answers" in told.output) is bool(report.unanswered)
     told = run(*shared, "-o", "json", host=cluster.contact_points[0])
     assert told.exit_code == code and json.loads(told.output)["schema"] == "audit/1"
+
+
+def test_what_an_audit_found_in_a_tracked_table_is_repaired_by_comparing_data(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ids are alike: a wait for them would end at once and mend nothing."""
+    monkeypatch.setattr("lockstep.local.clusters.layout.clusters_home", lambda: cluster.paths.root.parent)
+    connection = connect(cluster)
+    connection.query(
+        "CREATE KEYSPACE followed WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 3} "
+        "AND replication_type = 'tracked'"
+    )
+    connection.query("CREATE TABLE followed.t (id int PRIMARY KEY, v text)")
+    connection.query("INSERT INTO followed.t (id, v) VALUES (1, 'a')", (), Consistency.ALL)
+    report = AuditReport(
+        "followed.t", 1, False, True, 9, ((1, 1),), 1, 0, (), False, ((TOKEN_MIN, TOKEN_MAX),), (), (), 0.5
+    )
+    monkeypatch.setattr(jobs, "run", lambda *_: report)
+    host = cluster.contact_points[0]
+    told = run("audit", "followed.t", "--repair", "--port", str(PORTS[0]), host=host)
+    connection.query("DROP KEYSPACE followed")
+    connection.close()
+    assert told.exit_code == 0, told.output
+    (ran, *_) = cluster.admin("n1").get("/v1/repairs")["repairs"]
+    assert ran["state"] == "done" and ran["progress"]["full"] and ran["progress"]["leaves"] > 0
 
 
 def test_a_package_that_is_missing_is_named() -> None:
