@@ -76,7 +76,7 @@ def lags_of(
     for shard in sorted({*journal.shards, *journal.told}):
         held, told, of = journal.held(shard), journal.told.get(shard, {}), roles(shard)
         for node in of.others:
-            lacking = _lacking(journal, shard, told.get(node), keeps=node in of.keeping)
+            lacking = _lacking(journal, shard, told.get(node), of, node)
             lacked = told.get(node, NOTHING).difference(held).count
             oldest_us = journal.oldest_us(shard, lacking) if with_ages and lacking else None
             yield Lag(shard, node, lacking.count, lacked, node in told, oldest_us, node in of.keeping)
@@ -91,17 +91,20 @@ def _lacking_now(
     for shard in journal.shards:
         told, of = journal.told.get(shard, {}), roles(shard)
         for node in of.others:
-            lacking = _lacking(journal, shard, told.get(node), keeps=node in of.keeping)
+            lacking = _lacking(journal, shard, told.get(node), of, node)
             lacks[node] = lacks.get(node, 0) + lacking.count
             if lacking:
                 lagging[node, shard] = lacking
     return lagging, lacks
 
 
-def _lacking(journal: Journal, shard: Shard, told: Held | None, *, keeps: bool) -> Held:
-    """What another replica, which told that it holds so much, lacks of what is held here; a witness needs
-    nothing that is reconciled."""
-    held = journal.held(shard) if keeps else journal.held(shard).difference(journal.reconciled(shard))
+def _lacking(journal: Journal, shard: Shard, told: Held | None, of: ShardRoles, node: int) -> Held:
+    """What another replica, which told that it holds so much, lacks of what is held here. What is reconciled
+    is held by all that are read, also by who has told nothing since this node started; a witness needs
+    nothing of it."""
+    held, is_read = journal.held(shard), of.placed is not None and node in of.placed.group.reads
+    if node not in of.keeping or (told is None and is_read):
+        held = held.difference(journal.reconciled(shard))
     return held.difference(told) if told is not None else held
 
 

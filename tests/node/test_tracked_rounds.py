@@ -107,3 +107,18 @@ def test_who_is_back_is_asked_though_it_asks() -> None:
         cut(town, 1, 2, heal=True)
         settled(town)
         assert held(town, 1) == held(town, 2) == held(town, 3)
+
+
+def test_who_starts_again_while_another_is_away_does_not_say_that_it_lacks_what_all_hold() -> None:
+    with tracked(46) as town:
+        for number in range(20):
+            assert write(town, 1 + number % 3).error is None
+        settled(town)
+        away(town, 1, (2, 3))
+        assert write(town, 2).error is None
+        town.process(3).crash()
+        town.start(3)
+        town.wait(5.0)
+        for number in (2, 3):
+            lags = list(town.node(number).data.reconciler.lags())
+            assert sum(lag.lacks for lag in lags if lag.node == own_id(town, 1)) == 1
