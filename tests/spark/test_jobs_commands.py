@@ -55,6 +55,11 @@ def test_a_cluster_that_is_not_there_is_unreachable() -> None:
     assert run("history").exit_code == 4
 
 
+def test_a_host_needs_no_port() -> None:
+    told = run("export", "shop.events", "--to", "x", "--port", str(PORTS[0]), "--host", NOBODYS_ADDRESS)
+    assert told.exit_code == 4 and "none of the hosts answers" in told.output
+
+
 def test_plans_of_a_cluster(cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lockstep.local.clusters.layout.clusters_home", lambda: cluster.paths.root.parent)
     host, port = cluster.contact_points[0], str(PORTS[0])

@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from lockstep.cli.shared import render
-from lockstep.cli.shared.client import PASSWORD_VARIABLE, SHOWN
+from lockstep.cli.shared.client import DEFAULT_ADMIN_PORT, PASSWORD_VARIABLE, SHOWN
 from lockstep.node.configuration import split_address
 from lockstep.values.errors import ConfigurationError
 
@@ -72,7 +72,7 @@ class JobCall(msgspec.Struct, frozen=True):
         from lockstep.spark.jobs.running import pairs
         from lockstep.spark.jobs.tables import Access
 
-        address = split_address(self.call.host, 0)[0]
+        address = split_address(self.call.host, DEFAULT_ADMIN_PORT)[0]
         context = click.get_current_context(silent=True)
         shown: Mapping[str, Any] = context.meta.get(SHOWN, {}) if context is not None else {}
         user = shown.get("user") or ""
