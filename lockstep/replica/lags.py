@@ -40,9 +40,15 @@ class Lagging:
         #: (moment, mutations that it lacked) of the last rounds, by node.
         self._lacked: dict[int, deque[tuple[float, int]]] = {}
 
-    def note_now(self, roles: Callable[[Shard], ShardRoles], journal: Journal, now_s: float) -> None:
+    def note_now(
+        self,
+        roles: Callable[[Shard], ShardRoles],
+        journal: Journal,
+        is_heard: Callable[[int], bool],
+        now_s: float,
+    ) -> None:
         """Note how much each node lacks, and whether it has got what it lacked when that was noted first."""
-        lagging, lacks = _lacking_now(roles, journal)
+        lagging, lacks = _lacking_now(roles, journal, is_heard)
         for node in [node for node in self._lacked if node not in lacks]:
             del self._lacked[node]
         for node, count in lacks.items():
@@ -70,20 +76,25 @@ class Lagging:
 
 
 def lags_of(
-    roles: Callable[[Shard], ShardRoles], journal: Journal, *, with_ages: bool = False
+    roles: Callable[[Shard], ShardRoles],
+    journal: Journal,
+    is_heard: Callable[[int], bool],
+    *,
+    with_ages: bool = False,
 ) -> Iterator[Lag]:
-    """Of each range and other replica, in order, one by one."""
+    """Of each range and other replica, in order, one by one. `is_heard`: whether a node has told lately what
+    it holds."""
     for shard in sorted({*journal.shards, *journal.told}):
         held, told, of = journal.held(shard), journal.told.get(shard, {}), roles(shard)
         for node in of.others:
-            lacking = _lacking(journal, shard, told.get(node), of, node)
+            lacking = _lacking(journal, shard, told.get(node), of, node, is_heard)
             lacked = told.get(node, NOTHING).difference(held).count
             oldest_us = journal.oldest_us(shard, lacking) if with_ages and lacking else None
             yield Lag(shard, node, lacking.count, lacked, node in told, oldest_us, node in of.keeping)
 
 
 def _lacking_now(
-    roles: Callable[[Shard], ShardRoles], journal: Journal
+    roles: Callable[[Shard], ShardRoles], journal: Journal, is_heard: Callable[[int], bool]
 ) -> tuple[dict[tuple[int, Shard], Held], dict[int, int]]:
     """What each node lacks of each range of which it lacks something, and how much each one lacks."""
     lagging: dict[tuple[int, Shard], Held] = {}
@@ -91,19 +102,26 @@ def _lacking_now(
     for shard in journal.shards:
         told, of = journal.told.get(shard, {}), roles(shard)
         for node in of.others:
-            lacking = _lacking(journal, shard, told.get(node), of, node)
+            lacking = _lacking(journal, shard, told.get(node), of, node, is_heard)
             lacks[node] = lacks.get(node, 0) + lacking.count
             if lacking:
                 lagging[node, shard] = lacking
     return lagging, lacks
 
 
-def _lacking(journal: Journal, shard: Shard, told: Held | None, of: ShardRoles, node: int) -> Held:
+def _lacking(
+    journal: Journal,
+    shard: Shard,
+    told: Held | None,
+    of: ShardRoles,
+    node: int,
+    is_heard: Callable[[int], bool],
+) -> Held:
     """What another replica, which told that it holds so much, lacks of what is held here. What is reconciled
-    is held by all that are read, also by who has told nothing since this node started; a witness needs
-    nothing of it."""
+    is held by all that are read, unless they have told since that they do not; a witness needs nothing of
+    it."""
     held, is_read = journal.held(shard), of.placed is not None and node in of.placed.group.reads
-    if node not in of.keeping or (told is None and is_read):
+    if node not in of.keeping or (is_read and (told is None or not is_heard(node))):
         held = held.difference(journal.reconciled(shard))
     return held.difference(told) if told is not None else held
 

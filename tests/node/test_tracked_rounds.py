@@ -122,3 +122,19 @@ def test_who_starts_again_while_another_is_away_does_not_say_that_it_lacks_what_
         for number in (2, 3):
             lags = list(town.node(number).data.reconciler.lags())
             assert sum(lag.lacks for lag in lags if lag.node == own_id(town, 1)) == 1
+
+
+def test_what_another_one_heard_of_a_replica_that_is_cut_off_here_is_not_lacking() -> None:
+    with tracked(47) as town:
+        assert write(town, 1).error is None
+        settled(town)
+        cut(town, 1, 2)
+        for _ in range(20):
+            assert write(town, 3).error is None
+        town.wait(10.0)
+        for number, other in ((1, 2), (2, 1)):
+            reconciler = town.node(number).data.reconciler
+            lags = list(reconciler.lags())
+            assert sum(lag.lacks for lag in lags if lag.node == own_id(town, other)) == unreconciled(
+                town, number
+            )

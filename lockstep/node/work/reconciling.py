@@ -144,7 +144,7 @@ class Reconciler:
         self._let_go(cluster)
         shards = list(self._asked_about(cluster))
         now_s = self._runtime.clock.monotonic_s()
-        self._lagging.note_now(partial(self._roles_of, cluster), self.journal, now_s)
+        self._lagging.note_now(partial(self._roles_of, cluster), self.journal, self._is_heard, now_s)
         if not shards:
             return
         began_us = self._runtime.clock.wall_us()
@@ -213,10 +213,14 @@ class Reconciler:
 
     def _settles(self, shard: Shard) -> bool:
         """Whether the next round lets go of what all replicas hold, for all of them tell it."""
-        since_s = self._runtime.clock.monotonic_s() - RECONCILE_HEARD_ROUNDS * RECONCILE_INTERVAL_MS / 1000
         told = self._told[shard]
         keeping = self._roles_of(self._context.cluster(), shard).keeping
-        return all(node in told and self._heard_s.get(node, 0.0) > since_s for node in keeping)
+        return all(node in told and self._is_heard(node) for node in keeping)
+
+    def _is_heard(self, node: int) -> bool:
+        """Whether a replica has told lately what it holds."""
+        since_s = self._runtime.clock.monotonic_s() - RECONCILE_HEARD_ROUNDS * RECONCILE_INTERVAL_MS / 1000
+        return self._heard_s.get(node, 0.0) > since_s
 
     async def _heard(self, node: int, told: Sequence[Told]) -> list[Told]:
         """What was kept of what a replica told; requests have turns meanwhile."""
@@ -476,7 +480,8 @@ class Reconciler:
 
     def lags(self, *, with_ages: bool = False) -> Iterator[Lag]:
         """Of each range and other replica, in order; `with_ages` reads the oldest entry of each."""
-        return lags_of(partial(self._roles_of, self._context.cluster()), self.journal, with_ages=with_ages)
+        roles = partial(self._roles_of, self._context.cluster())
+        return lags_of(roles, self.journal, self._is_heard, with_ages=with_ages)
 
 
 def _own_shards(context: NodeContext, groups: Iterable[int]) -> set[Shard]:
