@@ -79,18 +79,27 @@ def lags_of(
     roles: Callable[[Shard], ShardRoles],
     journal: Journal,
     is_heard: Callable[[int], bool],
-    *,
-    with_ages: bool = False,
+    complete_us: Mapping[Shard, int] | None = None,
 ) -> Iterator[Lag]:
     """Of each range and other replica, in order, one by one. `is_heard`: whether a node has told lately what
-    it holds."""
+    it holds. `complete_us`: the moments up to which ranges are reconciled, where ages are asked for."""
     for shard in sorted({*journal.shards, *journal.told}):
         held, told, of = journal.held(shard), journal.told.get(shard, {}), roles(shard)
         for node in of.others:
             lacking = _lacking(journal, shard, told.get(node), of, node, is_heard)
             lacked = told.get(node, NOTHING).difference(held).count
-            oldest_us = journal.oldest_us(shard, lacking) if with_ages and lacking else None
+            oldest_us = None if complete_us is None else _oldest_us(journal, shard, lacking, complete_us)
             yield Lag(shard, node, lacking.count, lacked, node in told, oldest_us, node in of.keeping)
+
+
+def _oldest_us(journal: Journal, shard: Shard, lacking: Held, complete_us: Mapping[Shard, int]) -> int | None:
+    """When the oldest of these was written, or a little before; None: it is not known. What is apart has no
+    entries, and is younger than what is reconciled."""
+    if not lacking:
+        return None
+    if not lacking.intersection(journal.apart(shard)):
+        return journal.oldest_us(shard, lacking)
+    return complete_us.get(shard)
 
 
 def _lacking_now(

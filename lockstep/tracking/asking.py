@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from lockstep.values.node_limits import RECONCILE_INTERVAL_MS, RECONCILE_UNASKED_ROUNDS
+from lockstep.values.node_limits import (
+    RECONCILE_HEARD_ROUNDS,
+    RECONCILE_INTERVAL_MS,
+    RECONCILE_UNASKED_ROUNDS,
+)
 
 #: A placement group, and the last token of one of its ranges.
 _Shard = tuple[int, int]
 _UNASKED_S: Final = RECONCILE_UNASKED_ROUNDS * RECONCILE_INTERVAL_MS / 1000
+_RECENT_S: Final = RECONCILE_HEARD_ROUNDS * RECONCILE_INTERVAL_MS / 1000
 
 
 def is_asker(own: int, other: int) -> bool:
@@ -52,3 +57,21 @@ class Asking:
     def forget(self, shard: _Shard) -> None:
         """The range, or its replicas, are others now."""
         self._asked_s.pop(shard, None)
+
+
+class Hearing:
+    """When each replica told last what it holds."""
+
+    def __init__(self) -> None:
+        self._told_s: dict[int, float] = {}
+
+    def note(self, node: int, now_s: float) -> None:
+        self._told_s[node] = now_s
+
+    def is_recent(self, node: int, now_s: float) -> bool:
+        """Whether it did so within the last rounds."""
+        return now_s - self._told_s.get(node, -_RECENT_S) < _RECENT_S
+
+    def silent_s(self, node: int, now_s: float) -> float:
+        """For how long it has told nothing, or since that was asked first."""
+        return now_s - self._told_s.setdefault(node, now_s)

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
 from lockstep.schema.changes import EmptyTable
+from lockstep.server.admin import reconcile
 from lockstep.server.views.tracking_views import journal_rows
 from lockstep.sim.door import mutation_for
 from lockstep.sim.load.history import Change
@@ -14,6 +15,7 @@ from lockstep.storage.shard_logs import Shard, Taking
 from lockstep.tracking.held import held_of
 from lockstep.tracking.intervals import of
 from lockstep.values.errors import ReadTimeout
+from lockstep.values.node_limits import RECONCILE_ALL_EVERY
 from lockstep.values.rows import Mutation
 from lockstep.values.tokens import token_of
 from tests.node.support import Town
@@ -97,6 +99,32 @@ def test_scenario_14_a_long_outage_leaves_no_entries_and_who_is_back_gets_the_ro
         assert held(town, 1) == held(town, 2) == held(town, 3)
         assert rows_of(town, 3, b"k6") == 10 and cohorts.claimed == 20
         assert cohorts.bytes > 0
+
+
+def test_a_replica_in_a_cohort_lacks_since_what_it_missed_first() -> None:
+    """Mutations of now have entries, and those in the cohort none."""
+    with tracked(3) as town:
+        hasty(town, 1, 2)
+        assert write(town, 1, ALL).error is None
+        town.wait(2.5 * RECONCILE_ALL_EVERY)
+        away(town, 3)
+        for _ in range(20):
+            assert write(town, 1).error is None
+        collapsed(town, 1, 2)
+        town.wait(600.0)
+        assert write(town, 1).error is None
+        node = town.node(1)
+
+        def told() -> list[tuple[int, int | None]]:
+            document = reconcile._document(node)
+            return [(lag["lacks"], lag["lacks_s"]) for lag in document["lags"] if lag["node"] == 3]
+
+        ((lacks, age_s),) = told()
+        assert lacks == 21 and age_s is not None and 600 <= age_s < 600 + 2 * RECONCILE_ALL_EVERY
+        # As after a start, when that moment is not known any more.
+        node.data.reconciler.moments.complete_us.clear()
+        ((_, age_s),) = told()
+        assert age_s is not None and 600 <= age_s < 620
 
 
 def test_what_is_apart_is_known_again_after_a_start() -> None:

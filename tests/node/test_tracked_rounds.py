@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from lockstep.node.work.reconciling import Reconciler, Told
+from lockstep.server.admin import reconcile
 from lockstep.storage.shard_logs import Shard
 from lockstep.values.node_limits import RECONCILE_MUTUAL_EVERY
 from tests.node.test_tracked import (
@@ -138,3 +139,16 @@ def test_what_another_one_heard_of_a_replica_that_is_cut_off_here_is_not_lacking
             assert sum(lag.lacks for lag in lags if lag.node == own_id(town, other)) == unreconciled(
                 town, number
             )
+
+
+def test_nobody_says_when_a_dead_replica_will_have_everything() -> None:
+    """It lacked more before it died: that was load, of which it got the most."""
+    with tracked(48) as town:
+        node = town.node(1)
+        settled(town)
+        away(town, 3)
+        assert write(town, 1).error is None
+        town.wait(2.0)
+        node.data.reconciler._lagging._lacked[3].appendleft((0.0, 40))
+        (lag,) = (lag for lag in reconcile._document(node)["lags"] if lag["lacks"])
+        assert (lag["node"], lag["alive"], lag["left_s"]) == (3, False, None)

@@ -31,7 +31,7 @@ from lockstep.schema.tracking import is_tracked, tracked_groups
 from lockstep.storage.journal import Journal
 from lockstep.storage.shard_logs import Shard
 from lockstep.storage.witnessing import witnessed_count
-from lockstep.tracking.asking import Asking
+from lockstep.tracking.asking import Asking, Hearing
 from lockstep.tracking.cohorts import are_enough
 from lockstep.tracking.held import NOTHING, Held, all_of
 from lockstep.tracking.moments import Moments
@@ -41,7 +41,6 @@ from lockstep.values.node_limits import (
     RECONCILE_ALL_EVERY,
     RECONCILE_ENDING_ROUNDS,
     RECONCILE_FOLLOWED_S,
-    RECONCILE_HEARD_ROUNDS,
     RECONCILE_INTERVAL_MS,
     RECONCILE_MUTUAL_EVERY,
     RECONCILE_PURGE_MARGIN_S,
@@ -98,14 +97,12 @@ class Reconciler:
         #: What replicas told last, by range; and what of that they have no entries of.
         self._told = self.journal.told
         self._apart: dict[Shard, dict[int, Held]] = {}
-        #: When a replica was heard of last, or was found to be silent; those that have asked since the start,
-        #: so that they told of all that is open there.
-        self._heard_s: dict[int, float] = {}
+        #: Replicas that have asked since the start, so that they told of all that is open there.
         self._asked: set[int] = set()
         #: Mutations that went to a cohort.
         self.set_apart = 0
         self.moments = Moments()
-        self._asking, self._roles = Asking(), RolesOfShards()
+        self._asking, self._hearing, self._roles = Asking(), Hearing(), RolesOfShards()
         #: When the replicas of a range changed last, as far as this was taken up.
         self._since: dict[Shard, int] = {}
         self._lagging = Lagging()
@@ -218,9 +215,7 @@ class Reconciler:
         return all(node in told and self._is_heard(node) for node in keeping)
 
     def _is_heard(self, node: int) -> bool:
-        """Whether a replica has told lately what it holds."""
-        since_s = self._runtime.clock.monotonic_s() - RECONCILE_HEARD_ROUNDS * RECONCILE_INTERVAL_MS / 1000
-        return self._heard_s.get(node, 0.0) > since_s
+        return self._hearing.is_recent(node, self._runtime.clock.monotonic_s())
 
     async def _heard(self, node: int, told: Sequence[Told]) -> list[Told]:
         """What was kept of what a replica told; requests have turns meanwhile."""
@@ -272,7 +267,7 @@ class Reconciler:
                 self._runtime.probes.reach("reconcile.unheard")
                 self._asking.is_silent(node)
                 return
-            self._heard_s[node] = self._runtime.clock.monotonic_s()
+            self._hearing.note(node, self._runtime.clock.monotonic_s())
             heard = await self._heard(node, compared.told)
             for one in heard:
                 if one.shard in fresh:
@@ -284,8 +279,7 @@ class Reconciler:
         self, cluster: ClusterMetadata, shard: Shard, own: Held, fresh: set[int], began_us: int
     ) -> None:
         others, told = self._others(cluster, shard), self._told.get(shard, {})
-        taking = self.journal.taking(shard)
-        is_joined = taking is not None and taking.is_joined
+        is_joined = (taking := self.journal.taking(shard)) is not None and taking.is_joined
         roles = self._roles_of(self._context.cluster(), shard)
         if is_joined or roles.placed is None or not all(node in told for node in roles.keeping):
             return
@@ -332,9 +326,8 @@ class Reconciler:
             self._runtime.probes.reach("cohort.set_apart")
 
     def _is_away(self, node: int) -> bool:
-        now_s = self._runtime.clock.monotonic_s()
-        since_s = self._heard_s.setdefault(node, now_s)
-        return now_s - since_s >= self.cohort_after_s and not self._context.alive(node)
+        silent_s = self._hearing.silent_s(node, self._runtime.clock.monotonic_s())
+        return silent_s >= self.cohort_after_s and not self._context.alive(node)
 
     def _offers(self, cluster: ClusterMetadata, told: Mapping[Shard, set[int]]) -> dict[Shard, int]:
         """Ranges of which this node lacks what others have no entries of, or has begun to get that; each with
@@ -428,7 +421,8 @@ class Reconciler:
         if request.epoch > self._context.cluster().epoch:
             await self._context.catch_up.reach(request.epoch, peer.endpoint)
         heard = await self._heard(peer.node_id, request.told)
-        now_s = self._heard_s[peer.node_id] = self._runtime.clock.monotonic_s()
+        now_s = self._runtime.clock.monotonic_s()
+        self._hearing.note(peer.node_id, now_s)
         self._asked.add(peer.node_id)
         cluster, journal = self._context.cluster(), self.journal
         # In one step with the ranges as they are now.
@@ -479,9 +473,9 @@ class Reconciler:
         return self._lagging.left_s(node)
 
     def lags(self, *, with_ages: bool = False) -> Iterator[Lag]:
-        """Of each range and other replica, in order; `with_ages` reads the oldest entry of each."""
+        """Of each range and other replica, in order; `with_ages` says since when each lacks something."""
         roles = partial(self._roles_of, self._context.cluster())
-        return lags_of(roles, self.journal, self._is_heard, with_ages=with_ages)
+        return lags_of(roles, self.journal, self._is_heard, self.moments.complete_us if with_ages else None)
 
 
 def _own_shards(context: NodeContext, groups: Iterable[int]) -> set[Shard]:

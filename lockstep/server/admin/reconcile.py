@@ -13,6 +13,7 @@ import msgspec
 
 from lockstep.documents.runs import DifferingMutation, ReconcileAudit, Reconciling, ReplicaLag, SilentReplica
 from lockstep.node.services import NodeServices
+from lockstep.replica.lags import Lag
 from lockstep.server.admin.operations import Operation, get, later, now
 from lockstep.storage.witnessing import witnessed_count
 
@@ -52,9 +53,18 @@ async def _audit(node: NodeServices) -> dict[str, Any]:
     return told
 
 
+def _age_s(lag: Lag, now_us: int, lacking_s: int | None) -> int | None:
+    """Since when a replica lacks something of a range; as long as it was seen to lack anything where no entry
+    says that."""
+    if lag.oldest_us is None:
+        return lacking_s if lag.lacks else None
+    return max(0, now_us - lag.oldest_us) // 1_000_000
+
+
 def _document(node: NodeServices) -> dict[str, Any]:
     reconciler, now_us = node.data.reconciler, node.context.runtime.clock.wall_us()
     journal, tablets = reconciler.journal, node.log.cluster.tablets
+    lacking_s = reconciler.oldest_lacking_s()
     lags = tuple(
         ReplicaLag(
             placement_group=lag.shard[0],
@@ -64,9 +74,9 @@ def _document(node: NodeServices) -> dict[str, Any]:
             heard=lag.heard,
             lacks=lag.lacks,
             lacks_bytes=journal.estimated_bytes(lag.lacks),
-            lacks_s=None if lag.oldest_us is None else max(0, now_us - lag.oldest_us) // 1_000_000,
+            lacks_s=_age_s(lag, now_us, lacking_s.get(lag.node)),
             is_lacked=lag.is_lacked,
-            left_s=reconciler.left_s(lag.node),
+            left_s=reconciler.left_s(lag.node) if node.context.alive(lag.node) else None,
             table=tablets.table_of(lag.shard[0]),
             witness=not lag.keeps,
         )
