@@ -60,7 +60,10 @@ def why(call: render.Call) -> None:
         lacked = sum(lag.is_lacked for lag in lags)
         if lacked:
             click.echo(f"node {node} holds {lacked} mutations that the asked node lacks and fetches")
-    if not any(lag.lacks or lag.is_lacked for lag in told.lags):
+    unheard = _unheard(told)
+    for node in unheard:
+        click.echo(f"node {node} is not heard of: what else it holds is not known to the asked node")
+    if not unheard and not any(lag.lacks or lag.is_lacked for lag in told.lags):
         click.echo("every replica holds the same")
 
 
@@ -99,7 +102,8 @@ def audit(call: render.Call) -> int:
 @click.option("--lines", type=click.IntRange(min=1), default=None, help="Stop after so many.")
 @render.of_call
 def watch(every_s: float, lines: int | None, call: render.Call) -> None:
-    """Follow what replicas lack until nobody lacks anything; with `-o json` a document a line."""
+    """Follow what replicas lack until all are heard of and nobody lacks anything; with `-o json` a document
+    a line."""
     cluster, shown = call.cluster(), 0
     while True:
         answer = cluster.reconciling()
@@ -107,9 +111,11 @@ def watch(every_s: float, lines: int | None, call: render.Call) -> None:
         if not call.as_json(answer, "reconcile/1"):
             behind = {node: sum(lag.lacks for lag in lags) for node, lags in _by_node(told).items()}
             parts = [f"node {node} lacks {lacks}" for node, lacks in behind.items() if lacks]
+            parts += [f"node {node} is not heard of" for node in _unheard(told)]
             click.echo(f"{_journal(told)}; {', '.join(parts) or 'nobody lacks anything'}")
         shown += 1
-        if not any(lag.lacks or lag.is_lacked for lag in told.lags) or shown == lines:
+        is_over = not _unheard(told) and not any(lag.lacks or lag.is_lacked for lag in told.lags)
+        if is_over or shown == lines:
             return
         time.sleep(every_s)
 
@@ -130,6 +136,11 @@ def _journal(told: Reconciling) -> str:
     if told.getting:
         said += f"; it gets what it missed of {told.getting} ranges"
     return said
+
+
+def _unheard(told: Reconciling) -> list[int]:
+    """Replicas that may hold what nobody here knows of."""
+    return sorted({lag.node for lag in told.lags if not (lag.alive and lag.heard)})
 
 
 def _by_node(told: Reconciling) -> dict[int, list[ReplicaLag]]:

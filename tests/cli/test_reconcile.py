@@ -84,3 +84,14 @@ def test_watch_ends_when_nobody_lacks_anything_or_after_its_lines() -> None:
     assert "nobody lacks anything" in result.stdout
     result, _ = ask(told(AWAY), "reconcile", "watch", "--every", "0.1", "--lines", "2")
     assert result.stdout.count("node 3 lacks 40") == 2
+
+
+def test_who_is_not_heard_of_is_not_said_to_hold_the_same() -> None:
+    """As a node that is cut off sees the others."""
+    silent = {**ALIKE, "alive": False}
+    for lag in (silent, {**ALIKE, "heard": False}):
+        result, _ = ask(told(lag), "reconcile", "why")
+        assert "node 2 is not heard of" in result.stdout and "holds the same" not in result.stdout
+        result, _ = ask(told(lag), "reconcile", "watch", "--every", "0.1", "--lines", "2")
+        assert result.stdout.count("node 2 is not heard of") == 2
+        assert "nobody lacks anything" not in result.stdout
