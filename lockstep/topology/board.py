@@ -26,13 +26,14 @@ from lockstep.topology.step import (
     Propose,
     Reports,
     RunWorkOrders,
+    Silence,
     Wait,
     WorkKey,
     WorkOrder,
     WorkReport,
     decide,
-    is_out,
     report_of,
+    silences,
     unheard,
     work_key,
     work_orders,
@@ -83,8 +84,8 @@ class Board:
     def __init__(self) -> None:
         self._tree: HashTree[Transition] = EMPTY_TREE
         self._degraded: tuple[Degraded, ...] = ()
-        #: Who seems dead, is shut out or has left, and whether nobody waits for it.
-        self._silent: frozenset[tuple[NodeId, bool]] = frozenset()
+        #: Who seems dead, is shut out or has left, and whether nobody waits for it; and who is to be filled.
+        self._silent: frozenset[tuple[NodeId, Silence]] = frozenset()
         self._said: dict[NodeId, _Said] = {}
         self._planned: dict[int, _Planned] = {}
         self._touching: _ByNode[None] = _ByNode()
@@ -118,7 +119,7 @@ class Board:
                 self._plan(key, Lone(now))
                 woken[key] = None
         self._tree = cluster.transitions.tree
-        silent = frozenset((node, is_out(cluster, node)) for node in unheard(cluster, reports))
+        silent = frozenset(silences(cluster, unheard(cluster, reports)))
         for node in sorted({node for node, _ in silent ^ self._silent}):
             woken.update(dict.fromkeys(self._touching.keys(node)))
         self._silent = silent

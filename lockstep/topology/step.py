@@ -8,7 +8,7 @@ take over at any point.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 
 import msgspec
@@ -301,6 +301,26 @@ def _is_gone(
 ) -> bool:
     """As `is_out`; or it seems dead, and a request that waits says that it is."""
     return is_out(cluster, node) or (node in dead and node in given_up)
+
+
+class Silence(enum.StrEnum):
+    """Why a transition that moves by itself may do without a node, or is not to be given by it."""
+
+    DEAD = "dead"
+    GIVEN_UP = "given_up"
+    OUT = "out"
+    WANTS_FILLING = "wants_filling"
+
+
+def silences(cluster: ClusterMetadata, dead: Sequence[NodeId]) -> Iterator[tuple[NodeId, Silence]]:
+    """All that `decide` goes by for what moves by itself, beside what nodes report."""
+    given_up = _given_up(cluster)
+    for node in dead:
+        yield node, Silence.OUT if is_out(cluster, node) else Silence.DEAD
+        if node in given_up:
+            yield node, Silence.GIVEN_UP
+    for node in wants_filling(cluster):
+        yield node, Silence.WANTS_FILLING
 
 
 def goes_back(lone: Lone, cluster: ClusterMetadata, dead: Sequence[NodeId]) -> bool:

@@ -207,7 +207,10 @@ def test_who_is_excluded_holds_nothing(stage: Stage, who: str, was_dead: bool) -
 
 @pytest.mark.parametrize("stage", FORWARD)
 @pytest.mark.parametrize("seems_dead", [True, False])
-def test_a_dead_node_that_waits_for_its_removal_holds_up_nothing(stage: Stage, seems_dead: bool) -> None:
+@pytest.mark.parametrize("was_waited_for", [False, True])
+def test_a_dead_node_that_waits_for_its_removal_holds_up_nothing(
+    stage: Stage, seems_dead: bool, was_waited_for: bool
+) -> None:
     """Its removal waits until it holds no tablet, so none that was on its way to it waits for it."""
     history = cluster()
     wanted = move(history)
@@ -218,7 +221,11 @@ def test_a_dead_node_that_waits_for_its_removal_holds_up_nothing(stage: Stage, s
     if seems_dead:
         world.dead = (lost,)
         world.seen.pop(lost, None)
+    if was_waited_for:
+        for _ in range(60):
+            world.decided()
     history.submit(EnqueueRequest(Remove(lost, presumed_dead=True)))
+    assert world.decided() == world.decided(Board()), "what it looked at before makes no difference"
     seen = until(world, wanted, None)
     goes_back = seems_dead and FORWARD.index(stage) < FORWARD.index(Stage.USE_NEW)
     assert (Stage.REVERT_MIGRATION in seen) == goes_back
@@ -227,7 +234,10 @@ def test_a_dead_node_that_waits_for_its_removal_holds_up_nothing(stage: Stage, s
 
 @pytest.mark.parametrize("stage", FORWARD)
 @pytest.mark.parametrize("who", ["source", "target"])
-def test_a_move_gives_way_where_its_source_is_to_be_filled_anew(stage: Stage, who: str) -> None:
+@pytest.mark.parametrize("was_waited_for", [False, True])
+def test_a_move_gives_way_where_its_source_is_to_be_filled_anew(
+    stage: Stage, who: str, was_waited_for: bool
+) -> None:
     """The node may have lost what it is to give, and is filled once none of its tablets is on its way."""
     history = cluster()
     wanted = move(history)
@@ -235,7 +245,10 @@ def test_a_move_gives_way_where_its_source_is_to_be_filled_anew(stage: Stage, wh
     world = World(history, random.Random(9))
     until(world, wanted, stage)
     lost = wanted.source[0] if who == "source" else wanted.target[0]
+    for _ in range(60 if was_waited_for else 0):
+        world.decided()
     history.submit(EnqueueRequest(Rebuild(lost)))
+    assert world.decided() == world.decided(Board()), "what it looked at before makes no difference"
     seen = until(world, wanted, None)
     goes_back = who == "source" and FORWARD.index(stage) <= FORWARD.index(Stage.STREAMING)
     assert (Stage.REVERT_MIGRATION in seen) == goes_back
