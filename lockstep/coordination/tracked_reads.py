@@ -46,6 +46,12 @@ def _held(known: Known) -> Held:
     return known.held.union(known.recent)
 
 
+def _with_others(known: Known) -> Held:
+    """What it is known to hold of the range, of other partitions too: of what is apart nobody can say of
+    which one it is."""
+    return _held(known).union(known.open)
+
+
 def is_even(data: Known, others: Sequence[Known]) -> bool:
     """Whether nothing is to be brought to anybody: the answer with data holds all that others told of, and
     they hold what it shows."""
@@ -65,7 +71,7 @@ def _require_met(plan: Plan, apart: Held, known: Sequence[tuple[Target, Known]])
     if not apart:
         return
     answered = {int(target.node): one for target, one in known}
-    holders = {node for node, one in answered.items() if _held(one).covers(apart)}
+    holders = {node for node, one in answered.items() if _with_others(one).covers(apart)}
     for node in sorted(holders):
         if answered[node].apart.covers(apart):
             holders.update(other for other in answered[node].holders if other not in answered)
@@ -115,7 +121,7 @@ async def made_even(
     bringing: list[Awaitable[None]] = []
     for target, one in known:
         lacking = shown.difference(one.held.union(one.recent))
-        _require_met(plan, lacking.intersection(apart), known)
+        _require_met(plan, lacking.intersection(apart).difference(one.open), known)
         lacking = lacking.difference(apart)
         if lacking:
             sources = [other for other, _ in known if other is not target]
@@ -184,7 +190,7 @@ class TrackedReads:
             data = (data[0], await self._read(plan, data[0], request, deadline_s))
         known = [(answer[0], known_of(answer)) for answer in (data, *others)]
         shown, apart = known_of(data).recent, known_of(data).apart
-        _require_met(plan, all_of(apart.difference(held_by(answer)) for answer in others), known)
+        _require_met(plan, all_of(apart.difference(_with_others(known_of(one))) for one in others), known)
         bringing: list[Awaitable[None]] = [
             self._bring(plan, answer[0], request, lacking, (data[0],), deadline_s)
             for answer in others
@@ -208,7 +214,7 @@ class TrackedReads:
         PeerTimeout when each of them lacks something."""
         for answer in answers:
             known = known_of(answer)
-            if plan.shows(answer[0].node) and not known.partial and held_by(answer).covers(apart):
+            if plan.shows(answer[0].node) and not known.partial and _with_others(known).covers(apart):
                 self._runtime.probes.reach("read.tracked_switched")
                 others = [other for other in answers if other is not answer]
                 return (answer[0], await self._read(plan, answer[0], request, deadline_s)), others

@@ -114,7 +114,7 @@ def _of_range(
     if not apart and not partial:
         return Known(held, recent, over=over)
     holders = tuple(sorted(journal.holders(shard, apart))) if apart else ()
-    return Known(held, recent, apart, holders, partial, over)
+    return Known(held, recent, apart, holders, partial, over, open=logs.open)
 
 
 def _of_ranges(several: Sequence[Known]) -> Known:

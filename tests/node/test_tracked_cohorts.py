@@ -38,6 +38,7 @@ from tests.node.test_tracked import (
     unreconciled,
     write,
 )
+from tests.node.test_witness_decisions import serial_rows
 
 AFTER_S = 5.0
 
@@ -125,6 +126,20 @@ def test_a_replica_in_a_cohort_lacks_since_what_it_missed_first() -> None:
         node.data.reconciler.moments.complete_us.clear()
         ((_, age_s),) = told()
         assert age_s is not None and 600 <= age_s < 620
+
+
+def test_a_read_goes_on_while_one_replica_has_let_go_of_entries_of_others_and_another_has_them() -> None:
+    """Of what is apart nobody can say of which partition it is; of entries that is known."""
+    with with_cohort(8) as town:
+        paused(town, 2)
+        assert write(town, 2, key=b"beside").error is None
+        collapsed(town, 1)
+        assert apart(town, 1) == 21 and unreconciled(town, 2) == 1
+        anew = town.world.probes.counts.get("read.tracked_anew", 0)
+        for number in (1, 2):
+            assert rows_read(town, number, key=b"k6") == [b"13"] * 10
+            assert serial_rows(town, number, b"k6") == 10
+        assert town.world.probes.counts.get("read.tracked_anew", 0) == anew
 
 
 def test_what_is_apart_is_known_again_after_a_start() -> None:
