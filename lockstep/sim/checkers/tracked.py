@@ -119,13 +119,14 @@ def _nodes(cluster: SimCluster) -> dict[int, Node]:
 
 def has_open_ids(cluster: SimCluster) -> bool:
     """Whether a node holds ids that it does not know to be everywhere, is getting what it missed of a range,
-    or knows somebody that lacks ids. It is asked after each event of a run."""
+    knows somebody that lacks ids, or has not heard of somebody. It is asked after each event of a run."""
     nodes = [node for node in cluster.nodes.values() if node.ready]
     for node in nodes:
         for logs in node.data.reconciler.journal.shards.values():
             if logs.taking is not None or logs.open or logs.apart:
                 return True
-    return any(lag.lacks or lag.is_lacked for one in nodes for lag in one.data.reconciler.lags())
+    lags = (lag for one in nodes for lag in one.data.reconciler.lags())
+    return any(lag.lacks or lag.is_lacked or not lag.heard for lag in lags)
 
 
 def check_reconciled(watch: Watch) -> int:
