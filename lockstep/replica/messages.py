@@ -59,8 +59,8 @@ class Known(msgspec.Struct, frozen=True, array_like=True, gc=False):
     `apart`: those of them that nobody can be brought one by one; `holders`: other replicas that told that
     they hold all of these. `partial`: the tables have parts of mutations that are not named, so this is no
     answer with data. `whole`: all that is held of the range, without an answer, where that was asked for.
-    `open`: where something is apart, all of the range that has entries, of whatever partition: another
-    replica may have let go of the entries of these, and tells them apart."""
+    `open`: while a replica is away, all of the range that has entries, of whatever partition: another one may
+    have let go of the entries of these, and tells them apart."""
 
     held: Held
     recent: Held

@@ -111,7 +111,7 @@ def _of_range(
         held = listed if wants_held else reconciled
     recent = journal.recent(shard, command)
     partial = logs.taking is not None or not journal.keeps(shard)
-    if not apart and not partial:
+    if not apart and not partial and not logs.tells_open:
         return Known(held, recent, over=over)
     holders = tuple(sorted(journal.holders(shard, apart))) if apart else ()
     return Known(held, recent, apart, holders, partial, over, open=logs.open)
@@ -128,6 +128,7 @@ def _of_ranges(several: Sequence[Known]) -> Known:
         tuple(sorted(frozenset.intersection(*holders))) if holders else (),
         any(one.partial for one in several),
         mmh3.hash_bytes(encode(over)) if any(over) else b"",
+        open=all_of(one.open for one in several),
     )
 
 

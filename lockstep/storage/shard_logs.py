@@ -51,6 +51,7 @@ class ShardLogs:
         "left",
         "own",
         "taking",
+        "tells_open",
     )
 
     def __init__(self, left: int) -> None:
@@ -77,6 +78,8 @@ class ShardLogs:
         #: The same by the partition of a log of changes that they add to, of those that do.
         self._captured = PlaceList()
         self.is_listed = True
+        #: A replica is away: others may let go of entries that are here, and tell them apart.
+        self.tells_open = False
 
     @property
     def held(self) -> Held:

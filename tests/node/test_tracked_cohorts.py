@@ -142,6 +142,25 @@ def test_a_read_goes_on_while_one_replica_has_let_go_of_entries_of_others_and_an
         assert town.world.probes.counts.get("read.tracked_anew", 0) == anew
 
 
+def test_a_read_goes_on_while_one_replica_has_let_go_of_entries_for_the_first_time() -> None:
+    with tracked(9) as town:
+        assert write(town, 1, ALL, b"old").error is None
+        settled(town)
+        away(town, 3)
+        for number in range(20):
+            if number == 7:
+                town.wait(3.0)
+                paused(town, 2)
+                hasty(town, 1)
+            key = b"k%d" % (number % 7)
+            assert write(town, 1 + number % 2, value=b"%d" % number, key=key).error is None
+        collapsed(town, 1)
+        assert apart(town, 1) == unreconciled(town, 2) == 20 and not apart(town, 2)
+        for number in (1, 2):
+            assert rows_read(town, number, key=b"k6") == [b"13"] * 10
+            assert serial_rows(town, number, b"k6") == 10
+
+
 def test_what_is_apart_is_known_again_after_a_start() -> None:
     with with_cohort(2) as town:
         assert write(town, 1, key=b"last").error is None

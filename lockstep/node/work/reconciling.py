@@ -125,10 +125,9 @@ class Reconciler:
         while True:
             await asyncio.sleep(RECONCILE_INTERVAL_MS / 1000)
             self.journal.is_full = self.witness_bytes >= self.witness_bytes_max
-            if self.is_paused:
-                continue
             try:
-                await self.round()
+                if not self.is_paused:
+                    await self.round()
             except LockstepError as error:
                 self._context.log("reconcile.failed", error=str(error))
 
@@ -300,6 +299,7 @@ class Reconciler:
         """Keep apart what all replicas but those that are away hold, if enough are there that each read at a
         quorum asks one of them."""
         others = self._others(cluster, shard)
+        _note_away(self.journal, shard, not all(map(self._context.alive, others)))
         if fresh.issuperset(others):
             return
         group, own_id = group_of(cluster, shard), self._context.own_id()
@@ -476,6 +476,12 @@ class Reconciler:
         """Of each range and other replica, in order; `with_ages` says since when each lacks something."""
         roles = partial(self._roles_of, self._context.cluster())
         return lags_of(roles, self.journal, self._is_heard, self.moments.complete_us if with_ages else None)
+
+
+def _note_away(journal: Journal, shard: Shard, is_away: bool) -> None:
+    """Have reads be told what has entries while a replica of the range is away."""
+    if (logs := journal.shards.get(shard)) is not None:
+        logs.tells_open = is_away
 
 
 def _own_shards(context: NodeContext, groups: Iterable[int]) -> set[Shard]:
