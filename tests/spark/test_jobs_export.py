@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from msgspec import structs
 from pyarrow import parquet
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from lockstep.local.clusters import LocalCluster
 from lockstep.spark.jobs import export, manifest, places, running, tables, verify
@@ -166,6 +166,27 @@ def test_what_the_name_of_a_directory_does_not_hold_is_no_export(
 
 
 @pytest.mark.slow
+def test_an_export_of_a_snapshot_has_the_table_as_it_was(
+    cluster: LocalCluster, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = connect(cluster)
+    connection.query("CREATE TABLE shop.fixed (id int PRIMARY KEY, v text)")
+    connection.query("INSERT INTO shop.fixed (id, v) VALUES (1, 'a')")
+    telling = tables.telling
+
+    def emptied(frame: DataFrame, described: Described) -> DataFrame:
+        """As the table is when the frame has been made."""
+        connection.query("TRUNCATE shop.fixed")
+        return telling(frame, described)
+
+    monkeypatch.setattr(tables, "telling", emptied)
+    where = structs.replace(access(cluster), others=(("snapshot", "true"),))
+    wanted = Export(TableName("shop", "fixed"), str(tmp_path / "fixed"))
+    assert export.run(spark, where, wanted, running.Silent()).rows == 1
+    connection.query("DROP TABLE shop.fixed")
+    connection.close()
+
+
 def test_a_table_that_changes_under_an_export_is_no_export(
     cluster: LocalCluster, spark: SparkSession, tmp_path: Path
 ) -> None:

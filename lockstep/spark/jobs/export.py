@@ -142,13 +142,18 @@ def _exported(
         columns = {"columns": ",".join(begun.columns)}
         with watched(session, progress, f"reading {wanted.table.text}"):
             frame = tables.frame(session, access, wanted.table, **columns)
+            # A snapshot was opened with the frame, and no change comes into it any more.
+            is_fixed = bool(access.checked(wanted.table).snapshot)
+            if is_fixed:
+                tables.require_same(access, wanted.table, begun.described, begun.columns)
             frame = tables.telling(frame, begun.described)
             writer = _nameable(frame, begun.partitioned_by).write.mode("overwrite")
             if begun.partitioned_by:
                 writer = writer.partitionBy(*begun.partitioned_by)
             with places.given_up(attempt):
                 writer.parquet(uri(attempt))
-                tables.require_same(access, wanted.table, begun.described, begun.columns)
+                if not is_fixed:
+                    tables.require_same(access, wanted.table, begun.described, begun.columns)
         places.made_whole(attempt, data)
     with watched(session, progress, "reading the files again"):
         files = manifest.look_at(session, place, manifest.data_files(place))
