@@ -104,7 +104,7 @@ def test_a_newcomer_joins_although_the_log_no_longer_begins_at_the_first_entry(c
 
 def test_what_changed_is_told_between_epochs_that_are_kept_and_refused_before(cluster: LocalCluster) -> None:
     newest = epoch(cluster, "n1")
-    done = lockstep("metadata", "diff", str(newest - 9), str(newest), "--host", HOST)
+    done = lockstep("metadata", "diff", str(newest - 10), str(newest), "--host", HOST)
     assert done.code == 0, done.err
     assert f"{FIRST[:-1]}4" in done.out, "the node that joined"
     refused = lockstep("metadata", "diff", "2", str(newest), "--host", HOST)

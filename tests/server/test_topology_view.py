@@ -16,6 +16,7 @@ from lockstep.schema.model import Schema
 from lockstep.schema.types import parse_uuid
 from lockstep.server.views.topology_view import CdcTables, TopologyTables, request_number, request_uuid
 from lockstep.server.views.virtual import VirtualTables
+from lockstep.topology.generations import PublishGenerations
 from lockstep.topology.kinds.bootstrap import Bootstrap
 from lockstep.topology.kinds.rebuild import Rebuild
 from lockstep.topology.kinds.replication import ReplicationChange
@@ -205,6 +206,9 @@ def test_a_generation_is_shown_as_committed_and_then_as_published() -> None:
     assert [end for id_, end in everything if id_ == both[1][1]] == [0, 100, 150, 200]
     assert times(view) == [[0, None, True, 3]]
     run_to(view.history, 1, Stage.WRITE_BOTH_READ_OLD)
+    assert view.shared(COMMITTED) == [both, both[1:], None]
+    assert times(view) == [[0, None, True, 3]]
+    view.history.submit(PublishGenerations(made.committed_epoch, 0))
     assert view.shared(COMMITTED) == [both, None, None]
     assert times(view) == [[0, made.timestamp_ms, True, 3], [made.timestamp_ms, None, False, 4]]
     view.now_ms = made.timestamp_ms
@@ -215,6 +219,7 @@ def test_streams_are_found_by_generation_and_range() -> None:
     view = View()
     view.history.submit(JOIN)
     run_out(view.history, 1)
+    view.history.submit(PublishGenerations(view.history.now.epoch, 0))
     made = view.history.now.generations[-1]
     wanted = [[end, [stream]] for end, stream in made.streams()]
 

@@ -126,7 +126,7 @@ def test_a_varint_of_39_digits_is_refused() -> None:
         ("varint", decimal.Decimal("1.5")),
         ("frozen<list<int>>", [1, None]),
         ("vector<float, 2>", [1.0]),
-        ("date", 3),
+        ("date", "2020-01-01"),
         ("int", "1"),
     ],
 )
