@@ -189,8 +189,13 @@ def publication(
 
 def _knowing(cluster: ClusterMetadata, dead: Collection[NodeId]) -> list[NodeId]:
     """Who must know a generation: who could acknowledge a write to older streams, and all others that live.
-    A node that seems dead may be cut off with its clients; it is not waited for where nothing is captured."""
-    is_captured = _logged_ms(cluster) > 0
+    A node that seems dead may be cut off with its clients; it is not waited for where no table of the ring is
+    captured."""
+    is_captured = any(
+        capture_options(table) is not None and not table.group
+        for keyspace in cluster.schema.keyspaces
+        for table in keyspace.tables
+    )
     return [
         node.id
         for node in cluster.directory.nodes
