@@ -77,6 +77,9 @@ def test_an_audit_names_what_differs_and_whom_it_could_not_ask() -> None:
     assert "mutation 17 of node 3, log 1, is another one at node 2" in result.stdout
     assert "node 3 was not compared with: it cannot be reached" in result.stdout
     assert "not all were compared" in result.stdout
+    for more in ({"silent": silent}, {"ended": False}):
+        result, _ = ask({path: {**counts, "compared": 80, **more}}, "reconcile", "audit")
+        assert result.exit_code == 6, "what was not compared may differ"
 
 
 def test_watch_ends_when_nobody_lacks_anything_or_after_its_lines() -> None:
