@@ -78,8 +78,9 @@ class ShardLogs:
         #: The same by the partition of a log of changes that they add to, of those that do.
         self._captured = PlaceList()
         self.is_listed = True
-        #: A replica is away: others may let go of entries that are here, and tell them apart.
-        self.tells_open = False
+        #: A replica is away, or may be, for no round has looked yet: others may let go of entries that are
+        #: here, and tell them apart.
+        self.tells_open = True
 
     @property
     def held(self) -> Held:
