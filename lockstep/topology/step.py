@@ -216,9 +216,7 @@ def _features_step(cluster: ClusterMetadata, reports: Reports) -> Propose | Wait
     missing = features.unaware(cluster, reports.acknowledged)
     if not missing:
         return Propose(EnableFeatures(names), 0)
-    what = f"to enable {', '.join(names)}"
-    blockers = tuple((node, f"last seen epoch {seen}, needs {needed} ({what})") for node, seen in missing)
-    return Wait(0, needed, blockers, (0,) * len(blockers))
+    return _unaware(needed, missing, f"to enable {', '.join(names)}")
 
 
 def _generations_step(cluster: ClusterMetadata, reports: Reports) -> Propose | Wait | None:
@@ -230,8 +228,12 @@ def _generations_step(cluster: ClusterMetadata, reports: Reports) -> Propose | W
         return Propose(found, 0)
     if found is None:
         return None
-    needed, what = found.needed_epoch, "to publish streams of changes"
-    blockers = tuple((node, f"last seen epoch {seen}, needs {needed} ({what})") for node, seen in found.nodes)
+    return _unaware(found.needed_epoch, found.nodes, "to publish streams of changes")
+
+
+def _unaware(needed: int, nodes: Sequence[tuple[NodeId, int]], what: str) -> Wait:
+    """The wait for nodes, each with the epoch it was last seen at, that is of no operation."""
+    blockers = tuple((node, f"last seen epoch {seen}, needs {needed} ({what})") for node, seen in nodes)
     return Wait(0, needed, blockers, (0,) * len(blockers))
 
 
