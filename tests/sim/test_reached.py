@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from lockstep.sim import reached
-from lockstep.sim.reached import Branch, Excuse, Room, Verdict, blind_branches, excuses, functions_of
+from lockstep.sim.reached import Branch, Room, Verdict, blind_branches, excuses, functions_of
 from lockstep.sim.scenarios import SCENARIOS
 from lockstep.values.errors import ConfigurationError
 
@@ -137,31 +137,6 @@ def test_a_line_without_a_reason_is_refused() -> None:
 def test_no_part_of_such_a_name_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="names no part"):
         reached.measure(1, 1, print, "no such *")
-
-
-def test_lines_of_the_list_name_what_exists() -> None:
-    """Modules, functions and lines that they name are there: a list of what is gone excuses nothing."""
-    known: dict[str, set[tuple[str, str]]] = {}
-    for path in reached.sources():
-        source = path.read_text()
-        of = functions_of(source)
-        lines = enumerate(source.splitlines(), start=1)
-        name = ".".join(path.relative_to(reached._PACKAGE).with_suffix("").parts)
-        known[name] = {(of(number), reached.line_name(line)) for number, line in lines}
-    for branch in reached.known_blind().lines:
-        lines_of = known.get(branch.module, set())
-        for text in (branch.at, branch.to):
-            named = text == "(end)" or any(line == text for _, line in lines_of)
-            assert named, f"{branch.text()}: there is no {text}"
-    for excuse in excuses(reached.LISTED.read_text()):
-        wanted = excuse.branch
-        module = Excuse(Branch(wanted.module, "*", "*", "*"), "")
-        found = [lines for name, lines in known.items() if module.covers(Branch(name, "", "", ""))]
-        assert found, wanted.text()
-        for text in (wanted.at, wanted.to):
-            line = Excuse(Branch("*", wanted.function, text, "*"), "")
-            named = any(line.covers(Branch("", *one, "")) for lines in found for one in lines)
-            assert named or text == "(end)", f"{wanted.text()}: there is no {text}"
 
 
 def test_what_runs_is_measured(tmp_path: Path) -> None:
