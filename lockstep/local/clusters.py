@@ -25,7 +25,7 @@ from lockstep.local import admin_client, layout, nursery, processes
 from lockstep.local.admin_client import AdminClient, Credential, class_by_code, of_node, revived
 from lockstep.local.layout import ClusterFile, LocalNode, Paths
 from lockstep.local.processes import State, node_environment
-from lockstep.local.waiting import VOTERS_TIMEOUT_S, await_tablets, await_voters
+from lockstep.local.waiting import VOTERS_TIMEOUT_S, await_moving, await_tablets, await_voters
 from lockstep.node.settings import PASSWORD_AUTHENTICATORS
 from lockstep.values.errors import (
     CannotApply,
@@ -413,13 +413,13 @@ class LocalCluster(Known):
             waiting[:] = [node for node in waiting if not _accepts(node.address, content.cql_port)]
             return bool(ended) or not waiting
 
-        processes.wait_until(settled, timeout_s)
+        await_moving(settled, timeout_s, lambda: self.any_admin(1.0))
         for node in ended:
             raise _start_failure(node.name, self.paths.log(node.name), log_begins[node.name])
         if waiting:
             names = ", ".join(node.name for node in waiting)
             raise PeerTimeout(
-                f"{names} started but does not serve after {timeout_s:g} s",
+                f"{names} started, does not serve, and nothing has moved for {timeout_s:g} s",
                 hint=f"lockstep status shows what a join waits for; tail {self.paths.log(waiting[0].name)}",
             )
 

@@ -1,11 +1,12 @@
-"""What a local cluster waits for behind a start, for a while.
+"""What a local cluster waits for at a start and behind it, for a while.
 
-Neither ever fails: the status says what is not there yet.
+Nothing here ever fails: the status says what is not there yet.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from lockstep.local import processes
 from lockstep.local.admin_client import AdminClient
@@ -15,6 +16,31 @@ from lockstep.values.errors import LockstepError
 VOTERS_TIMEOUT_S: Final = 3.0
 #: Tablets of a node that was replaced get a replica anew within this, unless others are away too.
 TABLETS_TIMEOUT_S: Final = 30.0
+#: However the topology moves: a start that takes longer is looked at by people.
+MOVING_TIMEOUT_S: Final = 3600.0
+#: What of a request's progress grows or shrinks with what is done, and with nothing else.
+_DONE: Final = ("bytes", "fragments", "files_done", "ranges_done", "tables_done", "tablets_left")
+
+
+def await_moving(condition: Callable[[], bool], timeout_s: float, admin: Callable[[], AdminClient]) -> bool:
+    """As `processes.wait_until`, whose time begins anew when the topology has moved meanwhile: a node that
+    joins has its turn behind others, and streams for as long as there is data."""
+    moved, left_s = _moved(admin), MOVING_TIMEOUT_S
+    while not processes.wait_until(condition, timeout_s):
+        before, moved, left_s = moved, _moved(admin), left_s - timeout_s
+        if moved == before or not (moved or before) or left_s <= 0:
+            return False
+    return True
+
+
+def _moved(admin: Callable[[], AdminClient]) -> list[object]:
+    """How far requests that change the topology have got, equal while they get no further."""
+    try:
+        running: list[dict[str, Any]] = admin().get("/v1/status").get("operations", [])
+    except LockstepError:
+        return []
+    done = ({name: one["progress"].get(name) for name in _DONE} for one in running)
+    return [(one["id"], one.get("stage"), did) for one, did in zip(running, done, strict=True)]
 
 
 def await_voters(admin: AdminClient) -> None:
