@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cassandra.cluster import Cluster, ExecutionProfile
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
 from cassandra.query import ConsistencyLevel
 from measuring import SCRATCH, cpu_s, resident_mb, save, shared_out_mb, table
 from quorum_path import FIRST_ADDRESS, PORTS, pids_of, running_cluster
@@ -46,7 +46,7 @@ def first_answer(cluster: LocalCluster, statements: tuple[str, ...]) -> float:
     began_s = time.perf_counter()
     profile = ExecutionProfile(consistency_level=ConsistencyLevel.QUORUM)
     driver = Cluster(
-        cluster.contact_points, port=cluster.file.cql_port, execution_profiles={"default": profile}
+        cluster.contact_points, port=cluster.file.cql_port, execution_profiles={EXEC_PROFILE_DEFAULT: profile}
     )
     try:
         session = driver.connect()

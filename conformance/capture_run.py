@@ -181,7 +181,7 @@ def _tablets(session: Any) -> list[set[Any]]:
 
 
 def follow(follower: Path, cluster: LocalCluster) -> dict[str, Any]:
-    from cassandra.cluster import Cluster, ExecutionProfile
+    from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
     from cassandra.policies import FallthroughRetryPolicy, RoundRobinPolicy
 
     # A write that the driver sends again is another one, which is told as well.
@@ -189,7 +189,7 @@ def follow(follower: Path, cluster: LocalCluster) -> dict[str, Any]:
         load_balancing_policy=RoundRobinPolicy(), retry_policy=FallthroughRetryPolicy(), request_timeout=10
     )
     driver = Cluster(
-        [node.address for node in cluster.file.nodes], execution_profiles={"EXEC_PROFILE_DEFAULT": profile}
+        [node.address for node in cluster.file.nodes], execution_profiles={EXEC_PROFILE_DEFAULT: profile}
     )
     session = driver.connect()
     followed = _followed(session)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from cassandra import InvalidRequest, Unauthorized
 from cassandra.auth import PlainTextAuthProvider
-from cassandra.cluster import Cluster, ExecutionProfile, NoHostAvailable, Session
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
 from cassandra.policies import FallthroughRetryPolicy, WhiteListRoundRobinPolicy
 from cassandra.protocol import SyntaxException
 from cassandra.query import BatchStatement, tuple_factory
@@ -51,7 +51,7 @@ class Place:
             port=CQL_PORT,
             auth_provider=PlainTextAuthProvider(user, password or user) if user else None,
             ssl_context=trusting(self.authority),
-            execution_profiles={"EXEC_PROFILE_DEFAULT": profile},
+            execution_profiles={EXEC_PROFILE_DEFAULT: profile},
             **settings,
         )
         self._drivers.append(made)
@@ -336,7 +336,7 @@ def test_a_log_of_changes_is_for_those_who_may_read_the_table(place: Place, root
         session.execute(f"CREATE TABLE shop.private (id int PRIMARY KEY, word text){options}")
         session.execute("ALTER TABLE shop.private WITH cdc = {'enabled': true}")
         session.execute("INSERT INTO shop.private (id, word) VALUES (1, 'own')")
-        assert [row.word for row in session.execute(f"SELECT word FROM {log}")] == ["own"]
+        assert [row[0] for row in session.execute(f"SELECT word FROM {log}")] == ["own"]
         session.execute("DROP TABLE shop.private")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from cassandra import ConsistencyLevel, InvalidRequest
-from cassandra.cluster import Cluster, ExecutionProfile, Session
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, Session
 from cassandra.protocol import ConfigurationException
 from cassandra.query import BatchStatement, BatchType, tuple_factory
 
@@ -23,7 +23,7 @@ def session(three: Nodes) -> Iterator[Session]:
     driver = Cluster(
         [member.address for member in three.members],
         port=CQL_PORT,
-        execution_profiles={"EXEC_PROFILE_DEFAULT": profile},
+        execution_profiles={EXEC_PROFILE_DEFAULT: profile},
     )
     made = driver.connect()
     made.execute(f"CREATE KEYSPACE counting {_REPLICATION}")

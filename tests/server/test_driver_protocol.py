@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cassandra.cluster import Cluster, ExecutionProfile, Session
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, Session
 from cassandra.query import SimpleStatement, tuple_factory
 
 from tests.server.parts import CQL_PORT, Nodes
@@ -22,7 +22,7 @@ def connect(cluster: Nodes, **settings: Any) -> Cluster:
     return Cluster(
         [cluster.members[0].address],
         port=CQL_PORT,
-        execution_profiles={"EXEC_PROFILE_DEFAULT": profile},
+        execution_profiles={EXEC_PROFILE_DEFAULT: profile},
         **settings,
     )
 

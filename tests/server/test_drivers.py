@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from cassandra import AlreadyExists, ConsistencyLevel, InvalidRequest, Unavailable
-from cassandra.cluster import Cluster, ExecutionProfile, Session
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, Session
 from cassandra.metadata import Murmur3Token
 from cassandra.policies import FallthroughRetryPolicy
 from cassandra.protocol import ConfigurationException, SyntaxException
@@ -28,7 +28,7 @@ def connect(cluster: Nodes, **settings: Any) -> Cluster:
     return Cluster(
         [cluster.members[0].address],
         port=CQL_PORT,
-        execution_profiles={"EXEC_PROFILE_DEFAULT": profile},
+        execution_profiles={EXEC_PROFILE_DEFAULT: profile},
         **settings,
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from cassandra import ConsistencyLevel, InvalidRequest, ReadFailure
-from cassandra.cluster import Cluster, ExecutionProfile, Session
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, Session
 from cassandra.query import SimpleStatement, tuple_factory
 
 from lockstep.storage.index.indexes import Job
@@ -27,7 +27,7 @@ def session(three: Nodes) -> Iterator[Session]:
     driver = Cluster(
         [member.address for member in three.members],
         port=CQL_PORT,
-        execution_profiles={"EXEC_PROFILE_DEFAULT": profile},
+        execution_profiles={EXEC_PROFILE_DEFAULT: profile},
     )
     made = driver.connect()
     made.execute(f"CREATE KEYSPACE indexed {_REPLICATION}")

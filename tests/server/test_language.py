@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from cassandra import ConsistencyLevel, FunctionFailure, InvalidRequest
-from cassandra.cluster import Cluster, ExecutionProfile, Session
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, Session
 from cassandra.query import BatchStatement, SimpleStatement, tuple_factory
 
 from tests.server.parts import CQL_PORT, INTERNODE_PORT, Nodes
@@ -29,7 +29,7 @@ def session(three: Nodes, request: pytest.FixtureRequest) -> Iterator[Session]:
         [three.members[0].address],
         port=CQL_PORT,
         protocol_version=request.param,
-        execution_profiles={"EXEC_PROFILE_DEFAULT": profile},
+        execution_profiles={EXEC_PROFILE_DEFAULT: profile},
     )
     made = driver.connect()
     keyspace = f"language_{request.param}"
@@ -158,7 +158,7 @@ def test_descriptions_run_again(session: Session) -> None:
 def _described(session: Session, text: str) -> list[Any]:
     from cassandra.query import named_tuple_factory
 
-    profile = session.execution_profile_clone_update("EXEC_PROFILE_DEFAULT", row_factory=named_tuple_factory)
+    profile = session.execution_profile_clone_update(EXEC_PROFILE_DEFAULT, row_factory=named_tuple_factory)
     return list(session.execute(text, execution_profile=profile))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from cassandra import ConsistencyLevel, InvalidRequest, ReadFailure, Unavailable
-from cassandra.cluster import Cluster, ExecutionProfile, NoHostAvailable, Session
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
 from cassandra.policies import WhiteListRoundRobinPolicy
 from cassandra.query import BatchStatement, BatchType, SimpleStatement
 
@@ -47,7 +47,7 @@ def session(cluster: Nodes, request: pytest.FixtureRequest) -> Iterator[Session]
         [address],
         port=CQL_PORT,
         protocol_version=request.param,
-        execution_profiles={"EXEC_PROFILE_DEFAULT": profile},
+        execution_profiles={EXEC_PROFILE_DEFAULT: profile},
     )
     made = driver.connect()
     keyspace = f"reports_{request.param}"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from cassandra import FunctionFailure, InvalidRequest
-from cassandra.cluster import Cluster, ExecutionProfile, Session
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, Session
 from cassandra.query import BatchStatement, SimpleStatement, tuple_factory
 
 from tests.server.parts import CQL_PORT, Nodes, addresses, nodes
@@ -36,7 +36,7 @@ def session(cluster: Nodes, request: pytest.FixtureRequest) -> Iterator[Session]
         port=CQL_PORT,
         protocol_version=request.param,
         execution_profiles={
-            "EXEC_PROFILE_DEFAULT": ExecutionProfile(request_timeout=10, row_factory=tuple_factory)
+            EXEC_PROFILE_DEFAULT: ExecutionProfile(request_timeout=10, row_factory=tuple_factory)
         },
     )
     made = driver.connect()

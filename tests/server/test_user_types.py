@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from cassandra import InvalidRequest
-from cassandra.cluster import Cluster, ExecutionProfile, ResponseFuture, Session
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, ResponseFuture, Session
 from cassandra.query import tuple_factory
 
 from tests.server.parts import CQL_PORT, Nodes
@@ -26,7 +26,7 @@ def connect(cluster: Nodes, member: int = 0, **settings: Any) -> Cluster:
     return Cluster(
         [cluster.members[member].address],
         port=CQL_PORT,
-        execution_profiles={"EXEC_PROFILE_DEFAULT": profile},
+        execution_profiles={EXEC_PROFILE_DEFAULT: profile},
         **settings,
     )
 
