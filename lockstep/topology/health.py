@@ -4,8 +4,8 @@ Findings are the conditions that nodes report of themselves, and those that foll
 from who seems alive to the node that is asked.
 
 Invariant: a cluster is healthy only without any finding. What a single node lacks degrades the cluster; it is
-unavailable when a range lacks a quorum or has lost its only replica, or when the node that is asked does not
-serve itself.
+unavailable when a range lacks a quorum, or anybody who has its data, or has lost its only replica, or when
+the node that is asked does not serve itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.degraded import Degraded
 from lockstep.metadata.directory import OWNING_STATES, NodeState
+from lockstep.placement.placements import PlacedRange, RingPlacement
 from lockstep.schema.model import Keyspace
+from lockstep.topology.roles import readers
 from lockstep.topology.tablets.drains import held_tablets, left_holders
 from lockstep.values.conditions import Condition, ConditionKind, Level, kind_of
 from lockstep.values.ids import NodeId
@@ -170,23 +172,60 @@ def degraded_of(cluster: ClusterMetadata, keyspace: Keyspace) -> tuple[Degraded,
 
 
 def _of_quorums(cluster: ClusterMetadata, of_nodes: Sequence[Finding]) -> Iterator[Finding]:
-    gone = frozenset(NodeId(one.node) for one in of_nodes if one.kind.withholds == "everything")
+    gone = _withholding(of_nodes, "everything")
     # Who has left counts as a replica until its tablets are built anew, and answers nobody.
     gone |= {*left_holders(cluster)}
-    full = gone | {NodeId(one.node) for one in of_nodes if one.kind.withholds == "writes"}
-    for keyspace in cluster.schema.keyspaces if full else ():
+    full, laden = gone | _withholding(of_nodes, "writes"), _withholding(of_nodes, "witnessed")
+    dc_of = cluster.directory.dc_by_id
+    for keyspace in cluster.schema.keyspaces if full or laden else ():
         rings = (cluster.placements.ring(group) for group in keyspace.groups)
-        reads = [placed.group.reads for ring in rings for placed in ring.ranges]
-        if any(_without_quorum(replicas, gone) for replicas in reads):
+        ranges = [_Range.of(cluster, ring, placed) for ring in rings for placed in ring.ranges]
+        if any(one.shows_nothing(gone) for one in ranges):
             yield _finding(0, Condition("NO_QUORUM", keyspace.name), 0)
-        elif any(_without_quorum(replicas, full) for replicas in reads):
+        elif any(_without_quorum(one.replicas, one.refusing(full, laden)) for one in ranges):
             yield _finding(0, Condition("NO_WRITE_QUORUM", keyspace.name), 0)
         else:
-            dc_of = cluster.directory.dc_by_id
-            for dc in sorted({dc_of[node] for node in full if node in dc_of}):
-                local = [tuple(node for node in replicas if dc_of[node] == dc) for replicas in reads]
-                if any(replicas and _without_quorum(replicas, full) for replicas in local):
+            for dc in sorted({dc_of[node] for node in full | laden if node in dc_of}):
+                if any(one.lacks_local_quorum(dc, dc_of, full, laden) for one in ranges):
                     yield _finding(0, Condition("NO_LOCAL_QUORUM", f"{dc}, keyspace {keyspace.name}"), 0)
+
+
+def _withholding(of_nodes: Sequence[Finding], what: str) -> frozenset[NodeId]:
+    return frozenset(NodeId(one.node) for one in of_nodes if one.kind.withholds == what)
+
+
+class _Range(msgspec.Struct, frozen=True):
+    """Who are the replicas of a range, and who of them are its witnesses."""
+
+    replicas: tuple[NodeId, ...]
+    witnesses: tuple[NodeId, ...] = ()
+
+    @staticmethod
+    def of(cluster: ClusterMetadata, ring: RingPlacement, placed: PlacedRange) -> _Range:
+        replicas = placed.group.reads
+        if not ring.replication.has_witnesses:
+            return _Range(replicas)
+        shown = readers(cluster, ring, placed)
+        return _Range(replicas, tuple(node for node in replicas if node not in shown))
+
+    def shows_nothing(self, gone: AbstractSet[NodeId]) -> bool:
+        """Whether no read at a quorum is answered: witnesses count for it, and have no data."""
+        full = (node for node in self.replicas if node not in self.witnesses)
+        return _without_quorum(self.replicas, gone) or all(node in gone for node in full)
+
+    def refusing(self, full: AbstractSet[NodeId], laden: AbstractSet[NodeId]) -> AbstractSet[NodeId]:
+        """Who takes no writes of the range. `laden`: who takes none as a witness."""
+        return full | {node for node in self.witnesses if node in laden}
+
+    def lacks_local_quorum(
+        self,
+        dc: str,
+        dc_of: Mapping[NodeId, str],
+        full: AbstractSet[NodeId],
+        laden: AbstractSet[NodeId],
+    ) -> bool:
+        local = tuple(node for node in self.replicas if dc_of[node] == dc)
+        return bool(local) and _without_quorum(local, self.refusing(full, laden))
 
 
 def _without_quorum(replicas: Sequence[NodeId], gone: AbstractSet[NodeId]) -> bool:

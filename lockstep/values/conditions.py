@@ -49,7 +49,8 @@ class Condition(msgspec.Struct, frozen=True, array_like=True):
 class ConditionKind(msgspec.Struct, frozen=True):
     """`summary` is a clause that may name {node}, {subject} and {detail}. `at_risk`: what can still be lost.
     `hint`: the next command or step, which may name {id} (of the node) and {subject}. `page`: below
-    docs/operate, without its ending. `withholds`: what of a replica's work the node does not do meanwhile."""
+    docs/operate, without its ending. `withholds`: what of a replica's work the node does not do meanwhile;
+    `witnessed`: it takes no writes of ranges of which it is a witness."""
 
     code: str
     level: Level
@@ -57,7 +58,7 @@ class ConditionKind(msgspec.Struct, frozen=True):
     at_risk: str
     hint: str
     page: str
-    withholds: Literal["nothing", "writes", "everything"] = "nothing"
+    withholds: Literal["nothing", "witnessed", "writes", "everything"] = "nothing"
 
 
 _ROWS: Final = (
@@ -232,6 +233,15 @@ _ROWS: Final = (
         "nothing yet; at the limit it takes no more writes of tables whose witness it is",
         "lockstep reconcile why says for which replica it is kept: bring that one back, or replace it",
         "journal-is-large",
+    ),
+    ConditionKind(
+        "WITNESS_JOURNAL_FULL",
+        Level.DEGRADED,
+        "{node} refuses writes as a witness, for its journal is as large as it may be: {detail}",
+        "nothing acknowledged; writes that need it fail until a full replica is back",
+        "lockstep reconcile why says for which replica it is kept: bring that one back, or replace it",
+        "journal-is-large",
+        withholds="witnessed",
     ),
     ConditionKind(
         "REPLICA_LAGS",

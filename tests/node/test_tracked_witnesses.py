@@ -283,9 +283,12 @@ def test_a_witness_refuses_what_its_journal_has_no_room_for_and_takes_it_afterwa
         assert isinstance(write(town, witness, key=KEYS[0]).error, Overloaded)
         assert isinstance(write(town, other, value=b"x", key=KEYS[0]).error, WriteTimeout)
         assert rows_read(town, other, key=KEYS[0])
-        assert "WITNESS_JOURNAL_LARGE" in [
-            one.code for one in town.node(witness).context.conditions.current()
-        ]
+        codes = [one.code for one in town.node(witness).context.conditions.current()]
+        assert [code for code in codes if "JOURNAL" in code] == ["WITNESS_JOURNAL_FULL"]
+        reconciler.witness_bytes_max = reconciler.witness_bytes * 3 // 2
+        town.wait(2)
+        codes = [one.code for one in town.node(witness).context.conditions.current()]
+        assert [code for code in codes if "JOURNAL" in code] == ["WITNESS_JOURNAL_LARGE"]
         back(town, lost)
         town.until(lambda: not reconciler.witness_bytes)
         town.wait(2)

@@ -13,6 +13,8 @@ from lockstep.metadata.degraded import DEGRADED, Degraded
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.features import ExcludeNodes
 from lockstep.metadata.groups.membership import ServiceWish, SetService
+from lockstep.metadata.transformations import Initialize
+from lockstep.schema.model import Replication
 from lockstep.topology.force_remove import ForceRemove
 from lockstep.topology.health import View, findings, level_of, verdict
 from lockstep.topology.kinds.bootstrap import Bootstrap
@@ -20,7 +22,7 @@ from lockstep.topology.requests import EnqueueRequest
 from lockstep.values.conditions import CONDITIONS, Condition, Level
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import FULL_RING
-from tests.metadata.histories import simple, started
+from tests.metadata.histories import History, SetKeyspaces, founder, simple, started
 from tests.topology.drills import register
 
 FULL = Condition("DISK_FULL", since_us=1)
@@ -79,6 +81,37 @@ def test_full_disks_count_for_writes_only() -> None:
     assert said([1, 2, 3], {2: [FULL]})[0] is Level.DEGRADED
     level, text = said([1, 2], {2: [FULL]})
     assert level is Level.UNAVAILABLE and "no quorum takes writes for some ranges of ks" in text
+
+
+def witnessed(**factors: tuple[int, int]) -> ClusterMetadata:
+    """Three nodes in data centre a and two in b, with so many replicas, and so many of these witnesses."""
+    counts = [(dc, count) for dc, pair in factors.items() for count in (-pair[1], pair[0]) if count]
+    setting = Replication("NetworkTopologyStrategy", tuple(sorted(counts)))
+    founders = tuple(founder(number, (100 * number,), "aaabb"[number - 1]) for number in range(1, 6))
+    history = History()
+    history.submit(Initialize("cluster-1", "test", founders))
+    history.submit(SetKeyspaces((("ks", setting),)))
+    return history.now
+
+
+def test_witnesses_make_a_quorum_and_show_no_data() -> None:
+    now = witnessed(a=(3, 1), b=(2, 2))
+    for down in ((1, 2), (1, 3), (2, 3)):
+        found = findings(now, View(4, frozenset({1, 2, 3, 4, 5} - {*down}), {}))
+        codes = [one.condition.code for one in found if one.node == 0]
+        assert "NO_QUORUM" in codes, f"of some range {down} are the two that have its data"
+    assert level_of(findings(now, View(1, frozenset((1, 2, 3)), {}))) is Level.DEGRADED
+
+
+def test_a_full_journal_counts_for_writes_of_ranges_of_which_the_node_is_a_witness() -> None:
+    now, laden = witnessed(a=(3, 1)), [Condition("WITNESS_JOURNAL_FULL", since_us=1)]
+    assert level_of(findings(now, View(1, frozenset(range(1, 6)), {2: laden}))) is Level.DEGRADED
+    found = findings(now, View(1, frozenset((1, 2, 4, 5)), {2: laden}))
+    assert [one.condition.code for one in found if one.node == 0] == ["NO_WRITE_QUORUM"]
+    every = dict.fromkeys((1, 2, 3), laden)
+    assert level_of(findings(now, View(1, frozenset(range(1, 6)), every))) is Level.DEGRADED
+    untouched = started([(100,), (200,), (300,)], ("ks", simple(3))).now
+    assert level_of(findings(untouched, View(1, frozenset((1, 2)), {1: laden, 2: laden}))) is Level.DEGRADED
 
 
 def test_what_stops_one_node_is_unavailable_there_and_a_degraded_cluster_elsewhere() -> None:

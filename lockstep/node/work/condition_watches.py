@@ -111,7 +111,9 @@ def watch_tracked(conditions: Conditions, tracked: TrackedRanges) -> Look:
         conditions.follow(size >= JOURNAL_LARGE_BYTES, "JOURNAL_LARGE", detail=f"some {size >> 20} MiB")
         kept, most = tracked.witness_bytes, tracked.witness_bytes_max
         detail = f"some {kept >> 20} of {most >> 20} MiB"
-        conditions.follow(kept >= most * WITNESS_JOURNAL_TOLD, "WITNESS_JOURNAL_LARGE", detail=detail)
+        is_large = most * WITNESS_JOURNAL_TOLD <= kept < most
+        conditions.follow(is_large, "WITNESS_JOURNAL_LARGE", detail=detail)
+        conditions.follow(kept >= most, "WITNESS_JOURNAL_FULL", detail=detail)
         lagging = {
             f"node {node}": f"the oldest for more than {REPLICA_LAGS_S} s"
             for node, seconds in tracked.oldest_lacking_s().items()
