@@ -63,6 +63,17 @@ def test_a_flipped_bit_or_a_missing_file_of_the_store_refuses_the_start(tmp_path
     refused("store is corrupt at byte 0: it is missing")
     (data / "store-position").unlink()
     refused("store is corrupt at byte 0: it is missing or empty")
+    command = Path(sys.executable).with_name("lockstep")
+    told = subprocess.run(
+        [str(command), "node", "recover", "--config", str(file), "--accept-data-loss"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert told.returncode == 0, told.stderr
+    with running(file):
+        shell(address, "SELECT key FROM system.local")
 
     shutil.rmtree(data)
     kept.rename(data)

@@ -211,7 +211,9 @@ async def recover_store(
             disk.remove(f"{STORE_DIRECTORY}/{name}")
         else:
             disk.rename(f"{STORE_DIRECTORY}/{name}", f"{DAMAGED_DIRECTORY}/{name}")
-    await disk.sync_names(DAMAGED_DIRECTORY)
+    if disk.names(DAMAGED_DIRECTORY):
+        # Of a store that was taken away whole nothing is left to be kept, and no directory is made.
+        await disk.sync_names(DAMAGED_DIRECTORY)
     if not is_moved:
         await journal.append(encode(now_us))
     await PositionFile(disk, STORE_DIRECTORY).remove()
