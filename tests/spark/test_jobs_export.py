@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,14 +13,16 @@ from pyarrow import parquet
 from pyspark.sql import DataFrame, SparkSession
 
 from lockstep.local.clusters import LocalCluster
+from lockstep.spark.cql_client import CqlConnection
 from lockstep.spark.jobs import export, manifest, places, running, tables, verify
 from lockstep.spark.jobs.export import Export
 from lockstep.spark.jobs.manifest import ExportedFile, Manifest
 from lockstep.spark.jobs.tables import Access, Described, DescribedColumn, DescribedType, TableName
 from lockstep.spark.jobs.verify import Verify
+from lockstep.spark.loads.writer import bulk_load
 from lockstep.values.errors import ConfigurationError, InvalidRequest, LockstepError, PreconditionError
 
-from .support import PORTS, connect
+from .support import PORTS, connect, options
 
 DESCRIBED = Described(
     "shop",
@@ -187,6 +191,20 @@ def test_an_export_of_a_snapshot_has_the_table_as_it_was(
     connection.close()
 
 
+class Changing:
+    """Changes the table where the job has described it and reads next."""
+
+    def __init__(self, change: Callable[[], object]) -> None:
+        self.change = change
+
+    def phase(self, text: str) -> None:
+        if text.startswith(("reading shop", "digests of shop")):
+            self.change()
+
+    def at(self, done: int, total: int) -> None:
+        """Nothing."""
+
+
 def test_a_table_that_changes_under_an_export_is_no_export(
     cluster: LocalCluster, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -202,31 +220,43 @@ def test_a_table_that_changes_under_an_export_is_no_export(
         ],
     }
 
-    class Changing:
-        """Changes the table where the job has described it and reads next."""
-
-        def __init__(self, statements: list[str]) -> None:
-            self.statements = statements
-
-        def phase(self, text: str) -> None:
-            if text.startswith("reading shop"):
-                for statement in self.statements:
-                    connection.query(statement)
-
-        def at(self, done: int, total: int) -> None:
-            """Nothing."""
-
     connection.query(made)
     for number, (problem, statements) in enumerate(changes.items()):
         connection.query("INSERT INTO shop.changing (id, v) VALUES (1, 'a')")
         wanted = Export(TableName("shop", "changing"), str(tmp_path / str(number)))
         with pytest.raises(PreconditionError, match=problem):
-            export.run(spark, where, wanted, Changing(statements))
+            export.run(spark, where, wanted, Changing(partial(_each, connection, statements)))
         assert sorted(path.name for path in Path(wanted.to).iterdir()) == [manifest.BEGUN]
     wanted = Export(TableName("shop", "changing"), str(tmp_path / "added"))
-    told = export.run(spark, where, wanted, Changing(["ALTER TABLE shop.changing ADD w text"]))
-    assert told.rows == 1
+    change = partial(connection.query, "ALTER TABLE shop.changing ADD w text")
+    assert export.run(spark, where, wanted, Changing(change)).rows == 1
     connection.query("DROP TABLE shop.changing")
+    connection.close()
+
+
+def _each(connection: CqlConnection, statements: Sequence[str]) -> None:
+    for statement in statements:
+        connection.query(statement)
+
+
+def test_a_load_instead_of_the_rows_ends_what_reads_them(
+    cluster: LocalCluster, spark: SparkSession, tmp_path: Path
+) -> None:
+    """What was read is of two tables then; a load that adds rows is a write like others."""
+    connection, where = connect(cluster), access(cluster)
+    connection.query("CREATE TABLE shop.replaced (id int PRIMARY KEY, v text)")
+    rows = pa.table({"id": pa.array([1], pa.int32()), "v": ["a"]})
+    load = partial(bulk_load, rows, **options(cluster, "replaced"))
+    load()
+    name = TableName("shop", "replaced")
+    added = export.run(spark, where, Export(name, str(tmp_path / "added")), Changing(load))
+    assert added.rows == 1
+    emptied = Changing(partial(load, mode="overwrite"))
+    with pytest.raises(PreconditionError, match="was emptied while the job ran"):
+        export.run(spark, where, Export(name, str(tmp_path / "other")), emptied)
+    with pytest.raises(PreconditionError, match="was emptied while the job ran"):
+        verify.run(spark, where, Verify(str(tmp_path / "added"), "shop.replaced"), emptied)
+    connection.query("DROP TABLE shop.replaced")
     connection.close()
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from lockstep.metadata.loads import LoadState
 from lockstep.schema.clustering import routing_key
 from lockstep.schema.model import UserType
 from lockstep.spark.columns import spark_type
@@ -285,7 +286,28 @@ def _described(connection: CqlConnection, name: TableName) -> Described:
 
 
 def _was_emptied(connection: CqlConnection, name: TableName, epoch: int) -> bool:
-    """Whether the metadata log, where there is one and it may be read, says so of a later epoch."""
+    """Whether the metadata, as far as they may be read, say so of a later epoch: of a statement, or of a load
+    instead of what was there, which is one entry that does not name the table."""
+    return _was_replaced(connection, name, epoch) or _was_truncated(connection, name, epoch)
+
+
+def _was_replaced(connection: CqlConnection, name: TableName, epoch: int) -> bool:
+    try:
+        loads = connection.query(
+            "SELECT keyspace_name, table_name, overwrites, state, ended_epoch FROM system_views.bulk_loads"
+        )
+    except (InvalidRequest, Unauthorized):
+        return False
+    return any(
+        (load["keyspace_name"], load["table_name"]) == (name.keyspace, name.table)
+        and load["overwrites"]
+        and load["state"] == LoadState.COMMITTED.value
+        and int(str(load["ended_epoch"])) > epoch
+        for load in loads
+    )
+
+
+def _was_truncated(connection: CqlConnection, name: TableName, epoch: int) -> bool:
     wanted = f"EmptyTable keyspace={name.keyspace} name={name.table}"
     (local,) = connection.query("SELECT cluster_name FROM system.local")
     try:
