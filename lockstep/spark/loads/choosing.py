@@ -10,7 +10,6 @@ way all of them have the write time at which the job was planned, unless it says
 from __future__ import annotations
 
 import itertools
-import sys
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,8 @@ from lockstep.spark.loads.writer import (
     planned,
     stage,
     task_of_spark,
+    tell,
+    tell_done,
 )
 from lockstep.spark.options import AUTO, BULK, STATEMENTS, Options
 from lockstep.spark.ring import TableShape
@@ -76,7 +77,7 @@ def writer_of(
     named = replace(options, load_id=str(uuid.uuid4()))
     time_us, reason = _asked(named)
     if reason:
-        _tell(shape, f"written by statements: {reason}")
+        tell(shape, f"written by statements: {reason}")
         return LockstepWriter(options, statements)
     if not options.write_time_column:
         statements = replace(statements, write_time_us=time_us)
@@ -130,17 +131,13 @@ class ChoosingWriter(DataSourceArrowWriter):
             if whole:
                 one = pa.Table.from_batches(whole).combine_chunks().to_batches()
                 LockstepWriter(shape, self._plan.statements).write(iter(one))
-            _tell(shape, f"{rows} rows written by statements: they are few")
+            tell(shape, f"{rows} rows written by statements: they are few")
             return
         plan = planned(self._plan.options, self._plan.columns, False)
         if rows:
             # A partition of its own, behind those that Spark counts.
             staged.append(stage(plan, batches_of(few), len(messages), 0))
-        done = commit(plan, staged)
-        _tell(shape, f"{done.rows} rows written by load {done.load_id}, epoch {done.epoch}")
-        if done.lacking:
-            nodes = ", ".join(map(str, done.lacking))
-            _tell(shape, f"nodes {nodes} lack it: `lockstep repair {shape.keyspace}` brings it to them")
+        tell_done(shape, commit(plan, staged))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nothing when the load was committed, or has not begun."""
@@ -149,7 +146,7 @@ class ChoosingWriter(DataSourceArrowWriter):
             client.abort("its job failed")
         except InvalidRequest as error:
             # No task had that many rows; one that still comes to it leaves a load to its lease.
-            _tell(self._plan.options, f"nothing is to be given up: {error.message}")
+            tell(self._plan.options, f"nothing is to be given up: {error.message}")
         finally:
             client.close()
 
@@ -181,9 +178,3 @@ def batches_of(some: Iterable[Carried]) -> Iterator[pa.RecordBatch]:
     for one in some:
         if one.rows:
             yield from pa.ipc.open_stream(one.stream)
-
-
-def _tell(table: TableShape | Options, text: str) -> None:
-    """A line for whoever runs the job: Spark hands on what its Python processes say there."""
-    sys.stderr.write(f"lockstep: {table.keyspace}.{table.table}: {text}\n")
-    sys.stderr.flush()

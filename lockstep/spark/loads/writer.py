@@ -9,6 +9,7 @@ committed under the same name already is not done again.
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import time
 import uuid
@@ -143,7 +144,7 @@ class BulkWriter(DataSourceArrowWriter):
             raise PreconditionError(
                 f"{len(messages) - len(staged)} tasks of load {self._plan.job} told nothing"
             )
-        commit(self._plan, staged)
+        tell_done(self._plan.options, commit(self._plan, staged))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nothing when the load was committed, whatever its driver heard of that."""
@@ -262,6 +263,21 @@ def commit(plan: LoadPlan, staged: Sequence[Staged]) -> LoadResult:
         raise OutcomeUnknown(f"load {plan.job} is {answer.state} after its commit")
     size = sum(file.size_bytes for file in files)
     return LoadResult(plan.job, rows, len(files), size, answer.ended_epoch, answer.lacking)
+
+
+def tell_done(options: Options, done: LoadResult) -> None:
+    """What became of a load, for whoever runs the job: one below a level of all may leave replicas without
+    it, which nobody would hear of otherwise."""
+    tell(options, f"{done.rows} rows written by load {done.load_id}, epoch {done.epoch}")
+    if done.lacking:
+        nodes = ", ".join(map(str, done.lacking))
+        tell(options, f"nodes {nodes} lack it: `lockstep repair {options.keyspace}` brings it to them")
+
+
+def tell(table: TableShape | Options, text: str) -> None:
+    """A line for whoever runs the job: Spark hands on what its Python processes say there."""
+    sys.stderr.write(f"lockstep: {table.keyspace}.{table.table}: {text}\n")
+    sys.stderr.flush()
 
 
 def bulk_load(
