@@ -9,16 +9,17 @@ from typing import Any
 
 import msgspec
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import SparkSession, functions
 
 from lockstep.local.clusters import LocalCluster
-from lockstep.spark.jobs import comparing, export, files, load, manifest, verify
+from lockstep.spark.jobs import casting, comparing, export, files, load, manifest, verify
 from lockstep.spark.jobs.comparing import Compared, Sum, Tolerance
 from lockstep.spark.jobs.export import Export
 from lockstep.spark.jobs.load import Load
 from lockstep.spark.jobs.running import Silent
 from lockstep.spark.jobs.tables import Access, TableName
 from lockstep.spark.jobs.verify import Verify
+from lockstep.spark.ring import TableColumn
 from lockstep.values.errors import ConfigurationError, PreconditionError
 
 from .support import PORTS, connect
@@ -169,6 +170,33 @@ def test_sides_have_to_be_of_one_shape(goods: LocalCluster) -> None:
 
 
 @pytest.mark.slow
+def test_what_does_not_fit_to_the_last_element_is_a_reject(spark: SparkSession) -> None:
+    """Spark takes apart what it can: of `[1.5, "x"]` it made 1 and null, and of 1e39 infinity."""
+    tuple_of = "frozen<tuple<int, text>>"
+    fits = [
+        ("list<int>", "[1, 2]"), ("list<int>", "[]"), ("list<bigint>", '[9223372036854775807, "5", 1e3]'),
+        ("map<text, frozen<list<int>>>", '{"a": [1], "b": []}'), (tuple_of, '{"_1": 1, "_2": "x"}'),
+        (tuple_of, '{"_1": null}'), ("list<float>", '["Infinity", 0.1]'), ("set<text>", '["a", ""]'),
+        ("list<date>", '["2024-12-01"]'), ("vector<float, 2>", "[1, 2.5]"), ("float", " -inf "),
+        ("float", "Infinity"), ("float", "NaN"), ("double", "1e308"),
+    ]  # fmt: skip
+    wrong = [
+        ("list<int>", "[1.5]"), ("list<int>", '["x"]'), ("list<int>", "[1, null]"), ("list<int>", "no JSON"),
+        ("list<int>", "[99999999999]"), ("list<int>", '{"a": 1}'), ("map<text, int>", '{"a": "b"}'),
+        ("map<text, int>", "[1]"), ("map<text, frozen<list<int>>>", '{"a": [1], "b": [1.5]}'),
+        (tuple_of, '{"_1": "a"}'), (tuple_of, '{"_1": 1, "_3": 2}'), (tuple_of, '[1, "x"]'),
+        ("list<float>", "[1e39]"), ("list<date>", '["2024-13-01"]'), ("set<boolean>", '["maybe"]'),
+        ("float", "1e39"), ("double", "-1e400"),
+    ]  # fmt: skip
+    given = [*fits, *wrong]
+    frame = spark.createDataFrame([tuple(text for _, text in given)], [f"c{at}" for at in range(len(given))])
+    columns = [TableColumn(f"c{at}", "regular", -1, kind) for at, (kind, _) in enumerate(given)]
+    (row,) = frame.select(
+        *[casting.from_text(column, functions.col(column.name), 18).is_bad for column in columns]
+    ).collect()
+    assert [one for one, is_bad in zip(given, row, strict=True) if is_bad] == wrong
+
+
 def test_the_whole_way_round(goods: LocalCluster, spark: SparkSession, tmp_path: Path) -> None:
     """CSV, table, export, another table; a changed row, a changed file and bad lines are told."""
     where, silent = access(goods), Silent()

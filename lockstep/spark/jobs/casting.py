@@ -7,7 +7,7 @@ row passes through Python.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 _UUID: Final = "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
 _TIME: Final = r"^([01]\d|2[0-3]):([0-5]\d):([0-5]\d)(?:\.(\d{1,9}))?$"
 _WHOLE: Final = r"^[+-]?\d+$"
+_INFINITE: Final = "^(?i)[+-]?inf(inity)?$"
+_WHOLE_NUMBERS: Final = ("tinyint", "smallint", "int", "bigint")
+#: Holds every one of them, and what lies between two of them.
+_ANY_NUMBER: Final = "decimal(38,18)"
 _DAY_NS: Final = 86_400_000_000_000
 #: What JSON can hold inside a collection without a doubt about its meaning.
 _IN_JSON: Final = (
@@ -117,6 +121,9 @@ def _of_text(column: TableColumn, given: Column, scale: int) -> Column:
             point = rf"(\.\d{{0,{behind}}}0*)?" if behind else ""
             shape = rf"^[+-]?0*\d{{1,{DECIMAL_DIGITS - behind}}}{point}$"
             return f.when(trimmed.rlike(shape), trimmed.try_cast(expected))
+        case "float" | "double":
+            number = trimmed.try_cast(expected)
+            return f.when(~_infinite(number) | trimmed.rlike(_INFINITE), number)
     if not _nested(expected):
         return trimmed.try_cast(expected)
     leaves = [leaf.name for leaf in _leaves(kind) if leaf.name not in _IN_JSON]
@@ -125,7 +132,51 @@ def _of_text(column: TableColumn, given: Column, scale: int) -> Column:
             f"column {column.name} is {column.type}: {leaves[0]} inside of it has no form in text",
             hint="load it from Parquet, or leave it out with --columns",
         )
-    return f.try_variant_get(f.try_parse_json(given), "$", expected.simpleString())
+    parsed = f.try_parse_json(given)
+    return f.when(_fits(kind, parsed), f.try_variant_get(parsed, "$", expected.simpleString()))
+
+
+def _fits(kind: CqlType, given: Column) -> Column:
+    """Whether what JSON has is a value of the type to the last element. Spark takes apart what it can, and
+    leaves null for the rest: of [1.5, "x"] as ints it makes 1 and null."""
+    from pyspark.sql import functions as f
+
+    def no_value(one: Column) -> Column:
+        return f.isnull(one) | f.is_variant_null(one)
+
+    def each(found: Column, fits: Callable[[Column], Column]) -> Column:
+        return f.coalesce(f.forall(found, fits), f.lit(False))
+
+    if isinstance(kind, MapType):
+        values = f.map_values(f.try_variant_get(given, "$", "map<string,variant>"))
+        return each(values, lambda one: _fits(kind.value, one))
+    if isinstance(kind, CollectionType | VectorType):
+        return each(f.try_variant_get(given, "$", "array<variant>"), lambda one: _fits(kind.element, one))
+    if isinstance(kind, TupleType):
+        fields = f.try_variant_get(given, "$", "map<string,variant>")
+        made = spark_type(kind, 0)
+        assert isinstance(made, spark.StructType), "which is what tuples and user-defined types are"
+        names = made.fieldNames()
+        is_known = each(f.map_keys(fields), lambda name: name.isin(names))
+        for name, element in zip(names, kind.elements, strict=True):
+            one = f.try_element_at(fields, f.lit(name))
+            is_known &= no_value(one) | _fits(element, one)
+        return is_known
+    value = f.try_variant_get(given, "$", spark_type(kind, 0).simpleString())
+    if kind.name in _WHOLE_NUMBERS:
+        number = f.try_variant_get(given, "$", _ANY_NUMBER)
+        return f.coalesce(number == value, f.lit(False))
+    if kind.name in ("float", "double"):
+        text = f.try_variant_get(given, "$", "string")
+        return f.isnotnull(value) & (~_infinite(value) | text.rlike(_INFINITE))
+    return f.isnotnull(value)
+
+
+def _infinite(number: Column) -> Column:
+    """Also what is too large for the type."""
+    from pyspark.sql import functions as f
+
+    return f.abs(number) == f.lit(float("inf"))
 
 
 def _time(text: Column) -> Column:
