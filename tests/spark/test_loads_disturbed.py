@@ -90,6 +90,18 @@ def test_12_a_join_in_the_middle_has_files_cut_and_staged_again(own: LocalCluste
     assert gone(own)
 
 
+def test_who_joins_after_the_commit_lacks_nothing(own: LocalCluster) -> None:
+    """Asked again, at all: what newcomers hold was streamed to them, and they took no files in."""
+    connection = connect(own)
+    connection.query("CREATE TABLE shop.d (id int PRIMARY KEY, n bigint, v text)")
+    connection.close()
+    writer, staged = staged_in(own, "d", consistencyLevel="ALL")
+    assert commit(writer._plan, [staged]).lacking == ()
+    own.add()
+    assert commit(writer._plan, [staged]).lacking == ()
+    assert count(own, "d", Consistency.ALL) == ROWS
+
+
 def test_a_file_to_be_cut_comes_from_a_node_that_answers(own: LocalCluster, tmp_path: Path) -> None:
     """The first host that the job knows is gone, and the job knows one node of all that hold files."""
     writer, staged = staged_in(own, "a")

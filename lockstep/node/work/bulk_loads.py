@@ -347,11 +347,19 @@ class BulkLoads:
             raise error
 
     async def _finish(self, load: Load, manifest: LoadManifest, level: Consistency) -> CommitAnswer:
-        """Wait until enough replicas have taken a committed load in."""
+        """Wait until enough replicas have taken a committed load in. Ranges that went to other replicas
+        since are left out: newcomers have no files of it, and are sent its rows by who took them in."""
         cluster = self._context.cluster()
-        if cluster.table(load.stored_id) is None:
+        table = cluster.table(load.stored_id)
+        if table is None:
             return CommitAnswer(load.state.value, load.ended_epoch, done=True)
-        placed = placed_by(self._book, load.stored_id, manifest.files, level)
+        ring = ring_of(cluster, table)
+        files = [
+            file
+            for file in manifest.files
+            if all(part.group.epoch <= load.ended_epoch for part in ring.overlapping(file.range))
+        ]
+        placed = placed_by(self._book, load.stored_id, files, level)
         wanted = LoadStage(load.job, LoadPhase.TAKEN, max(load.ended_epoch, placed.epoch))
         asked = list(placed.by_node)
         found = await asyncio.gather(*(self._ask(placed.targets[node], wanted) for node in asked))
