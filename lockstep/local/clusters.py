@@ -419,7 +419,7 @@ class LocalCluster(Known):
         if waiting:
             names = ", ".join(node.name for node in waiting)
             raise PeerTimeout(
-                f"{names} started, does not serve, and nothing has moved for {timeout_s:g} s",
+                f"{names} started but does not serve, and nothing has moved for {timeout_s:g} s",
                 hint=f"lockstep status shows what a join waits for; tail {self.paths.log(waiting[0].name)}",
             )
 
