@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -177,3 +180,27 @@ def test_19_spark_runs_seeds_and_proves_the_log_of_a_cluster(
     written = spark.read.parquet(str(tmp_path / "out"))
     assert written.where("size(problems) = 0 AND groups > 0").count() > 0
     assert written.where("summary LIKE '%events%'").count() >= 1
+
+
+def test_an_interrupt_ends_a_job_without_a_traceback() -> None:
+    program = (
+        # A shell that starts something in the background has it ignore SIGINT, and all that it starts.
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from lockstep.spark.jobs import running\n"
+        "plain = running._watch\n"
+        "def watch(*given):\n"
+        "    print('Spark runs', file=sys.stderr, flush=True); plain(*given)\n"
+        "running._watch = watch\n"
+        "from lockstep.cli.main import main\n"
+        "main(sys.argv[1:])\n"
+    )
+    command = [sys.executable, "-c", program, "pipeline", "sweep", "--seeds", "500", "--master", "local[1]"]
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    with running:
+        assert running.stderr is not None
+        assert any(line == "Spark runs\n" for line in running.stderr)
+        time.sleep(1)  # By then it waits for Spark's answer.
+        os.killpg(running.pid, signal.SIGINT)
+        _, errors = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "interrupted" in errors and "Traceback" not in errors

@@ -8,9 +8,11 @@ one line. A package that is missing is told by name, never by a traceback.
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -101,12 +103,21 @@ def _called(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def handed(*given: Any, call: render.Call, **others: Any) -> Any:
         shared = {name: others.pop(name) for name in _SHARED}
+        _hush()
         try:
             return command(*given, **others, job=JobCall(call, **shared))
         except ModuleNotFoundError as error:
             raise lacking(error) from error
 
     return handed
+
+
+def _hush() -> None:
+    """Log nothing that the connection to Spark raises anyway, above all an interrupt."""
+    if not logging.root.handlers:
+        handler = logging.StreamHandler()
+        handler.addFilter(lambda record: "py4j" not in Path(record.pathname).parts)
+        logging.root.addHandler(handler)
 
 
 def lacking(error: ModuleNotFoundError) -> Exception:

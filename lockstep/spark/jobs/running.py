@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
@@ -66,6 +67,25 @@ class Silent:
 def open_session(settings: SessionSettings) -> SparkSession:
     """The session of a job. ConfigurationError without PySpark or Java, or for a master that Spark does not
     know."""
+    with _interruptible():
+        return _opened(settings)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Have an interrupt do what it did before. PySpark's own handler asks Spark to cancel jobs in the middle
+    of another question, which fails with pages of tracebacks; jobs end with the process that began them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _opened(settings: SessionSettings) -> SparkSession:
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
