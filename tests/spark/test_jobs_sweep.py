@@ -22,8 +22,8 @@ from lockstep.metadata.log.entries import LogEntry, seal
 from lockstep.metadata.log.snapshot_file import dump_file
 from lockstep.node.kinds import every_kind
 from lockstep.sim.drills.quorum_report import PlacementRun, layouts
-from lockstep.spark.jobs import history, sweep
-from lockstep.spark.jobs.running import Silent
+from lockstep.spark.jobs import history, running, sweep
+from lockstep.spark.jobs.running import SessionSettings, Silent
 from lockstep.spark.jobs.sweep import QUORUMS, Case, Swept
 from lockstep.values.errors import CannotApply, ConfigurationError, CorruptFile, LogTruncated
 
@@ -195,12 +195,34 @@ def test_an_interrupt_ends_a_job_without_a_traceback() -> None:
         "main(sys.argv[1:])\n"
     )
     command = [sys.executable, "-c", program, "pipeline", "sweep", "--seeds", "500", "--master", "local[1]"]
-    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    with running:
-        assert running.stderr is not None
-        assert any(line == "Spark runs\n" for line in running.stderr)
+    job = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    with job:
+        assert job.stderr is not None
+        assert any(line == "Spark runs\n" for line in job.stderr)
         time.sleep(1)  # By then it waits for Spark's answer.
-        os.killpg(running.pid, signal.SIGINT)
-        _, errors = running.communicate(timeout=60)
-    assert running.returncode == 130
+        os.killpg(job.pid, signal.SIGINT)
+        _, errors = job.communicate(timeout=60)
+    assert job.returncode == 130
     assert "interrupted" in errors and "Traceback" not in errors
+
+
+def test_an_interrupt_of_a_start_waits_for_its_end_and_a_second_one_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reached, interrupts = [], 0
+
+    def opened(_: SessionSettings) -> None:
+        for _number in range(interrupts):
+            signal.raise_signal(signal.SIGINT)
+        reached.append(interrupts)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Spark takes the signal over.
+
+    monkeypatch.setattr(running, "_opened", opened)
+    before = signal.getsignal(signal.SIGINT)
+    running.open_session(SessionSettings("a"))
+    assert signal.getsignal(signal.SIGINT) is before
+    for interrupts in (1, 2):  # noqa: B007 - which `opened` reads
+        with pytest.raises(KeyboardInterrupt):
+            running.open_session(SessionSettings("a"))
+        assert signal.getsignal(signal.SIGINT) is before
+    assert reached == [0, 1], "only a second one ends the start itself"

@@ -12,6 +12,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import msgspec
@@ -73,16 +74,28 @@ def open_session(settings: SessionSettings) -> SparkSession:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Have an interrupt do what it did before. PySpark's own handler asks Spark to cancel jobs in the middle
-    of another question, which fails with pages of tracebacks; jobs end with the process that began them."""
-    if threading.current_thread() is not threading.main_thread():
+    """Have an interrupt do what it did before, once the session is there. PySpark's own handler asks Spark to
+    cancel jobs in the middle of another question, which fails with pages of tracebacks; jobs end with the
+    process that began them. A start that is interrupted would leave its Java process behind for ever: only
+    the second interrupt does that."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
         return
-    before = signal.getsignal(signal.SIGINT)
+    told: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        told.append(number)
+        if len(told) > 1:
+            before(number, frame)
+
+    signal.signal(signal.SIGINT, note)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+    if told:
+        before(told[0], None)
 
 
 def _opened(settings: SessionSettings) -> SparkSession:
@@ -120,7 +133,8 @@ _EVERYWHERE: Final = (
 
 @contextlib.contextmanager
 def plain_errors() -> Iterator[None]:
-    """What Spark raises inside leaves as an error of the one tree, in one sentence."""
+    """What Spark raises inside leaves as an error of the one tree, in one sentence, and an interrupt as such:
+    the connection to Spark, which closes then, may raise an error of its own in its place."""
     try:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
@@ -130,6 +144,8 @@ def plain_errors() -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JError) as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise error.__context__ from None
         raise plain_error(str(error), type(error).__name__) from None
 
 
