@@ -201,7 +201,11 @@ def test_an_interrupt_ends_a_job_without_a_traceback() -> None:
         assert any(line == "Spark runs\n" for line in job.stderr)
         time.sleep(1)  # By then it waits for Spark's answer.
         os.killpg(job.pid, signal.SIGINT)
-        _, errors = job.communicate(timeout=60)
+        try:
+            _, errors = job.communicate(timeout=60)
+        finally:
+            if job.poll() is None:
+                os.killpg(job.pid, signal.SIGKILL)
     assert job.returncode == 130
     assert "interrupted" in errors and "Traceback" not in errors
 
