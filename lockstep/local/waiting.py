@@ -28,7 +28,7 @@ def await_moving(condition: Callable[[], bool], timeout_s: float, admin: Callabl
     moved, left_s = _moved(admin), MOVING_TIMEOUT_S
     while not processes.wait_until(condition, timeout_s):
         before, moved, left_s = moved, _moved(admin), left_s - timeout_s
-        if moved == before or not (moved or before) or left_s <= 0:
+        if moved == before or left_s <= 0:
             return False
     return True
 
@@ -39,8 +39,7 @@ def _moved(admin: Callable[[], AdminClient]) -> list[object]:
         running: list[dict[str, Any]] = admin().get("/v1/status").get("operations", [])
     except LockstepError:
         return []
-    done = ({name: one["progress"].get(name) for name in _DONE} for one in running)
-    return [(one["id"], one.get("stage"), did) for one, did in zip(running, done, strict=True)]
+    return [(one["id"], one["stage"], *map(one["progress"].get, _DONE)) for one in running]
 
 
 def await_voters(admin: AdminClient) -> None:

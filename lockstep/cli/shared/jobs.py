@@ -103,7 +103,7 @@ def _called(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def handed(*given: Any, call: render.Call, **others: Any) -> Any:
         shared = {name: others.pop(name) for name in _SHARED}
-        _hush()
+        logging.root.addFilter(_is_told_by_log_alone)
         try:
             return command(*given, **others, job=JobCall(call, **shared))
         except ModuleNotFoundError as error:
@@ -112,12 +112,9 @@ def _called(command: Callable[..., Any]) -> Callable[..., Any]:
     return handed
 
 
-def _hush() -> None:
-    """Log nothing that the connection to Spark raises anyway, above all an interrupt."""
-    if not logging.root.handlers:
-        handler = logging.StreamHandler()
-        handler.addFilter(lambda record: "py4j" not in Path(record.pathname).parts)
-        logging.root.addHandler(handler)
+def _is_told_by_log_alone(record: logging.LogRecord) -> bool:
+    """The connection to Spark raises whatever it logs, above all an interrupt."""
+    return "py4j" not in Path(record.pathname).parts
 
 
 def lacking(error: ModuleNotFoundError) -> Exception:
