@@ -34,6 +34,10 @@ TYPE_TEXTS = (
     "list<frozen<vector<text, 2>>>",
     "vector<frozen<list<int>>, 2>",
     "vector<frozen<map<int, tuple<int, uuid>>>, 2>",
+    "vector<list<int>, 2>",
+    "vector<set<frozen<list<text>>>, 2>",
+    "vector<tuple<int, frozen<map<int, frozen<list<int>>>>>, 2>",
+    "vector<vector<map<text, int>, 3>, 2>",
 )
 
 
@@ -51,6 +55,31 @@ def by_client(version, opcode, body, flags=0):
 
 def specs(*texts):
     return [ColumnSpec("ks", "t", f"c{index}", parse_type(text)) for index, text in enumerate(texts)]
+
+
+PACKAGE = "org.apache.cassandra.db.marshal."
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("vector<list<int>, 2>", "ListType(Int32Type) , 2"),
+        ("vector<frozen<list<int>>, 2>", "FrozenType(ListType(Int32Type)) , 2"),
+        ("vector<list<frozen<list<int>>>, 2>", "ListType(FrozenType(ListType(Int32Type))) , 2"),
+        ("vector<frozen<list<frozen<list<int>>>>, 2>", "FrozenType(ListType(ListType(Int32Type))) , 2"),
+        ("frozen<vector<set<int>, 2>>", "SetType(Int32Type) , 2"),
+        ("vector<tuple<int, frozen<list<int>>>, 2>", "TupleType(Int32Type,ListType(Int32Type)) , 2"),
+        (
+            "vector<frozen<map<int, frozen<set<int>>>>, 1>",
+            "FrozenType(MapType(Int32Type,SetType(Int32Type))) , 1",
+        ),
+        ("vector<vector<set<float>, 5>, 2>", "VectorType(SetType(FloatType) , 5) , 2"),
+        ("vector<counter, 3>", "CounterColumnType , 3"),
+    ],
+)
+def test_vectors_are_named_as_cassandra_names_them(text, named):
+    """What Cassandra 5.0.6 sends: elements that were spelled frozen say so, and nothing in them does."""
+    assert class_name(parse_type(text)).replace(PACKAGE, "") == f"VectorType({named})"
 
 
 @VERSIONS

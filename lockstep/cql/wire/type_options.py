@@ -141,29 +141,38 @@ def _user(
     )
 
 
-def class_name(kind: CqlType) -> str:
-    """The marshal class that names `kind` where no option id does."""
+def class_name(kind: CqlType, *, within_frozen: bool = False) -> str:
+    """The marshal class that names `kind` where no option id does.
+
+    What is frozen says so, but not `within_frozen`: in a tuple, or a collection or user-defined type that is.
+    """
     simple = CLASSES.get(kind.name)
     if simple is not None:
         return PACKAGE + simple
     if isinstance(kind, CustomType):
         return kind.class_name
     if isinstance(kind, VectorType):
-        return f"{PACKAGE}VectorType({class_name(kind.element)} , {kind.dimensions})"
+        element = class_name(kind.element, within_frozen=within_frozen)
+        return f"{PACKAGE}VectorType({element} , {kind.dimensions})"
+    if isinstance(kind, TupleType) and not isinstance(kind, UserDefinedType):
+        fields = (class_name(field, within_frozen=True) for field in kind.elements)
+        return f"{PACKAGE}TupleType({','.join(fields)})"
+    inner = _class_of_parts(kind, within_frozen or kind.is_frozen)
+    return f"{PACKAGE}FrozenType({inner})" if kind.is_frozen and not within_frozen else inner
+
+
+def _class_of_parts(kind: CqlType, within_frozen: bool) -> str:
+    """The class of a collection or a user-defined type, whose parts are `within_frozen` or not."""
     if isinstance(kind, UserDefinedType):
         named = zip(kind.field_names, kind.elements, strict=True)
-        fields = ",".join(f"{_hex(name)}:{class_name(field)}" for name, field in named)
-        inner = f"{PACKAGE}UserType({kind.keyspace},{_hex(kind.type_name)},{fields})"
-        return inner if not kind.is_frozen else f"{PACKAGE}FrozenType({inner})"
-    if isinstance(kind, TupleType):
-        return f"{PACKAGE}TupleType({','.join(class_name(field) for field in kind.elements)})"
+        fields = [f"{_hex(name)}:{class_name(field, within_frozen=within_frozen)}" for name, field in named]
+        return f"{PACKAGE}UserType({','.join([kind.keyspace, _hex(kind.type_name), *fields])})"
     if isinstance(kind, MapType):
-        inner = f"{PACKAGE}MapType({class_name(kind.key)},{class_name(kind.value)})"
-    else:
-        assert isinstance(kind, ListType | SetType), f"no marshal class for {kind.text}"
-        outer = "ListType" if isinstance(kind, ListType) else "SetType"
-        inner = f"{PACKAGE}{outer}({class_name(kind.element)})"
-    return f"{PACKAGE}FrozenType({inner})" if kind.is_frozen else inner
+        key, value = (class_name(part, within_frozen=within_frozen) for part in (kind.key, kind.value))
+        return f"{PACKAGE}MapType({key},{value})"
+    assert isinstance(kind, ListType | SetType), f"no marshal class for {kind.text}"
+    outer = "ListType" if isinstance(kind, ListType) else "SetType"
+    return f"{PACKAGE}{outer}({class_name(kind.element, within_frozen=within_frozen)})"
 
 
 def _hex(name: str) -> str:
@@ -180,13 +189,14 @@ def type_of_class(name: str) -> CqlType:
             raise ProtocolViolation(f"Unknown type class {name}")
         tokens.append(match.group(1))
         at = match.end()
-    kind, used = _class(tokens, 0, 0, name)
+    kind, used = _class(tokens, 0, 0, name, frozen=False)
     if used != len(tokens):
         raise ProtocolViolation(f"Unknown type class {name}")
     return kind
 
 
-def _class(tokens: list[str], at: int, depth: int, whole: str) -> tuple[CqlType, int]:
+def _class(tokens: list[str], at: int, depth: int, whole: str, *, frozen: bool) -> tuple[CqlType, int]:
+    """The type whose class begins at `at`, and where it ends; `frozen`: by what it stands in."""
     unknown = ProtocolViolation(f"Unknown type class {whole[:200]}")
     if at >= len(tokens) or depth > _DEPTH_MAX:
         raise unknown
@@ -198,7 +208,7 @@ def _class(tokens: list[str], at: int, depth: int, whole: str) -> tuple[CqlType,
     if at >= len(tokens) or tokens[at] != "(":
         raise unknown
     if name == "UserType":
-        return _user_class(tokens, at + 1, depth, unknown)
+        return _user_class(tokens, at + 1, depth, unknown, frozen=frozen)
     inner: list[CqlType] = []
     number = 0
     while tokens[at] != ")":
@@ -206,17 +216,20 @@ def _class(tokens: list[str], at: int, depth: int, whole: str) -> tuple[CqlType,
         if at < len(tokens) and tokens[at].isascii() and tokens[at].isdigit():
             number, at = int(tokens[at][:9]), at + 1
         else:
-            kind, at = _class(tokens, at, depth + 1, whole)
+            # The elements of a vector alone need not be frozen, and say so where they are.
+            kind, at = _class(tokens, at, depth + 1, whole, frozen=name != "VectorType")
             inner.append(kind)
         if at >= len(tokens) or tokens[at] not in (",", ")"):
             raise unknown
-    built = _parametric(name, inner, number, frozen=depth > 0)
+    built = _parametric(name, inner, number, frozen=frozen)
     if built is None:
         raise unknown
     return built, at + 1
 
 
-def _user_class(tokens: list[str], at: int, depth: int, unknown: ProtocolViolation) -> tuple[CqlType, int]:
+def _user_class(
+    tokens: list[str], at: int, depth: int, unknown: ProtocolViolation, *, frozen: bool
+) -> tuple[CqlType, int]:
     """`keyspace,hex(name),hex(field):class,...)`, from the keyspace on."""
     names, fields = [], []
     try:
@@ -226,13 +239,13 @@ def _user_class(tokens: list[str], at: int, depth: int, unknown: ProtocolViolati
             if tokens[at + 2] != ":":
                 raise unknown
             names.append(bytes.fromhex(tokens[at + 1]).decode())
-            field, at = _class(tokens, at + 3, depth + 1, "")
+            field, at = _class(tokens, at + 3, depth + 1, "", frozen=frozen)
             fields.append(field)
         if tokens[at] != ")":
             raise unknown
     except (IndexError, ValueError):
         raise unknown from None
-    return _user(keyspace, type_name, names, fields, frozen=depth > 0), at + 1
+    return _user(keyspace, type_name, names, fields, frozen=frozen), at + 1
 
 
 def _parametric(name: str, inner: list[CqlType], number: int, *, frozen: bool) -> CqlType | None:

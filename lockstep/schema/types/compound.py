@@ -330,9 +330,7 @@ class TupleType(CqlType):
 
 
 #: Types whose vectors carry no sizes: those that Cassandra declares to be of fixed length.
-_UNPREFIXED = frozenset(
-    ("boolean", "int", "bigint", "float", "double", "timestamp", "uuid", "timeuuid", "counter")
-)
+_UNPREFIXED = frozenset(("boolean", "int", "bigint", "float", "double", "timestamp", "uuid", "timeuuid"))
 
 
 class VectorType(CqlType):

@@ -394,9 +394,8 @@ class _Parser:
         return TupleType(tuple(elements))
 
     def _vector(self, depth: int) -> CqlType:
-        element = self._type(depth, frozen=True)
-        if element.name == "counter":
-            raise InvalidRequest("Counters are not allowed inside vectors")
+        # As in Cassandra, whose name of the type says how it was spelled: the vector is one value either way.
+        element = self._type(depth, frozen=False)
         self._expect(",")
         dimensions = self._next()
         if not (dimensions.isascii() and dimensions.isdigit()) or len(dimensions) > 9 or int(dimensions) == 0:
