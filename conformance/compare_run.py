@@ -3,8 +3,8 @@ differs.
 
 A file holds statements that end with `;` at the end of a line. `--` begins a comment line; such a line before
 a statement may say how to run it: `-- prepare` compares the markers and columns of PREPARE, `-- page N` reads
-page after page of N rows and compares each. Compared are kinds of answers, names and wire types of columns,
-cells, pages and error codes, not the words of errors.
+page after page of N rows and compares each, `-- bind 0x01 null` gives its markers these bytes. Compared are
+kinds of answers, names and wire types of columns, cells, pages and error codes, not the words of errors.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CQL_PORT: Final = 9042
 _PAGES_MAX: Final = 50
 _TIMEOUT_S: Final = 30.0
 _CLASS: Final = re.compile(rb"org\.apache\.cassandra\.db\.marshal\.[\w.(),:=>]*")
-_DIRECTIVE: Final = re.compile(r"--\s*(prepare|page)\s*(\d*)\s*$")
+_DIRECTIVE: Final = re.compile(r"--\s*(?:(prepare)|page\s+(\d+)|bind((?:\s+(?:0x[0-9a-f]*|null))+))\s*$")
 
 
 class Statement(NamedTuple):
@@ -43,24 +43,31 @@ class Statement(NamedTuple):
     text: str
     prepare: bool = False
     page_rows: int = 0
+    bound: tuple[bytes | None, ...] = ()
 
 
 def read_statements(text: str) -> Iterator[Statement]:
     lines: list[str] = []
     prepare, page_rows = False, 0
+    bound: tuple[bytes | None, ...] = ()
     for line in text.splitlines():
         if not lines and line.lstrip().startswith("--"):
             if found := _DIRECTIVE.match(line.strip()):
                 prepare = prepare or found[1] == "prepare"
-                page_rows = int(found[2] or 0) if found[1] == "page" else page_rows
+                page_rows = int(found[2] or page_rows)
+                bound = _bytes_of(found[3]) if found[3] else bound
             continue
         if lines or line.strip():
             lines.append(line)
         if line.rstrip().endswith(";"):
-            yield Statement("\n".join(lines).strip().rstrip(";"), prepare, page_rows)
-            lines, prepare, page_rows = [], False, 0
+            yield Statement("\n".join(lines).strip().rstrip(";"), prepare, page_rows, bound)
+            lines, prepare, page_rows, bound = [], False, 0, ()
     if lines:
         raise SystemExit("error: the last statement does not end with ;")
+
+
+def _bytes_of(words: str) -> tuple[bytes | None, ...]:
+    return tuple(None if word == "null" else bytes.fromhex(word[2:]) for word in words.split())
 
 
 def connect(address: str) -> WireClient:
@@ -88,7 +95,7 @@ def outcome(client: WireClient, statement: Statement) -> tuple[list[str], str]:
     state: bytes | None = None
     for _ in range(_PAGES_MAX):
         parameters = QueryParameters(
-            Consistency.ONE, (), page_size=statement.page_rows or None, paging_state=state
+            Consistency.ONE, statement.bound, page_size=statement.page_rows or None, paging_state=state
         )
         answer, classes = _asked(client, Opcode.QUERY, wire.query(client.version, statement.text, parameters))
         lines, shown = _told(answer)
