@@ -218,6 +218,33 @@ def test_types_read_back_from_the_wire_and_from_class_names() -> None:
     assert type_of_class(class_name(vector)).text == vector.text
 
 
+def test_clients_get_every_field_of_what_is_stored_without_the_last_nulls() -> None:
+    made = session()
+    space = made.schema.by_name["ks"]
+    one, null = b"\0\0\0\4\0\0\0\1", b"\xff" * 4
+    whole = one + null
+
+    def sized(part: bytes) -> bytes:
+        return len(part).to_bytes(4, "big") + part
+
+    for text, stored, given_ in (
+        ("point", one, whole),
+        ("point", null, null + null),
+        ("point", one + one, one + one),
+        ("point", b"", b""),
+        ("list<frozen<point>>", b"\0\0\0\1" + sized(one), b"\0\0\0\1" + sized(whole)),
+        ("map<int, frozen<point>>", b"\0\0\0\1" + one + sized(one), b"\0\0\0\1" + one + sized(whole)),
+        ("tuple<int, point>", one + sized(one), one + sized(whole)),
+        ("tuple<int, point>", one, one + null),
+        ("vector<frozen<point>, 1>", b"\x08" + one, b"\x0c" + whole),
+        ('"Place"', null + sized(one), null + sized(whole) + null),
+        ("list<int>", b"\0\0\0\1" + one, b"\0\0\0\1" + one),
+    ):
+        kind = type_in(space, text)
+        assert kind.completed(stored) == given_, text
+        assert kind.name == "vector" or kind.canonical(given_) == kind.canonical(stored)
+
+
 def test_bytes_that_end_early_name_the_field() -> None:
     fields = UserFields("ks", ("f", "g"), (parse_type("int"), parse_type("int")))
     kind = UserDefinedType(fields, "point", "point", frozen=True)

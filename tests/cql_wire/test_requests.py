@@ -177,7 +177,6 @@ def test_bytes_behind_the_last_field_are_ignored():
         (Opcode.QUERY, b"\xff\xff\xff\xfeq", "Invalid string length -2"),
         (Opcode.QUERY, b"\0\0\0\1q\0\1\1\0\1\xff\xff\xff\xfd", "Invalid value length -3"),
         (Opcode.QUERY, b"\0\0\0\1q\0\1\1\0\1\0\0\0\5ab", "too short"),
-        (Opcode.QUERY, b"\0\0\0\1q\0\1\x10\0\1", "Invalid serial consistency level ONE"),
         (Opcode.QUERY, b"\0\0\0\1q\0\1\x20\x80\0\0\0\0\0\0\0", "Out of bound timestamp"),
         (Opcode.QUERY, b"\0\0\0\1\xff\0\1\0", "Malformed QUERY"),
         (Opcode.PREPARE, b"\0\0\0\\9ab", "PREPARE"),

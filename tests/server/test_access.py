@@ -436,6 +436,16 @@ def test_what_is_wrong_with_a_statement_is_said(root: Session) -> None:
     assert future.warnings and "was not granted" in future.warnings[0]
 
 
+@pytest.mark.parametrize(
+    ("keyspace", "why"),
+    [("system_traces", "by the node that was asked"), ("system_distributed", "from the metadata")],
+)
+def test_what_system_keyspaces_tell_needs_no_replication(root: Session, keyspace: str, why: str) -> None:
+    future = root.execute_async(f"ALTER KEYSPACE {keyspace} {SIMPLE}")
+    future.result()
+    assert why in future.warnings[0]
+
+
 def test_roles_need_no_replication(place: Place, root: Session) -> None:
     text = f"ALTER KEYSPACE system_auth {SIMPLE}"
     future = root.execute_async(text)

@@ -19,9 +19,14 @@ from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, S
 from cassandra.protocol import ErrorMessage
 from cassandra.query import BatchStatement, SimpleStatement, dict_factory
 
+from lockstep.cql.wire import client as wire
+from lockstep.cql.wire.constants import Opcode
+from lockstep.cql.wire.messages import QueryParameters
 from lockstep.server.metrics.exposition import conditional_samples
 from lockstep.server.metrics.metric_table import text_of
+from lockstep.values.ids import Consistency
 from tests.server.parts import CQL_PORT, Nodes
+from tests.server.wire_client import WireClient
 
 _REPLICATION = "WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 3}"
 _TABLES = (
@@ -322,6 +327,23 @@ def test_serial_reads(session: Session) -> None:
         "SELECT v FROM rows WHERE k = 20", consistency_level=ConsistencyLevel.SERIAL, fetch_size=7
     )
     assert [row["v"] for row in session.execute(pages)] == list(range(30))
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_a_serial_level_that_is_none_is_refused_where_it_counts(
+    three: Nodes, session: Session, version: int
+) -> None:
+    with WireClient(three.members[0].address, CQL_PORT, version) as client:
+        client.startup()
+
+        def asked(text: str) -> wire.Body:
+            parameters = QueryParameters(Consistency.ONE, (), serial_consistency=Consistency.ONE)
+            return client.ask(Opcode.QUERY, wire.query(version, text, parameters))
+
+        assert isinstance(asked("SELECT key FROM system.local"), wire.RowsResult)
+        refused = asked(f"INSERT INTO {session.keyspace}.plain (k, v) VALUES (1, 1) IF NOT EXISTS")
+        assert isinstance(refused, wire.ErrorResponse)
+        assert (refused.code, refused.message[:43]) == (0x2200, "Invalid consistency for conditional update.")
 
 
 def test_increments_of_many_clients(three: Nodes, session: Session) -> None:

@@ -14,7 +14,9 @@ from cassandra import InvalidRequest
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, ResponseFuture, Session
 from cassandra.query import tuple_factory
 
+from lockstep.cql.wire import client as wire
 from tests.server.parts import CQL_PORT, Nodes
+from tests.server.wire_client import WireClient
 
 _REPLICATION = "WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 3}"
 Point = namedtuple("Point", "x y")
@@ -195,6 +197,40 @@ def _refusal(future: ResponseFuture) -> str | None:
     except InvalidRequest as error:
         return str(error)
     return None
+
+
+def test_answers_have_every_field(three: Nodes) -> None:
+    """As those of Cassandra: drivers tell a field that is null from one that a value does not have."""
+    whole = bytes.fromhex("0000000400000001ffffffff")
+    with connect(three) as driver, driver.connect() as made:
+        made.execute(f"CREATE KEYSPACE whole {_REPLICATION}")
+        made.execute("CREATE TYPE whole.point (x int, y int)")
+        made.execute(
+            "CREATE TABLE whole.t (k int, c int, f frozen<point>, p point, l list<frozen<point>>, "
+            "PRIMARY KEY (k, c))"
+        )
+        for at in range(150):
+            made.execute(
+                f"INSERT INTO whole.t (k, c, f, p, l) VALUES (1, {at}, {{x: 1}}, {{x: 1}}, [{{x: 1}}])"
+            )
+        with WireClient(three.members[0].address, CQL_PORT) as client:
+            client.startup()
+            for text, count in (
+                ("SELECT f, p, l FROM whole.t WHERE k = 1 AND c = 7", 1),
+                ("SELECT f, p, l FROM whole.t WHERE k = 1", 150),
+                ("SELECT f FROM whole.t WHERE k = 1", 150),
+                ("SELECT f FROM whole.t", 150),
+                ("SELECT f, p, l FROM whole.t WHERE k = 1 AND c > 20 AND c < 40 ORDER BY c DESC", 19),
+                ("SELECT max(f), max(l) FROM whole.t", 1),
+            ):
+                answer = client.query(text)
+                assert isinstance(answer, wire.RowsResult)
+                assert len(answer.rows) == count
+                assert {cell for row in answer.rows for cell in row} <= {whole, b"\0\0\0\1\0\0\0\x0c" + whole}
+            refused = client.query("UPDATE whole.t SET f = {x: 2} WHERE k = 1 AND c = 1 IF f = null")
+            assert isinstance(refused, wire.RowsResult)
+            assert [tuple(row) for row in refused.rows] == [(b"\0", whole)]
+        made.execute("DROP KEYSPACE whole")
 
 
 def test_cqlsh_shows_values_and_describes_types(session: Session) -> None:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from lockstep.cql.bind.page_positions import PagePosition, encode
 from lockstep.cql.bind.records import Groups, RecordReader, ResultRow
-from lockstep.cql.compile.expressions import Record
+from lockstep.cql.compile.expressions import Record, Selection
 from lockstep.cql.compile.prepared import TableShape
 from lockstep.cql.compile.select import POINT, SelectPlan, SelectPrepared
 from lockstep.cql.wire.primitives import pack_int, pack_row
@@ -48,6 +48,8 @@ def is_packable(select: SelectPrepared) -> bool:
     """Whether results of the statement are rows of columns as they are stored."""
     selection = select.selection
     if selection.plain is None or selection.cells or select.folds or select.sorts or select.distinct:
+        return False
+    if selection.user_typed:
         return False
     types = select.shape.types
     kinds = [types[column.name] for column in selection.columns if column.kind is not ColumnKind.STATIC]
@@ -124,6 +126,16 @@ def _order_of(select: SelectPrepared) -> Callable[[tuple[bytes, ResultRow]], byt
 _PACKED_MIN: Final = 8
 
 
+def _completed(row: ResultRow, selection: Selection) -> ResultRow:
+    """The row whose values of user-defined types have all the fields of their types."""
+    values = list(row)
+    for at in selection.user_typed:
+        value = values[at]
+        if value is not None:
+            values[at] = selection.outputs[at].type.completed(value)
+    return tuple(values)
+
+
 def with_groups(outline: Outline, *bounds: int) -> Outline:
     """As it is asked for where so many groups are wanted (below 0: not bounded)."""
     if outline.grouping is None:
@@ -144,9 +156,7 @@ class Page(msgspec.Struct, frozen=True):
 
 class PageBuilder:
     """Drives one execution of a SELECT: ask `commands()`, read them, `add` the results, repeat until
-    there are none, then take `page()`. `packs`: many rows of a partition may be given as the protocol writes
-    them.
-    """
+    there are none, then take `page()`. `packs`: many rows of a partition may be given packed."""
 
     def __init__(self, plan: SelectPlan, *, packs: bool = False) -> None:
         self._plan = plan
@@ -483,6 +493,8 @@ class PageBuilder:
         self._give(clustering, row)
 
     def _give(self, clustering: bytes, row: ResultRow) -> None:
+        if (selection := self._plan.select.selection).user_typed:
+            row = _completed(row, selection)
         self._bytes += 4 * len(row) + sum([len(value) for value in row if value is not None])
         if not self._is_paged:
             self._require_bounded()

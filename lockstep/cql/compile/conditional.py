@@ -258,7 +258,17 @@ class ConditionalRequest:
             keys = (*table.partition_key, *table.clustering) if self._is_batch else ()
             names = list(dict.fromkeys(itertools.chain((column.name for column in keys), self._shown)))
         slots = [self._slots[name] for name in names]
-        rows = [(_NO, *(record[slot] for slot in slots)) for record in records]
+        kinds = [self.shape.types[name] for name in names]
+        rows = [
+            (
+                _NO,
+                *(
+                    None if value is None else kind.completed(value)
+                    for value, kind in zip(found, kinds, strict=True)
+                ),
+            )
+            for found in ([record[slot] for slot in slots] for record in records)
+        ]
         return Verdict(None, self._specs(names), rows)
 
     def _specs(self, names: Sequence[str]) -> tuple[ColumnSpec, ...]:

@@ -48,6 +48,7 @@ from lockstep.schema.types import (
     UserDefinedType,
     parse_type,
 )
+from lockstep.schema.user_types import mentions
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.limits import CQL_EXPRESSION_DEPTH_MAX
 
@@ -417,7 +418,8 @@ class Output(msgspec.Struct, frozen=True):
 class Selection(msgspec.Struct, frozen=True):
     """`columns`: needed columns by slot; `cells`: the slots behind them; `foldings`: aggregates inside the
     outputs; `grouping`: key columns and functions of them whose values tell groups apart; `named`: what the
-    outputs are of. `reads_rows`: whether outputs need more of rows than what aggregates make of them."""
+    outputs are of. `reads_rows`: whether outputs need more of rows than what aggregates make of them.
+    `user_typed`: positions of the outputs that hold values of user-defined types."""
 
     outputs: tuple[Output, ...]
     columns: tuple[Column, ...]
@@ -428,6 +430,7 @@ class Selection(msgspec.Struct, frozen=True):
     grouping: tuple[Evaluate, ...] = ()
     named: tuple[Column, ...] = ()
     reads_rows: bool = True
+    user_typed: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.outputs, "rows have columns"
@@ -498,6 +501,7 @@ def compile_selection(
         groups,
         tuple(named),
         reads_rows,
+        tuple(at for at, output in enumerate(outputs) if mentions(output.type, "udt")),
     )
 
 
@@ -511,7 +515,7 @@ def as_json(selection: Selection) -> Selection:
         return row_text(names, kinds, [output.evaluate(record, moment) for output in outputs])
 
     output = Output("[json]", parse_type("text"), evaluate)
-    return msgspec.structs.replace(selection, outputs=(output,), plain=None)
+    return msgspec.structs.replace(selection, outputs=(output,), plain=None, user_typed=())
 
 
 def wildcard_names(shape: TableShape) -> list[str]:

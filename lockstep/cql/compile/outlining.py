@@ -121,7 +121,7 @@ def _packed(
     several = any(choice.is_in for choice in restrictions.partition)
     if statement.json or several or statement.per_partition_limit is not None:
         return None
-    if selection.plain is None or selection.cells:
+    if selection.plain is None or selection.cells or selection.user_typed:
         return None
     columns = [selection.columns[slot] for slot in selection.plain]
     if not all(_has_one_cell(shape, column) for column in columns):

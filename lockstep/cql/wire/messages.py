@@ -232,8 +232,6 @@ def _read_rare(
     serial = timestamp_us = keyspace = now_s = None
     if flags & QUERY_SERIAL_CONSISTENCY:
         serial, at = _level(unpack_short(body, at)[0]), at + 2
-        if serial not in (Consistency.SERIAL, Consistency.LOCAL_SERIAL):
-            raise ProtocolViolation(f"Invalid serial consistency level {serial.name}")
     if flags & QUERY_TIMESTAMP:
         timestamp_us, at = unpack_long(body, at)[0], at + 8
         if timestamp_us == _TIMESTAMP_FORBIDDEN:

@@ -60,6 +60,10 @@ class CqlType:
         """The bytes that are stored for `data`: sets and maps sorted, short tuples filled with nulls."""
         return data
 
+    def completed(self, data: bytes) -> bytes:
+        """The bytes that clients get for stored ones: absent fields of user-defined types are null."""
+        return data
+
     def sort_key(self, data: bytes) -> bytes:
         """Bytes whose order is the type's order; different data give different keys."""
         return data

@@ -99,6 +99,11 @@ class CollectionType(CqlType):
         kinds = itertools.cycle(self.part_types())
         return self.join(kind.canonical(part) for part, kind in zip(self.split(data), kinds, strict=False))
 
+    def completed(self, data: bytes) -> bytes:
+        parts, kinds = self.split(data), itertools.cycle(self.part_types())
+        filled = [kind.completed(part) for part, kind in zip(parts, kinds, strict=False)]
+        return pack_parts(filled, len(parts) // self.parts_per_entry)
+
     def sort_key(self, data: bytes) -> bytes:
         if not data:
             return b""
@@ -304,6 +309,17 @@ class TupleType(CqlType):
         filled = [None if part is None else kind.canonical(part) for part, kind in pairs]
         return self.join(filled + [None] * (len(self._elements) - len(parts)))
 
+    def completed(self, data: bytes) -> bytes:
+        if not data:
+            return data
+        parts = self.split(data)
+        parts += [None] * (len(self._elements) - len(parts))
+        filled = (
+            None if part is None else kind.completed(part)
+            for part, kind in zip(parts, self._elements, strict=True)
+        )
+        return TupleType.join(self, filled)
+
     def sort_key(self, data: bytes) -> bytes:
         """0x02 + component for a field, 0x01 for null, then 0x00 where the data end."""
         out = []
@@ -334,7 +350,8 @@ _UNPREFIXED = frozenset(("boolean", "int", "bigint", "float", "double", "timesta
 
 
 class VectorType(CqlType):
-    """`dimensions` values of one type; Python lists."""
+    """`dimensions` values of one type; Python lists. Elements are stored as they are given: sets and maps in
+    them in any order, as in Cassandra, whose drivers count on it."""
 
     name = "vector"
     is_frozen = True
@@ -402,8 +419,8 @@ class VectorType(CqlType):
         items = value if isinstance(value, list | tuple) else []
         return "[" + ", ".join(self._element.format(item) for item in items) + "]"
 
-    def canonical(self, data: bytes) -> bytes:
-        return self.join([self._element.canonical(part) for part in self.split(data)])
+    def completed(self, data: bytes) -> bytes:
+        return self.join([self._element.completed(part) for part in self.split(data)])
 
     def sort_key(self, data: bytes) -> bytes:
         return b"".join([self._element.component(part) for part in self.split(data)]) if data else b""

@@ -131,10 +131,13 @@ class ReplicationChanges:
             return None
 
 
-_ROLES_KEYSPACE: Final = "system_auth"
-_ROLES_EVERYWHERE: Final = (
-    "Roles are on every node, whatever the replication of system_auth: nothing was changed"
-)
+#: What tools of Cassandra give another replication before anything else, and why nothing comes of it here.
+_KEPT_OTHERWISE: Final = {
+    "system_auth": "Roles are on every node, whatever the replication of system_auth: nothing was changed",
+    "system_distributed": "system_distributed is told by every node from the metadata: nothing was changed",
+    "system_traces": "Traces are kept by the node that was asked, whatever the replication of system_traces: "
+    "nothing was changed",
+}
 
 
 class SchemaStatements:
@@ -152,9 +155,8 @@ class SchemaStatements:
         themselves. `creator`: the role that may do everything with what is created."""
         change = meant(self._node.log.cluster.schema, schema_change(prepared, context))
         self._functions.check(change)
-        if isinstance(change, AlterKeyspace) and change.keyspace == _ROLES_KEYSPACE:
-            # The first thing that tools do to a cluster whose clients log in.
-            return responses.VOID, (_ROLES_EVERYWHERE,)
+        if isinstance(change, AlterKeyspace) and (why := _KEPT_OTHERWISE.get(change.keyspace)):
+            return responses.VOID, (why,)
         try:
             if isinstance(change, AlterKeyspace):
                 body, warnings = await self._alter_keyspace(change)
