@@ -18,7 +18,8 @@ from lockstep.cli import replacing
 from lockstep.cli.recovery_diff import compare
 from lockstep.cli.recovery_export import export
 from lockstep.cli.recovery_metadata import metadata
-from lockstep.cli.shared import client, render
+from lockstep.cli.shared import apart, client, render
+from lockstep.cli.shared.apart import Apart
 from lockstep.cli.shared.client import ClusterClient
 from lockstep.documents import read
 from lockstep.documents.recovery import (
@@ -60,14 +61,18 @@ def recovery(context: click.Context, call: render.Call) -> None:
     _show_state(state)
     for told in words.values():
         _show_global(told)
-    click.echo("next: " + _next_step(state, words))
+    click.echo("next: " + _next_step(state, words, apart.found(asked, state, asked.node_list())))
 
 
-def _next_step(state: ClusterState, words: dict[str, GlobalState]) -> str:
+def _next_step(state: ClusterState, words: dict[str, GlobalState], away: list[Apart]) -> str:
+    """`away`: nodes that run under another id; where that is a later one, all else leads further apart."""
     if state.phase == "prepared":
         return (
             "a repair was begun and not decided: begin it again, `lockstep recovery cluster reset --dry-run`"
         )
+    for one in away:
+        if one.is_ahead:
+            return f"{one.sentence}: `{one.hint}`"
     if words["metastorage"].state == "Unavailable":
         return (
             "start the voters that are down; if a majority is gone for good, "
@@ -79,6 +84,8 @@ def _next_step(state: ClusterState, words: dict[str, GlobalState]) -> str:
             "gone for good, `lockstep recovery cluster reset --cluster-management-group NODE,... --dry-run`; "
             "if they stopped at a command, `lockstep recovery cluster truncate cmg --index I --dry-run`"
         )
+    for one in away:
+        return f"{one.sentence}: `{one.hint}`"
     if any(one.state == "Degraded" for one in words.values()):
         return "start the voters that are down: one more loss may leave no majority"
     return "nothing is to be done"

@@ -17,9 +17,10 @@ import click
 import msgspec
 
 from lockstep.cli import read_sessions
-from lockstep.cli.shared import render
+from lockstep.cli.shared import apart, render
 from lockstep.cli.shared.client import ClusterClient
 from lockstep.documents import read
+from lockstep.documents.recovery import ClusterState
 from lockstep.documents.requests import Request, Story
 from lockstep.documents.runs import Loads
 from lockstep.documents.service import GlobalState, LocalStates, Service
@@ -518,6 +519,12 @@ def _node(cluster: ClusterClient, name: str) -> dict[str, Any]:
     }
 
 
+def _of_silent(cluster: ClusterClient, node: ListedNode) -> dict[str, str]:
+    for one in apart.found(cluster, read(ClusterState, cluster.cluster_state()), [node]):
+        return _reason(f"it does not take part: {one.sentence}", one.hint)
+    return _reason("it seems down: no sign of life", "start it; its own log says why it ended")
+
+
 def _node_reasons(cluster: ClusterClient, status: Status, node: ListedNode) -> Reasons:
     wanted = node.id
     found: Reasons = []
@@ -529,7 +536,7 @@ def _node_reasons(cluster: ClusterClient, status: Status, node: ListedNode) -> R
                 f"lockstep topology exclude {wanted} --undo, once it has caught up",
             )
             if excluded is not None
-            else _reason("it seems down: no sign of life", "start it; its own log says why it ended")
+            else _of_silent(cluster, node)
         )
     behind = status.epoch - (node.epoch or 0)
     if behind > 0:

@@ -223,12 +223,13 @@ class ClusterClient(msgspec.Struct, frozen=True):
             yield data
             offset, size = offset + len(data), piece.size_bytes
 
-    def at(self, address: str, admin_port: int) -> ClusterClient:
-        """The same operations at another node: a role shows the same there, a token is of one node alone."""
+    def at(self, address: str, admin_port: int, timeout_s: float = 0.0) -> ClusterClient:
+        """The same operations at another node: a role shows the same there, a token is of one node alone.
+        `timeout_s`: another one than here, where it is given."""
         shown = self.admin.credential
         if not shown.is_of_role:
             shown = found_for(address, admin_port, shown.ca_file)
-        return ClusterClient(AdminClient(address, admin_port, self.admin.timeout_s, shown))
+        return ClusterClient(AdminClient(address, admin_port, timeout_s or self.admin.timeout_s, shown))
 
     def log_entries(self, first: int, last: int, *, available: bool = False) -> list[dict[str, Any]]:
         """All entries from `first` (with `available`: or the oldest that is kept) to `last`, fetched in
