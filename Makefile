@@ -26,7 +26,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export PYTHONPYCACHEPREFIX ?= $(CURDIR)/build/bytecode
 endif
 
-.PHONY: help demo spread test test-fast check house format sim sim-planted reached conformance conformance-clients conformance-cqlsh conformance-capture compare bench corrupt mutants proof story package first-hour session reference lock clean setup setup-spark
+.PHONY: help demo spread test test-fast check house format sim sim-planted reached conformance conformance-clients conformance-cqlsh conformance-capture conformance-go compare bench corrupt mutants proof story package first-hour session reference lock clean setup setup-spark
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -82,6 +82,9 @@ conformance-cqlsh: $(VENV)/.stamp-dev ## SUITE=path runs cqlsh's own tests from 
 
 conformance-clients: $(VENV)/.stamp-dev ## drivers of other languages (Rust, C++, Node, Go, Java) against a local cluster
 	$(BIN)/python conformance/clients_run.py $(ARGS)
+
+conformance-go: $(VENV)/.stamp-dev ## tests of gocql and of Temporal's store, unchanged, against a local cluster
+	$(BIN)/python conformance/go_run.py $(ARGS)
 
 conformance-capture: $(VENV)/.stamp-dev ## the library scylla-cdc-go follows tables' changes while tablets split, a node joins and one is killed
 	$(BIN)/python conformance/capture_run.py $(ARGS)
