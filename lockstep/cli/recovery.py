@@ -70,9 +70,9 @@ def _next_step(state: ClusterState, words: dict[str, GlobalState], away: list[Ap
         return (
             "a repair was begun and not decided: begin it again, `lockstep recovery cluster reset --dry-run`"
         )
-    for one in away:
-        if one.is_ahead:
-            return f"{one.sentence}: `{one.hint}`"
+    ahead = [one for one in away if one.is_ahead]
+    if ahead:
+        return ahead[0].next_step
     if words["metastorage"].state == "Unavailable":
         return (
             "start the voters that are down; if a majority is gone for good, "
@@ -84,8 +84,8 @@ def _next_step(state: ClusterState, words: dict[str, GlobalState], away: list[Ap
             "gone for good, `lockstep recovery cluster reset --cluster-management-group NODE,... --dry-run`; "
             "if they stopped at a command, `lockstep recovery cluster truncate cmg --index I --dry-run`"
         )
-    for one in away:
-        return f"{one.sentence}: `{one.hint}`"
+    if away:
+        return away[0].next_step
     if any(one.state == "Degraded" for one in words.values()):
         return "start the voters that are down: one more loss may leave no majority"
     return "nothing is to be done"

@@ -520,8 +520,9 @@ def _node(cluster: ClusterClient, name: str) -> dict[str, Any]:
 
 
 def _of_silent(cluster: ClusterClient, node: ListedNode) -> dict[str, str]:
-    for one in apart.found(cluster, read(ClusterState, cluster.cluster_state()), [node]):
-        return _reason(f"it does not take part: {one.sentence}", one.hint)
+    away = apart.found(cluster, read(ClusterState, cluster.cluster_state()), [node])
+    if away:
+        return _reason(f"it does not take part: {away[0].sentence}", away[0].hint)
     return _reason("it seems down: no sign of life", "start it; its own log says why it ended")
 
 

@@ -245,6 +245,19 @@ def test_clients_get_every_field_of_what_is_stored_without_the_last_nulls() -> N
         assert kind.name == "vector" or kind.canonical(given_) == kind.canonical(stored)
 
 
+def test_elements_of_vectors_are_stored_as_they_are_bound() -> None:
+    """Two drivers' own tests bind sets in vectors in any order, and twice the same."""
+    one, two = b"\0\0\0\4\0\0\0\1", b"\0\0\0\4\0\0\0\2"
+    bound = b"\0\0\0\3" + two + one + two
+    assert parse_type("frozen<set<int>>").canonical(bound) == b"\0\0\0\2" + one + two
+    for text in ("vector<set<int>, 1>", "vector<frozen<set<int>>, 1>"):
+        kind = parse_type(text)
+        data = bytes([len(bound)]) + bound
+        kind.validate(data)
+        assert kind.canonical(data) == data
+        assert kind.from_sort_key(kind.sort_key(data)) == data
+
+
 def test_bytes_that_end_early_name_the_field() -> None:
     fields = UserFields("ks", ("f", "g"), (parse_type("int"), parse_type("int")))
     kind = UserDefinedType(fields, "point", "point", frozen=True)

@@ -32,6 +32,10 @@ class Apart(msgspec.Struct, frozen=True):
     sentence: str
     hint: str
 
+    @property
+    def next_step(self) -> str:
+        return f"{self.sentence}: `{self.hint}`"
+
 
 def found(asked: ClusterClient, own: ClusterState, listed: Sequence[ListedNode]) -> list[Apart]:
     """Of those of `listed` that seem down and are not shut out, by the id under which they run."""

@@ -122,6 +122,11 @@ class RecordReader:
 ResultRow = tuple[bytes | None, ...]
 
 
+def whole_value(kind: CqlType, stored: bytes | None) -> bytes | None:
+    """What a client gets of a value of this type."""
+    return None if stored is None else kind.completed(stored)
+
+
 def check_grouping(
     statement: tree.Select, shape: TableShape, restrictions: Restrictions
 ) -> tuple[tree.Term, ...]:

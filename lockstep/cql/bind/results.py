@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from lockstep.cql.bind.page_positions import PagePosition, encode
-from lockstep.cql.bind.records import Groups, RecordReader, ResultRow
+from lockstep.cql.bind.records import Groups, RecordReader, ResultRow, whole_value
 from lockstep.cql.compile.expressions import Record, Selection
 from lockstep.cql.compile.prepared import TableShape
 from lockstep.cql.compile.select import POINT, SelectPlan, SelectPrepared
@@ -130,9 +130,7 @@ def _completed(row: ResultRow, selection: Selection) -> ResultRow:
     """The row whose values of user-defined types have all the fields of their types."""
     values = list(row)
     for at in selection.user_typed:
-        value = values[at]
-        if value is not None:
-            values[at] = selection.outputs[at].type.completed(value)
+        values[at] = whole_value(selection.outputs[at].type, values[at])
     return tuple(values)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from lockstep.cql.bind.modify import key_of, plan_batch, plan_modification
-from lockstep.cql.bind.records import RecordReader
+from lockstep.cql.bind.records import RecordReader, whole_value
 from lockstep.cql.compile import modification
 from lockstep.cql.compile.context import Context, Lists
 from lockstep.cql.compile.expressions import Record, Selection, compile_selection
@@ -257,18 +257,8 @@ class ConditionalRequest:
             table = self.shape.table
             keys = (*table.partition_key, *table.clustering) if self._is_batch else ()
             names = list(dict.fromkeys(itertools.chain((column.name for column in keys), self._shown)))
-        slots = [self._slots[name] for name in names]
-        kinds = [self.shape.types[name] for name in names]
-        rows = [
-            (
-                _NO,
-                *(
-                    None if value is None else kind.completed(value)
-                    for value, kind in zip(found, kinds, strict=True)
-                ),
-            )
-            for found in ([record[slot] for slot in slots] for record in records)
-        ]
+        shown = [(self._slots[name], self.shape.types[name]) for name in names]
+        rows = [(_NO, *(whole_value(kind, record[slot]) for slot, kind in shown)) for record in records]
         return Verdict(None, self._specs(names), rows)
 
     def _specs(self, names: Sequence[str]) -> tuple[ColumnSpec, ...]:
