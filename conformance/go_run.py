@@ -128,19 +128,18 @@ def run(suite: Suite) -> Result:
         check=False,
     )
     (place / "output.txt").write_text(ended.stdout)
-    found = read(suite, ended.stdout)
-    if ended.returncode and not found.failed:
-        last = next((line for line in reversed(ended.stdout.splitlines()) if line.strip()), "")
-        return found._replace(failed=(("the program itself", last[:200]),))
-    return found
+    return read(suite, ended.stdout, ended.returncode)
 
 
-def read(suite: Suite, told: str) -> Result:
-    """The result that the output of `-test.v` means."""
+def read(suite: Suite, told: str, code: int) -> Result:
+    """The result that the output of `-test.v` means; a program that ended too early has failed."""
     ends = [(word, name) for indent, word, name in _ENDED.findall(told) if not indent]
     failed = tuple(
         (name, _WANTED.get(name) or _first_words(told, name)) for word, name in ends if word == "FAIL"
     )
+    if code not in (0, 1) or (code and not failed):
+        words = next((line for line in told.splitlines() if line.startswith("panic: ")), f"exit code {code}")
+        failed = (*failed, ("the program itself", words[:200]))
     counts = [sum(word == wanted for word, _ in ends) for wanted in ("PASS", "SKIP")]
     return Result(suite.name, suite.version, counts[0], counts[1], failed)
 

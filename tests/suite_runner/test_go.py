@@ -24,7 +24,7 @@ FAIL
 
 def test_tests_count_without_their_parts_and_failures_say_why() -> None:
     suite = suites(["127.0.0.1"])[0]
-    found = read(suite, TOLD)
+    found = read(suite, TOLD, 1)
     assert (found.passed, found.skipped) == (1, 1)
     assert found.failed == (
         ("TestTwo", "two_test.go:7: it | broke"),
@@ -33,3 +33,12 @@ def test_tests_count_without_their_parts_and_failures_say_why() -> None:
     text = page([found])
     assert f"| gocql | {suite.version} | 1 | 2 | 1 |" in text
     assert "- `TestTwo`: two_test.go:7: it   broke" in text
+
+
+def test_a_program_that_ends_early_has_failed() -> None:
+    suite = suites([])[1]
+    panicked = TOLD + "panic: test timed out after 10m0s\n"
+    assert read(suite, panicked, 2).failed[-1] == ("the program itself", "panic: test timed out after 10m0s")
+    assert read(suite, "", -9).failed == (("the program itself", "exit code -9"),)
+    assert read(suite, "--- PASS: TestOne (0.01s)\n", 1).failed == (("the program itself", "exit code 1"),)
+    assert not read(suite, "--- PASS: TestOne (0.01s)\n", 0).failed
